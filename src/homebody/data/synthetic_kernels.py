@@ -1,0 +1,147 @@
+"""Compiled loops behind `homebody.data.synthetic`: one user at a time, the same numbers on any thread."""
+
+from __future__ import annotations
+
+import math
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["alias_tables", "draw_histories", "draw_lengths"]
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_LENGTHS = np.uint64(1)
+_HISTORIES = np.uint64(2)
+_LOW_HALF = np.uint64(0xFFFFFFFF)
+_USERS_PER_BLOCK = 2048
+
+
+@nb.njit(inline="always")
+def _mix(bits: np.uint64) -> np.uint64:
+    """SplitMix64's finaliser."""
+    bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
+    bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
+    return bits ^ (bits >> np.uint64(31))
+
+
+@nb.njit(inline="always")
+def _stream(seed: np.uint64, purpose: np.uint64, user: int) -> np.uint64:
+    return _mix(_mix(_mix(seed + GOLDEN) ^ purpose) + np.uint64(user + 1) * GOLDEN)
+
+
+@nb.njit(inline="always")
+def _bits(stream: np.uint64, position: int) -> np.uint64:
+    return _mix(stream + np.uint64(position + 1) * GOLDEN)
+
+
+@nb.njit(inline="always")
+def _uniform(stream: np.uint64, position: int) -> float:
+    """In the open interval (0, 1)."""
+    return (float(_bits(stream, position) >> np.uint64(11)) + 0.5) * 2.0**-53
+
+
+@nb.njit(inline="always")
+def _normal(stream: np.uint64, position: int) -> float:
+    """Box and Muller; takes this position and the next."""
+    radius = math.sqrt(-2.0 * math.log(_uniform(stream, position)))
+    return radius * math.cos(2.0 * math.pi * _uniform(stream, position + 1))
+
+
+@nb.njit(parallel=True, cache=True)
+def draw_lengths(
+    seed: np.uint64, shortest: int, extra: int, location: float, sigma: float, out: npt.NDArray[np.int64]
+) -> None:
+    """Lengths from `shortest` to `shortest + extra`; rounding is random, so that it keeps the mean."""
+    for user in nb.prange(len(out)):
+        stream = _stream(seed, _LENGTHS, user)
+        length = math.exp(min(location + sigma * _normal(stream, 0), 50.0))
+        out[user] = shortest + math.floor(min(length, float(extra)) + _uniform(stream, 2))
+
+
+@nb.njit(cache=True)
+def alias_tables(
+    weights: npt.NDArray[np.float64],
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
+    """Vose's alias method, a table per row: draw a column, keep it with its probability or take the other."""
+    n_rows, n_columns = weights.shape
+    keep = np.ones((n_rows, n_columns), dtype=np.float32)
+    other = np.empty((n_rows, n_columns), dtype=np.int32)
+    for row in range(n_rows):
+        other[row] = np.arange(n_columns)
+        share = weights[row] * (n_columns / weights[row].sum())
+        small = np.empty(n_columns, dtype=np.int32)
+        large = np.empty(n_columns, dtype=np.int32)
+        n_small = n_large = 0
+        for column in range(n_columns):
+            if share[column] < 1.0:
+                small[n_small] = column
+                n_small += 1
+            else:
+                large[n_large] = column
+                n_large += 1
+        while n_small > 0 and n_large > 0:
+            n_small -= 1
+            poor, rich = small[n_small], large[n_large - 1]
+            keep[row, poor] = share[poor]
+            other[row, poor] = rich
+            share[rich] -= 1.0 - share[poor]
+            if share[rich] < 1.0:
+                n_large -= 1
+                small[n_small] = rich
+                n_small += 1
+    return keep, other
+
+
+@nb.njit(parallel=True, cache=True)
+def draw_histories(
+    seed: np.uint64,
+    indptr: npt.NDArray[np.int64],
+    keep: npt.NDArray[np.float32],
+    other: npt.NDArray[np.int32],
+    sharpness: float,
+    out: npt.NDArray[np.int32],
+) -> None:
+    """Fill each user's row with distinct items from their mixture, in ascending order."""
+    n_factors, n_items = keep.shape
+    n_users = len(indptr) - 1
+    n_blocks = (n_users + _USERS_PER_BLOCK - 1) // _USERS_PER_BLOCK
+    for block in nb.prange(n_blocks):
+        taste = np.empty(n_factors)
+        # Who drew the item last: cleared by moving to the next user.
+        holder = np.full(n_items, -1, dtype=np.int32)
+        for user in range(block * _USERS_PER_BLOCK, min((block + 1) * _USERS_PER_BLOCK, n_users)):
+            stream = _stream(seed, _HISTORIES, user)
+            total = 0.0
+            for factor in range(n_factors):
+                total += math.exp(sharpness * _normal(stream, 2 * factor))
+                taste[factor] = total
+            begin, end = indptr[user], indptr[user + 1]
+            wanted = end - begin
+            drawn = 0
+            position = 2 * n_factors
+            patience = position + 2 * (16 * wanted + 64)
+            while drawn < wanted:
+                if position < patience:
+                    choice = _uniform(stream, position) * total
+                    factor = 0
+                    while factor < n_factors - 1 and taste[factor] <= choice:
+                        factor += 1
+                    bits = _bits(stream, position + 1)
+                    item = np.int64(((bits >> np.uint64(32)) * np.uint64(n_items)) >> np.uint64(32))
+                    if float(bits & _LOW_HALF) * 2.0**-32 >= keep[factor, item]:
+                        item = np.int64(other[factor, item])
+                    position += 2
+                else:
+                    bits = _bits(stream, position)
+                    item = np.int64(((bits >> np.uint64(32)) * np.uint64(n_items)) >> np.uint64(32))
+                    while holder[item] == user:
+                        item = (item + 1) % n_items
+                    position += 1
+                if holder[item] != user:
+                    holder[item] = user
+                    out[begin + drawn] = item
+                    drawn += 1
+            out[begin:end].sort()

@@ -1,0 +1,170 @@
+"""A CSV or Parquet file of one's own, one row an interaction."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+
+import polars as pl
+
+from homebody.data.builder import build
+from homebody.data.columns import Column, ids, numbers, times
+from homebody.data.population import Population
+from homebody.errors import HomebodyError
+
+__all__ = ["read_table"]
+
+SEPARATORS = (",", "\t", ";")
+USUAL_NAMES = {
+    "user": ("user", "userid"),
+    "item": ("item", "itemid", "movieid"),
+    "time": ("time", "timestamp"),
+    "rating": ("rating",),
+}
+
+
+def read_table(
+    path: str | Path,
+    *,
+    user_col: str | None = None,
+    item_col: str | None = None,
+    time_col: str | None = None,
+    rating_col: str | None = None,
+) -> Population:
+    """The population in a CSV (comma, tab or semicolon; also gzipped) or Parquet file.
+
+    A column that is not named is found by its usual name in any spelling of case, `_` and `-`: user,
+    user_id, item, item_id, movieId, time, timestamp, rating. Times and ratings may be absent, and an empty
+    name (`rating_col=""`) leaves one out. Times are numbers or ISO dates; dates without a zone are UTC.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder, "loans.csv")
+    ...     _ = file.write_text("reader;book;day\\nann;emma;2024-02-01\\nann;ulysses;2023-12-31\\n")
+    ...     loans = read_table(file, user_col="reader", item_col="book", time_col="day")
+    >>> loans.item_ids.gather(loans.history(0)).to_list()
+    ['ulysses', 'emma']
+    """
+    path = Path(path)
+    given = {"user": user_col, "item": item_col, "time": time_col, "rating": rating_col}
+    separator = None if _is_parquet(path) else _separator(path)
+    names = _choose(path, _header(path, separator), given)
+    table = _read(path, separator, list(names.values()))
+    if table.height == 0:
+        raise HomebodyError(f"{path} has no rows below its header, so there is nobody to learn from.")
+    column = {role: Column(table[name], role, path) for role, name in names.items()}
+    return build(
+        path.stem,
+        ids(column["user"]),
+        ids(column["item"]),
+        times=times(column["time"]) if "time" in column else None,
+        ratings=numbers(column["rating"]) if "rating" in column else None,
+    )
+
+
+def _is_parquet(path: Path) -> bool:
+    """By the name, or failing that by the first bytes, which also prove that the file can be opened."""
+    if path.is_dir():
+        raise HomebodyError(
+            f"{path} is a folder; give a CSV or Parquet file, or name a dataset and point --data-dir at its "
+            "folder."
+        )
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except FileNotFoundError:
+        raise HomebodyError(f"There is no file {path}.") from None
+    except OSError as error:
+        raise HomebodyError(f"{path} cannot be opened: {error.strerror or error}.") from error
+    if not magic:
+        raise HomebodyError(f"{path} is empty: it needs a header line and at least one row.")
+    return path.suffix.lower() in {".parquet", ".pq"} or magic == b"PAR1"
+
+
+def _separator(path: Path) -> str:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(path) if packed else path.open("rb") as text:
+            first = text.readline(1 << 20).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise HomebodyError(f"{path} is not UTF-8 text; save it as UTF-8 CSV or as Parquet.") from error
+    except (OSError, EOFError) as error:
+        raise HomebodyError(f"{path} cannot be read: {error}.") from error
+    return max(SEPARATORS, key=first.count)
+
+
+def _header(path: Path, separator: str | None) -> list[str]:
+    with _failures_named(path):
+        if separator is None:
+            return list(pl.read_parquet_schema(path))
+        return pl.read_csv(path, separator=separator, infer_schema=False, n_rows=0).columns
+
+
+def _read(path: Path, separator: str | None, names: list[str]) -> pl.DataFrame:
+    with _failures_named(path):
+        if separator is None:
+            return pl.read_parquet(path, columns=names)
+        # As text: ids such as 007 stay as written, and a bad value can be shown.
+        return pl.read_csv(path, separator=separator, infer_schema=False, columns=names)
+
+
+@contextmanager
+def _failures_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except pl.exceptions.NoDataError:
+        raise HomebodyError(f"{path} is empty: it needs a header line and at least one row.") from None
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise HomebodyError(f"{path} cannot be read as a table; it may be damaged: {reason}.") from error
+
+
+def _choose(path: Path, present: list[str], given: dict[str, str | None]) -> dict[str, str]:
+    """Which column plays which role."""
+    chosen = {}
+    for role, name in given.items():
+        if name is None:
+            name = _usual(path, present, role)
+        elif name and name not in present:
+            raise HomebodyError(
+                f"{path} has no column '{name}' (--{role}-col); its columns are {_listed(present)}."
+            )
+        if name:
+            chosen[role] = name
+        elif role in {"user", "item"}:
+            headless = " (does the file lack a header line?)" if all(map(_numeric, present)) else ""
+            raise HomebodyError(
+                f"Which column of {path} is the {role}? Name it with --{role}-col; its columns are "
+                f"{_listed(present)}{headless}."
+            )
+    for role, other in combinations(chosen, 2):
+        if chosen[role] == chosen[other]:
+            raise HomebodyError(
+                f"The {role} and the {other} of {path} cannot both be in the column '{chosen[role]}'; "
+                f"name two with --{role}-col and --{other}-col."
+            )
+    return chosen
+
+
+def _usual(path: Path, present: list[str], role: str) -> str | None:
+    matches = [
+        name for name in present if name.lower().replace("_", "").replace("-", "") in USUAL_NAMES[role]
+    ]
+    if len(matches) > 1:
+        raise HomebodyError(
+            f"{path} has several columns that could be the {role} ({_listed(matches)}); name one with "
+            f"--{role}-col."
+        )
+    return matches[0] if matches else None
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _numeric(name: str) -> bool:
+    return name.replace(".", "").isdigit()

@@ -1,0 +1,30 @@
+"""Errors are sentences for the person who will read them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["HomebodyError", "unknown_name"]
+
+
+class HomebodyError(Exception):
+    """Something the person at the keyboard can put right; the command line exits with code 2.
+
+    >>> raise HomebodyError("Rounds must be at least 1, not 0.")
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: Rounds must be at least 1, not 0.
+    """
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> HomebodyError:
+    """An error that names what was given, the nearest known name, and all the others.
+
+    >>> print(unknown_name("method", "pfedrek", ["pfedrec", "fedmf"]))
+    There is no method 'pfedrek'; did you mean 'pfedrec'? Known: fedmf, pfedrec.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    return HomebodyError(f"There is no {kind} '{name}'{hint} Known: {', '.join(names)}.")

@@ -1,0 +1,64 @@
+"""One paper, one file. Names are what people type on the command line."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from homebody.core import Method, Reference
+from homebody.errors import HomebodyError, unknown_name
+
+__all__ = ["METHODS", "find"]
+
+METHODS: dict[str, str] = {
+    "fedials": "homebody.methods.fedials:FedIALS",
+    "fedmf": "homebody.methods.fedmf:FedMF",
+    "ials": "homebody.methods.ials:IALS",
+    "pfedrec": "homebody.methods.pfedrec:PFedRec",
+    "popularity": "homebody.methods.popularity:Popularity",
+}
+"""Methods and references, by name."""
+
+
+def find(name: str) -> type[Method] | type[Reference]:
+    """The class of a known name, or of `path/to/file.py:Class`.
+
+    >>> find("fedmf").__name__
+    'FedMF'
+    """
+    if name in METHODS:
+        module, _, attribute = METHODS[name].partition(":")
+        found: type[Method] | type[Reference] = getattr(importlib.import_module(module), attribute)
+        return found
+    path, colon, attribute = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        return _from_file(Path(path), attribute)
+    if name.endswith(".py"):
+        raise HomebodyError(f"Name the class in {name} as well: {name}:MyMethod.")
+    raise unknown_name("method", name, METHODS)
+
+
+def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
+    if not path.is_file():
+        raise HomebodyError(f"There is no file {path} to take the method {attribute} from.")
+    module_name = f"homebody_user_method_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise HomebodyError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    classes = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, Method | Reference)
+        and value.__module__ == module_name
+    }
+    if attribute not in classes:
+        raise unknown_name(f"method in {path} called", attribute, classes)
+    return classes[attribute]

@@ -1,0 +1,90 @@
+"""FedIALS: implicit alternating least squares, federated exactly.
+
+Collaborative Filtering for Implicit Feedback Datasets (Hu, Koren and Volinsky, ICDM 2008), with the split
+between device and server of Federated Collaborative Filtering (Ammad-ud-din et al., 2019) but none of its
+gradient steps: the item half is a sum over people, so each client adds its part and the server solves.
+
+| Hu et al.                                  | here                                              |
+|--------------------------------------------|---------------------------------------------------|
+| y_i, item factors                          | `shared["item"]`, M × `factors`                   |
+| x_u = (YᵀCᵘY + λI)⁻¹ YᵀCᵘp(u)              | `user_vector`, solved on the device when needed   |
+| c_ui = 1 + α where u interacted with i     | `confidence` is α                                 |
+| λ                                          | `regularisation`                                  |
+| Σ_u x_u x_uᵀ                               | `update["gram"]`                                  |
+| the sums over the people of item i         | `update["item"]`: rows [x, upper half of x xᵀ]     |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, param
+from homebody.privacy import Channel
+from homebody.rng import Rng
+
+__all__ = ["FedIALS"]
+
+
+@dataclass(frozen=True)
+class FedIALS(Method):
+    """Each client solves its own vector and contributes sufficient statistics; the server solves the items'."""
+
+    uplink: Channel = Channel()
+    factors: int = param(16, "size of a user's and of an item's vector", low=1)
+    confidence: float = param(5.0, "α: extra weight of an interaction over a non-interaction", low=0)
+    regularisation: float = param(1.0, "λ", low=1e-9)
+    init_scale: float = param(0.1, "spread of the initial item factors, over √factors", low=1e-9)
+
+    title: ClassVar[str] = "implicit ALS: clients add sufficient statistics, the server solves; exact"
+    paper: ClassVar[str] = "Hu et al., ICDM 2008; Ammad-ud-din et al., Federated Collaborative Filtering, 2019"
+    default_rounds: ClassVar[int] = 5
+
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> dict[str, Tensor]:
+        item = rng.normal(catalogue.n_items, self.factors) * (self.init_scale * self.factors**-0.5)
+        return {"item": item}
+
+    def init_local(self, shared: dict[str, Tensor], rng: Rng) -> Tree:
+        return {}
+
+    def prepare(self, data: Data, rng: Rng) -> Batch:
+        return {"items": data.items, "valid": data.valid}
+
+    def client(self, shared: dict[str, Tensor], local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        x = self.user_vector(shared["item"], batch["items"], batch["valid"])
+        square = torch.outer(x, x)
+        row = torch.cat([x, square[_upper(self.factors)]])
+        index = torch.where(batch["valid"], batch["items"], -1)
+        return {"gram": square, "item": Rows(index, row.expand(len(index), -1), len(shared["item"]))}, local
+
+    def server(
+        self, shared: dict[str, Tensor], state: dict[str, Tensor], total: Total
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        vectors, halves = total.sum["item"].tensor_split([self.factors], dim=1)
+        rows, columns = _upper(self.factors)
+        squares = halves.new_empty(len(halves), self.factors, self.factors)
+        squares[:, rows, columns] = halves
+        squares[:, columns, rows] = halves
+        return {"item": self._solve(total.sum["gram"], squares, vectors)}, state
+
+    def score(self, shared: dict[str, Tensor], local: Tree, data: Data, items: Tensor) -> Tensor:
+        return shared["item"][items] @ self.user_vector(shared["item"], data.items, data.valid)
+
+    def user_vector(self, table: Tensor, items: Tensor, valid: Tensor) -> Tensor:
+        """x_u, from what the server sent and the person's own items."""
+        own = table[items] * valid[:, None]
+        return self._solve(table.T @ table, own.T @ own, own.sum(0))
+
+    def _solve(self, gram: Tensor, squares: Tensor, vectors: Tensor) -> Tensor:
+        """(G + α Σ yyᵀ + λI)⁻¹ (1 + α) Σ y, for one row or many."""
+        ridge = self.regularisation * torch.eye(self.factors, device=gram.device)
+        system = gram + self.confidence * squares + ridge
+        return torch.linalg.solve(system, (1.0 + self.confidence) * vectors)
+
+
+def _upper(size: int) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.triu_indices(size, size)
+    return rows, columns

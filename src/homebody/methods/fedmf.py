@@ -1,0 +1,99 @@
+"""FedMF: Secure Federated Matrix Factorization (Chai et al., IEEE Intelligent Systems 2020), for implicit
+feedback as PFedRec's authors compare with it.
+
+| paper                  | here                                                     |
+|------------------------|----------------------------------------------------------|
+| V, item profiles       | `shared["item"]`, M × `factors`                          |
+| u_i, user profile      | `local["user"]`, never sent                              |
+| γ, learning rate       | `learning_rate`; for items × M × `item_rate`             |
+| Gradient_j of a user   | `update["item"]`: the change of the rows it touched      |
+
+The step on both sides is taken from the same point, and everyone ranks with the shared table. The paper's
+homomorphic encryption is not here: the server sees each update, as the ledger says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from homebody import ops
+from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, param
+from homebody.methods import factor_kernels
+from homebody.privacy import Channel
+from homebody.rng import Rng
+
+__all__ = ["FedMF"]
+
+
+@dataclass(frozen=True)
+class FedMF(Method):
+    """Matrix factorisation with private user vectors and a shared item table."""
+
+    uplink: Channel = Channel()
+    factors: int = param(32, "size of a user's and of an item's vector", low=1)
+    learning_rate: float = param(0.1, "γ: step on the user vector", low=0)
+    item_rate: float = param(80.0, "the step on item rows is γ × number of items × this", low=0)
+    negatives: int = param(4, "negatives drawn for each positive, anew each round", low=1)
+    batch_size: int = param(256, "samples in a step", low=1)
+    epochs: int = param(1, "passes over the round's samples", low=1)
+
+    title: ClassVar[str] = "matrix factorisation: private user vectors, one shared item table"
+    paper: ClassVar[str] = "Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020"
+
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> dict[str, Tensor]:
+        return {"item": rng.normal(catalogue.n_items, self.factors)}
+
+    def init_local(self, shared: dict[str, Tensor], rng: Rng) -> Tree:
+        user = (2.0 * rng.uniform(self.factors) - 1.0) * self.factors**-0.5
+        return {"user": user, "loss": torch.zeros_like(user[0])}
+
+    def prepare(self, data: Data, rng: Rng) -> Batch:
+        items, label, valid = ops.labelled(rng, data, self.negatives)
+        index, slot = ops.touched(items, valid, data.catalogue.n_items)
+        return {"index": index, "slot": slot, "label": label, "valid": valid}
+
+    def client(self, shared: dict[str, Tensor], local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        base = rows = shared["item"][batch["index"]]
+        user, total = local["user"], 0.0
+        for _ in range(self.epochs):
+            for slot, *sample in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
+                (g_user, g_rows), loss = grad_and_value(bce, argnums=(0, 1))(user, rows[slot], *sample)
+                user = user - self.learning_rate * g_user
+                rows = rows.index_add(0, slot, g_rows, alpha=-self.row_rate(shared))
+                total = total + loss * sample[-1].sum()
+        mean_loss = total / (self.epochs * batch["valid"].sum()).clamp(min=1)
+        update: Update = {"item": Rows(batch["index"], rows - base, len(shared["item"]))}
+        return update, {"user": user, "loss": mean_loss}
+
+    def server(
+        self, shared: dict[str, Tensor], state: dict[str, Tensor], total: Total
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return {"item": shared["item"] + total.mean["item"]}, state
+
+    def score(self, shared: dict[str, Tensor], local: Tree, data: Data, items: Tensor) -> Tensor:
+        return shared["item"][items] @ local["user"]
+
+    def row_rate(self, shared: dict[str, Tensor]) -> float:
+        return self.learning_rate * len(shared["item"]) * self.item_rate
+
+    def cohort(self, shared: dict[str, Tensor], locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+        if shared["item"].device.type != "cpu":
+            return super().cohort(shared, locals_, batches)
+        user = locals_["user"].clone()
+        rates = (self.learning_rate, self.row_rate(shared))
+        _, update, loss = factor_kernels.train(
+            shared["item"], user, None, batches, rates, self.batch_size, self.epochs
+        )
+        return {"item": Rows(batches["index"], update, len(shared["item"]))}, {"user": user, "loss": loss}
+
+
+def bce(user: Tensor, sample: Tensor, label: Tensor, valid: Tensor) -> Tensor:
+    """Binary cross-entropy over the real samples, as a mean."""
+    loss = binary_cross_entropy_with_logits(sample @ user, label, weight=valid.float(), reduction="sum")
+    return loss / valid.sum().clamp(min=1)

@@ -1,0 +1,118 @@
+"""PFedRec: Dual Personalization on Federated Recommendation (Zhang et al., IJCAI 2023).
+
+| paper                        | here                                        |
+|------------------------------|---------------------------------------------|
+| θ^m, item embedding          | `shared["item"]`, M × `factors`             |
+| θ_i^s, score function        | `local["weight"]`, `local["bias"]`          |
+| θ_i^m, tuned item embedding  | `local["item"]`: the rows that were touched |
+| η, learning rate             | `learning_rate`                             |
+| η′, item learning rate       | `learning_rate` × M × `item_rate`           |
+| B, E                         | `batch_size`, `epochs`                      |
+| D_i ∪ D_i⁻                   | `batch["slot"]`, `batch["label"]`           |
+
+The mean runs over whole tables, rows nobody touched included; that is why η′ is so large. A client ranks with
+its own tuned table as it stood before averaging, on top of the shared table it was tuned from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad, grad_and_value
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from homebody import ops
+from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, param
+from homebody.methods import factor_kernels
+from homebody.privacy import Channel
+from homebody.rng import Rng
+
+__all__ = ["PFedRec"]
+
+
+@dataclass(frozen=True)
+class PFedRec(Method):
+    """Private one-layer score function, item table tuned per user; only the table is averaged."""
+
+    uplink: Channel = Channel()
+    factors: int = param(32, "size of an item's embedding", low=1)
+    learning_rate: float = param(0.1, "η: step on the score function", low=0)
+    item_rate: float = param(80.0, "the step on item rows is η × number of items × this", low=0)
+    negatives: int = param(4, "negatives drawn for each positive, anew each round", low=1)
+    batch_size: int = param(256, "B: samples in a step", low=1)
+    epochs: int = param(1, "E: passes over the round's samples", low=1)
+
+    title: ClassVar[str] = "dual personalisation: private score function, item table tuned per user"
+    paper: ClassVar[str] = "Zhang et al., Dual Personalization on Federated Recommendation, IJCAI 2023"
+    scores_from: ClassVar[Literal["latest", "base"]] = "base"
+
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> dict[str, Tensor]:
+        # One common initial score function: it travels with the table, for whoever joins, and never changes.
+        start = (2.0 * rng.uniform(self.factors + 1) - 1.0) * self.factors**-0.5
+        item = rng.normal(catalogue.n_items, self.factors)
+        return {"item": item, "weight": start[:-1], "bias": start[-1]}
+
+    def init_local(self, shared: dict[str, Tensor], rng: Rng) -> Tree:
+        nothing = Rows(rng.integers(1, 0), shared["item"][:0], len(shared["item"]))
+        return {"weight": shared["weight"], "bias": shared["bias"], "item": nothing, "loss": shared["bias"] * 0}
+
+    def prepare(self, data: Data, rng: Rng) -> Batch:
+        items, label, valid = ops.labelled(rng, data, self.negatives)
+        index, slot = ops.touched(items, valid, data.catalogue.n_items)
+        return {"index": index, "slot": slot, "label": label, "valid": valid}
+
+    def client(self, shared: dict[str, Tensor], local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        base = rows = shared["item"][batch["index"]]
+        score = (local["weight"], local["bias"])
+        total = torch.zeros(())
+        for _ in range(self.epochs):
+            for slot, *sample in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
+                slope, loss = grad_and_value(bce)(score, rows[slot], *sample)
+                score = tuple(part - self.learning_rate * step for part, step in zip(score, slope, strict=True))
+                slope = grad(bce, argnums=1)(score, rows[slot], *sample)
+                rows = rows.index_add(0, slot, slope, alpha=-self.row_rate(shared))
+                total = total + loss * sample[-1].sum()
+        mean_loss = total / (self.epochs * batch["valid"].sum()).clamp(min=1)
+        n_items = len(shared["item"])
+        local = {
+            "weight": score[0],
+            "bias": score[1],
+            "item": Rows(batch["index"], rows, n_items),
+            "loss": mean_loss,
+        }
+        return {"item": Rows(batch["index"], rows - base, n_items)}, local
+
+    def server(
+        self, shared: dict[str, Tensor], state: dict[str, Tensor], total: Total
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return {**shared, "item": shared["item"] + total.mean["item"]}, state
+
+    def score(self, shared: dict[str, Tensor], local: Tree, data: Data, items: Tensor) -> Tensor:
+        weight, bias, own = local["weight"], local["bias"], local["item"]
+        common = shared["item"][items] @ weight + bias
+        return ops.overlay(common, items, own.index, own.value @ weight + bias, own.size)
+
+    def row_rate(self, shared: dict[str, Tensor]) -> float:
+        return self.learning_rate * len(shared["item"]) * self.item_rate
+
+    def cohort(self, shared: dict[str, Tensor], locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+        if shared["item"].device.type != "cpu":
+            return super().cohort(shared, locals_, batches)
+        weight, bias = locals_["weight"].clone(), locals_["bias"].clone()
+        rates = (self.learning_rate, self.row_rate(shared))
+        rows, update, loss = factor_kernels.train(
+            shared["item"], weight, bias, batches, rates, self.batch_size, self.epochs
+        )
+        index, n_items = batches["index"], len(shared["item"])
+        local: Tree = {"weight": weight, "bias": bias, "item": Rows(index, rows, n_items), "loss": loss}
+        return {"item": Rows(index, update, n_items)}, local
+
+
+def bce(score: tuple[Tensor, Tensor], sample: Tensor, label: Tensor, valid: Tensor) -> Tensor:
+    """Eq. 7 over the real samples, as a mean."""
+    weight, bias = score
+    loss = binary_cross_entropy_with_logits(sample @ weight + bias, label, weight=valid.float(), reduction="sum")
+    return loss / valid.sum().clamp(min=1)

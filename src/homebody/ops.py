@@ -1,0 +1,199 @@
+"""Building blocks for `prepare`, `client` and `score`: written for one client, run for a cohort in one pass.
+
+Each works on one client's tensors, and under `torch.func.vmap` on all of them at once: compiled on the CPU,
+in plain torch elsewhere, with the same answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from homebody import kernels
+from homebody.core import Catalogue, Data  # noqa: F401
+from homebody.rng import GOLDEN, Rng, mix
+
+__all__ = ["labelled", "minibatches", "negatives", "overlay", "scatter_sum", "shuffled", "touched"]
+
+Tensors = tuple[Tensor, ...]
+
+
+def _for_cohort(run: Callable[..., Tensors]) -> Callable[..., Tensors]:
+    """Let one client's code call a function of whole cohorts (first dimension: clients)."""
+
+    class Operation(torch.autograd.Function):
+        @staticmethod
+        def forward(*arguments: Any) -> Tensors:
+            stacked = (a.unsqueeze(0) if isinstance(a, Tensor) else a for a in arguments)
+            return tuple(out.squeeze(0) for out in run(*stacked))
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.mark_non_differentiable(*output)
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensors, Tensors]:
+            stacked = []
+            for argument, dim in zip(arguments, in_dims, strict=True):
+                if not isinstance(argument, Tensor):
+                    stacked.append(argument)
+                elif dim is None:
+                    stacked.append(argument.expand(info.batch_size, *argument.shape))
+                else:
+                    stacked.append(argument.movedim(dim, 0))
+            out = run(*stacked)
+            return out, tuple(0 for _ in out)  # type: ignore[return-value]
+
+    def call(*arguments: Any) -> Tensors:
+        result: Tensors = Operation.apply(*arguments)  # type: ignore[no-untyped-call]
+        return result
+
+    return call
+
+
+@_for_cohort
+def _negatives(keys: Tensor, excluded: Tensor, n_items: int, count: int) -> Tensors:
+    if keys.device.type == "cpu":
+        out = torch.empty(len(keys), count, dtype=torch.int64)
+        kernels.draw_negatives(keys.numpy(), excluded.numpy(), n_items, count, out.numpy())
+        return (out,)
+    listed = (excluded < n_items).sum(1, keepdim=True)
+    free = n_items - listed
+    position = torch.arange(1, count + 1, device=keys.device)
+    bits = mix(keys[:, None] + position * GOLDEN)
+    rank = (((bits >> 32) & 0xFFFFFFFF) * free) >> 32
+    step = torch.arange(excluded.shape[1], device=keys.device)
+    # Padding must never count as an item before the rank.
+    ahead = torch.where(excluded < n_items, excluded - step, 2 * n_items)
+    drawn = rank + torch.searchsorted(ahead.contiguous(), rank, right=True)
+    return (torch.where(free > 0, drawn, -1),)
+
+
+def negatives(rng: Rng, data: Data, count: int) -> Tensor:
+    """(count,) items drawn evenly from those outside `data.excluded`; -1 when nothing is outside it.
+
+    >>> mine = Data(torch.tensor([0, 2]), torch.tensor([True, True]), torch.tensor([0, 2]), Catalogue(4))
+    >>> sorted(set(negatives(Rng.of(0), mine, 100).tolist()))
+    [1, 3]
+    """
+    (drawn,) = _negatives(rng.next_key(), data.excluded, data.catalogue.n_items, count)
+    return drawn
+
+
+@_for_cohort
+def _shuffled(keys: Tensor, valid: Tensor) -> Tensors:
+    if keys.device.type == "cpu":
+        out = torch.empty(valid.shape, dtype=torch.int64)
+        kernels.permute(keys.numpy(), valid.numpy(), out.numpy())
+        return (out,)
+    position = torch.arange(1, valid.shape[1] + 1, device=keys.device)
+    hashes = (mix(keys[:, None] + position * GOLDEN) >> 33) & 0x7FFFFFFF
+    last = torch.where(valid, hashes, 2**31 + position)
+    return (last.argsort(dim=1, stable=True),)
+
+
+def shuffled(rng: Rng, valid: Tensor) -> Tensor:
+    """A random order of the valid positions, the others behind them.
+
+    >>> order = shuffled(Rng.of(0), torch.tensor([True, False, True, True]))
+    >>> sorted(order[:3].tolist()), order[3].item()
+    ([0, 2, 3], 1)
+    """
+    (order,) = _shuffled(rng.next_key(), valid)
+    return order
+
+
+@_for_cohort
+def _touched(items: Tensor, valid: Tensor, n_items: int) -> Tensors:
+    rows, width = items.shape
+    room = min(width, n_items)
+    if items.device.type == "cpu":
+        index = torch.empty(rows, room, dtype=torch.int64)
+        slot = torch.empty(rows, width, dtype=torch.int64)
+        kernels.touch(items.numpy(), valid.numpy(), n_items, index.numpy(), slot.numpy())
+        return index, slot
+    padded = torch.where(valid, items, n_items)
+    ordered, origin = padded.sort(dim=1)
+    new = torch.ones_like(ordered, dtype=torch.bool)
+    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    place = new.cumsum(1) - 1
+    slot = torch.empty_like(padded).scatter_(1, origin, place)
+    index = torch.full((rows, width + 1), -1, dtype=torch.int64, device=items.device)
+    index.scatter_(1, torch.where(ordered < n_items, place, width), ordered)
+    return index[:, :room].contiguous(), torch.where(valid, slot, 0)
+
+
+def touched(items: Tensor, valid: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
+    """The distinct items in ascending order (-1 pads), and where among them each position's item stands.
+
+    >>> touched(torch.tensor([5, 2, 5]), torch.tensor([True, True, True]), n_items=9)
+    (tensor([ 2,  5, -1]), tensor([1, 0, 1]))
+    """
+    index, slot = _touched(items, valid, n_items)
+    return index, slot
+
+
+@_for_cohort
+def _overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: int) -> Tensors:
+    if base.device.type == "cpu":
+        out = torch.empty(items.shape, dtype=base.dtype)
+        kernels.lay_over(base.numpy(), items.numpy(), index.numpy(), over.numpy(), n_items, out.numpy())
+        return (out,)
+    where = torch.full((len(index), n_items + 1), -1, dtype=torch.int64, device=base.device)
+    place = torch.arange(index.shape[1], device=base.device).expand_as(index)
+    where.scatter_(1, torch.where(index < 0, n_items, index), place)
+    found = where.gather(1, items)
+    return (torch.where(found >= 0, over.gather(1, found.clamp(min=0)), base),)
+
+
+def overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: int) -> Tensor:
+    """`base`, one number for each of `items`, with `over` in place of those that are in `index`.
+
+    >>> overlay(torch.zeros(3), torch.tensor([7, 8, 9]), torch.tensor([8, -1]), torch.tensor([5.0, 6.0]), 10)
+    tensor([0., 5., 0.])
+    """
+    if index.shape[-1] == 0:
+        return base
+    (out,) = _overlay(base, items, index, over, n_items)
+    return out
+
+
+def labelled(rng: Rng, data: Data, per_item: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A client's items (label 1) and `per_item` fresh negatives for each (label 0), shuffled.
+
+    Gives items, labels and which positions are real, each of length L × (1 + per_item).
+    """
+    drawn = negatives(rng, data, len(data.items) * per_item).view(-1, per_item)
+    # Each item stands before its negatives: a position must not depend on how long the padding is.
+    items = torch.cat([data.items[:, None], drawn.clamp(min=0)], dim=1).flatten()
+    valid = (data.valid[:, None] & torch.cat([data.valid[:, None], drawn >= 0], dim=1)).flatten()
+    label = torch.zeros_like(drawn, dtype=torch.float32)
+    label = torch.cat([torch.ones_like(label[:, :1]), label], dim=1).flatten()
+    order = shuffled(rng, valid)
+    return items[order], label[order], valid[order]
+
+
+def minibatches(size: int, *columns: Tensor) -> Iterator[Tensors]:
+    """Consecutive slices of columns of equal length.
+
+    >>> [part[0].tolist() for part in minibatches(2, torch.arange(3))]
+    [[0, 1], [2]]
+    """
+    for start in range(0, len(columns[0]), size):
+        yield tuple(column[start : start + size] for column in columns)
+
+
+def scatter_sum(index: Tensor, value: Tensor, table: Tensor) -> None:
+    """Add the rows `value` (n, …) to `table` (size, …) in place; rows of index -1 are dropped.
+
+    The order of additions is fixed on the CPU, so the sum does not vary from run to run.
+    """
+    flat_value, flat_table = value.reshape(len(index), -1), table.view(len(table), -1)
+    if table.device.type == "cpu":
+        kernels.scatter_sum(index.numpy(), flat_value.numpy(), flat_table.numpy())
+        return
+    keep = (index >= 0).unsqueeze(1)
+    flat_table.index_add_(0, index.clamp(min=0), torch.where(keep, flat_value, 0))

@@ -1,0 +1,93 @@
+"""Random numbers that depend on who draws them, not on where or with whom.
+
+Every number is a hash (SplitMix64) of a key and a position, so that client u of round r draws the same
+numbers alone on a device, among thousands in a simulation, on a CPU or on a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["Rng"]
+
+GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def mix(bits: Tensor) -> Tensor:
+    """SplitMix64's finaliser. Torch shifts arithmetically: the masks make the shifts logical."""
+    bits = (bits ^ ((bits >> 30) & 0x3FFFFFFFF)) * _MIX_1
+    bits = (bits ^ ((bits >> 27) & 0x1FFFFFFFFF)) * _MIX_2
+    return bits ^ ((bits >> 31) & 0x1FFFFFFFF)
+
+
+def _number(part: int | str | Tensor) -> int | Tensor:
+    if isinstance(part, str):
+        return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "big", signed=True)
+    return part
+
+
+class Rng:
+    """A stream of random tensors, given by its key; `fold` derives independent streams.
+
+    The first dimension of a shape may be padding: a longer draw begins with the shorter one.
+
+    >>> client = Rng.of(7, "train", 3).fold(42)
+    >>> again = Rng.of(7, "train", 3).fold(42)
+    >>> torch.equal(client.uniform(4), again.uniform(9)[:4])
+    True
+    >>> torch.equal(client.uniform(4), client.uniform(4))
+    False
+    """
+
+    def __init__(self, key: Tensor) -> None:
+        self.key = key
+        self._draws = 0
+
+    @classmethod
+    def of(cls, *parts: int | str, device: torch.device | str = "cpu") -> Rng:
+        """The stream named by these parts, a seed first."""
+        return cls(torch.zeros((), dtype=torch.int64, device=device)).fold(*parts)
+
+    def fold(self, *parts: int | str | Tensor) -> Rng:
+        """The stream of this name below this one; a tensor of users gives one stream for each."""
+        key = self.key
+        for part in parts:
+            number = _number(part)
+            value = number if isinstance(number, Tensor) else torch.tensor(number, device=key.device)
+            key = mix(key ^ mix(value.to(torch.int64) + GOLDEN))
+        return Rng(key)
+
+    def next_key(self) -> Tensor:
+        """The key of one more draw: for operations that hash on their own."""
+        self._draws += 1
+        step = (self._draws * GOLDEN + 2**63) % 2**64 - 2**63  # wrapped, as in 64-bit arithmetic
+        return mix(self.key + step)
+
+    def bits(self, *shape: int) -> Tensor:
+        """Random 64-bit integers."""
+        position = torch.arange(1, math.prod(shape) + 1, device=self.key.device)
+        return mix(self.next_key() + position * GOLDEN).reshape(shape)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Floats in the open interval (0, 1)."""
+        return (((self.bits(*shape) >> 41) & 0x7FFFFF).to(torch.float32) + 0.5) * 2.0**-23
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal floats (Box and Muller)."""
+        radius = torch.sqrt(-2.0 * torch.log(self.uniform(*shape)))
+        return radius * torch.cos(2.0 * math.pi * self.uniform(*shape))
+
+    def laplace(self, *shape: int) -> Tensor:
+        """Laplace floats of scale 1."""
+        centred = self.uniform(*shape) - 0.5
+        return -torch.sign(centred) * torch.log1p(-2.0 * centred.abs())
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """Integers from 0 to high - 1; high at most 2**31."""
+        return (((self.bits(*shape) >> 32) & 0xFFFFFFFF) * high) >> 32

@@ -1,0 +1,5 @@
+"""Who computes."""
+
+from homebody.runtime.simulator import Simulator
+
+__all__ = ["Simulator"]

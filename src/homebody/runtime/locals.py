@@ -1,0 +1,158 @@
+"""What every simulated client keeps to itself, stored by groups of similar length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from homebody.core import Rows, Tree, Users
+
+__all__ = ["LocalStore"]
+
+WASTE = 0.2
+"""Share of a bucket that may be padding."""
+SMALL = 1 << 13
+"""Padding that is cheaper than one more bucket."""
+
+
+class LocalStore:
+    """Clients' local trees, stacked bucket by bucket: the clients of a bucket are padded to one length.
+
+    A tensor handed out by `state` is never written to afterwards.
+    """
+
+    def __init__(self, lengths: npt.NDArray[np.int64], members: Users) -> None:
+        self._buckets = _bucketed(lengths, members)
+        self._widths = [int(lengths[users].max()) for users in self._buckets]
+        self._bucket_of = np.full(len(lengths), -1, dtype=np.int64)
+        self._place = np.zeros(len(lengths), dtype=np.int64)
+        for number, users in enumerate(self._buckets):
+            self._bucket_of[users] = number
+            self._place[users] = np.arange(len(users))
+        self._trees: dict[int, dict[str, Tensor]] = {}
+        self._sizes: dict[str, int] = {}
+        self._shared: set[int] = set()
+        self._held = np.zeros(len(lengths), dtype=np.bool_)
+
+    def clear(self) -> None:
+        self._trees, self._sizes, self._shared = {}, {}, set()
+        self._held = np.zeros_like(self._held)
+
+    def holds(self, users: Users) -> npt.NDArray[np.bool_]:
+        """Which of these clients have a state."""
+        return self._held[users]
+
+    def groups(self, users: Users, samples: int, most: int | None = None) -> Iterator[tuple[Users, int]]:
+        """These clients by bucket, in pieces of at most so many padded samples; and their padded length."""
+        order = np.lexsort((self._place[users], self._bucket_of[users]))
+        users = users[order]
+        buckets = self._bucket_of[users]
+        for number in np.unique(buckets):
+            if number < 0:
+                continue
+            inside = users[buckets == number]
+            width = self._widths[number]
+            piece = max(1, samples // max(1, width))
+            piece = piece if most is None else max(1, min(piece, most))
+            for start in range(0, len(inside), piece):
+                yield inside[start : start + piece], width
+
+    def get(self, users: Users) -> Tree:
+        """The stacked state of clients of one bucket."""
+        tree = self._trees[int(self._bucket_of[users[0]])]
+        where = self._where(users, tree)
+        return self._assemble({name: value[where] for name, value in tree.items()})
+
+    def put(self, users: Users, tree: Tree) -> None:
+        """Keep the stacked state of clients of one bucket."""
+        bucket = int(self._bucket_of[users[0]])
+        flat = self._flatten(tree)
+        self._held[users] = True
+        if len(users) == len(self._buckets[bucket]) and _ascending(self._place[users]):
+            self._trees[bucket] = flat
+            self._shared.discard(bucket)
+            return
+        store = self._trees.setdefault(bucket, {})
+        where = self._where(users, flat)
+        for name, value in flat.items():
+            store[name] = self._room(store.get(name), value, name, len(self._buckets[bucket]), bucket in self._shared)
+            store[name][where] = value
+        self._shared.discard(bucket)
+
+    def state(self) -> dict[str, Tensor]:
+        self._shared = set(self._trees)
+        flat = {f"{bucket}/{name}": value for bucket, tree in self._trees.items() for name, value in tree.items()}
+        return flat | {"held": torch.from_numpy(self._held.copy())} | {
+            f"size/{name}": torch.tensor(size) for name, size in self._sizes.items()
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.clear()
+        for name, value in state.items():
+            if name == "held":
+                self._held = value.numpy().copy()
+            elif name.startswith("size/"):
+                self._sizes[name.removeprefix("size/")] = int(value)
+            else:
+                bucket, key = name.split("/", 1)
+                self._trees.setdefault(int(bucket), {})[key] = value
+        self._shared = set(self._trees)
+
+    def _where(self, users: Users, tree: Mapping[str, Tensor]) -> slice | Tensor:
+        """Clients of one bucket as positions: a slice when they are neighbours, so that nothing is copied."""
+        place = self._place[users]
+        if _ascending(place):
+            return slice(int(place[0]), int(place[-1]) + 1)
+        device = next(iter(tree.values())).device if tree else "cpu"
+        return torch.from_numpy(place).to(device)
+
+    def _room(self, old: Tensor | None, value: Tensor, name: str, clients: int, shared: bool) -> Tensor:
+        """A tensor for the whole bucket, wide enough for this value."""
+        shape = (clients, *value.shape[1:])
+        if old is not None and old.shape == shape:
+            return old.clone() if shared else old
+        fill = -1 if name.endswith(".index") else 0
+        room = torch.full(shape, fill, dtype=value.dtype, device=value.device)
+        if old is not None and old.numel():
+            room[:, : old.shape[1]] = old
+        return room
+
+    def _flatten(self, tree: Tree) -> dict[str, Tensor]:
+        flat = {}
+        for name, value in tree.items():
+            if isinstance(value, Rows):
+                flat[f"{name}.index"], flat[f"{name}.value"] = value.index, value.value
+                self._sizes[name] = value.size
+            else:
+                flat[name] = value
+        return flat
+
+    def _assemble(self, flat: Mapping[str, Tensor]) -> Tree:
+        tree: Tree = {name: value for name, value in flat.items() if name.rpartition(".")[0] not in self._sizes}
+        for name, size in self._sizes.items():
+            tree[name] = Rows(flat[f"{name}.index"], flat[f"{name}.value"], size)
+        return tree
+
+
+def _ascending(place: npt.NDArray[np.int64]) -> bool:
+    return bool(place[-1] - place[0] == len(place) - 1) and bool((np.diff(place) == 1).all())
+
+
+def _bucketed(lengths: npt.NDArray[np.int64], members: Users) -> list[Users]:
+    """Clients of similar length together, the longest first; little padding, few buckets."""
+    order = members[np.argsort(-lengths[members], kind="stable")]
+    buckets = []
+    start = 0
+    ordered = lengths[order]
+    while start < len(order):
+        padding = np.cumsum(ordered[start] - ordered[start:])
+        used = ordered[start] * np.arange(1, len(order) - start + 1)
+        too_much = (padding > WASTE * used) & (padding > SMALL)
+        end = start + int(np.argmax(too_much)) if too_much.any() else len(order)
+        buckets.append(np.sort(order[start:end]))
+        start = end
+    return buckets

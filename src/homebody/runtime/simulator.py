@@ -1,0 +1,218 @@
+"""Thousands of clients at once, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from homebody import ops
+from homebody.core import Catalogue, Collected, Data, Method, Rows, Total, Tree, Users
+from homebody.data.splits import Split
+from homebody.errors import HomebodyError
+from homebody.evaluation import Question, questions, summarise
+from homebody.rng import Rng
+from homebody.runtime.locals import LocalStore
+
+__all__ = ["Simulator"]
+
+SAMPLES_AT_ONCE = 1 << 16
+"""Padded interactions that clients work on together: large enough to be fast, small enough for caches."""
+SCORES_AT_ONCE = 1 << 23
+CACHED_BYTES = 256 << 20
+"""Evaluation asks the same questions every round; they are kept up to this size."""
+
+
+class Block(NamedTuple):
+    """Clients of similar length that are scored together."""
+
+    users: Users
+    data: tuple[Tensor, ...]
+    asked: dict[str, Question]
+
+
+class Simulator:
+    """Runs a method for a whole population, vectorised over clients of similar length.
+
+    fused: use a method's own `cohort` kernel where it has one; otherwise `client` under vmap.
+    """
+
+    def __init__(self, split: Split, *, device: str = "cpu", fused: bool = True) -> None:
+        self.split = split
+        self.device = _device(device)
+        self.fused = fused
+        self.catalogue = Catalogue(split.n_items)
+        self._members = np.flatnonzero(split.lengths > 0)
+        self._store = LocalStore(split.lengths, self._members)
+        self._rng = Rng.of(0)
+        self._base_step = np.full(split.n_users, -1, dtype=np.int64)
+        self._bases: dict[int, dict[str, Tensor]] = {}
+        self._blocks: list[Block] | None = None
+
+    def available(self) -> Users:
+        return self._members
+
+    def begin(self, method: Method, rng: Rng) -> None:
+        self._store.clear()
+        self._rng = Rng(rng.key.to(self.device))
+        self._base_step[:] = -1
+        self._bases.clear()
+
+    def collect(self, method: Method, shared: dict[str, Tensor], cohort: Users, rng: Rng, step: int) -> Collected:
+        rng = Rng(rng.key.to(self.device))
+        sums: dict[str, Tensor] = {}
+        bytes_up, loss = 0, 0.0
+        for users, width in self._store.groups(cohort, SAMPLES_AT_ONCE):
+            data = self._data(users, width)
+            keys = rng.fold(self._tensor(users)).key
+            batches = vmap(lambda key, *own: method.prepare(self._client_data(*own), Rng(key)))(keys, *data)
+            locals_ = self._locals(method, shared, users)
+            work = method.cohort if self.fused else lambda *a: Method.cohort(method, *a)
+            update, locals_ = work(shared, locals_, batches)
+            if method.uplink.stages:
+                noise = rng.fold("uplink").fold(self._tensor(users)).key
+                update = vmap(lambda key, own: method.uplink.device(own, Rng(key)))(noise, update)
+            bytes_up += _add(update, sums)
+            self._store.put(users, locals_)
+            if "loss" in locals_:
+                loss += float(locals_["loss"].sum())  # type: ignore[union-attr]
+        if method.scores_from == "base":
+            self._base_step[cohort] = step
+            self._bases[step] = shared
+            in_use = set(np.unique(self._base_step).tolist())
+            self._bases = {s: tree for s, tree in self._bases.items() if s in in_use}
+        total = method.uplink.server(Total(sums, len(cohort)), rng.fold("server"))
+        down = sum(value.nbytes for value in shared.values()) * len(cohort)
+        return Collected(total, bytes_up, down, loss / len(cohort) if "loss" in locals_ else None)
+
+    def evaluate(self, method: Method, shared: dict[str, Tensor]) -> dict[str, float]:
+        everything = torch.arange(self.catalogue.n_items, device=self.device)
+
+        def scored() -> Iterator[tuple[Tensor, dict[str, Question]]]:
+            for block in self._question_blocks():
+                yield self._scores(method, shared, block.users, block.data, everything), block.asked
+
+        return summarise(scored())
+
+    def recommend(self, method: Method, shared: dict[str, Tensor], user: int, k: int) -> list[tuple[int, float]]:
+        if not 0 <= user < self.split.n_users:
+            raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.split.n_users - 1}.")
+        users = np.array([user])
+        everything = torch.arange(self.catalogue.n_items, device=self.device)
+        scores = self._scores(method, shared, users, self._data(users), everything)[0].cpu()
+        scores[torch.from_numpy(self.split.population.history(user).astype(np.int64))] = -torch.inf
+        best = torch.topk(scores, min(k, len(scores)))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [(item, score) for item, score in pairs if score > -np.inf]
+
+    def state(self) -> dict[str, Tensor]:
+        state = {f"local/{name}": value for name, value in self._store.state().items()}
+        state["base_step"] = torch.from_numpy(self._base_step.copy())
+        for step, tree in self._bases.items():
+            state |= {f"base/{step}/{name}": value for name, value in tree.items()}
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self._store.load({n.removeprefix("local/"): v for n, v in state.items() if n.startswith("local/")})
+        self._base_step = state["base_step"].numpy().copy()
+        self._bases = {}
+        for name, value in state.items():
+            if name.startswith("base/"):
+                _, step, key = name.split("/", 2)
+                self._bases.setdefault(int(step), {})[key] = value.to(self.device)
+
+    def _tensor(self, users: Users) -> Tensor:
+        return torch.from_numpy(users).to(self.device)
+
+    def _data(self, users: Users, width: int | None = None) -> tuple[Tensor, ...]:
+        return tuple(torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width))
+
+    def _client_data(self, *own: Tensor) -> Data:
+        return Data(*own, catalogue=self.catalogue)
+
+    def _locals(self, method: Method, shared: dict[str, Tensor], users: Users) -> Tree:
+        """These clients' state; those that join now draw theirs."""
+        new = ~self._store.holds(users)
+        if new.all():
+            return self._fresh(method, shared, users)
+        if new.any():
+            self._store.put(users[new], self._fresh(method, shared, users[new]))
+        return self._store.get(users)
+
+    def _fresh(self, method: Method, shared: dict[str, Tensor], users: Users) -> Tree:
+        keys = self._rng.fold("local").fold(self._tensor(users)).key
+        fresh: Tree = vmap(lambda key: method.init_local(shared, Rng(key)))(keys)
+        return fresh
+
+    def _scores(
+        self, method: Method, shared: dict[str, Tensor], users: Users, data: tuple[Tensor, ...], items: Tensor
+    ) -> Tensor:
+        """(users, items) as each device would compute them, with the parameters it holds."""
+
+        def score(tree: dict[str, Tensor], locals_: Tree, own: tuple[Tensor, ...]) -> Tensor:
+            one: Callable[..., Tensor] = lambda mine, *parts: method.score(  # noqa: E731
+                tree, mine, self._client_data(*parts), items
+            )
+            return vmap(one)(locals_, *own)
+
+        joined = self._store.holds(users)
+        steps = self._base_step[users]
+        out = torch.empty(0)
+        for step in np.unique(np.where(joined, steps, -2)):
+            chosen = np.flatnonzero(~joined if step == -2 else joined & (steps == step))
+            tree = self._bases[int(step)] if step >= 0 else shared
+            get = self._store.get if step >= -1 else lambda some: self._fresh(method, shared, some)
+            whole = len(chosen) == len(users)
+            rows = self._tensor(chosen)
+            own = data if whole else tuple(part[rows] for part in data)
+            values = score(tree, get(users[chosen]), own)
+            if whole:
+                return values
+            out = values.new_empty(len(users), len(items)) if not len(out) else out
+            out[rows] = values
+        return out
+
+    def _question_blocks(self) -> Iterator[Block]:
+        if self._blocks is not None:
+            yield from self._blocks
+            return
+        kept: list[Block] = []
+        size = 0
+        for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, SCORES_AT_ONCE // self.split.n_items):
+            block = Block(users, self._data(users, width), questions(self.split, users, self.device))
+            size += sum(t.nbytes for t in block.data) + sum(t.nbytes for q in block.asked.values() for t in q)
+            if size <= CACHED_BYTES:
+                kept.append(block)
+            yield block
+        if size <= CACHED_BYTES:
+            self._blocks = kept
+
+
+def _add(update: Tree, sums: dict[str, Tensor]) -> int:
+    """Add a stacked update to the sums; answer how many bytes its clients send."""
+    sent = 0
+    for name, value in update.items():
+        if isinstance(value, Rows):
+            shape = (value.size, *value.value.shape[2:])
+            total = sums.setdefault(name, value.value.new_zeros(shape))
+            ops.scatter_sum(value.index.flatten(), value.value.flatten(0, 1), total)
+            row = 4 + value.value[0, :1].nbytes if value.value.shape[1] else 0
+            sent += int((value.index >= 0).sum()) * row
+        else:
+            summed = value.sum(0)
+            sums[name] = sums[name] + summed if name in sums else summed
+            sent += value.nbytes
+    return sent
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise HomebodyError(f"The device '{name}' cannot be used here; give --device cpu, or cuda where there is a GPU.") from error
+    return device
