@@ -87,9 +87,7 @@ def test_metadata_says_what_is_needed(metadata: dict[str, list[str]]) -> None:
 def test_installed_wheel_runs_on_its_own(wheel: Path, metadata: dict[str, list[str]], tmp_path: Path) -> None:
     home = tmp_path / "a fresh place"
     venv.create(home, with_pip=False, symlinks=os.name != "nt")
-    paths = sysconfig.get_paths(
-        "venv", vars={"base": str(home), "platbase": str(home), "installed_base": str(home)}
-    )
+    paths = sysconfig.get_paths("venv", vars={"base": str(home), "platbase": str(home), "installed_base": str(home)})
     scripts, site = Path(paths["scripts"]), Path(paths["purelib"])
     python = scripts / Path(sys.executable).name
     call(

@@ -1,3 +1,73 @@
-"""Homebody trains and serves recommenders without collecting anyone's history."""
+"""Homebody trains and serves recommenders without collecting anyone's history.
+
+>>> import homebody as hb
+>>> split = hb.leave_one_out(hb.load("synthetic:users=200,items=100,mean=12"))
+>>> fitted = hb.fit(hb.FedIALS(factors=4), hb.Simulator(split), rounds=2)
+>>> len(fitted.recommend(user=0, k=3)), fitted.epsilon["server"]
+(3, inf)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from homebody.core import Method, Reference, Rows
+    from homebody.data import Population, load
+    from homebody.data.splits import Split, leave_one_out
+    from homebody.errors import HomebodyError
+    from homebody.fit import Fitted, fit
+    from homebody.methods.fedials import FedIALS
+    from homebody.methods.fedmf import FedMF
+    from homebody.methods.pfedrec import PFedRec
+    from homebody.privacy import Channel, Ledger
+    from homebody.runtime import Simulator
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Channel": "homebody.privacy",
+    "FedIALS": "homebody.methods.fedials",
+    "FedMF": "homebody.methods.fedmf",
+    "Fitted": "homebody.fit",
+    "HomebodyError": "homebody.errors",
+    "Ledger": "homebody.privacy",
+    "Method": "homebody.core",
+    "PFedRec": "homebody.methods.pfedrec",
+    "Population": "homebody.data",
+    "Reference": "homebody.core",
+    "Rows": "homebody.core",
+    "Simulator": "homebody.runtime",
+    "Split": "homebody.data.splits",
+    "fit": "homebody.fit",
+    "leave_one_out": "homebody.data.splits",
+    "load": "homebody.data",
+}
+
+__all__ = [
+    "Channel",
+    "FedIALS",
+    "FedMF",
+    "Fitted",
+    "HomebodyError",
+    "Ledger",
+    "Method",
+    "PFedRec",
+    "Population",
+    "Reference",
+    "Rows",
+    "Simulator",
+    "Split",
+    "__version__",
+    "fit",
+    "leave_one_out",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are first used: torch is slow to load, and `--help` does not need it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'homebody' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)

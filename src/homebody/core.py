@@ -6,7 +6,7 @@ an *Update*; it leaves through the method's channel, and the server sees a *Tota
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ __all__ = [
     "Catalogue",
     "Collected",
     "Data",
+    "Evaluated",
     "Histories",
     "Method",
     "Phase",
@@ -62,18 +63,24 @@ class Rows:
         return table.index_add(0, slot, self.value)[:-1]
 
 
+def _rebuild(leaves: Iterable[Tensor], size: Any) -> Rows:
+    index, value = leaves
+    return Rows(index, value, size)
+
+
+# vmap takes Rows in and out like any other tree.
 _pytree.register_pytree_node(
     Rows,
     lambda rows: ([rows.index, rows.value], rows.size),
-    lambda leaves, size: Rows(*leaves, size),
+    _rebuild,
     serialized_type_name="homebody.core.Rows",
 )
 
-Tree = dict[str, Tensor | Rows]
-"""Named tensors, and rows of tables."""
+Tree = dict[str, Any]
+"""Named tensors; in updates and local states some may be `Rows` of a table."""
 Update = Tree
 """What one client hands to its channel."""
-Batch = dict[str, Tensor]
+Batch = Tree
 """What one client works on in one round, all its randomness drawn."""
 Users = npt.NDArray[np.int64]
 """Numbers of clients."""
@@ -115,11 +122,11 @@ class Data(NamedTuple):
 class Total:
     """What the server sees of a round: the sum over its cohort, and the cohort's planned size."""
 
-    sum: dict[str, Tensor]
+    sum: Tree
     clients: int
 
     @property
-    def mean(self) -> dict[str, Tensor]:
+    def mean(self) -> Tree:
         return {name: value / self.clients for name, value in self.sum.items()}
 
 
@@ -189,15 +196,15 @@ class Method:
         """The stages of training, in order, all on one ledger."""
         return (Phase("train"),)
 
-    def init_shared(self, catalogue: Catalogue, rng: Rng) -> dict[str, Tensor]:
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         """What the server holds and sends."""
         raise _missing(self, "init_shared")
 
-    def init_server(self, shared: dict[str, Tensor]) -> dict[str, Tensor]:
+    def init_server(self, shared: Tree) -> Tree:
         """What the server keeps for itself: optimiser moments and the like."""
         return {}
 
-    def init_local(self, shared: dict[str, Tensor], rng: Rng) -> Tree:
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
         """What a client that joins now holds and never sends.
 
         An entry `loss` is shown while simulating, and only then.
@@ -208,25 +215,23 @@ class Method:
         """All of a round's randomness: negatives, orders, masks, noise."""
         raise _missing(self, "prepare")
 
-    def client(self, shared: dict[str, Tensor], local: Tree, batch: Batch) -> tuple[Update, Tree]:
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         """A round on the device: what it sends, and what it keeps."""
         raise _missing(self, "client")
 
-    def server(
-        self, shared: dict[str, Tensor], state: dict[str, Tensor], total: Total
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         """The server's step on what came through the channel."""
         raise _missing(self, "server")
 
-    def score(self, shared: dict[str, Tensor], local: Tree, data: Data, items: Tensor) -> Tensor:
+    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         """How well each of these items fits this person; on the device."""
         raise _missing(self, "score")
 
-    def adapt(self, shared: dict[str, Tensor], local: Tree, data: Data, rng: Rng) -> Tree:
+    def adapt(self, shared: Tree, local: Tree, data: Data, rng: Rng) -> Tree:
         """Personalise on the device, sending nothing: by default one round whose update is thrown away."""
         return self.client(shared, local, self.prepare(data, rng))[1]
 
-    def cohort(self, shared: dict[str, Tensor], locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         """`client` for many at once, stacked along the first dimension.
 
         A method may override it with a faster kernel that gives the same numbers, and only for that reason.
@@ -267,6 +272,16 @@ class Collected:
     """Mean loss on the devices. Known in a simulation alone."""
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """How good a model is."""
+
+    metrics: dict[str, float]
+    """Test under bare names, validation under `valid/`."""
+    per_user: Tree = field(default_factory=dict)
+    """Where each user's test item stood: known in a simulation alone."""
+
+
 class Runtime(Protocol):
     """Who computes. `fit` asks it for clients, sends them work, and gets back totals; never one client's data."""
 
@@ -279,16 +294,16 @@ class Runtime(Protocol):
     def begin(self, method: Method, rng: Rng) -> None:
         """Start a phase: no client holds any state yet; each draws its own from `rng` when it joins."""
 
-    def collect(self, method: Method, shared: dict[str, Tensor], cohort: Users, rng: Rng, step: int) -> Collected:
+    def collect(self, method: Method, shared: Tree, cohort: Users, rng: Rng, step: int) -> Collected:
         """One round: every client of the cohort works, its update leaves through the method's channel."""
 
-    def evaluate(self, method: Method, shared: dict[str, Tensor]) -> dict[str, float]:
-        """Metrics over all clients: test under their own names, validation under `valid/`."""
+    def evaluate(self, method: Method, shared: Tree) -> Evaluated:
+        """How well every client is served by what it holds."""
 
-    def recommend(self, method: Method, shared: dict[str, Tensor], user: int, k: int) -> list[tuple[int, float]]:
+    def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         """A client's best items that it does not have yet, with their scores; found on its device."""
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> Tree:
         """Every client's state, for a checkpoint or to come back to. Later rounds leave it as it is."""
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:

@@ -9,10 +9,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from homebody.core import Method, Runtime, Users
-from homebody.errors import HomebodyError
+from homebody.core import Evaluated, Method, Runtime, Tree, Users
+from homebody.errors import HomebodyError, unknown_name
 from homebody.privacy import Ledger
 from homebody.rng import Rng
 
@@ -45,9 +44,9 @@ class Best:
     """The round chosen on validation."""
 
     step: int
-    metrics: dict[str, float]
-    shared: dict[str, Tensor]
-    clients: dict[str, Tensor]
+    evaluated: Evaluated
+    shared: Tree
+    clients: Tree
 
 
 @dataclass
@@ -56,9 +55,9 @@ class Progress:
 
     step: int = 0
     """Rounds done, over all phases."""
-    shared: dict[str, Tensor] = field(default_factory=dict)
-    server: dict[str, Tensor] = field(default_factory=dict)
-    clients: dict[str, Tensor] = field(default_factory=dict)
+    shared: Tree = field(default_factory=dict)
+    server: Tree = field(default_factory=dict)
+    clients: Tree = field(default_factory=dict)
     best: Best | None = None
 
 
@@ -81,12 +80,17 @@ class Fitted:
 
     method: Method
     runtime: Runtime
-    shared: dict[str, Tensor]
-    metrics: dict[str, float]
-    """On test, at the round chosen on validation."""
+    shared: Tree
+    evaluated: Evaluated
+    """At the round chosen on validation."""
     chosen: int
     """That round, counted over all phases."""
     ledger: Ledger
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """On test under bare names, on validation under `valid/`."""
+        return self.evaluated.metrics
 
     @property
     def epsilon(self) -> dict[str, float]:
@@ -136,24 +140,26 @@ def fit(
                 progress.shared, progress.server = acting.server(progress.shared, progress.server, got.total)
                 trained = time.perf_counter()
                 _refuse_divergence(progress.shared, number)
-                progress.step, metrics = step, {}
-                if evaluate_every and (step % evaluate_every == 0 or step == end):
-                    metrics = runtime.evaluate(acting, progress.shared)
-                    if progress.best is None or metrics[select] > progress.best.metrics[select]:
-                        progress.best = Best(step, metrics, progress.shared, runtime.state())
+                progress.step, evaluated = step, Evaluated({})
+                if evaluate_every and (number % evaluate_every == 0 or step == end):
+                    evaluated = runtime.evaluate(acting, progress.shared)
+                    if progress.best is None or _better(evaluated, progress.best.evaluated, select):
+                        progress.best = Best(step, evaluated, progress.shared, runtime.state())
                 if on_round:
                     seconds = (trained - began, time.perf_counter() - trained)
                     on_round(
-                        Round(phase.name, number, len(who), got.loss, metrics, ledger.epsilons(),
+                        Round(phase.name, number, len(who), got.loss, evaluated.metrics, ledger.epsilons(),
                               got.bytes_up, got.bytes_down, *seconds)
                     )  # fmt: skip
                 if checkpoints and (step == end or checkpoints.due()):
                     progress.clients = runtime.state()
                     checkpoints.save(progress)
         start = end
-    best = progress.best or Best(progress.step, {}, progress.shared, runtime.state())
-    runtime.load_state(best.clients)
-    return Fitted(acting, runtime, best.shared, best.metrics, best.step, ledger)
+    if progress.best is None:
+        return Fitted(acting, runtime, progress.shared, Evaluated({}), progress.step, ledger)
+    runtime.load_state(progress.best.clients)
+    best = progress.best
+    return Fitted(acting, runtime, best.shared, best.evaluated, best.step, ledger)
 
 
 def choose(available: Users, size: int | None, rng: Rng) -> Users:
@@ -181,7 +187,13 @@ def _enter(method: Method, runtime: Runtime, progress: Progress, rng: Rng, fresh
     progress.best = None
 
 
-def _refuse_divergence(shared: dict[str, Tensor], number: int) -> None:
+def _better(new: Evaluated, old: Evaluated, select: str) -> bool:
+    if select not in new.metrics:
+        raise unknown_name("metric to choose the round by", select, new.metrics)
+    return new.metrics[select] > old.metrics[select]
+
+
+def _refuse_divergence(shared: Tree, number: int) -> None:
     for name, value in shared.items():
         if not bool(torch.isfinite(value).all()):
             raise HomebodyError(

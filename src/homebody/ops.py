@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from homebody import kernels
-from homebody.core import Catalogue, Data  # noqa: F401
+from homebody.core import Data
 from homebody.rng import GOLDEN, Rng, mix
 
 __all__ = ["labelled", "minibatches", "negatives", "overlay", "scatter_sum", "shuffled", "touched"]
@@ -35,7 +35,7 @@ def _for_cohort(run: Callable[..., Tensors]) -> Callable[..., Tensors]:
             ctx.mark_non_differentiable(*output)
 
         @staticmethod
-        def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensors, Tensors]:
+        def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensors, tuple[int, ...]]:
             stacked = []
             for argument, dim in zip(arguments, in_dims, strict=True):
                 if not isinstance(argument, Tensor):
@@ -45,7 +45,7 @@ def _for_cohort(run: Callable[..., Tensors]) -> Callable[..., Tensors]:
                 else:
                     stacked.append(argument.movedim(dim, 0))
             out = run(*stacked)
-            return out, tuple(0 for _ in out)  # type: ignore[return-value]
+            return out, tuple(0 for _ in out)
 
     def call(*arguments: Any) -> Tensors:
         result: Tensors = Operation.apply(*arguments)  # type: ignore[no-untyped-call]

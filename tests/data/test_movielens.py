@@ -51,7 +51,7 @@ def recbole(tmp_path: Path) -> Path:
     )
     (folder / "ml-100k.item").write_text(
         "item_id:token\tmovie_title:token_seq\trelease_year:token\tclass:token_seq\n"
-        "9\tThe \"Quoted\" (1972)\tV\tComedy Drama\n"
+        '9\tThe "Quoted" (1972)\tV\tComedy Drama\n'
         "10\tCérémonie, La\t1995\tAction\n"
         "267\tunkonwn\tunkonwn\tunknown\n",
         encoding="utf-8",

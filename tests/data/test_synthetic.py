@@ -99,7 +99,11 @@ def test_other_peoples_histories_help_beyond_popularity() -> None:
 
 
 def test_a_specification_is_read_back_from_its_name() -> None:
-    for text in ("synthetic", "synthetic:users=20,mean=6.5", "synthetic:items=9,mean=9,seed=4,factors=2,skew=0"):
+    for text in (
+        "synthetic",
+        "synthetic:users=20,mean=6.5",
+        "synthetic:items=9,mean=9,seed=4,factors=2,skew=0",
+    ):
         spec = Synthetic.parse(text)
         assert str(spec) == text
         assert Synthetic.parse(str(spec)) == spec

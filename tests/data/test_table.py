@@ -15,9 +15,7 @@ def histories(file: Path, **columns: str) -> dict[object, list[object]]:
     people = read_table(file, **columns)
     assert people.user_ids is not None
     assert people.item_ids is not None
-    return {
-        name: people.item_ids.gather(people.history(user)).to_list() for user, name in enumerate(people.user_ids)
-    }
+    return {name: people.item_ids.gather(people.history(user)).to_list() for user, name in enumerate(people.user_ids)}
 
 
 @pytest.fixture
@@ -85,7 +83,10 @@ def test_dates_become_seconds(file: Path) -> None:
         ("196,242,3\n186,302,3\n", r"does the file lack a header line"),
         ("user,userId,item\n1,1,2\n", r"several columns that could be the user \('user', 'userId'\)"),
         ("user,item\nNaN,1\n3,4\n,5\n", r"user column 'user'.* row 1 has nothing \(2 such rows"),
-        ("user,item\n1,1\n3,\n", r"item column 'item'.* an item in every row, but row 2 has nothing \(1 such row,"),
+        (
+            "user,item\n1,1\n3,\n",
+            r"item column 'item'.* an item in every row, but row 2 has nothing \(1 such row,",
+        ),
         ("user,item,time\n1,1,5\n1,2,soon\n1,3,x\n", r"time column.* row 2 has 'soon' \(2 such rows"),
         ("user,item,time\n1,1,2024-01-01\n1,2,soon\n", r"row 2 has 'soon'"),
         ("user,item,time\n1,1,2024-01-01\n1,1,2024-02-31\n", r"row 2 has '2024-02-31'"),
@@ -114,7 +115,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(file: Path) -> 
 def test_text_that_is_not_utf_8_is_refused(file: Path) -> None:
     for text in (b"us\xe9r,item\n1,2\n", b"user,item\nRen\xe9,2\n"):
         file.write_bytes(text)
-        with pytest.raises(HomebodyError, match="(?i)utf-8"):
+        with pytest.raises(HomebodyError, match=r"(?i)utf-8"):
             read_table(file)
 
 
@@ -132,7 +133,11 @@ def test_parquet_of_every_usual_type(tmp_path: Path) -> None:
     file = tmp_path / "mine.parquet"
     moments = [datetime(2024, 1, 2, tzinfo=UTC), datetime(2024, 1, 1, tzinfo=UTC)]
     for users in (pl.Series([1, 1]), pl.Series([1.0, 1.0]), pl.Series(["1", "1"], dtype=pl.Categorical)):
-        for times in (pl.Series(moments), pl.Series([date(2024, 1, 2), date(2024, 1, 1)]), pl.Series([2.5, 2.25])):
+        for times in (
+            pl.Series(moments),
+            pl.Series([date(2024, 1, 2), date(2024, 1, 1)]),
+            pl.Series([2.5, 2.25]),
+        ):
             pl.DataFrame({"user": users, "item": ["a", "b"], "time": times}).write_parquet(file)
             assert histories(file) == {1: ["b", "a"]}
     pl.DataFrame({"user": [1], "item": [2], "time": [datetime(2024, 1, 1, tzinfo=UTC)]}).with_columns(

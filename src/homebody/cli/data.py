@@ -21,9 +21,7 @@ app = typer.Typer(help="List, fetch and inspect datasets.", no_args_is_help=True
 
 DataDir = Annotated[
     Path | None,
-    typer.Option(
-        "--data-dir", help="A folder with a folder per dataset; read before $HOMEBODY_DATA and the cache."
-    ),
+    typer.Option("--data-dir", help="A folder with a folder per dataset; read before $HOMEBODY_DATA and the cache."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -144,9 +142,7 @@ def fetching(*, quiet: bool = False) -> Iterator[tuple[Callable[[str], None], Pr
     from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TimeElapsedColumn
 
     console = Console(stderr=True, quiet=quiet)
-    bar = Progress(
-        SpinnerColumn(), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console, transient=True
-    )
+    bar = Progress(SpinnerColumn(), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console, transient=True)
     task = bar.add_task("fetching", total=None)
 
     def say(message: str) -> None:
@@ -177,8 +173,7 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "users", f"{summary.users:,}"
     yield (
         "items",
-        f"{summary.items:,}"
-        + (f" ({summary.unseen_items:,} that nobody touched)" if summary.unseen_items else ""),
+        f"{summary.items:,}" + (f" ({summary.unseen_items:,} that nobody touched)" if summary.unseen_items else ""),
     )
     yield "interactions", f"{summary.interactions:,} ({summary.duplicates:,} repeat an item)"
     yield "sparsity", f"{summary.sparsity:.2%} of user-item pairs never met"

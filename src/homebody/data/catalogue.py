@@ -61,11 +61,7 @@ class Dataset:
     def complete(self, folder: Path) -> bool:
         """Whether the folder holds every file of a layout, each as published."""
         layout = self.layout(folder)
-        return (
-            layout is not None
-            and all((folder / name).is_file() for name in layout)
-            and self.damaged(folder) is None
-        )
+        return layout is not None and all((folder / name).is_file() for name in layout) and self.damaged(folder) is None
 
 
 GROUPLENS = "GroupLens: research only, not to be passed on"
@@ -83,10 +79,7 @@ _ML_100K = Dataset(
     package=PackageCopy(
         "recbole==1.2.1",
         "9c9948202011f37eb0a7c6768129313f00d6403ad221ec940d5e2d5d5f33a407",
-        {
-            f"recbole/dataset_example/ml-100k/{name}": name
-            for name in ("ml-100k.inter", "ml-100k.item", "ml-100k.user")
-        },
+        {f"recbole/dataset_example/ml-100k/{name}": name for name in ("ml-100k.inter", "ml-100k.item", "ml-100k.user")},
     ),
     layouts=(("u.data", "u.item", "u.user"), ("ml-100k.inter", "ml-100k.item", "ml-100k.user")),
     sums={

@@ -52,7 +52,7 @@ def download(url: str, to: Path, progress: Progress | None = None) -> None:
             length = answer.headers.get("Content-Length", "")
             total = int(length) if length.isdigit() else None
             done = 0
-            while chunk := answer.read(CHUNK):
+            while chunk := answer.read1(CHUNK):
                 done += len(chunk)
                 if done > MOST_BYTES:
                     raise Unavailable("the answer does not end")

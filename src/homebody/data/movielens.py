@@ -144,9 +144,7 @@ def _ratings(text: bytes, *, header: bool = False) -> pl.DataFrame:
         raise HomebodyError(f"The ratings cannot be read: {str(error).splitlines()[0]}.") from error
 
 
-def _split(
-    text: bytes, *, separator: str = "\t", encoding: str = "utf-8", header: bool = False
-) -> pl.DataFrame:
+def _split(text: bytes, *, separator: str = "\t", encoding: str = "utf-8", header: bool = False) -> pl.DataFrame:
     """Every column as text, named by its place from 0. Titles hold quotes that quote nothing."""
     if encoding != "utf-8":
         text = text.decode(encoding).encode()
@@ -197,9 +195,7 @@ def _year(title: pl.Expr) -> pl.Expr:
 
 
 def _movies_grouplens(table: pl.DataFrame) -> pl.DataFrame:
-    flags = [
-        pl.when(pl.col(f"{place}") == "1").then(pl.lit(genre)) for place, genre in enumerate(GENRES, start=5)
-    ]
+    flags = [pl.when(pl.col(f"{place}") == "1").then(pl.lit(genre)) for place, genre in enumerate(GENRES, start=5)]
     title = pl.col("1").str.strip_chars()
     return table.select(ID, name=title, genres=pl.concat_list(flags).list.drop_nulls(), year=_year(title))
 

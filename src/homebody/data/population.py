@@ -77,6 +77,18 @@ class Population:
             raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.n_users - 1}.")
         return self.items[self.indptr[user] : self.indptr[user + 1]]
 
+    def user(self, name: str) -> int:
+        """The number of the user that the source calls by this name."""
+        return _number(name, self.user_ids, self.n_users, "user")
+
+    def item_id(self, item: int) -> str:
+        """What the source calls this item."""
+        return str(item) if self.item_ids is None else str(self.item_ids[item])
+
+    def item_name(self, item: int) -> str:
+        """A name of this item for people."""
+        return self.item_id(item) if self.item_names is None else str(self.item_names[item])
+
     def _row_problem(self) -> str | None:
         if self.items.dtype != np.int32 or self.indptr.dtype != np.int64:
             return f"needs int32 items and int64 row pointers, not {self.items.dtype} and {self.indptr.dtype}"
@@ -86,9 +98,7 @@ class Population:
             return "has row pointers that go backwards"
         if len(self.items) and not 0 <= self.items.min() <= self.items.max() < self.n_items:
             low, high = self.items.min(), self.items.max()
-            return (
-                f"has {self.n_items} items, so they are numbered 0 to {self.n_items - 1}, not {low} to {high}"
-            )
+            return f"has {self.n_items} items, so they are numbered 0 to {self.n_items - 1}, not {low} to {high}"
         return None
 
     def _size_problem(self) -> str | None:
@@ -105,3 +115,15 @@ class Population:
             if column is not None and len(column) != expected:
                 return f"has {len(column)} rows of {label} for {expected} {unit}"
         return None
+
+
+def _number(name: str, ids: pl.Series | None, count: int, kind: str) -> int:
+    if ids is None:
+        found = [int(name)] if name.isdecimal() and int(name) < count else []
+        known = f"they are numbered 0 to {count - 1}"
+    else:
+        found = (ids.cast(pl.String) == name).arg_true().to_list()
+        known = f"the first is called {ids[0]}"
+    if not found:
+        raise HomebodyError(f"There is no {kind} '{name}' in this population; {known}.")
+    return found[0]

@@ -156,9 +156,7 @@ def get(
     return target
 
 
-def _fill(
-    dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], None], progress: Progress | None
-) -> None:
+def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], None], progress: Progress | None) -> None:
     try:
         say(f"Fetching {dataset.name} from {dataset.url}.")
         _from_official(dataset, fresh, scratch, progress)

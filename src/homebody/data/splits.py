@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from homebody.rng import Rng
 __all__ = ["PROTOCOLS", "Held", "Protocol", "Split", "leave_one_out"]
 
 Protocol = Literal["strict", "isolated", "published"]
+How = Literal["latest", "random"]
 Held = Literal["valid", "test"]
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
@@ -47,12 +48,12 @@ class Split:
     >>> split.training(0).tolist(), split.valid.tolist(), split.test.tolist()
     ([3, 0], [2], [1])
     >>> split.padded(np.array([0])).excluded.tolist()
-    [[0, 3]]
+    [[0, 3, 6, 6]]
     """
 
     population: Population
     protocol: Protocol
-    how: Literal["latest", "random"]
+    how: How
     seed: int
     negatives: int
     """How many items the held-out one is ranked against in the sampled metrics."""
@@ -142,11 +143,8 @@ def leave_one_out(
 
     Ties in time are broken by file order. Without times the default is random.
     """
-    if protocol not in PROTOCOLS:
-        raise unknown_name("protocol", protocol, PROTOCOLS)
-    how = how or ("random" if population.times is None else "latest")
-    if how not in ("latest", "random"):
-        raise unknown_name("way to hold out", how, ("latest", "random"))
+    protocol = _known("protocol", protocol, Protocol)
+    how = _known("way to hold out", how or ("random" if population.times is None else "latest"), How)
     if negatives < 1:
         raise HomebodyError(f"The sampled metrics need at least 1 negative, not {negatives}.")
     indptr, items = population.indptr, population.items
@@ -154,13 +152,9 @@ def leave_one_out(
     notes = []
     repeats = int(kernels.count_repeats(indptr, ordered).sum())
     if repeats and protocol == "published":
-        notes.append(
-            f"{repeats:,} repeated interactions are kept: a held-out item may stand in training too."
-        )
+        notes.append(f"{repeats:,} repeated interactions are kept: a held-out item may stand in training too.")
     elif repeats:
-        notes.append(
-            f"{repeats:,} repeated interactions were left out: each user's first with an item counts."
-        )
+        notes.append(f"{repeats:,} repeated interactions were left out: each user's first with an item counts.")
         indptr, items = _first_only(indptr, items, population.n_items)
         ordered = kernels.sort_segments(indptr, items)
     lengths = np.diff(indptr)
@@ -184,10 +178,14 @@ def leave_one_out(
     valid, test = np.full((2, len(lengths)), -1, dtype=np.int64)
     valid[asked] = items[indptr[1:][asked] - 2]
     test[asked] = items[indptr[1:][asked] - 1]
-    split = Split(
-        population, protocol, how, seed, negatives, indptr, items, stop, ordered, valid, test, tuple(notes)
-    )  # type: ignore[arg-type]
+    split = Split(population, protocol, how, seed, negatives, indptr, items, stop, ordered, valid, test, tuple(notes))
     return replace(split, _avoid=_isolate(split)) if protocol == "isolated" else split
+
+
+def _known(kind: str, name: str, names: Any) -> Any:
+    if name not in get_args(names):
+        raise unknown_name(kind, name, get_args(names))
+    return name
 
 
 def _first_only(indptr: Longs, items: Ints, n_items: int) -> tuple[Longs, Ints]:

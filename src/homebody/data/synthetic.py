@@ -72,8 +72,7 @@ class Synthetic:
             value = getattr(self, name)
             if not low <= value <= high:  # which NaN also fails
                 raise HomebodyError(
-                    f"A synthetic population of {self.items} items needs {name} from {low} to {high}, "
-                    f"not {value:g}."
+                    f"A synthetic population of {self.items} items needs {name} from {low} to {high}, not {value:g}."
                 )
 
     @classmethod

@@ -69,8 +69,7 @@ def _is_parquet(path: Path) -> bool:
     """By the name, or failing that by the first bytes, which also prove that the file can be opened."""
     if path.is_dir():
         raise HomebodyError(
-            f"{path} is a folder; give a CSV or Parquet file, or name a dataset and point --data-dir at its "
-            "folder."
+            f"{path} is a folder; give a CSV or Parquet file, or name a dataset and point --data-dir at its folder."
         )
     try:
         with path.open("rb") as file:
@@ -130,9 +129,7 @@ def _choose(path: Path, present: list[str], given: dict[str, str | None]) -> dic
         if name is None:
             name = _usual(path, present, role)
         elif name and name not in present:
-            raise HomebodyError(
-                f"{path} has no column '{name}' (--{role}-col); its columns are {_listed(present)}."
-            )
+            raise HomebodyError(f"{path} has no column '{name}' (--{role}-col); its columns are {_listed(present)}.")
         if name:
             chosen[role] = name
         elif role in {"user", "item"}:
@@ -151,13 +148,10 @@ def _choose(path: Path, present: list[str], given: dict[str, str | None]) -> dic
 
 
 def _usual(path: Path, present: list[str], role: str) -> str | None:
-    matches = [
-        name for name in present if name.lower().replace("_", "").replace("-", "") in USUAL_NAMES[role]
-    ]
+    matches = [name for name in present if name.lower().replace("_", "").replace("-", "") in USUAL_NAMES[role]]
     if len(matches) > 1:
         raise HomebodyError(
-            f"{path} has several columns that could be the {role} ({_listed(matches)}); name one with "
-            f"--{role}-col."
+            f"{path} has several columns that could be the {role} ({_listed(matches)}); name one with --{role}-col."
         )
     return matches[0] if matches else None
 

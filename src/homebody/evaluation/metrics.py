@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Question", "Ranks", "hit_ratio", "ndcg", "rank", "summarise"]
+from homebody.core import Evaluated, Users
+
+__all__ = ["Block", "Question", "Ranks", "hit_ratio", "ndcg", "rank", "summarise"]
 
 
 class Question(NamedTuple):
@@ -64,20 +67,37 @@ def ndcg(ranks: Tensor, k: int) -> float:
     return float(gain.mean())
 
 
-def summarise(
-    blocks: Iterable[tuple[Tensor, Mapping[str, Question]]], ks: Sequence[int] = (5, 10, 20)
-) -> dict[str, float]:
-    """Metrics over blocks of (scores, questions by the held-out part's name): test bare, others prefixed."""
+class Block(NamedTuple):
+    """Some users' scores for all items, and what they are asked."""
+
+    users: Users
+    scores: Tensor
+    asked: Mapping[str, Question]
+
+
+def summarise(blocks: Iterable[Block], ks: Sequence[int] = (5, 10, 20)) -> Evaluated:
+    """Metrics over blocks of users: test under bare names, other held-out parts prefixed by theirs."""
     found: dict[str, list[Ranks]] = {}
-    for scores, questions in blocks:
-        for held, question in questions.items():
-            found.setdefault(held, []).append(rank(scores, question))
+    users = []
+    for block in blocks:
+        users.append(block.users)
+        for held, question in block.asked.items():
+            found.setdefault(held, []).append(rank(block.scores, question))
+    ranks = {held: Ranks(*map(torch.cat, zip(*parts, strict=True))) for held, parts in found.items()}
     metrics = {}
-    for held, parts in found.items():
+    for held, (sampled, full) in ranks.items():
         prefix = "" if held == "test" else f"{held}/"
-        ranks = Ranks(*(torch.cat(column) for column in zip(*parts, strict=True)))
-        for kind, values in (("", ranks.sampled), ("full/", ranks.full)):
+        for kind, values in (("", sampled), ("full/", full)):
             for k in ks:
                 metrics[f"{prefix}{kind}hr@{k}"] = hit_ratio(values, k)
                 metrics[f"{prefix}{kind}ndcg@{k}"] = ndcg(values, k)
-    return metrics
+    order = np.argsort(np.concatenate(users))
+    test = ranks["test"]
+    return Evaluated(
+        metrics,
+        {
+            "user": torch.from_numpy(np.concatenate(users)[order]),
+            "rank": test.sampled.cpu()[order],
+            "full/rank": test.full.cpu()[order],
+        },
+    )

@@ -30,7 +30,8 @@ def describe(protocol: str, how: str = "latest", negatives: int = 99) -> str:
     """One line to stand beside every number.
 
     >>> print(describe("strict"))
-    protocol strict: training negatives are any items outside the person's training items; latest item held out; ranked against 99 sampled negatives (full/: the whole catalogue); round chosen on validation
+    protocol strict: training negatives are any items outside the person's training items; latest item
+    held out; ranked against 99 sampled negatives (full/: the whole catalogue); round chosen on validation
     """
     return (
         f"protocol {protocol}: {PROTOCOLS[protocol]}; {how} item held out; ranked against {negatives} sampled "

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from dataclasses import Field, fields
 from pathlib import Path
+from typing import Any, cast
 
 from homebody.core import Method, Reference
 from homebody.errors import HomebodyError, unknown_name
 
-__all__ = ["METHODS", "find"]
+__all__ = ["METHODS", "find", "params"]
 
 METHODS: dict[str, str] = {
     "fedials": "homebody.methods.fedials:FedIALS",
@@ -40,12 +42,18 @@ def find(name: str) -> type[Method] | type[Reference]:
     raise unknown_name("method", name, METHODS)
 
 
+def params(found: type[Method] | type[Reference]) -> list[Field[Any]]:
+    """The hyper-parameters of a method's class, in its order."""
+    return [spec for spec in fields(cast(Any, found)) if "doc" in spec.metadata]
+
+
 def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
     if not path.is_file():
         raise HomebodyError(f"There is no file {path} to take the method {attribute} from.")
     module_name = f"homebody_user_method_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
@@ -55,9 +63,7 @@ def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
     classes = {
         key: value
         for key, value in vars(module).items()
-        if isinstance(value, type)
-        and issubclass(value, Method | Reference)
-        and value.__module__ == module_name
+        if isinstance(value, type) and issubclass(value, Method | Reference) and value.__module__ == module_name
     }
     if attribute not in classes:
         raise unknown_name(f"method in {path} called", attribute, classes)

@@ -43,26 +43,24 @@ class FedIALS(Method):
     paper: ClassVar[str] = "Hu et al., ICDM 2008; Ammad-ud-din et al., Federated Collaborative Filtering, 2019"
     default_rounds: ClassVar[int] = 5
 
-    def init_shared(self, catalogue: Catalogue, rng: Rng) -> dict[str, Tensor]:
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         item = rng.normal(catalogue.n_items, self.factors) * (self.init_scale * self.factors**-0.5)
         return {"item": item}
 
-    def init_local(self, shared: dict[str, Tensor], rng: Rng) -> Tree:
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         return {"items": data.items, "valid": data.valid}
 
-    def client(self, shared: dict[str, Tensor], local: Tree, batch: Batch) -> tuple[Update, Tree]:
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         x = self.user_vector(shared["item"], batch["items"], batch["valid"])
         square = torch.outer(x, x)
         row = torch.cat([x, square[_upper(self.factors)]])
         index = torch.where(batch["valid"], batch["items"], -1)
         return {"gram": square, "item": Rows(index, row.expand(len(index), -1), len(shared["item"]))}, local
 
-    def server(
-        self, shared: dict[str, Tensor], state: dict[str, Tensor], total: Total
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         vectors, halves = total.sum["item"].tensor_split([self.factors], dim=1)
         rows, columns = _upper(self.factors)
         squares = halves.new_empty(len(halves), self.factors, self.factors)
@@ -70,7 +68,7 @@ class FedIALS(Method):
         squares[:, columns, rows] = halves
         return {"item": self._solve(total.sum["gram"], squares, vectors)}, state
 
-    def score(self, shared: dict[str, Tensor], local: Tree, data: Data, items: Tensor) -> Tensor:
+    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         return shared["item"][items] @ self.user_vector(shared["item"], data.items, data.valid)
 
     def user_vector(self, table: Tensor, items: Tensor, valid: Tensor) -> Tensor:

@@ -46,10 +46,10 @@ class FedMF(Method):
     title: ClassVar[str] = "matrix factorisation: private user vectors, one shared item table"
     paper: ClassVar[str] = "Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020"
 
-    def init_shared(self, catalogue: Catalogue, rng: Rng) -> dict[str, Tensor]:
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         return {"item": rng.normal(catalogue.n_items, self.factors)}
 
-    def init_local(self, shared: dict[str, Tensor], rng: Rng) -> Tree:
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
         user = (2.0 * rng.uniform(self.factors) - 1.0) * self.factors**-0.5
         return {"user": user, "loss": torch.zeros_like(user[0])}
 
@@ -58,7 +58,7 @@ class FedMF(Method):
         index, slot = ops.touched(items, valid, data.catalogue.n_items)
         return {"index": index, "slot": slot, "label": label, "valid": valid}
 
-    def client(self, shared: dict[str, Tensor], local: Tree, batch: Batch) -> tuple[Update, Tree]:
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         base = rows = shared["item"][batch["index"]]
         user, total = local["user"], 0.0
         for _ in range(self.epochs):
@@ -71,25 +71,21 @@ class FedMF(Method):
         update: Update = {"item": Rows(batch["index"], rows - base, len(shared["item"]))}
         return update, {"user": user, "loss": mean_loss}
 
-    def server(
-        self, shared: dict[str, Tensor], state: dict[str, Tensor], total: Total
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         return {"item": shared["item"] + total.mean["item"]}, state
 
-    def score(self, shared: dict[str, Tensor], local: Tree, data: Data, items: Tensor) -> Tensor:
+    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         return shared["item"][items] @ local["user"]
 
-    def row_rate(self, shared: dict[str, Tensor]) -> float:
+    def row_rate(self, shared: Tree) -> float:
         return self.learning_rate * len(shared["item"]) * self.item_rate
 
-    def cohort(self, shared: dict[str, Tensor], locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         if shared["item"].device.type != "cpu":
             return super().cohort(shared, locals_, batches)
         user = locals_["user"].clone()
         rates = (self.learning_rate, self.row_rate(shared))
-        _, update, loss = factor_kernels.train(
-            shared["item"], user, None, batches, rates, self.batch_size, self.epochs
-        )
+        _, update, loss = factor_kernels.train(shared["item"], user, None, batches, rates, self.batch_size, self.epochs)
         return {"item": Rows(batches["index"], update, len(shared["item"]))}, {"user": user, "loss": loss}
 
 

@@ -49,22 +49,27 @@ class PFedRec(Method):
     paper: ClassVar[str] = "Zhang et al., Dual Personalization on Federated Recommendation, IJCAI 2023"
     scores_from: ClassVar[Literal["latest", "base"]] = "base"
 
-    def init_shared(self, catalogue: Catalogue, rng: Rng) -> dict[str, Tensor]:
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         # One common initial score function: it travels with the table, for whoever joins, and never changes.
         start = (2.0 * rng.uniform(self.factors + 1) - 1.0) * self.factors**-0.5
         item = rng.normal(catalogue.n_items, self.factors)
         return {"item": item, "weight": start[:-1], "bias": start[-1]}
 
-    def init_local(self, shared: dict[str, Tensor], rng: Rng) -> Tree:
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
         nothing = Rows(rng.integers(1, 0), shared["item"][:0], len(shared["item"]))
-        return {"weight": shared["weight"], "bias": shared["bias"], "item": nothing, "loss": shared["bias"] * 0}
+        return {
+            "weight": shared["weight"],
+            "bias": shared["bias"],
+            "item": nothing,
+            "loss": shared["bias"] * 0,
+        }
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         items, label, valid = ops.labelled(rng, data, self.negatives)
         index, slot = ops.touched(items, valid, data.catalogue.n_items)
         return {"index": index, "slot": slot, "label": label, "valid": valid}
 
-    def client(self, shared: dict[str, Tensor], local: Tree, batch: Batch) -> tuple[Update, Tree]:
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         base = rows = shared["item"][batch["index"]]
         score = (local["weight"], local["bias"])
         total = torch.zeros(())
@@ -85,20 +90,18 @@ class PFedRec(Method):
         }
         return {"item": Rows(batch["index"], rows - base, n_items)}, local
 
-    def server(
-        self, shared: dict[str, Tensor], state: dict[str, Tensor], total: Total
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         return {**shared, "item": shared["item"] + total.mean["item"]}, state
 
-    def score(self, shared: dict[str, Tensor], local: Tree, data: Data, items: Tensor) -> Tensor:
+    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         weight, bias, own = local["weight"], local["bias"], local["item"]
         common = shared["item"][items] @ weight + bias
         return ops.overlay(common, items, own.index, own.value @ weight + bias, own.size)
 
-    def row_rate(self, shared: dict[str, Tensor]) -> float:
+    def row_rate(self, shared: Tree) -> float:
         return self.learning_rate * len(shared["item"]) * self.item_rate
 
-    def cohort(self, shared: dict[str, Tensor], locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         if shared["item"].device.type != "cpu":
             return super().cohort(shared, locals_, batches)
         weight, bias = locals_["weight"].clone(), locals_["bias"].clone()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from homebody.errors import HomebodyError
-from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
+from homebody.privacy.events import OBSERVERS, Charge
 
 __all__ = ["Entry", "Ledger"]
 

@@ -63,7 +63,7 @@ class LocalStore:
 
     def get(self, users: Users) -> Tree:
         """The stacked state of clients of one bucket."""
-        tree = self._trees[int(self._bucket_of[users[0]])]
+        tree = self._trees.get(int(self._bucket_of[users[0]]), {})
         where = self._where(users, tree)
         return self._assemble({name: value[where] for name, value in tree.items()})
 
@@ -86,9 +86,11 @@ class LocalStore:
     def state(self) -> dict[str, Tensor]:
         self._shared = set(self._trees)
         flat = {f"{bucket}/{name}": value for bucket, tree in self._trees.items() for name, value in tree.items()}
-        return flat | {"held": torch.from_numpy(self._held.copy())} | {
-            f"size/{name}": torch.tensor(size) for name, size in self._sizes.items()
-        }
+        return (
+            flat
+            | {"held": torch.from_numpy(self._held.copy())}
+            | {f"size/{name}": torch.tensor(size) for name, size in self._sizes.items()}
+        )
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.clear()

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from homebody import ops
-from homebody.core import Catalogue, Collected, Data, Method, Rows, Total, Tree, Users
+from homebody.core import Catalogue, Collected, Data, Evaluated, Method, Rows, Total, Tree, Users
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.evaluation import Question, questions, summarise
+from homebody.evaluation import Block, Question, questions, summarise
 from homebody.rng import Rng
 from homebody.runtime.locals import LocalStore
 
@@ -27,12 +27,12 @@ CACHED_BYTES = 256 << 20
 """Evaluation asks the same questions every round; they are kept up to this size."""
 
 
-class Block(NamedTuple):
+class Asked(NamedTuple):
     """Clients of similar length that are scored together."""
 
     users: Users
     data: tuple[Tensor, ...]
-    asked: dict[str, Question]
+    questions: dict[str, Question]
 
 
 class Simulator:
@@ -50,8 +50,8 @@ class Simulator:
         self._store = LocalStore(split.lengths, self._members)
         self._rng = Rng.of(0)
         self._base_step = np.full(split.n_users, -1, dtype=np.int64)
-        self._bases: dict[int, dict[str, Tensor]] = {}
-        self._blocks: list[Block] | None = None
+        self._bases: dict[int, Tree] = {}
+        self._kept: list[Asked] | None = None
 
     def available(self) -> Users:
         return self._members
@@ -62,9 +62,9 @@ class Simulator:
         self._base_step[:] = -1
         self._bases.clear()
 
-    def collect(self, method: Method, shared: dict[str, Tensor], cohort: Users, rng: Rng, step: int) -> Collected:
+    def collect(self, method: Method, shared: Tree, cohort: Users, rng: Rng, step: int) -> Collected:
         rng = Rng(rng.key.to(self.device))
-        sums: dict[str, Tensor] = {}
+        sums: Tree = {}
         bytes_up, loss = 0, 0.0
         for users, width in self._store.groups(cohort, SAMPLES_AT_ONCE):
             data = self._data(users, width)
@@ -79,7 +79,7 @@ class Simulator:
             bytes_up += _add(update, sums)
             self._store.put(users, locals_)
             if "loss" in locals_:
-                loss += float(locals_["loss"].sum())  # type: ignore[union-attr]
+                loss += float(locals_["loss"].sum())
         if method.scores_from == "base":
             self._base_step[cohort] = step
             self._bases[step] = shared
@@ -89,16 +89,14 @@ class Simulator:
         down = sum(value.nbytes for value in shared.values()) * len(cohort)
         return Collected(total, bytes_up, down, loss / len(cohort) if "loss" in locals_ else None)
 
-    def evaluate(self, method: Method, shared: dict[str, Tensor]) -> dict[str, float]:
+    def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         everything = torch.arange(self.catalogue.n_items, device=self.device)
+        return summarise(
+            Block(users, self._scores(method, shared, users, data, everything), asked)
+            for users, data, asked in self._asked()
+        )
 
-        def scored() -> Iterator[tuple[Tensor, dict[str, Question]]]:
-            for block in self._question_blocks():
-                yield self._scores(method, shared, block.users, block.data, everything), block.asked
-
-        return summarise(scored())
-
-    def recommend(self, method: Method, shared: dict[str, Tensor], user: int, k: int) -> list[tuple[int, float]]:
+    def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         if not 0 <= user < self.split.n_users:
             raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.split.n_users - 1}.")
         users = np.array([user])
@@ -109,7 +107,7 @@ class Simulator:
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [(item, score) for item, score in pairs if score > -np.inf]
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self) -> Tree:
         state = {f"local/{name}": value for name, value in self._store.state().items()}
         state["base_step"] = torch.from_numpy(self._base_step.copy())
         for step, tree in self._bases.items():
@@ -131,10 +129,10 @@ class Simulator:
     def _data(self, users: Users, width: int | None = None) -> tuple[Tensor, ...]:
         return tuple(torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width))
 
-    def _client_data(self, *own: Tensor) -> Data:
-        return Data(*own, catalogue=self.catalogue)
+    def _client_data(self, items: Tensor, valid: Tensor, excluded: Tensor) -> Data:
+        return Data(items, valid, excluded, self.catalogue)
 
-    def _locals(self, method: Method, shared: dict[str, Tensor], users: Users) -> Tree:
+    def _locals(self, method: Method, shared: Tree, users: Users) -> Tree:
         """These clients' state; those that join now draw theirs."""
         new = ~self._store.holds(users)
         if new.all():
@@ -143,17 +141,15 @@ class Simulator:
             self._store.put(users[new], self._fresh(method, shared, users[new]))
         return self._store.get(users)
 
-    def _fresh(self, method: Method, shared: dict[str, Tensor], users: Users) -> Tree:
+    def _fresh(self, method: Method, shared: Tree, users: Users) -> Tree:
         keys = self._rng.fold("local").fold(self._tensor(users)).key
         fresh: Tree = vmap(lambda key: method.init_local(shared, Rng(key)))(keys)
         return fresh
 
-    def _scores(
-        self, method: Method, shared: dict[str, Tensor], users: Users, data: tuple[Tensor, ...], items: Tensor
-    ) -> Tensor:
+    def _scores(self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...], items: Tensor) -> Tensor:
         """(users, items) as each device would compute them, with the parameters it holds."""
 
-        def score(tree: dict[str, Tensor], locals_: Tree, own: tuple[Tensor, ...]) -> Tensor:
+        def score(tree: Tree, locals_: Tree, own: tuple[Tensor, ...]) -> Tensor:
             one: Callable[..., Tensor] = lambda mine, *parts: method.score(  # noqa: E731
                 tree, mine, self._client_data(*parts), items
             )
@@ -176,23 +172,25 @@ class Simulator:
             out[rows] = values
         return out
 
-    def _question_blocks(self) -> Iterator[Block]:
-        if self._blocks is not None:
-            yield from self._blocks
+    def _asked(self) -> Iterator[Asked]:
+        if self._kept is not None:
+            yield from self._kept
             return
-        kept: list[Block] = []
+        kept: list[Asked] = []
         size = 0
-        for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, SCORES_AT_ONCE // self.split.n_items):
-            block = Block(users, self._data(users, width), questions(self.split, users, self.device))
-            size += sum(t.nbytes for t in block.data) + sum(t.nbytes for q in block.asked.values() for t in q)
+        most = SCORES_AT_ONCE // self.split.n_items
+        for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, most):
+            block = Asked(users, self._data(users, width), questions(self.split, users, self.device))
+            size += sum(part.nbytes for part in block.data)
+            size += sum(part.nbytes for question in block.questions.values() for part in question)
             if size <= CACHED_BYTES:
                 kept.append(block)
             yield block
         if size <= CACHED_BYTES:
-            self._blocks = kept
+            self._kept = kept
 
 
-def _add(update: Tree, sums: dict[str, Tensor]) -> int:
+def _add(update: Tree, sums: Tree) -> int:
     """Add a stacked update to the sums; answer how many bytes its clients send."""
     sent = 0
     for name, value in update.items():
@@ -214,5 +212,7 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise HomebodyError(f"The device '{name}' cannot be used here; give --device cpu, or cuda where there is a GPU.") from error
+        raise HomebodyError(
+            f"The device '{name}' cannot be used here; give --device cpu, or cuda where there is a GPU."
+        ) from error
     return device

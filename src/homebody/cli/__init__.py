@@ -1,0 +1,49 @@
+"""The command line: one file per command. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from homebody import __version__
+from homebody.cli import compare, data, methods, recommend, run, show
+from homebody.errors import HomebodyError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Train and compare recommenders without collecting anyone's history.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"homebody {__version__}")
+        raise typer.Exit
+
+
+app.command("run")(run.run)
+app.command("compare")(compare.compare)
+app.command("methods")(methods.methods)
+app.command("show")(show.show)
+app.command("recommend")(recommend.recommend)
+app.add_typer(data.app, name="data")
+
+
+def main() -> None:
+    """The `homebody` command. What a person can put right is said in one sentence, with exit code 2."""
+    try:
+        app()
+    except HomebodyError as error:
+        typer.echo(f"homebody: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("homebody: interrupted.", err=True)
+        sys.exit(130)

@@ -1,0 +1,76 @@
+"""`homebody compare`: several methods on the same data and splits, over several seeds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homebody.cli import options
+from homebody.errors import HomebodyError
+
+__all__ = ["compare"]
+
+
+def compare(
+    methods: Annotated[list[str], typer.Argument(help="Names from `homebody methods`, or path/to/file.py:Class.")],
+    data: options.Data = "ml-100k",
+    seeds: Annotated[int, typer.Option("--seeds", help="Run each method with seeds 0 to this less 1.")] = 3,
+    rounds: options.Rounds = None,
+    protocol: options.Protocol = "strict",
+    cohort: options.Cohort = None,
+    evaluate_every: options.EvaluateEvery = 1,
+    held_out: options.HeldOut = None,
+    device: options.Device = "cpu",
+    out: options.Out = Path("runs"),
+    as_json: options.Json = False,
+    data_dir: options.DataDir = None,
+    user_col: options.UserCol = None,
+    item_col: options.ItemCol = None,
+    time_col: options.TimeCol = None,
+    rating_col: options.RatingCol = None,
+) -> None:
+    """Mean and deviation over seeds, and whether a method really differs from the best one.
+
+    Methods meet the same splits and candidates, so users are compared in pairs (NDCG@10, sign-flip test, Holm).
+    """
+    from homebody.cli.progress import watching
+    from homebody.recipe import Recipe
+    from homebody.report.comparison import summarise_runs
+    from homebody.run import execute
+
+    if seeds < 1:
+        raise HomebodyError(f"Seeds must be at least 1, not {seeds}.")
+    recipes = [
+        Recipe(
+            method=method,
+            data=data,
+            rounds=rounds,
+            seed=seed,
+            protocol=protocol,
+            held_out=held_out,
+            cohort=cohort,
+            evaluate_every=evaluate_every,
+            device=device,
+            columns=options.columns(user_col, item_col, time_col, rating_col),
+            data_dir=None if data_dir is None else str(data_dir),
+        )
+        for method in dict.fromkeys(methods)
+        for seed in range(seeds)
+    ]
+    for recipe in recipes:
+        recipe.build()
+    results = []
+    for recipe in recipes:
+        with watching(f"{recipe.method} seed {recipe.seed}", quiet=as_json) as watcher:
+            results.append(execute(recipe, out, watcher))
+    comparison = summarise_runs(results)
+    if as_json:
+        typer.echo(json.dumps(comparison))
+        return
+
+    from homebody.report.tables import print_comparison
+
+    print_comparison(comparison)

@@ -1,0 +1,67 @@
+"""`homebody methods`: what there is to run."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from homebody.cli import options
+
+__all__ = ["methods"]
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show this one's fields.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Every method and reference: what it is, its paper, and the fields that --set takes."""
+    from homebody.methods import METHODS
+
+    described = [_describe(one) for one in ([name] if name else METHODS)]
+    if as_json:
+        typer.echo(json.dumps({"methods": described}))
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if name is None:
+        table = Table("name", "kind", "what it is", "fields")
+        for one in described:
+            table.add_row(one["name"], one["kind"], one["title"], ", ".join(f["name"] for f in one["fields"]))
+        console.print(table)
+        console.print(
+            "`homebody methods NAME` explains the fields; `path/to/file.py:Class` runs your own.",
+            highlight=False,
+        )
+        return
+    (one,) = described
+    console.print(f"[bold]{one['name']}[/bold] ({one['kind']}): {one['title']}", highlight=False)
+    if one["paper"]:
+        console.print(one["paper"], highlight=False)
+    table = Table("field", "default", "bounds", "meaning")
+    for field in one["fields"]:
+        low, high = field["low"], field["high"]
+        bounds = f"{'' if low is None else low} … {'' if high is None else high}" if (low, high) != (None, None) else ""
+        table.add_row(field["name"], str(field["default"]), bounds, field["doc"])
+    if one["fields"]:
+        console.print(table)
+
+
+def _describe(name: str) -> dict[str, Any]:
+    from homebody.core import Method
+    from homebody.methods import find, params
+
+    found = find(name)
+    federated = issubclass(found, Method)
+    return {
+        "name": name,
+        "kind": "federated" if federated else "centralised",
+        "title": found.title,
+        "paper": found.paper,
+        "default_rounds": found.default_rounds if issubclass(found, Method) else None,
+        "fields": [{"name": spec.name, "default": spec.default, **spec.metadata} for spec in params(found)],
+    }

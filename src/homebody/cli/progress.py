@@ -1,0 +1,83 @@
+"""How a run shows that it is alive: on the error stream, so that results stay apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from homebody.cli.data import fetching
+
+if TYPE_CHECKING:
+    from homebody.fit import Round
+    from homebody.run import Watcher
+
+__all__ = ["watching"]
+
+EVERY = 5.0
+"""Seconds between lines where there is no terminal to draw a bar on."""
+
+
+@contextmanager
+def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") -> Iterator[Watcher]:
+    """A bar with round, loss, validation metric, ε and the time that is left."""
+    from homebody.report.tables import epsilon_text
+    from homebody.run import Watcher
+
+    if quiet:
+        yield Watcher()
+        return
+
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[told]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task(label, total=None, told="", start=False)
+    last_line, metric, rounds = time.monotonic(), "", 0
+
+    def start(total: int) -> None:
+        nonlocal rounds
+        rounds = total
+        bar.start()
+        bar.update(task, total=total)
+        bar.start_task(task)
+
+    def on_round(line: Round) -> None:
+        nonlocal last_line, metric
+        if select in line.metrics:
+            metric = f"{select} {line.metrics[select]:.4f}"
+        loss = "" if line.loss is None else f"loss {line.loss:.4f}"
+        epsilon = "ε " + ", ".join(f"{who} {epsilon_text(value)}" for who, value in line.epsilon.items())
+        told = " · ".join(part for part in (loss, metric, epsilon) if part)
+        bar.update(task, completed=line.round, told=told)
+        if not console.is_terminal and time.monotonic() - last_line > EVERY:
+            last_line = time.monotonic()
+            console.print(f"{label} round {line.round}/{rounds} · {told}", highlight=False, soft_wrap=True)
+
+    def say(text: str) -> None:
+        console.print(f"{label}: {text}", highlight=False, soft_wrap=True)
+
+    with fetching() as (_, fetched):
+        try:
+            yield Watcher(say=say, start=start, on_round=on_round, fetched=fetched)
+        finally:
+            bar.stop()

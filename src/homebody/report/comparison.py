@@ -1,0 +1,104 @@
+"""Several runs side by side: means, deviations, and which differences are more than luck."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from homebody.report.record import RunFolder
+
+__all__ = ["holm", "paired_p", "summarise_runs"]
+
+FLIPS = 10_000
+Floats = npt.NDArray[np.float64]
+
+
+def paired_p(difference: Floats, flips: int = FLIPS, seed: int = 0) -> float:
+    """Two-sided p of a mean paired difference: how often flipping signs at random gives one as large.
+
+    >>> paired_p(np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])) < 0.02
+    True
+    >>> paired_p(np.array([1.0, -1.0, 1.0, -1.0]))
+    1.0
+    """
+    difference = difference[difference != 0]
+    if not len(difference):
+        return 1.0
+    generator = np.random.default_rng(seed)
+    observed = abs(difference.sum())
+    at_least = 0
+    for start in range(0, flips, 500):
+        signs = generator.integers(0, 2, size=(min(500, flips - start), len(difference)), dtype=np.int8) * 2 - 1
+        at_least += int((np.abs(signs @ difference) >= observed - 1e-9).sum())
+    return (at_least + 1) / (flips + 1)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction for looking several times.
+
+    >>> holm([0.01, 0.04])
+    [0.02, 0.04]
+    """
+    order = np.argsort(p_values)
+    out, largest = [0.0] * len(p_values), 0.0
+    for place, index in enumerate(order):
+        largest = max(largest, min(1.0, p_values[index] * (len(p_values) - place)))
+        out[index] = largest
+    return out
+
+
+def summarise_runs(results: Sequence[Mapping[str, Any]], k: int = 10) -> dict[str, Any]:
+    """One row a method, over its seeds; p against the method of the best mean NDCG."""
+    by_method: dict[str, list[Mapping[str, Any]]] = {}
+    for result in results:
+        by_method.setdefault(str(result["method"]), []).append(result)
+    rows = [_row(method, runs) for method, runs in by_method.items()]
+    metric = f"ndcg@{k}"
+    best = max(rows, key=lambda row: row["metrics"][metric]["mean"])
+    gains = {method: _gains(runs, k) for method, runs in by_method.items()}
+    others = [row for row in rows if row is not best]
+    p_values = holm([paired_p(gains[best["method"]] - gains[row["method"]]) for row in others])
+    for row, p in zip(others, p_values, strict=True):
+        row["p_against_best"] = p
+    best["p_against_best"] = None
+    first = results[0]
+    return {
+        "data": first["data"],
+        "protocol": first["protocol"],
+        "meaning": first["meaning"],
+        "notes": first["notes"],
+        "seeds": [result["seed"] for result in by_method[best["method"]]],
+        "test": f"paired over users on {metric}, sign flips, Holm-corrected, against the best",
+        "best": best["method"],
+        "methods": rows,
+    }
+
+
+def _row(method: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def spread(values: Sequence[float]) -> dict[str, float | None]:
+        return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None}
+
+    return {
+        "method": method,
+        "metrics": {name: spread([run["metrics"][name] for run in runs]) for name in runs[0]["metrics"]},
+        "epsilon": runs[0]["epsilon"],
+        "bytes_up": round(statistics.fmean(run["bytes_up"] for run in runs)),
+        "bytes_down": round(statistics.fmean(run["bytes_down"] for run in runs)),
+        "rounds": runs[0]["rounds"],
+        "seconds": statistics.fmean(run["seconds"] for run in runs),
+        "runs": [run["run"] for run in runs],
+    }
+
+
+def _gains(runs: Sequence[Mapping[str, Any]], k: int) -> Floats:
+    """Each user's NDCG, averaged over seeds; a user whom some seed did not ask is left out everywhere."""
+    frames = [RunFolder.open(Path(run["run"])).ranks().select("user", "rank") for run in runs]
+    gain = pl.when(pl.col("rank") < k).then(1.0 / (pl.col("rank") + 2.0).log(2)).otherwise(0.0)
+    mean = pl.concat(frames).group_by("user").agg(gain.mean().alias("gain")).sort("user")
+    return mean["gain"].to_numpy()

@@ -1,0 +1,252 @@
+"""The record of a run: one folder that says what was run, what came of it, and from where to go on.
+
+| file                | what                                                      |
+|---------------------|-----------------------------------------------------------|
+| recipe.toml         | everything needed to run it again                         |
+| environment.json    | versions, machine class, threads                          |
+| metrics.jsonl       | a line a round                                            |
+| ledger.sqlite       | every privacy charge                                      |
+| state.json          | names the last whole checkpoint, its round and checksum   |
+| state-N.safetensors | that checkpoint: parameters and every simulated client    |
+| ranks.parquet       | where each user's test item stood at the chosen round     |
+| result.json         | the outcome; present once the run is complete             |
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from homebody.core import Evaluated
+from homebody.errors import HomebodyError
+from homebody.fit import Best, Progress, Round
+
+__all__ = ["RunFolder", "jsonable"]
+
+SCHEMA_VERSION = 1
+OVERHEAD = 0.05
+"""Share of a run's time that checkpoints may take."""
+
+
+class RunFolder:
+    """A run's folder, open for writing or reading; it is also where `fit` keeps its checkpoints."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint_every = 1.0
+        self._saved = time.monotonic()
+
+    @classmethod
+    def create(cls, parent: Path, name: str) -> RunFolder:
+        """A new folder below the parent, its name made unique by a number where needed."""
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            for number in range(1, 10_000):
+                path = parent / (name if number == 1 else f"{name}-{number}")
+                try:
+                    path.mkdir()
+                except FileExistsError:
+                    continue
+                return cls(path)
+        except OSError as error:
+            raise HomebodyError(f"No run can be written below {parent}: {error.strerror}.") from error
+        raise HomebodyError(f"There are too many runs called {name} in {parent}.")
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """A run that exists."""
+        if not (path / "recipe.toml").is_file():
+            raise HomebodyError(f"There is no run in {path}: a run's folder holds a recipe.toml.")
+        return cls(path)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder: a second process that wants it is refused."""
+        with (self.path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise HomebodyError(f"Another process is working on {self.path}.") from None
+            yield
+
+    @property
+    def ledger_path(self) -> Path:
+        return self.path / "ledger.sqlite"
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace a file, all or nothing."""
+        scratch = self.path / f".{name}.partial"
+        with scratch.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(self.path / name)
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        self.write_text(name, json.dumps(jsonable(value), indent=2) + "\n")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        try:
+            value: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise HomebodyError(f"{self.path} has no {name}: the run is not complete; --resume continues it.") from None
+        except ValueError as error:
+            raise HomebodyError(f"{self.path / name} is not readable as JSON: {error}.") from error
+        return value
+
+    def add_round(self, line: Round) -> None:
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(jsonable(asdict(line))) + "\n")
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Every recorded round; a line that a kill cut short is left out."""
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return []
+        lines = []
+        for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            if not text.endswith("\n"):
+                break
+            lines.append(json.loads(text))
+        return lines
+
+    def add_ranks(self, evaluated: Evaluated) -> None:
+        if evaluated.per_user:
+            columns = {name.replace("/", "_"): value.numpy() for name, value in evaluated.per_user.items()}
+            scratch = self.path / ".ranks.parquet.partial"
+            pl.DataFrame(columns).write_parquet(scratch)
+            scratch.replace(self.path / "ranks.parquet")
+
+    def ranks(self) -> pl.DataFrame:
+        return pl.read_parquet(self.path / "ranks.parquet")
+
+    def due(self) -> bool:
+        return time.monotonic() - self._saved >= self.checkpoint_every
+
+    def save(self, progress: Progress) -> None:
+        began = time.monotonic()
+        best = progress.best
+        same = best is not None and best.step == progress.step
+        tensors = _prefixed(shared=progress.shared, server=progress.server, clients=progress.clients)
+        if best is not None:
+            tensors |= _prefixed(best_users=best.evaluated.per_user)
+            if not same:
+                tensors |= _prefixed(best_shared=best.shared, best_clients=best.clients)
+        name = f"state-{progress.step}.safetensors"
+        scratch = self.path / f".{name}.partial"
+        safetensors.torch.save_file(_own_storage(tensors), scratch)
+        with scratch.open("rb") as file:
+            os.fsync(file.fileno())
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        scratch.replace(self.path / name)
+        self.write_json(
+            "state.json",
+            {
+                "schema": SCHEMA_VERSION,
+                "file": name,
+                "sha256": checksum,
+                "step": progress.step,
+                "best": None if best is None else {"step": best.step, "metrics": best.evaluated.metrics},
+            },
+        )
+        for old in self.path.glob("state-*.safetensors"):
+            if old.name != name:
+                old.unlink()
+        self._saved = time.monotonic()
+        self.checkpoint_every = max(1.0, (self._saved - began) / OVERHEAD)
+
+    def load(self) -> Progress | None:
+        """The last checkpoint; the rounds recorded after it are taken back, to be run again."""
+        for left in self.path.glob(".*.partial"):
+            left.unlink()
+        if not (self.path / "state.json").exists():
+            self._keep_rounds(0)
+            return None
+        pointer = self.read_json("state.json")
+        if pointer.get("schema", 0) > SCHEMA_VERSION:
+            raise HomebodyError(f"{self.path} was written by a newer Homebody; update to resume it.")
+        path = self.path / str(pointer["file"])
+        try:
+            with path.open("rb") as file:
+                checksum = hashlib.file_digest(file, "sha256").hexdigest()
+            if checksum != pointer["sha256"]:
+                raise HomebodyError(
+                    f"The checkpoint {path} is corrupt (its checksum is wrong); run the recipe beside it again."
+                )
+            tensors = safetensors.torch.load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise HomebodyError(f"The checkpoint {path} cannot be read: {error}.") from error
+        self._keep_rounds(int(pointer["step"]))
+        progress = Progress(
+            int(pointer["step"]),
+            _part(tensors, "shared"),
+            _part(tensors, "server"),
+            _part(tensors, "clients"),
+        )
+        if pointer["best"] is not None:
+            step = int(pointer["best"]["step"])
+            here = step == progress.step
+            progress.best = Best(
+                step,
+                Evaluated(pointer["best"]["metrics"], _part(tensors, "best_users")),
+                progress.shared if here else _part(tensors, "best_shared"),
+                progress.clients if here else _part(tensors, "best_clients"),
+            )
+        return progress
+
+    def _keep_rounds(self, count: int) -> None:
+        lines = self.rounds()[:count]
+        if (self.path / "metrics.jsonl").exists():
+            self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def jsonable(value: Any) -> Any:
+    """JSON knows no infinity and no NaN: they become texts.
+
+    >>> jsonable({"epsilon": math.inf, "loss": [1.5, math.nan]})
+    {'epsilon': 'inf', 'loss': [1.5, 'nan']}
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    return value
+
+
+def _prefixed(**trees: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}:{name}": value for prefix, tree in trees.items() for name, value in tree.items()}
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(f"{prefix}:"): v for n, v in tensors.items() if n.startswith(f"{prefix}:")}
+
+
+def _own_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """safetensors refuses tensors that share memory, and ones that are views: those few are copied."""
+    seen: set[int] = set()
+    out = {}
+    for name, value in tensors.items():
+        value = value.detach().cpu()
+        storage = value.untyped_storage()
+        if not value.is_contiguous() or storage.data_ptr() in seen or storage.nbytes() != value.nbytes:
+            value = value.clone(memory_format=torch.contiguous_format)
+        seen.add(value.untyped_storage().data_ptr())
+        out[name] = value
+    return out

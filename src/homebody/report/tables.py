@@ -1,0 +1,142 @@
+"""Tables for people, on a terminal."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from homebody.privacy import Ledger
+from homebody.report.record import RunFolder
+
+__all__ = ["epsilon_text", "print_comparison", "print_result", "print_run"]
+
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def epsilon_text(value: float | str) -> str:
+    """ε for people.
+
+    >>> epsilon_text("inf"), epsilon_text(2.446)
+    ('∞', '2.45')
+    """
+    number = float(value)
+    return "∞" if number == float("inf") else f"{number:.3g}"
+
+
+def kilobytes(count: float) -> str:
+    """
+    >>> kilobytes(56_445)
+    '56.4'
+    """
+    return f"{count / 1000:,.1f}"
+
+
+def print_result(result: Mapping[str, Any], console: Console | None = None) -> None:
+    """One run: metrics, ε, costs, and where the record is."""
+    console = console or Console()
+    table = Table("", *_cutoffs(result["metrics"]), title=f"{result['method']} on {result['data']}, test")
+    for label, prefix in (("sampled", ""), ("full catalogue", "full/")):
+        for name in ("hr", "ndcg"):
+            values = [result["metrics"].get(f"{prefix}{name}{cut}") for cut in _cutoffs(result["metrics"])]
+            table.add_row(f"{name.upper()}, {label}", *(f"{v:.4f}" if v is not None else "" for v in values))
+    console.print(table)
+    epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in result["epsilon"].items())
+    for line in (
+        result["meaning"],
+        f"ε certified, one user, over the whole training: {epsilon}",
+        f"{result['rounds']} rounds, chosen {result['chosen_round']}; {result['seconds']:.1f} s "
+        f"({result['seconds_per_round']:.3f} s a training round), peak memory {result['peak_rss_mb']:,.0f} MB",
+        f"per client and round: {kilobytes(result['bytes_up'])} KB up, {kilobytes(result['bytes_down'])} KB down",
+        *result["notes"],
+        f"record: {result['run']}",
+    ):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def print_comparison(comparison: Mapping[str, Any], console: Console | None = None) -> None:
+    """Methods side by side."""
+    console = console or Console()
+    seeds = len(comparison["seeds"])
+    title = f"{comparison['data']}, protocol {comparison['protocol']}, {seeds} seed{'s' if seeds > 1 else ''}"
+    table = Table(title=title)
+    for heading in ("method", "HR@10", "NDCG@10", "full HR@10", "full NDCG@10", "p", "ε server / public"):
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+    for heading in ("seconds", "KB up", "KB down"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in comparison["methods"]:
+        p = row["p_against_best"]
+        table.add_row(
+            row["method"],
+            *(_spread(row["metrics"][name]) for name in ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")),
+            "best" if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001",
+            f"{epsilon_text(row['epsilon']['server'])} / {epsilon_text(row['epsilon']['public'])}",
+            f"{row['seconds']:.1f}",
+            kilobytes(row["bytes_up"]),
+            kilobytes(row["bytes_down"]),
+        )
+    console.print(table)
+    for line in (
+        comparison["meaning"],
+        f"p: {comparison['test']}",
+        "ε: certified, one user, whole training; ∞ means no bound: updates (or raw data) leave as they are",
+        "KB: per client and round; a centralised method's is the raw history, sent once",
+        *comparison["notes"],
+        "records:",
+        *(f"  {run}" for row in comparison["methods"] for run in row["runs"]),
+    ):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def print_run(folder: RunFolder, console: Console | None = None) -> None:
+    """A record: recipe, rounds, ledger, result."""
+    console = console or Console()
+    recipe = tomllib.loads((folder.path / "recipe.toml").read_text(encoding="utf-8"))
+    parts = (f"{name}={value}" for name, value in recipe.items() if value not in ({}, None) and name != "schema")
+    console.print("recipe: " + " ".join(parts), highlight=False, soft_wrap=True, markup=False)
+    lines = folder.rounds()
+    asked = [line for line in lines if line["metrics"]]
+    for name in ("valid/ndcg@10", "ndcg@10"):
+        values = [line["metrics"][name] for line in asked if name in line["metrics"]]
+        if values:
+            console.print(f"{name:>14} {_spark(values)} {values[0]:.4f} → {values[-1]:.4f}", highlight=False)
+    losses = [line["loss"] for line in lines if isinstance(line["loss"], float)]
+    if losses:
+        console.print(f"{'loss':>14} {_spark(losses)} {losses[0]:.4f} → {losses[-1]:.4f}", highlight=False)
+    ledger = Ledger(folder.ledger_path)
+    entries = ledger.entries()
+    ledger.close()
+    reasons = sorted({json.loads(entry.event)["reason"] for entry in entries})
+    console.print(
+        f"ledger: {len(entries)} charges, chain whole; not private: {'; '.join(reasons)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if (folder.path / "result.json").exists():
+        print_result(folder.read_json("result.json"), console)
+    else:
+        console.print(
+            f"not complete: {len(lines)} rounds are recorded; go on with `homebody run --resume {folder.path}`",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _cutoffs(metrics: Mapping[str, float]) -> list[str]:
+    return [name.removeprefix("hr") for name in metrics if name.startswith("hr@")]
+
+
+def _spread(value: Mapping[str, float | None]) -> str:
+    return f"{value['mean']:.4f}" if value["sd"] is None else f"{value['mean']:.4f} ±{value['sd']:.4f}"
+
+
+def _spark(values: list[float], width: int = 40) -> str:
+    count = min(width, len(values))
+    picked = [values[round(i * (len(values) - 1) / max(1, count - 1))] for i in range(count)]
+    low, high = min(picked), max(picked)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[int((value - low) * scale)] for value in picked)

@@ -1,0 +1,247 @@
+"""From a recipe to a finished run: load, split, fit, record."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from homebody.core import Evaluated, Histories, Method, Reference
+from homebody.data import Population, load
+from homebody.data.splits import Split, leave_one_out
+from homebody.errors import HomebodyError
+from homebody.evaluation import Block, describe, questions, summarise
+from homebody.fit import Best, Fitted, Round, fit
+from homebody.privacy import OBSERVERS, Charge, Ledger, NonPrivate
+from homebody.recipe import Recipe, fingerprint
+from homebody.report import RunFolder
+from homebody.rng import Rng
+from homebody.runtime import Simulator
+
+__all__ = ["Watcher", "execute", "reopen", "resume"]
+
+SCORES_AT_ONCE = 1 << 23
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """What wants to know how a run goes; each may do nothing."""
+
+    say: Callable[[str], None] = lambda text: None
+    start: Callable[[int], None] = lambda rounds: None
+    on_round: Callable[[Round], None] = lambda line: None
+    fetched: Callable[[int, int | None], None] | None = None
+
+
+QUIET = Watcher()
+
+
+def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET) -> dict[str, Any]:
+    """Run a recipe in a new folder below `out`. Nothing is written before everything given was checked."""
+    method, split = _prepare(recipe, watcher)
+    recipe = replace(recipe, rounds=_rounds(recipe, method))
+    folder = RunFolder.create(out, f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    with folder.alone():
+        try:
+            folder.write_text("recipe.toml", recipe.to_toml())
+            folder.write_json("environment.json", environment(recipe, method, split))
+            return _run(recipe, method, split, folder, watcher)
+        except BaseException:
+            if not folder.rounds():
+                shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+
+
+def resume(path: Path, watcher: Watcher = QUIET) -> dict[str, Any]:
+    """Go on with a run that was cut short; a complete one just says its result."""
+    folder = RunFolder.open(path)
+    with folder.alone():
+        if (path / "result.json").exists():
+            return folder.read_json("result.json")
+        recipe = Recipe.from_toml((path / "recipe.toml").read_text(encoding="utf-8"))
+        method, split = _prepare(recipe, watcher)
+        now, then = environment(recipe, method, split), folder.read_json("environment.json")
+        for name, meaning in (("data_fingerprint", "The data"), ("method_fingerprint", "The method's file")):
+            if now[name] != then.get(name):
+                raise HomebodyError(f"{meaning} changed since {path} was begun: a resumed run would mix the two.")
+        return _run(recipe, method, split, folder, watcher)
+
+
+def reopen(path: Path) -> tuple[Fitted, Population]:
+    """A finished run's model, ready to recommend, and the population it was trained on."""
+    folder = RunFolder.open(path)
+    folder.read_json("result.json")
+    recipe = Recipe.from_toml((path / "recipe.toml").read_text(encoding="utf-8"))
+    method, split = _prepare(recipe, QUIET)
+    if isinstance(method, Reference):
+        raise HomebodyError(f"{recipe.method} is a centralised reference: its run keeps figures, not a model.")
+    progress = folder.load()
+    if progress is None:
+        raise HomebodyError(f"{path} holds no model.")
+    acting = method.phases[-1].method or method
+    runtime = Simulator(split, device=recipe.device, fused=recipe.fused)
+    runtime.begin(acting, Rng.of(recipe.seed, method.phases[-1].name).fold("clients"))
+    best = progress.best or Best(progress.step, Evaluated({}), progress.shared, progress.clients)
+    runtime.load_state(best.clients)
+    shared = {name: value.to(runtime.device) for name, value in best.shared.items()}
+    fitted = Fitted(acting, runtime, shared, best.evaluated, best.step, Ledger(folder.ledger_path))
+    return fitted, split.population
+
+
+def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dict[str, Any]:
+    """What the numbers of a run may depend on."""
+    file = sys.modules[type(method).__module__].__file__
+    own = recipe.method.rpartition(":")[0].endswith(".py")
+    return {
+        "homebody": version("homebody"),
+        "python": platform.python_version(),
+        "packages": {name: version(name) for name in ("torch", "numpy", "numba", "polars")},
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if recipe.device.startswith("cuda") else "cpu",
+        "randomness": "simulated: every number derives from the seed",
+        "data_fingerprint": fingerprint({"indptr": split.indptr.data, "items": np.ascontiguousarray(split.items).data}),
+        "method_fingerprint": fingerprint({"file": Path(file).read_bytes()}) if own and file else "",
+    }
+
+
+def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Split]:
+    method = recipe.build()
+    _rounds(recipe, method)
+    population: Population = load(
+        recipe.data, data_dir=recipe.data_dir, say=watcher.say, progress=watcher.fetched, **recipe.columns
+    )
+    split = leave_one_out(
+        population,
+        protocol=recipe.protocol,
+        how=recipe.held_out,
+        seed=recipe.seed,
+        negatives=recipe.negatives,
+    )
+    for note in split.notes:
+        watcher.say(note)
+    if recipe.cohort is not None and not 1 <= recipe.cohort <= (split.lengths > 0).sum():
+        raise HomebodyError(
+            f"A cohort has 1 to {(split.lengths > 0).sum()} clients with this data, not {recipe.cohort}."
+        )
+    return method, split
+
+
+def _rounds(recipe: Recipe, method: Method | Reference) -> int:
+    if recipe.rounds is not None and recipe.rounds < 1:
+        raise HomebodyError(f"Rounds must be at least 1, not {recipe.rounds}.")
+    if isinstance(method, Reference):
+        return 1
+    return recipe.rounds or method.default_rounds
+
+
+def _run(
+    recipe: Recipe, method: Method | Reference, split: Split, folder: RunFolder, watcher: Watcher
+) -> dict[str, Any]:
+    cpu = time.process_time()
+    ledger = Ledger(folder.ledger_path)
+    try:
+        if isinstance(method, Reference):
+            evaluated, chosen = _reference(recipe, method, split, folder, ledger, watcher), 1
+        else:
+            fitted = _federated(recipe, method, split, folder, ledger, watcher)
+            evaluated, chosen = fitted.evaluated, fitted.chosen
+        folder.add_ranks(evaluated)
+        lines = folder.rounds()
+        per_client = sum(line["clients"] for line in lines)
+        result = {
+            "method": recipe.method,
+            "data": recipe.data,
+            "protocol": recipe.protocol,
+            "meaning": describe(recipe.protocol, split.how, split.negatives),
+            "seed": recipe.seed,
+            "rounds": len(lines),
+            "chosen_round": chosen,
+            "metrics": {n: v for n, v in evaluated.metrics.items() if not n.startswith("valid/")},
+            "validation": {n.removeprefix("valid/"): v for n, v in evaluated.metrics.items() if n.startswith("valid/")},
+            "epsilon": ledger.epsilons(),
+            "epsilon_unit": "user",
+            "bytes_up": round(sum(line["bytes_up"] for line in lines) / per_client),
+            "bytes_down": round(sum(line["bytes_down"] for line in lines) / per_client),
+            "seconds": sum(line["seconds"] + line["evaluation_seconds"] for line in lines),
+            "seconds_per_round": statistics.median(line["seconds"] for line in lines),
+            "cpu_seconds": time.process_time() - cpu,
+            "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+            "notes": list(split.notes),
+            "run": str(folder.path),
+        }
+        folder.write_json("result.json", result)
+        return folder.read_json("result.json")
+    finally:
+        ledger.close()
+
+
+def _federated(
+    recipe: Recipe, method: Method, split: Split, folder: RunFolder, ledger: Ledger, watcher: Watcher
+) -> Fitted:
+    assert recipe.rounds is not None
+    watcher.start(sum(phase.rounds or recipe.rounds for phase in method.phases))
+
+    def on_round(line: Round) -> None:
+        folder.add_round(line)
+        watcher.on_round(line)
+
+    return fit(
+        method,
+        Simulator(split, device=recipe.device, fused=recipe.fused),
+        rounds=recipe.rounds,
+        cohort=recipe.cohort,
+        seed=recipe.seed,
+        ledger=ledger,
+        evaluate_every=recipe.evaluate_every,
+        select=recipe.select,
+        on_round=on_round,
+        checkpoints=folder,
+    )
+
+
+def _reference(
+    recipe: Recipe, method: Reference, split: Split, folder: RunFolder, ledger: Ledger, watcher: Watcher
+) -> Evaluated:
+    watcher.start(1)
+    raw = NonPrivate("raw data collected")
+    ledger.charge("collection", [Charge(observer, "user", raw) for observer in OBSERVERS])
+    began = time.perf_counter()
+    histories = _histories(split)
+    score = method.fit(histories, recipe.seed)
+    trained = time.perf_counter()
+
+    def blocks() -> Iterator[Block]:
+        asked = split.asked()
+        size = max(1, SCORES_AT_ONCE // split.n_items)
+        for start in range(0, len(asked), size):
+            users = asked[start : start + size]
+            yield Block(users, score(users), questions(split, users))
+
+    evaluated = summarise(blocks())
+    people = int((split.lengths > 0).sum())
+    seconds = (trained - began, time.perf_counter() - trained)
+    line = Round("fit", 1, people, None, evaluated.metrics, ledger.epsilons(), histories.items.nbytes, 0, *seconds)
+    folder.add_round(line)
+    watcher.on_round(line)
+    return evaluated
+
+
+def _histories(split: Split) -> Histories:
+    """Everyone's training items: what a centralised recommender collects."""
+    position = np.arange(len(split.items)) - np.repeat(split.indptr[:-1], np.diff(split.indptr))
+    kept = position < np.repeat(split.lengths, np.diff(split.indptr))
+    return Histories(np.concatenate([[0], np.cumsum(split.lengths)]), split.items[kept], split.n_items)

