@@ -1,8 +1,9 @@
 """Homebody trains and serves recommenders without collecting anyone's history.
 
 >>> import homebody as hb
+>>> from homebody.fit import fit
 >>> split = hb.leave_one_out(hb.load("synthetic:users=200,items=100,mean=12"))
->>> fitted = hb.fit(hb.FedIALS(factors=4), hb.Simulator(split), rounds=2)
+>>> fitted = fit(hb.FedIALS(factors=4), hb.Simulator(split), rounds=2)
 >>> len(fitted.recommend(user=0, k=3)), fitted.epsilon["server"]
 (3, inf)
 """
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from homebody.data import Population, load
     from homebody.data.splits import Split, leave_one_out
     from homebody.errors import HomebodyError
-    from homebody.fit import Fitted, fit
+    from homebody.fit import Fitted
     from homebody.methods.fedials import FedIALS
     from homebody.methods.fedmf import FedMF
     from homebody.methods.pfedrec import PFedRec
@@ -40,7 +41,6 @@ _HOMES = {
     "Rows": "homebody.core",
     "Simulator": "homebody.runtime",
     "Split": "homebody.data.splits",
-    "fit": "homebody.fit",
     "leave_one_out": "homebody.data.splits",
     "load": "homebody.data",
 }
@@ -60,7 +60,6 @@ __all__ = [
     "Simulator",
     "Split",
     "__version__",
-    "fit",
     "leave_one_out",
     "load",
 ]

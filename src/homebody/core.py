@@ -143,7 +143,7 @@ class Phase:
 def param(default: T, doc: str, *, low: float | None = None, high: float | None = None) -> T:
     """A hyper-parameter: a dataclass field that knows its meaning and its bounds."""
     value: Any = field(default=default, metadata={"doc": doc, "low": low, "high": high})
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 class Method:

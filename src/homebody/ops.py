@@ -75,6 +75,7 @@ def _negatives(keys: Tensor, excluded: Tensor, n_items: int, count: int) -> Tens
 def negatives(rng: Rng, data: Data, count: int) -> Tensor:
     """(count,) items drawn evenly from those outside `data.excluded`; -1 when nothing is outside it.
 
+    >>> from homebody.core import Catalogue
     >>> mine = Data(torch.tensor([0, 2]), torch.tensor([True, True]), torch.tensor([0, 2]), Catalogue(4))
     >>> sorted(set(negatives(Rng.of(0), mine, 100).tolist()))
     [1, 3]

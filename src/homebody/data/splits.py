@@ -143,15 +143,15 @@ def leave_one_out(
 
     Ties in time are broken by file order. Without times the default is random.
     """
-    protocol = _known("protocol", protocol, Protocol)
-    how = _known("way to hold out", how or ("random" if population.times is None else "latest"), How)
+    by: Protocol = _known("protocol", protocol, Protocol)
+    way: How = _known("way to hold out", how or ("random" if population.times is None else "latest"), How)
     if negatives < 1:
         raise HomebodyError(f"The sampled metrics need at least 1 negative, not {negatives}.")
     indptr, items = population.indptr, population.items
     ordered = kernels.sort_segments(indptr, items)
     notes = []
     repeats = int(kernels.count_repeats(indptr, ordered).sum())
-    if repeats and protocol == "published":
+    if repeats and by == "published":
         notes.append(f"{repeats:,} repeated interactions are kept: a held-out item may stand in training too.")
     elif repeats:
         notes.append(f"{repeats:,} repeated interactions were left out: each user's first with an item counts.")
@@ -169,7 +169,7 @@ def leave_one_out(
             f"{(~asked).sum():,} of {len(lengths):,} users have fewer than {LEAST} interactions: "
             "they take part in training and are not evaluated."
         )
-    if how == "random":
+    if way == "random":
         keys = Rng.of(seed, "held out").fold(torch.arange(len(lengths))).key.numpy()
         items = kernels.hold_out(indptr, items, keys, LEAST)
     stop = indptr[1:] - np.where(asked, 2, 0)
@@ -178,8 +178,8 @@ def leave_one_out(
     valid, test = np.full((2, len(lengths)), -1, dtype=np.int64)
     valid[asked] = items[indptr[1:][asked] - 2]
     test[asked] = items[indptr[1:][asked] - 1]
-    split = Split(population, protocol, how, seed, negatives, indptr, items, stop, ordered, valid, test, tuple(notes))
-    return replace(split, _avoid=_isolate(split)) if protocol == "isolated" else split
+    split = Split(population, by, way, seed, negatives, indptr, items, stop, ordered, valid, test, tuple(notes))
+    return replace(split, _avoid=_isolate(split)) if by == "isolated" else split
 
 
 def _known(kind: str, name: str, names: Any) -> Any:

@@ -54,6 +54,7 @@ class Ledger:
     A release has a name. Charging the same release again changes nothing: a simulation that resumes repeats
     the release bit by bit, so nothing more is told.
 
+    >>> from homebody.privacy import NonPrivate
     >>> ledger = Ledger()
     >>> ledger.epsilon("server")
     0.0

@@ -46,11 +46,11 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
             table.add_row(f"{name.upper()}, {label}", *(f"{v:.4f}" if v is not None else "" for v in values))
     console.print(table)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in result["epsilon"].items())
+    costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round"
     for line in (
         result["meaning"],
         f"ε certified, one user, over the whole training: {epsilon}",
-        f"{result['rounds']} rounds, chosen {result['chosen_round']}; {result['seconds']:.1f} s "
-        f"({result['seconds_per_round']:.3f} s a training round), peak memory {result['peak_rss_mb']:,.0f} MB",
+        f"rounds {result['rounds']}, chosen {result['chosen_round']}; {costs}; {result['peak_rss_mb']:,.0f} MB at most",
         f"per client and round: {kilobytes(result['bytes_up'])} KB up, {kilobytes(result['bytes_down'])} KB down",
         *result["notes"],
         f"record: {result['run']}",
