@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-__all__ = ["draw_negatives", "lay_over", "permute", "scatter_sum", "touch"]
+__all__ = ["add_rows", "draw_negatives", "label", "lay_over", "permute", "scatter_sum", "touch"]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -28,33 +28,72 @@ def below(key, position, high):
 
 @nb.njit(inline="always")
 def nth_outside(excluded, n_excluded, rank):
-    """The rank-th item that is not in the sorted list: rank + how many listed ones come before it."""
-    low, high = 0, n_excluded
-    while low < high:
-        middle = (low + high) >> 1
-        if excluded[middle] - middle <= rank:
-            low = middle + 1
-        else:
-            high = middle
-    return rank + low
+    """The rank-th item that is not in the sorted list: rank + how many listed ones come before it.
+
+    The search takes no branch that depends on the data: the processor could not guess it.
+    """
+    before, left = 0, n_excluded
+    while left > 1:
+        half = left >> 1
+        middle = before + half - 1
+        before += half * (excluded[middle] - middle <= rank)
+        left -= half
+    if left == 1:
+        before += excluded[before] - before <= rank
+    return rank + before
+
+
+@nb.njit(inline="always")
+def _negatives_of(key, excluded, n_items, out):
+    listed = np.searchsorted(excluded, n_items)
+    free = n_items - listed
+    for position in range(len(out)):
+        out[position] = nth_outside(excluded, listed, below(key, position, free)) if free > 0 else -1
 
 
 @nb.njit(parallel=True, cache=True)
-def draw_negatives(keys, excluded, n_items, count, out):
+def draw_negatives(keys, excluded, n_items, out):
     for row in nb.prange(len(keys)):
-        listed = np.searchsorted(excluded[row], n_items)
-        free = n_items - listed
-        for position in range(count):
-            if free > 0:
-                rank = below(keys[row], position, free)
-                out[row, position] = nth_outside(excluded[row], listed, rank)
-            else:
-                out[row, position] = -1
+        _negatives_of(keys[row], excluded[row], n_items, out[row])
+
+
+@nb.njit(inline="always")
+def _permutation_of(key, source, order):
+    """`source` in the order of its hashed entries, ties as they stand; into `order`."""
+    n = len(source)
+    hashes = np.empty(n, dtype=np.int32)
+    start = np.zeros(n + 1, dtype=np.int32)
+    # One bucket an element on average, then an insertion sort that rarely moves anything.
+    for i in range(n):
+        hashes[i] = np.int32(mix(np.uint64(key) + np.uint64(source[i] + 1) * GOLDEN) >> np.uint64(33))
+    for i in range(n):
+        start[((np.int64(hashes[i]) * n) >> 31) + 1] += 1
+    for i in range(n):
+        start[i + 1] += start[i]
+    sorted_hash = np.empty(n, dtype=np.int32)
+    for i in range(n):
+        bucket = (np.int64(hashes[i]) * n) >> 31
+        place = start[bucket]
+        start[bucket] = place + 1
+        sorted_hash[place] = hashes[i]
+        order[place] = source[i]
+    for i in range(1, n):
+        value = sorted_hash[i]
+        if sorted_hash[i - 1] <= value:
+            continue
+        position = order[i]
+        j = i - 1
+        while j >= 0 and sorted_hash[j] > value:
+            sorted_hash[j + 1] = sorted_hash[j]
+            order[j + 1] = order[j]
+            j -= 1
+        sorted_hash[j + 1] = value
+        order[j + 1] = position
 
 
 @nb.njit(parallel=True, cache=True)
 def permute(keys, valid, out):
-    """Valid positions first, in the order of their hashed keys (ties by position), then the others."""
+    """Valid positions first, in the order of their hashes (ties by position), then the others."""
     width = valid.shape[1]
     for row in nb.prange(len(keys)):
         source = np.empty(width, dtype=np.int64)
@@ -68,31 +107,43 @@ def permute(keys, valid, out):
             if not valid[row, position]:
                 out[row, tail] = position
                 tail += 1
-        # One bucket an element on average, then an insertion sort that rarely moves anything.
-        hashes = np.empty(n, dtype=np.int64)
-        start = np.zeros(n + 1, dtype=np.int64)
-        for i in range(n):
-            bits = mix(np.uint64(keys[row]) + np.uint64(source[i] + 1) * GOLDEN)
-            hashes[i] = np.int64(bits >> np.uint64(33))
-            start[((hashes[i] * n) >> 31) + 1] += 1
-        for i in range(n):
-            start[i + 1] += start[i]
-        sorted_hash = np.empty(n, dtype=np.int64)
-        for i in range(n):
-            bucket = (hashes[i] * n) >> 31
-            place = start[bucket]
-            start[bucket] += 1
-            sorted_hash[place] = hashes[i]
-            out[row, place] = source[i]
-        for i in range(1, n):
-            value, position = sorted_hash[i], out[row, i]
-            j = i - 1
-            while j >= 0 and sorted_hash[j] > value:
-                sorted_hash[j + 1] = sorted_hash[j]
-                out[row, j + 1] = out[row, j]
-                j -= 1
-            sorted_hash[j + 1] = value
-            out[row, j + 1] = position
+        _permutation_of(keys[row], source[:n], out[row])
+
+
+@nb.njit(parallel=True, cache=True)
+def label(draw_keys, order_keys, items, valid, excluded, n_items, per_item, out, labels, real):
+    """Each row's items and their negatives, shuffled: `negatives` and `shuffled` in one pass."""
+    length = items.shape[1]
+    step = per_item + 1
+    for row in nb.prange(len(items)):
+        drawn = np.empty(length * per_item, dtype=np.int64)
+        _negatives_of(draw_keys[row], excluded[row], n_items, drawn)
+        # What stands at a position, doubled, plus 1 for the client's own items.
+        marked = np.empty(length * step, dtype=np.int64)
+        source = np.empty(length * step, dtype=np.int64)
+        n = 0
+        for i in range(length):
+            if not valid[row, i]:
+                continue
+            marked[i * step] = 2 * items[row, i] + 1
+            source[n] = i * step
+            n += 1
+            if drawn[i * per_item] >= 0:
+                for j in range(per_item):
+                    marked[i * step + 1 + j] = 2 * drawn[i * per_item + j]
+                    source[n] = i * step + 1 + j
+                    n += 1
+        order = np.empty(n, dtype=np.int64)
+        _permutation_of(order_keys[row], source[:n], order)
+        for place in range(n):
+            found = marked[order[place]]
+            out[row, place] = found >> 1
+            labels[row, place] = found & 1
+            real[row, place] = True
+        for place in range(n, length * step):
+            out[row, place] = 0
+            labels[row, place] = 0
+            real[row, place] = False
 
 
 @nb.njit(inline="always")
@@ -150,14 +201,30 @@ def lay_over(below_, items, index, over, n_items, out):
 
 
 @nb.njit(parallel=True, cache=True)
+def add_rows(slot, value, scale, table):
+    """Add scaled rows to each client's own table, in place."""
+    for client in nb.prange(len(slot)):
+        for i in range(slot.shape[1]):
+            target, source = table[client, slot[client, i]], value[client, i]
+            for column in range(len(target)):
+                target[column] += scale * source[column]
+
+
+@nb.njit(parallel=True, cache=True)
 def scatter_sum(index, value, table):
     """Add rows to a table in a fixed order; threads share out the columns, so the sum never varies."""
     width = table.shape[1]
-    blocks = (width + 15) // 16
-    for block in nb.prange(blocks):
-        low, high = block * 16, min(width, block * 16 + 16)
-        for i in range(len(index)):
-            if index[i] >= 0:
-                target, source = table[index[i]], value[i]
-                for column in range(low, high):
-                    target[column] += source[column]
+    for block in nb.prange((width + 15) // 16):
+        low = block * 16
+        if low + 16 <= width:
+            for i in range(len(index)):
+                row = index[i]
+                if row >= 0:
+                    for column in range(16):
+                        table[row, low + column] += value[i, low + column]
+        else:
+            for i in range(len(index)):
+                row = index[i]
+                if row >= 0:
+                    for column in range(low, width):
+                        table[row, column] += value[i, column]

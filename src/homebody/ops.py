@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,49 +17,52 @@ from homebody import kernels
 from homebody.core import Data
 from homebody.rng import GOLDEN, Rng, mix
 
-__all__ = ["labelled", "minibatches", "negatives", "overlay", "scatter_sum", "shuffled", "touched"]
+__all__ = ["add_rows", "labelled", "minibatches", "negatives", "overlay", "scatter_sum", "shuffled", "touched"]
 
 Tensors = tuple[Tensor, ...]
 
 
-def _for_cohort(run: Callable[..., Tensors]) -> Callable[..., Tensors]:
-    """Let one client's code call a function of whole cohorts (first dimension: clients)."""
+class _for_cohort:  # noqa: N801
+    """Let one client's code call a function of whole cohorts (first dimension: clients), which is `cohort`."""
 
-    class Operation(torch.autograd.Function):
-        @staticmethod
-        def forward(*arguments: Any) -> Tensors:
-            stacked = (a.unsqueeze(0) if isinstance(a, Tensor) else a for a in arguments)
-            return tuple(out.squeeze(0) for out in run(*stacked))
+    def __init__(self, cohort: Callable[..., Tensors]) -> None:
+        self.cohort = cohort
 
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-            ctx.mark_non_differentiable(*output)
+        class Operation(torch.autograd.Function):
+            @staticmethod
+            def forward(*arguments: Any) -> Tensors:
+                stacked = (a.unsqueeze(0) if isinstance(a, Tensor) else a for a in arguments)
+                return tuple(out.squeeze(0) for out in cohort(*stacked))
 
-        @staticmethod
-        def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensors, tuple[int, ...]]:
-            stacked = []
-            for argument, dim in zip(arguments, in_dims, strict=True):
-                if not isinstance(argument, Tensor):
-                    stacked.append(argument)
-                elif dim is None:
-                    stacked.append(argument.expand(info.batch_size, *argument.shape))
-                else:
-                    stacked.append(argument.movedim(dim, 0))
-            out = run(*stacked)
-            return out, tuple(0 for _ in out)
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                ctx.mark_non_differentiable(*output)
 
-    def call(*arguments: Any) -> Tensors:
-        result: Tensors = Operation.apply(*arguments)  # type: ignore[no-untyped-call]
+            @staticmethod
+            def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensors, tuple[int, ...]]:
+                stacked = []
+                for argument, dim in zip(arguments, in_dims, strict=True):
+                    if not isinstance(argument, Tensor):
+                        stacked.append(argument)
+                    elif dim is None:
+                        stacked.append(argument.expand(info.batch_size, *argument.shape))
+                    else:
+                        stacked.append(argument.movedim(dim, 0))
+                out = cohort(*stacked)
+                return out, tuple(0 for _ in out)
+
+        self._operation = Operation
+
+    def __call__(self, *arguments: Any) -> Tensors:
+        result: Tensors = self._operation.apply(*arguments)  # type: ignore[no-untyped-call]
         return result
-
-    return call
 
 
 @_for_cohort
 def _negatives(keys: Tensor, excluded: Tensor, n_items: int, count: int) -> Tensors:
     if keys.device.type == "cpu":
         out = torch.empty(len(keys), count, dtype=torch.int64)
-        kernels.draw_negatives(keys.numpy(), excluded.numpy(), n_items, count, out.numpy())
+        kernels.draw_negatives(keys.numpy(), excluded.numpy(), n_items, out.numpy())
         return (out,)
     listed = (excluded < n_items).sum(1, keepdim=True)
     free = n_items - listed
@@ -162,19 +166,58 @@ def overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: i
     return out
 
 
+@_for_cohort
+def _labelled(
+    draw: Tensor, order: Tensor, items: Tensor, valid: Tensor, excluded: Tensor, n_items: int, per_item: int
+) -> Tensors:
+    rows, length = items.shape
+    if items.device.type == "cpu":
+        out = torch.empty(rows, length * (1 + per_item), dtype=torch.int64)
+        labels, real = torch.empty_like(out, dtype=torch.float32), torch.empty_like(out, dtype=torch.bool)
+        given = (draw.numpy(), order.numpy(), items.numpy(), valid.numpy(), excluded.numpy())
+        kernels.label(*given, n_items, per_item, out.numpy(), labels.numpy(), real.numpy())
+        return out, labels, real
+    (drawn,) = _negatives.cohort(draw, excluded, n_items, length * per_item)
+    drawn = drawn.view(rows, length, per_item)
+    # Each item stands before its negatives: a position must not depend on how long the padding is.
+    out = torch.cat([items[:, :, None], drawn], dim=2).flatten(1)
+    real = (valid[:, :, None] & (torch.cat([items[:, :, None], drawn], dim=2) >= 0)).flatten(1)
+    labels = (torch.arange(out.shape[1], device=out.device) % (1 + per_item) == 0).float().expand_as(out)
+    (place,) = _shuffled.cohort(order, real)
+    real = real.gather(1, place)
+    return torch.where(real, out.gather(1, place), 0), torch.where(real, labels.gather(1, place), 0), real
+
+
 def labelled(rng: Rng, data: Data, per_item: int) -> tuple[Tensor, Tensor, Tensor]:
     """A client's items (label 1) and `per_item` fresh negatives for each (label 0), shuffled.
 
-    Gives items, labels and which positions are real, each of length L × (1 + per_item).
+    Gives items, labels and which positions are real, each of length L × (1 + per_item), the real ones first.
     """
-    drawn = negatives(rng, data, len(data.items) * per_item).view(-1, per_item)
-    # Each item stands before its negatives: a position must not depend on how long the padding is.
-    items = torch.cat([data.items[:, None], drawn.clamp(min=0)], dim=1).flatten()
-    valid = (data.valid[:, None] & torch.cat([data.valid[:, None], drawn >= 0], dim=1)).flatten()
-    label = torch.zeros_like(drawn, dtype=torch.float32)
-    label = torch.cat([torch.ones_like(label[:, :1]), label], dim=1).flatten()
-    order = shuffled(rng, valid)
-    return items[order], label[order], valid[order]
+    draw, order = rng.next_key(), rng.next_key()
+    n_items = data.catalogue.n_items
+    items, labels, real = _labelled(draw, order, data.items, data.valid, data.excluded, n_items, per_item)
+    return items, labels, real
+
+
+@_for_cohort
+def _add_rows(rows: Tensor, slot: Tensor, value: Tensor, scale: float) -> Tensors:
+    out = rows.clone(memory_format=torch.contiguous_format)
+    if rows.device.type == "cpu":
+        kernels.add_rows(slot.numpy(), value.numpy(), np.float32(scale), out.numpy())
+        return (out,)
+    place = slot + torch.arange(len(slot), device=slot.device)[:, None] * rows.shape[1]
+    out.flatten(0, 1).index_add_(0, place.flatten(), value.flatten(0, 1), alpha=scale)
+    return (out,)
+
+
+def add_rows(rows: Tensor, slot: Tensor, value: Tensor, scale: float = 1.0) -> Tensor:
+    """`rows.index_add(0, slot, value, alpha=scale)`, which vmap would take one client at a time.
+
+    >>> add_rows(torch.zeros(2, 1), torch.tensor([1, 1]), torch.tensor([[2.0], [3.0]]), scale=-1.0).tolist()
+    [[0.0], [-5.0]]
+    """
+    (out,) = _add_rows(rows, slot, value, scale)
+    return out
 
 
 def minibatches(size: int, *columns: Tensor) -> Iterator[Tensors]:

@@ -22,16 +22,15 @@ def train(
     rates: tuple[float, float],
     batch_size: int,
     epochs: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One round for a cohort: `weight` and `bias` change in place; gives tuned rows, their change, the loss.
+) -> tuple[Tensor, Tensor]:
+    """One round for a cohort: `weight` and `bias` change in place; gives the rows' change, and the loss.
 
-    With a bias it is PFedRec's post-tuning, and tuned rows are given; without, a joint step, and they are not.
+    With a bias it is PFedRec's post-tuning; without, a joint step.
     """
     index = batches["index"]
     dual = bias is not None
     bias = torch.zeros(len(index)) if bias is None else bias
-    rows = torch.empty(*index.shape, table.shape[1])
-    update = torch.empty_like(rows) if dual else rows
+    change = torch.empty(*index.shape, table.shape[1])
     loss = torch.empty(len(index))
     _train(
         table.numpy(),
@@ -45,68 +44,88 @@ def train(
         batch_size,
         epochs,
         dual,
-        rows.numpy(),
-        update.numpy(),
+        change.numpy(),
         loss.numpy(),
     )
-    return rows, update, loss
+    return change, loss
+
+
+@nb.njit(fastmath=True, inline="always")
+def _dot(a, b):
+    total = np.float32(0.0)
+    for j in range(len(a)):
+        total += a[j] * b[j]
+    return total
+
+
+@nb.njit(fastmath=True)
+def _errors(logit, label, scale, error):
+    """The slope of the mean loss at each logit, into `error`; answers the sum of the losses."""
+    one, zero = np.float32(1.0), np.float32(0.0)
+    linear, logs, product = 0.0, 0.0, 1.0
+    for i in range(len(label)):
+        z, y = logit[i], label[i]
+        e = np.float32(math.exp(-abs(z)))
+        p = one / (one + e)
+        error[i] = ((p if z >= zero else one - p) - y) * scale
+        # The loss is softplus(z) - y z. One logarithm serves many samples, since 1 + e is at most 2.
+        linear += max(z, zero) - z * y
+        product *= one + e
+        if i % 64 == 63:
+            logs += math.log(product)
+            product = 1.0
+    return linear + logs + math.log(product)
 
 
 @nb.njit(fastmath=True, parallel=True, cache=True)
-def _train(table, weight, bias, index, slot, label, count, rates, batch_size, epochs, dual, rows, update, loss):
-    """Mini-batch SGD on each client's `weight`, `bias` (changed in place) and touched `rows`.
+def _train(table, weight, bias, index, slot, label, count, rates, batch_size, epochs, dual, change, loss):
+    """Mini-batch SGD on each client's `weight` and `bias`, changed in place, and on the rows it touched.
 
     dual: step the score function first and the rows against the stepped one (post-tuning), with a bias;
     otherwise both from the same point, without.
     """
     rate, row_rate = rates
     width = table.shape[1]
+    zero = np.float32(0.0)
     for client in nb.prange(index.shape[0]):
-        own, touched = rows[client], index[client]
-        for i in range(len(touched)):
+        rows, touched = change[client], index[client]
+        n_rows = len(touched)
+        while n_rows > 0 and touched[n_rows - 1] < 0:
+            n_rows -= 1
+        for i in range(n_rows):
             for j in range(width):
-                own[i, j] = table[touched[i], j] if touched[i] >= 0 else np.float32(0.0)
+                rows[i, j] = table[touched[i], j]
+        for i in range(n_rows, len(touched)):
+            for j in range(width):
+                rows[i, j] = zero
         w, b = weight[client].copy(), bias[client]
         step = np.empty(width, dtype=np.float32)
-        error = np.empty(batch_size, dtype=np.float32)
+        logit, error = np.empty((2, batch_size), dtype=np.float32)
         slots, labels, n = slot[client], label[client], count[client]
         total = 0.0
         for _ in range(epochs):
             for start in range(0, n, batch_size):
                 stop = min(n, start + batch_size)
                 scale = np.float32(1.0 / (stop - start))
-                step[:] = 0.0
-                b_step = np.float32(0.0)
-                batch_loss = 0.0
                 for s in range(start, stop):
-                    row = own[slots[s]]
-                    z = b
-                    for j in range(width):
-                        z += row[j] * w[j]
-                    e = np.float32(math.exp(-abs(z)))
-                    # softplus(z) - y z, and its slope, without overflow
-                    batch_loss += max(z, np.float32(0.0)) - z * labels[s] + math.log1p(e)
-                    p = np.float32(1.0) / (np.float32(1.0) + e)
-                    g = ((p if z >= 0 else np.float32(1.0) - p) - labels[s]) * scale
-                    error[s - start] = g
+                    logit[s - start] = b + _dot(rows[slots[s]], w)
+                total += _errors(logit, labels[start:stop], scale, error)
+                step[:] = zero
+                b_step = zero
+                for s in range(start, stop):
+                    row, g = rows[slots[s]], error[s - start]
                     b_step += g
                     for j in range(width):
                         step[j] += g * row[j]
-                total += batch_loss
                 if dual:
                     for j in range(width):
                         w[j] -= rate * step[j]
                     b -= rate * b_step
                     for s in range(start, stop):
-                        row = own[slots[s]]
-                        z = b
-                        for j in range(width):
-                            z += row[j] * w[j]
-                        e = np.float32(math.exp(-abs(z)))
-                        p = np.float32(1.0) / (np.float32(1.0) + e)
-                        error[s - start] = ((p if z >= 0 else np.float32(1.0) - p) - labels[s]) * scale
+                        logit[s - start] = b + _dot(rows[slots[s]], w)
+                    _errors(logit, labels[start:stop], scale, error)
                 for s in range(start, stop):
-                    row = own[slots[s]]
+                    row = rows[slots[s]]
                     g = row_rate * error[s - start]
                     for j in range(width):
                         row[j] -= g * w[j]
@@ -116,6 +135,6 @@ def _train(table, weight, bias, index, slot, label, count, rates, batch_size, ep
         weight[client] = w
         bias[client] = b
         loss[client] = total / max(1, n * epochs)
-        for i in range(len(touched)):
+        for i in range(n_rows):
             for j in range(width):
-                update[client, i, j] = own[i, j] - (table[touched[i], j] if touched[i] >= 0 else np.float32(0.0))
+                rows[i, j] -= table[touched[i], j]

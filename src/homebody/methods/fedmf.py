@@ -62,11 +62,11 @@ class FedMF(Method):
         base = rows = shared["item"][batch["index"]]
         user, total = local["user"], 0.0
         for _ in range(self.epochs):
-            for slot, *sample in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
-                (g_user, g_rows), loss = grad_and_value(bce, argnums=(0, 1))(user, rows[slot], *sample)
+            for slot, *labels in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
+                (g_user, g_rows), loss = grad_and_value(bce, argnums=(0, 1))(user, rows[slot], *labels)
                 user = user - self.learning_rate * g_user
-                rows = rows.index_add(0, slot, g_rows, alpha=-self.row_rate(shared))
-                total = total + loss * sample[-1].sum()
+                rows = ops.add_rows(rows, slot, g_rows, scale=-self.row_rate(shared))
+                total = total + loss * labels[-1].sum()
         mean_loss = total / (self.epochs * batch["valid"].sum()).clamp(min=1)
         update: Update = {"item": Rows(batch["index"], rows - base, len(shared["item"]))}
         return update, {"user": user, "loss": mean_loss}
@@ -85,8 +85,8 @@ class FedMF(Method):
             return super().cohort(shared, locals_, batches)
         user = locals_["user"].clone()
         rates = (self.learning_rate, self.row_rate(shared))
-        _, update, loss = factor_kernels.train(shared["item"], user, None, batches, rates, self.batch_size, self.epochs)
-        return {"item": Rows(batches["index"], update, len(shared["item"]))}, {"user": user, "loss": loss}
+        change, loss = factor_kernels.train(shared["item"], user, None, batches, rates, self.batch_size, self.epochs)
+        return {"item": Rows(batches["index"], change, len(shared["item"]))}, {"user": user, "loss": loss}
 
 
 def bce(user: Tensor, sample: Tensor, label: Tensor, valid: Tensor) -> Tensor:

@@ -4,7 +4,7 @@
 |------------------------------|---------------------------------------------|
 | θ^m, item embedding          | `shared["item"]`, M × `factors`             |
 | θ_i^s, score function        | `local["weight"]`, `local["bias"]`          |
-| θ_i^m, tuned item embedding  | `local["item"]`: the rows that were touched |
+| θ_i^m, tuned item embedding  | `shared["item"]` + `local["item"]`, the change of the rows it touched |
 | η, learning rate             | `learning_rate`                             |
 | η′, item learning rate       | `learning_rate` × M × `item_rate`           |
 | B, E                         | `batch_size`, `epochs`                      |
@@ -74,29 +74,24 @@ class PFedRec(Method):
         score = (local["weight"], local["bias"])
         total = torch.zeros(())
         for _ in range(self.epochs):
-            for slot, *sample in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
-                slope, loss = grad_and_value(bce)(score, rows[slot], *sample)
+            for slot, *labels in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
+                sample = rows[slot]
+                slope, loss = grad_and_value(bce)(score, sample, *labels)
                 score = tuple(part - self.learning_rate * step for part, step in zip(score, slope, strict=True))
-                slope = grad(bce, argnums=1)(score, rows[slot], *sample)
-                rows = rows.index_add(0, slot, slope, alpha=-self.row_rate(shared))
-                total = total + loss * sample[-1].sum()
+                slope = grad(bce, argnums=1)(score, sample, *labels)
+                rows = ops.add_rows(rows, slot, slope, scale=-self.row_rate(shared))
+                total = total + loss * labels[-1].sum()
         mean_loss = total / (self.epochs * batch["valid"].sum()).clamp(min=1)
-        n_items = len(shared["item"])
-        local = {
-            "weight": score[0],
-            "bias": score[1],
-            "item": Rows(batch["index"], rows, n_items),
-            "loss": mean_loss,
-        }
-        return {"item": Rows(batch["index"], rows - base, n_items)}, local
+        tuned = Rows(batch["index"], rows - base, len(shared["item"]))
+        return {"item": tuned}, {"weight": score[0], "bias": score[1], "item": tuned, "loss": mean_loss}
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         return {**shared, "item": shared["item"] + total.mean["item"]}, state
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
-        weight, bias, own = local["weight"], local["bias"], local["item"]
-        common = shared["item"][items] @ weight + bias
-        return ops.overlay(common, items, own.index, own.value @ weight + bias, own.size)
+        weight, tuned = local["weight"], local["item"]
+        common = shared["item"][items] @ weight + local["bias"]
+        return common + ops.overlay(torch.zeros_like(common), items, tuned.index, tuned.value @ weight, tuned.size)
 
     def row_rate(self, shared: Tree) -> float:
         return self.learning_rate * len(shared["item"]) * self.item_rate
@@ -106,12 +101,11 @@ class PFedRec(Method):
             return super().cohort(shared, locals_, batches)
         weight, bias = locals_["weight"].clone(), locals_["bias"].clone()
         rates = (self.learning_rate, self.row_rate(shared))
-        rows, update, loss = factor_kernels.train(
+        change, loss = factor_kernels.train(
             shared["item"], weight, bias, batches, rates, self.batch_size, self.epochs
         )
-        index, n_items = batches["index"], len(shared["item"])
-        local: Tree = {"weight": weight, "bias": bias, "item": Rows(index, rows, n_items), "loss": loss}
-        return {"item": Rows(index, update, n_items)}, local
+        tuned = Rows(batches["index"], change, len(shared["item"]))
+        return {"item": tuned}, {"weight": weight, "bias": bias, "item": tuned, "loss": loss}
 
 
 def bce(score: tuple[Tensor, Tensor], sample: Tensor, label: Tensor, valid: Tensor) -> Tensor:

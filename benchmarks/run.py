@@ -1,0 +1,215 @@
+"""Time and memory against the bars, and against a plain per-client loop measured in the same run.
+
+`make bench` runs every case, each in a process of its own; `python benchmarks/run.py CASE …` runs some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Figure = dict[str, Any]
+
+
+def pfedrec_ml_100k() -> list[Figure]:
+    from homebody.data import load
+
+    return _rounds_and_run(load("ml-100k"), rounds=100, every=1, wall=20.0, memory=None, plain=True, sample=943)
+
+
+def pfedrec_ml_1m() -> list[Figure]:
+    from homebody.data import load
+
+    return _rounds_and_run(load("ml-1m"), rounds=100, every=10, wall=120.0, memory=2000.0, plain=False, sample=200)
+
+
+def _rounds_and_run(
+    population: Any, rounds: int, every: int, wall: float, memory: float | None, plain: bool, sample: int
+) -> list[Figure]:
+    from loop import seconds_per_client
+
+    from homebody.data.splits import leave_one_out
+    from homebody.fit import fit
+    from homebody.methods.pfedrec import PFedRec
+    from homebody.runtime import Simulator
+
+    split = leave_one_out(population, protocol="published")
+    fit(PFedRec(), Simulator(split), rounds=1)  # compiles
+    seconds: list[float] = []
+    began = time.perf_counter()
+    fitted = fit(
+        PFedRec(),
+        Simulator(split),
+        rounds=rounds,
+        evaluate_every=every,
+        on_round=lambda line: seconds.append(line.seconds),
+    )
+    took = time.perf_counter() - began
+    peak = _peak_mb()
+    name = f"PFedRec, {population.name}"
+    loop = seconds_per_client(split, "pfedrec", 32, sample) * split.n_users
+    figures = [
+        _figure(f"{name}, {rounds} rounds, evaluated every {every}", took, wall, "s"),
+        _figure(f"{name}, training round, wall", sorted(seconds)[len(seconds) // 2], None, "s", loop),
+    ]
+    if memory is not None:
+        figures.append(_figure(f"{name}, peak memory", peak, memory, "MB"))
+    for metric in ("hr@10", "ndcg@10"):
+        figures.append(_figure(f"{name}, {metric}, published protocol, seed 0", fitted.metrics[metric], None, ""))
+    if plain:
+        figures.append(_figure(f"{name}, training round, CPU, kernel", _cpu_of_round(split, True), 0.1, "s", loop))
+        figures.append(_figure(f"{name}, training round, CPU, plain vmap", _cpu_of_round(split, False), 0.4, "s", loop))
+    return figures
+
+
+def _cpu_of_round(split: Any, fused: bool) -> float:
+    from homebody.methods.pfedrec import PFedRec
+    from homebody.rng import Rng
+    from homebody.runtime import Simulator
+
+    method, simulator = PFedRec(), Simulator(split, fused=fused)
+    shared = method.init_shared(simulator.catalogue, Rng.of(0))
+    simulator.begin(method, Rng.of(1))
+    spent = []
+    for step in range(8):
+        began = time.process_time()
+        got = simulator.collect(method, shared, simulator.available(), Rng.of(2, step), step)
+        shared, _ = method.server(shared, {}, got.total)
+        spent.append(time.process_time() - began)
+    return sorted(spent)[len(spent) // 2]
+
+
+def fedials_ml_1m() -> list[Figure]:
+    from loop import seconds_per_client
+
+    from homebody.data import load
+    from homebody.data.splits import leave_one_out
+    from homebody.fit import fit
+    from homebody.methods.fedials import FedIALS
+    from homebody.runtime import Simulator
+
+    split = leave_one_out(load("ml-1m"))
+    seconds: list[float] = []
+    fitted = fit(FedIALS(), Simulator(split), rounds=5, on_round=lambda line: seconds.append(line.seconds))
+    loop = seconds_per_client(split, "fedials", 16, 500) * split.n_users
+    return [
+        _figure("FedIALS, ml-1m, 16 factors, round", sorted(seconds)[2], 3.0, "s", loop),
+        _figure("FedIALS, ml-1m, hr@10, strict protocol, seed 0", fitted.metrics["hr@10"], None, ""),
+    ]
+
+
+def fedmf_million() -> list[Figure]:
+    from loop import seconds_per_client
+
+    from homebody.data import load
+    from homebody.data.splits import leave_one_out
+    from homebody.fit import fit
+    from homebody.methods.fedmf import FedMF
+    from homebody.runtime import Simulator
+
+    load("synthetic:users=1000,items=200,mean=20")  # compiles
+    began = time.perf_counter()
+    population = load("synthetic:users=1000000,items=20000,mean=50")
+    built = time.perf_counter() - began
+    split = leave_one_out(population)
+    seconds: list[float] = []
+    fit(
+        FedMF(),
+        Simulator(split),
+        rounds=6,
+        cohort=10_000,
+        evaluate_every=0,
+        on_round=lambda line: seconds.append(line.seconds),
+    )
+    peak = _peak_mb()
+    loop = seconds_per_client(split, "fedmf", 32, 100) * 10_000
+    return [
+        _figure("synthetic, 1,000,000 users × 20,000 items, built", built, 20.0, "s"),
+        _figure("FedMF on it, round with a cohort of 10,000", sorted(seconds[1:])[2], 0.5, "s", loop),
+        _figure("FedMF on it, peak memory", peak, 1500.0, "MB"),
+    ]
+
+
+def help_text() -> list[Figure]:
+    command = [str(Path(sys.executable).parent / "homebody"), "--help"]
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        seconds.append(time.perf_counter() - began)
+    return [_figure("homebody --help", sorted(seconds)[2], 0.5, "s")]
+
+
+CASES: dict[str, Callable[[], list[Figure]]] = {
+    "help": help_text,
+    "pfedrec-ml-100k": pfedrec_ml_100k,
+    "fedials-ml-1m": fedials_ml_1m,
+    "fedmf-million": fedmf_million,
+    "pfedrec-ml-1m": pfedrec_ml_1m,
+}
+
+
+def _figure(what: str, measured: float, bar: float | None, unit: str, loop: float | None = None) -> Figure:
+    return {"what": what, "measured": measured, "bar": bar, "unit": unit, "loop": loop}
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"any of {', '.join(CASES)}; all by default")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--here", metavar="CASE", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.here:
+        print(json.dumps(CASES[given.here]()))
+        return
+    unknown = [case for case in given.cases if case not in CASES]
+    if unknown:
+        parser.error(f"there is no case {unknown[0]}; cases: {', '.join(CASES)}")
+    figures: list[Figure] = []
+    for case in given.cases or CASES:
+        print(f"{case} …", file=sys.stderr, flush=True)
+        done = subprocess.run([sys.executable, __file__, "--here", case], stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            print(f"{case} failed; see above.", file=sys.stderr)
+            figures.append(_figure(f"{case}: failed", float("nan"), None, ""))
+        else:
+            figures += json.loads(done.stdout.splitlines()[-1])
+    if given.json:
+        print(json.dumps({"figures": figures}))
+        return
+    _print(figures)
+
+
+def _print(figures: list[Figure]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="measured on this machine; no figure is asserted in a test")
+    for heading in ("figure", "measured", "bar", "met", "per-client loop", "faster"):
+        table.add_column(heading, justify="left" if heading == "figure" else "right")
+    for figure in figures:
+        unit, measured, bar, loop = figure["unit"], figure["measured"], figure["bar"], figure["loop"]
+        table.add_row(
+            figure["what"],
+            f"{measured:,.3g} {unit}" if unit != "MB" else f"{measured:,.0f} MB",
+            "" if bar is None else f"≤ {bar:,.6g} {unit}",
+            "" if bar is None else "yes" if measured <= bar else "NO",
+            "" if loop is None else f"{loop:,.3g} s",
+            "" if loop is None else f"{loop / measured:,.0f} ×",
+        )
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,454 @@
+"""Contracts for the tests of methods and references: inherit, name yours, and run pytest.
+
+A method that keeps `MethodContract` runs in any runtime: its numbers depend neither on padding, nor on who
+else is in the cohort, nor on how the cohort is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import Field, FrozenInstanceError, fields
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.testing import assert_close
+
+from homebody.core import Catalogue, Data, Evaluated, Histories, Method, Reference, Rows, Total, Tree, Users
+from homebody.data.splits import Split, leave_one_out
+from homebody.data.synthetic import Synthetic, synthetic
+from homebody.errors import HomebodyError
+from homebody.evaluation import Block, questions, summarise
+from homebody.fit import Fitted, fit
+from homebody.rng import Rng
+from homebody.runtime import Simulator
+
+__all__ = ["MethodContract", "ReferenceContract", "chance", "histories", "population"]
+
+CATALOGUE = Catalogue(n_items=30)
+SELECT = "valid/ndcg@10"
+
+
+@cache
+def population() -> Split:
+    """A small synthetic population with structure to learn, and something held out of it.
+
+    >>> population().n_users, population().n_items
+    (300, 120)
+    """
+    return leave_one_out(synthetic(Synthetic(users=300, items=120, mean=16, factors=4, seed=5)), seed=5)
+
+
+def histories(split: Split) -> Histories:
+    """What a reference may learn from: everyone's training items.
+
+    >>> histories(population()).n_items
+    120
+    """
+    parts = [split.training(user) for user in range(split.n_users)]
+    return Histories(np.concatenate([[0], np.cumsum(split.lengths)]), np.concatenate(parts), split.n_items)
+
+
+def chance(split: Split, k: int = 10) -> tuple[float, float]:
+    """The validation NDCG@k, over the sampled items, of random scores; and its standard error.
+
+    >>> mean, error = chance(population())
+    >>> 0.04 < mean < 0.06, error < 0.02
+    (True, True)
+    """
+    candidates = split.candidates(split.asked(), "valid")
+    places = (candidates >= 0).sum(axis=1) + 1
+    gain = 1.0 / np.log2(np.arange(k) + 2.0)
+    reached = np.arange(k)[None, :] < places[:, None]
+    mean = (gain * reached).sum(axis=1) / places
+    square = (gain**2 * reached).sum(axis=1) / places
+    return float(mean.mean()), float(np.sqrt((square - mean**2).sum())) / len(places)
+
+
+class Stacked(NamedTuple):
+    """A cohort's data, one row a client."""
+
+    items: Tensor
+    valid: Tensor
+    excluded: Tensor
+
+
+class MethodContract:
+    """What every method keeps, as tests to inherit.
+
+    >>> from homebody.methods.fedmf import FedMF
+    >>> class TestFedMF(MethodContract):
+    ...     def method(self):
+    ...         return FedMF(factors=4, batch_size=16)
+    >>> TestFedMF().test_a_client_is_the_same_alone_and_in_a_padded_cohort()
+
+    Choose small sizes, and a batch size at which a client takes several steps.
+    """
+
+    tolerance = 1e-5
+    """How far two ways to compute the same may differ, relative to the largest number among them."""
+    rounds = 10
+    """How many rounds are enough to learn something from `homebody.testing.population`."""
+
+    def method(self) -> Method:
+        """The method under test."""
+        raise NotImplementedError(f"{type(self).__name__} must define method(): the method it tests.")
+
+    def learner(self) -> Method:
+        """The method with settings that learn in a few rounds; by default the one under test."""
+        return self.method()
+
+    def clients(self) -> list[Data]:
+        """People of very different lengths: one item, nearly all items, all items, the same item twice."""
+        everything = list(range(CATALOGUE.n_items))
+        owned = [[7], [3, 29, 0], [5, 8, 13, 21, 5, 1], [*everything[9:], 2, 4], everything[::-1], [0, 1, 2, 3, 4]]
+        return [_client(items) for items in owned]
+
+    def test_the_kernel_equals_the_vmapped_client(self) -> None:
+        method, shared, locals_ = self._start()
+        for number in (1, 2):
+            batches = _prepare(method, _stack(self.clients()), _keys(number, len(self.clients())))
+            update, after = method.cohort(shared, locals_, batches)
+            plain_update, plain_after = Method.cohort(method, shared, locals_, batches)
+            self._same(update, plain_update, f"update of round {number}")
+            self._same(after, plain_after, f"local state of round {number}")
+            shared = self._serve(method, shared, plain_update)
+            locals_ = plain_after
+
+    def test_the_vmapped_client_equals_a_loop_over_clients(self) -> None:
+        method, shared, locals_ = self._start()
+        stacked, keys = _stack(self.clients()), _keys(1, len(self.clients()))
+        batches = _prepare(method, stacked, keys)
+        update, after = Method.cohort(method, shared, locals_, batches)
+        for number in range(len(keys)):
+            data = Data(*(part[number] for part in stacked), CATALOGUE)
+            batch = method.prepare(data, Rng(keys[number]))
+            self._same(batch, _row(batches, number), f"batch of client {number}")
+            own_update, own_after = method.client(shared, _row(locals_, number), batch)
+            self._same(own_update, _row(update, number), f"update of client {number}")
+            self._same(own_after, _row(after, number), f"local state of client {number}")
+
+    def test_a_client_is_the_same_alone_and_in_a_padded_cohort(self) -> None:
+        method, shared, locals_ = self._start()
+        clients = self.clients()
+        keys = _keys(1, len(clients))
+        everything = torch.arange(CATALOGUE.n_items)
+        for fill in (0, CATALOGUE.n_items - 1):
+            stacked = _stack(clients, extra=5, fill=fill)
+            batches = _prepare(method, stacked, keys)
+            update, after = Method.cohort(method, shared, locals_, batches)
+            scores = _scores(method, shared, after, stacked, everything)
+            for number, data in enumerate(clients):
+                batch = method.prepare(data, Rng(keys[number]))
+                own_update, own_after = method.client(shared, _row(locals_, number), batch)
+                self._same(own_update, _row(update, number), f"update of client {number}")
+                self._same(own_after, _row(after, number), f"local state of client {number}")
+                own_scores = method.score(shared, own_after, data, everything)
+                self._same({"": own_scores}, {"": scores[number]}, f"scores of client {number}")
+
+    def test_inputs_are_left_as_they_are_and_calling_twice_gives_the_same(self) -> None:
+        method, shared, locals_ = self._start()
+        stacked, keys = _stack(self.clients()), _keys(1, len(self.clients()))
+        batches = _prepare(method, stacked, keys)
+        _identical(batches, _prepare(method, stacked, keys), "prepare, called twice")
+        data = self.clients()[3]
+        _unmoved(
+            "prepare", lambda own: method.prepare(data._replace(**own), Rng.of(1)), _named(data._asdict(), "catalogue")
+        )
+        _unmoved("cohort", method.cohort, shared, locals_, batches)
+        _unmoved("client", method.client, shared, _row(locals_, 3), _row(batches, 3))
+        items = torch.arange(CATALOGUE.n_items)
+        _unmoved("score", lambda s, own: {"": method.score(s, own, data, items)}, shared, _row(locals_, 3))
+        _unmoved("init_local", lambda s: method.init_local(s, Rng.of(2)), shared)
+
+    def test_updates_are_finite_floats_under_the_same_names(self) -> None:
+        method, shared, locals_ = self._start()
+        names: set[tuple[str, ...]] = set()
+        for number in (1, 2):
+            batches = _prepare(method, _stack(self.clients()), _keys(number, len(self.clients())))
+            update, locals_ = method.cohort(shared, locals_, batches)
+            names.add(tuple(sorted(update)))
+            for name, value in update.items():
+                tensor = value.value if isinstance(value, Rows) else value
+                assert tensor.dtype == torch.float32, f"update '{name}' is {tensor.dtype}, not float32"
+                assert bool(torch.isfinite(tensor).all()), f"update '{name}' is not finite"
+                if isinstance(value, Rows):
+                    assert value.index.dtype == torch.int64, f"update '{name}' has indices of {value.index.dtype}"
+                    inside = (value.index >= -1) & (value.index < value.size)
+                    assert bool(inside.all()), f"update '{name}' has an index outside its table"
+            if "loss" in locals_:
+                assert locals_["loss"].shape == (len(self.clients()),), "the loss is one number a client"
+                assert bool(torch.isfinite(locals_["loss"]).all()), "the loss is not finite"
+            shared = self._serve(method, shared, update)
+        assert len(names) == 1, f"the names in an update change from round to round: {names}"
+
+    def test_the_server_keeps_names_and_shapes_and_leaves_its_inputs_as_they_are(self) -> None:
+        method, shared, locals_ = self._start()
+        count = len(self.clients())
+        update, _ = method.cohort(shared, locals_, _prepare(method, _stack(self.clients()), _keys(1, count)))
+        total, state = _sum(update), method.init_server(shared)
+        _unmoved("server", lambda s, kept, sums: method.server(s, kept, Total(sums, count)), shared, state, total)
+        after, kept = method.server(shared, state, Total(total, count))
+        for before, now, whose in ((shared, after, "shared"), (state, kept, "the server's")):
+            assert sorted(before) == sorted(now), f"{whose} parameters change their names: {sorted(now)}"
+            for name, value in before.items():
+                assert value.shape == now[name].shape, f"'{name}' changes its shape to {tuple(now[name].shape)}"
+                assert value.dtype == now[name].dtype, f"'{name}' changes its type to {now[name].dtype}"
+
+    def test_a_score_is_one_number_an_item_whatever_the_order_of_items(self) -> None:
+        method, shared, locals_ = self._start()
+        stacked = _stack(self.clients())
+        batches = _prepare(method, stacked, _keys(1, len(self.clients())))
+        update, locals_ = method.cohort(shared, locals_, batches)
+        for data, number in zip(self.clients(), range(len(stacked.items)), strict=True):
+            everything = torch.arange(CATALOGUE.n_items)
+            scores = method.score(shared, _row(locals_, number), data, everything)
+            assert scores.shape == everything.shape, f"the scores of 30 items have the shape {tuple(scores.shape)}"
+            assert scores.is_floating_point(), f"scores are {scores.dtype}"
+            assert bool(torch.isfinite(scores).all()), "scores are not finite"
+            for items in (everything.flip(0), everything[4:9], torch.tensor([6, 6, 0])):
+                some = method.score(shared, _row(locals_, number), data, items)
+                self._same({"": some}, {"": scores[items]}, f"scores of items {items.tolist()}")
+
+    def test_training_finds_what_there_is_to_learn(self) -> None:
+        split, losses = population(), list[float | None]()
+        runtime = Simulator(split)
+        method = self.learner()
+        # What an untrained model gives, from the same seed.
+        seed = Rng.of(0, "train")
+        runtime.begin(method, seed.fold("clients"))
+        before = runtime.evaluate(method, method.init_shared(runtime.catalogue, seed.fold("shared"))).metrics
+        fitted = fit(method, runtime, rounds=self.rounds, on_round=lambda r: losses.append(r.loss))
+        mean, error = chance(split)
+        # Random scores come this far about once in 30,000 seeds, and the seed is fixed.
+        assert fitted.metrics[SELECT] > mean + 4 * error, f"{fitted.metrics[SELECT]:.3f} is no better than chance"
+        assert fitted.metrics[SELECT] > before[SELECT], "the trained model is no better than the untrained"
+        if losses[0] is not None and losses[-1] is not None:
+            assert losses[-1] < losses[0], f"the loss went from {losses[0]:.3f} to {losses[-1]:.3f}"
+
+    def test_a_fit_repeats_bit_by_bit(self) -> None:
+        for cohort in (None, 70):
+            one, two = (self._two_rounds(cohort) for _ in range(2))
+            assert one.metrics == two.metrics, "two runs from one seed differ in their metrics"
+            _identical(one.shared, two.shared, "the shared parameters of two runs from one seed")
+            assert one.recommend(user=3) == two.recommend(user=3), "two runs from one seed recommend differently"
+
+    def test_someone_who_joins_late_is_served_like_the_others(self) -> None:
+        """With few clients a round, some are new, some come back, some are absent."""
+        split, losses = population(), list[float | None]()
+        method = self.method()
+        fitted = fit(
+            method, Simulator(split), rounds=4, cohort=split.n_users // 2, on_round=lambda r: losses.append(r.loss)
+        )
+        assert all(loss is None or math.isfinite(loss) for loss in losses)
+        assert all(len(fitted.recommend(user=user, k=3)) == 3 for user in range(0, split.n_users, 29))
+
+    def test_hyper_parameters_cannot_be_assigned_or_senseless(self) -> None:
+        _check_fields(self.method())
+
+    def _start(self) -> tuple[Method, Tree, Tree]:
+        """The method, shared parameters, and the stacked state of clients that just joined."""
+        method = self.method()
+        shared = method.init_shared(CATALOGUE, Rng.of(3, "shared"))
+        locals_ = vmap(lambda key: method.init_local(shared, Rng(key)))(_keys(0, len(self.clients())))
+        return method, shared, locals_
+
+    def _serve(self, method: Method, shared: Tree, update: Tree) -> Tree:
+        return method.server(shared, method.init_server(shared), Total(_sum(update), len(self.clients())))[0]
+
+    def _two_rounds(self, cohort: int | None) -> Fitted:
+        return fit(self.method(), Simulator(population()), rounds=2, cohort=cohort, seed=4)
+
+    def _same(self, found: Tree, expected: Tree, what: str) -> None:
+        """Equal up to rounding; rows of a table in any order, with any padding."""
+        assert sorted(found) == sorted(expected), f"{what}: {sorted(found)} and {sorted(expected)}"
+        for name in expected:
+            one, other = _whole(found[name]), _whole(expected[name])
+            scale = float(other.abs().max()) if other.numel() and other.is_floating_point() else 0.0
+            exact = not other.is_floating_point()
+            assert_close(
+                one,
+                other,
+                rtol=0 if exact else self.tolerance,
+                atol=0 if exact else self.tolerance * max(scale, 1e-3),
+                msg=lambda text, name=name: f"{what}, '{name}': {text}",
+            )
+
+
+class ReferenceContract:
+    """What every centralised reference keeps, as tests to inherit.
+
+    >>> from homebody.methods.popularity import Popularity
+    >>> class TestPopularity(ReferenceContract):
+    ...     def reference(self):
+    ...         return Popularity()
+    >>> TestPopularity().test_it_is_better_than_chance()
+    """
+
+    def reference(self) -> Reference:
+        """The reference under test."""
+        raise NotImplementedError(f"{type(self).__name__} must define reference(): the reference it tests.")
+
+    def test_scores_are_finite_and_one_row_a_user(self) -> None:
+        score = self.reference().fit(histories(population()), seed=0)
+        scores = score(np.array([4, 0, 299]))
+        assert scores.shape == (3, population().n_items), f"scores of 3 users have the shape {tuple(scores.shape)}"
+        assert scores.dtype == torch.float32, f"scores are {scores.dtype}, not float32"
+        assert bool(torch.isfinite(scores).all()), "scores are not finite"
+        assert score(np.empty(0, dtype=np.int64)).shape == (0, population().n_items), "nobody has no scores"
+
+    def test_a_users_scores_do_not_depend_on_who_else_is_asked(self) -> None:
+        score = self.reference().fit(histories(population()), seed=0)
+        everyone = score(np.arange(population().n_users))
+        some = np.array([17, 3, 17, 250])
+        assert_close(score(some), everyone[torch.from_numpy(some)])
+
+    def test_it_repeats_bit_by_bit_and_leaves_the_histories_as_they_are(self) -> None:
+        given = histories(population())
+        before = [given.indptr.copy(), given.items.copy()]
+        users: Users = np.arange(population().n_users)
+        one, two = (self.reference().fit(given, seed=1)(users) for _ in range(2))
+        assert torch.equal(one, two), "two fits from one seed differ"
+        assert np.array_equal(before[0], given.indptr), "fit changes the histories it is given"
+        assert np.array_equal(before[1], given.items), "fit changes the histories it is given"
+
+    def test_it_is_better_than_chance(self) -> None:
+        split = population()
+        score = self.reference().fit(histories(split), seed=0)
+        mean, error = chance(split)
+        found = _evaluate(split, score).metrics[SELECT]
+        assert found > mean + 4 * error, f"{found:.3f} is no better than chance"
+
+    def test_hyper_parameters_cannot_be_assigned_or_senseless(self) -> None:
+        _check_fields(self.reference())
+
+
+def _client(items: list[int]) -> Data:
+    owned = torch.tensor(items)
+    return Data(owned, torch.ones_like(owned, dtype=torch.bool), owned.unique(), CATALOGUE)
+
+
+def _stack(clients: list[Data], extra: int = 0, fill: int = 0) -> Stacked:
+    """Everyone padded to the longest and a bit more, the padding holding this item."""
+
+    def pad(rows: list[Tensor], value: int | bool, more: int) -> Tensor:
+        width = max(map(len, rows)) + more
+        return torch.stack([torch.cat([row, row.new_full((width - len(row),), value)]) for row in rows])
+
+    return Stacked(
+        pad([data.items for data in clients], fill, extra),
+        pad([data.valid for data in clients], False, extra),
+        pad([data.excluded for data in clients], CATALOGUE.n_items, extra),
+    )
+
+
+def _keys(number: int, count: int) -> Tensor:
+    return Rng.of(11, "round", number).fold(torch.arange(count)).key
+
+
+def _prepare(method: Method, stacked: Stacked, keys: Tensor) -> Tree:
+    batches: Tree = vmap(lambda key, *own: method.prepare(Data(*own, CATALOGUE), Rng(key)))(keys, *stacked)
+    return batches
+
+
+def _scores(method: Method, shared: Tree, locals_: Tree, stacked: Stacked, items: Tensor) -> Tensor:
+    one: Callable[..., Tensor] = lambda own, *parts: method.score(shared, own, Data(*parts, CATALOGUE), items)  # noqa: E731
+    return vmap(one)(locals_, *stacked)
+
+
+def _evaluate(split: Split, score: Callable[[Users], Tensor]) -> Evaluated:
+    users = split.asked()
+    return summarise([Block(users, score(users), questions(split, users))])
+
+
+def _row(tree: Tree, number: int) -> Tree:
+    """One client's part of a stacked tree."""
+    return {
+        name: Rows(value.index[number], value.value[number], value.size) if isinstance(value, Rows) else value[number]
+        for name, value in tree.items()
+    }
+
+
+def _sum(update: Tree) -> Tree:
+    """The sum over a stacked update's clients, as the server sees it."""
+    return {
+        name: Rows(value.index.flatten(), value.value.flatten(0, 1), value.size).dense()
+        if isinstance(value, Rows)
+        else value.sum(0)
+        for name, value in update.items()
+    }
+
+
+def _whole(value: Tensor | Rows) -> Tensor:
+    if not isinstance(value, Rows):
+        return value
+    if value.index.ndim == 1:
+        return value.dense()
+    return torch.stack([Rows(*own, value.size).dense() for own in zip(value.index, value.value, strict=True)])
+
+
+def _flat(tree: Any) -> dict[str, Tensor]:
+    """The tensors of a tree, or of a tuple of trees, by path."""
+    if isinstance(tree, Tensor):
+        return {"": tree}
+    if isinstance(tree, Rows):
+        return {".index": tree.index, ".value": tree.value}
+    inner = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return {f"{name}/{path}": value for name, part in inner for path, value in _flat(part).items()}
+
+
+def _identical(one: Any, other: Any, what: str) -> None:
+    left, right = _flat(one), _flat(other)
+    assert sorted(left) == sorted(right), f"{what}: {sorted(left)} and {sorted(right)}"
+    for name, value in left.items():
+        assert torch.equal(value, right[name]), f"{what}: '{name.strip('/')}' differs"
+
+
+def _named(tree: dict[str, Any], *without: str) -> Tree:
+    return {name: value for name, value in tree.items() if name not in without}
+
+
+def _unmoved(what: str, call: Callable[..., Any], *inputs: Tree) -> None:
+    """The call changes none of its inputs, nor what it gave before when it is made again."""
+    before = [{path: value.clone() for path, value in _flat(tree).items()} for tree in inputs]
+    first = call(*inputs)
+    kept = {path: value.clone() for path, value in _flat(first).items()}
+    second = call(*inputs)
+    for tree, old in zip(inputs, before, strict=True):
+        _identical(_flat(tree), old, f"{what} changes its input")
+    _identical(_flat(first), kept, f"{what} changes what it gave before")
+    _identical(_flat(second), kept, f"{what}, called twice")
+
+
+def _check_fields(owner: Any) -> None:
+    known = [spec for spec in fields(owner) if "doc" in spec.metadata]
+    for spec in known:
+        _refused(FrozenInstanceError, f"assigning {spec.name}", setattr, owner, spec.name, getattr(owner, spec.name))
+        for value in _senseless(spec):
+            _refused(HomebodyError, f"{spec.name}={value!r}", type(owner), **{spec.name: value})
+    _refused(FrozenInstanceError, "a new attribute", setattr, owner, "surely_not_a_field", 1)
+
+
+def _senseless(spec: Field[Any]) -> list[Any]:
+    values: list[Any] = [None]
+    if isinstance(spec.default, int | float):
+        values += ["many", [1]]
+    if isinstance(spec.default, float):
+        values += [math.nan, math.inf]
+    if spec.metadata["low"] is not None:
+        values.append(type(spec.default)(spec.metadata["low"] - 1))
+    if spec.metadata["high"] is not None:
+        values.append(type(spec.default)(spec.metadata["high"] + 1))
+    return values
+
+
+def _refused(error: type[Exception], what: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+    try:
+        call(*arguments, **named)
+    except error:
+        return
+    raise AssertionError(f"{what} is not refused with {error.__name__}")

@@ -1,0 +1,63 @@
+"""Every method and reference that is shipped keeps the contract."""
+
+from __future__ import annotations
+
+import pytest
+
+from homebody.core import Method, Reference
+from homebody.methods import METHODS, find
+from homebody.methods.fedials import FedIALS
+from homebody.methods.fedmf import FedMF
+from homebody.methods.ials import IALS
+from homebody.methods.pfedrec import PFedRec
+from homebody.methods.popularity import Popularity
+from homebody.testing import MethodContract, ReferenceContract
+
+
+class TestPFedRec(MethodContract):
+    def method(self) -> Method:
+        return PFedRec(factors=5, batch_size=16, epochs=2, item_rate=2.0)
+
+    def learner(self) -> Method:
+        return PFedRec(factors=8)
+
+
+class TestFedMF(MethodContract):
+    def method(self) -> Method:
+        return FedMF(factors=5, batch_size=16, epochs=2, item_rate=2.0)
+
+    def learner(self) -> Method:
+        return FedMF(factors=8)
+
+
+class TestFedIALS(MethodContract):
+    rounds = 3
+
+    def method(self) -> Method:
+        return FedIALS(factors=4)
+
+
+class TestPopularity(ReferenceContract):
+    def reference(self) -> Reference:
+        return Popularity()
+
+
+class TestIALS(ReferenceContract):
+    def reference(self) -> Reference:
+        return IALS(factors=4)
+
+
+def test_every_known_name_is_under_contract() -> None:
+    covered = {
+        type(suite.method()) if isinstance(suite, MethodContract) else type(suite.reference())
+        for suite in (TestPFedRec(), TestFedMF(), TestFedIALS(), TestPopularity(), TestIALS())
+    }
+    assert covered == {find(name) for name in METHODS}
+
+
+class TestUnnamed:
+    def test_a_contract_without_a_method_says_what_to_define(self) -> None:
+        with pytest.raises(NotImplementedError, match="must define method"):
+            MethodContract().method()
+        with pytest.raises(NotImplementedError, match="must define reference"):
+            ReferenceContract().reference()

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homebody.core import Histories
+from homebody.methods.popularity import Popularity
+
+
+@given(st.lists(st.lists(st.integers(0, 6), max_size=9), min_size=1, max_size=6))
+@settings(max_examples=40, deadline=None)
+def test_the_score_is_the_number_of_interactions_for_everyone(people: list[list[int]]) -> None:
+    items = [item for history in people for item in history]
+    indptr = np.concatenate([[0], np.cumsum([len(history) for history in people])])
+    score = Popularity().fit(Histories(indptr, np.array(items, dtype=np.int32), 7), seed=0)
+    expected = [float(items.count(item)) for item in range(7)]
+    assert score(np.arange(len(people))).tolist() == [expected] * len(people)

@@ -1,0 +1,129 @@
+"""Which differences are more than luck."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from homebody.core import Evaluated
+from homebody.report import RunFolder
+from homebody.report.comparison import holm, paired_p, summarise_runs
+
+
+def test_p_of_a_few_pairs_by_hand() -> None:
+    """With eight differences of one sign, 2 of 2^8 sign patterns are as extreme."""
+    flips = 40_000
+    p = paired_p(np.array([1.0, 2.0, 0.5, 1.5, 3.0, 0.1, 0.7, 2.2]), flips=flips)
+    exact = 2 / 2**8
+    assert p == pytest.approx(exact, abs=5 * math.sqrt(exact / flips))
+
+
+def test_p_of_no_difference_is_one() -> None:
+    assert paired_p(np.zeros(50)) == 1.0
+    assert paired_p(np.array([])) == 1.0
+    assert paired_p(np.array([0.5, -0.5])) == 1.0
+
+
+def test_p_has_no_side_and_does_not_see_ties() -> None:
+    difference = np.random.default_rng(0).normal(0.3, 1, size=60)
+    p = paired_p(difference)
+    assert paired_p(-difference) == p
+    assert paired_p(np.concatenate([difference, np.zeros(500)])) == pytest.approx(p, abs=0.01)
+    assert paired_p(1000 * difference) == p
+
+
+def test_p_is_uniform_when_nothing_differs() -> None:
+    """400 null experiments: a Kolmogorov distance over 0.102 has probability 0.0005 (fixed seed)."""
+    generator = np.random.default_rng(7)
+    p_values = np.sort([paired_p(generator.normal(size=40), flips=1000, seed=trial) for trial in range(400)])
+    expected = (np.arange(400) + 0.5) / 400
+    assert np.abs(p_values - expected).max() < 0.102
+    assert (p_values <= 0.05).mean() < 0.05 + 4 * math.sqrt(0.05 * 0.95 / 400)
+
+
+def test_p_is_never_nought() -> None:
+    assert paired_p(np.ones(500), flips=999) == pytest.approx(1 / 1000)
+
+
+def test_a_shift_is_found() -> None:
+    """A shift of half a deviation over 200 users is 7 standard errors."""
+    generator = np.random.default_rng(3)
+    assert paired_p(generator.normal(0.5, 1, size=200)) < 0.001
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], []),
+        ([0.03], [0.03]),
+        ([0.01, 0.04], [0.02, 0.04]),
+        ([0.04, 0.01, 0.03], [0.06, 0.03, 0.06]),
+        ([0.01, 0.02, 0.03, 0.005], [0.03, 0.04, 0.04, 0.02]),
+        ([0.6, 0.7], [1.0, 1.0]),
+        ([0.02, 0.02], [0.04, 0.04]),
+    ],
+)
+def test_holm_by_hand(given: list[float], expected: list[float]) -> None:
+    assert holm(given) == pytest.approx(expected)
+
+
+def run(parent: Path, method: str, seed: int, ranks: list[int]) -> dict[str, Any]:
+    """A finished run of which only the ranks matter."""
+    folder = RunFolder.create(parent, f"{method}-{seed}")
+    folder.write_text("recipe.toml", "")
+    users = torch.arange(len(ranks))
+    folder.add_ranks(Evaluated({}, {"user": users, "rank": torch.tensor(ranks)}))
+    gain = [1 / math.log2(rank + 2) if rank < 10 else 0.0 for rank in ranks]
+    return {
+        "method": method,
+        "data": "toy",
+        "protocol": "strict",
+        "meaning": "protocol strict",
+        "notes": ["a note"],
+        "seed": seed,
+        "metrics": {"ndcg@10": float(np.mean(gain)), "hr@10": float(np.mean(np.array(ranks) < 10))},
+        "epsilon": {"server": "inf"},
+        "bytes_up": 10 * (seed + 1),
+        "bytes_down": 7,
+        "rounds": 3,
+        "seconds": 1.5 + seed,
+        "run": str(folder.path),
+    }
+
+
+def test_runs_side_by_side(tmp_path: Path) -> None:
+    results = [
+        run(tmp_path, "good", 0, [0] * 30 + [50] * 10),
+        run(tmp_path, "good", 1, [0] * 30 + [0] * 10),
+        run(tmp_path, "poor", 0, [50] * 40),
+        run(tmp_path, "poor", 1, [50] * 39 + [0]),
+    ]
+    found = summarise_runs(results)
+    assert (found["best"], found["seeds"], found["data"], found["notes"]) == ("good", [0, 1], "toy", ["a note"])
+    good, poor = found["methods"]
+    assert good["metrics"]["hr@10"] == {"mean": pytest.approx(0.875), "sd": pytest.approx(0.25 / math.sqrt(2))}
+    assert poor["metrics"]["ndcg@10"] == {"mean": pytest.approx(0.0125), "sd": pytest.approx(0.025 / math.sqrt(2))}
+    assert good["p_against_best"] is None
+    assert poor["p_against_best"] < 0.001
+    assert (good["bytes_up"], good["seconds"]) == (15, 2.0)
+    assert good["runs"] == [results[0]["run"], results[1]["run"]]
+
+
+def test_one_seed_has_no_deviation_and_equals_are_not_told_apart(tmp_path: Path) -> None:
+    found = summarise_runs([run(tmp_path, name, 0, [0, 3, 20]) for name in ("one", "two", "three")])
+    assert {row["metrics"]["hr@10"]["sd"] for row in found["methods"]} == {None}
+    assert sorted(str(row["p_against_best"]) for row in found["methods"]) == ["1.0", "1.0", "None"]
+
+
+def test_users_are_paired_and_not_only_means(tmp_path: Path) -> None:
+    """Equal spreads, but one method is a little better for nearly everyone: only pairs can show it."""
+    generator = np.random.default_rng(0)
+    ranks = generator.integers(0, 9, size=60)
+    found = summarise_runs([run(tmp_path, "low", 0, (ranks + 1).tolist()), run(tmp_path, "high", 0, ranks.tolist())])
+    assert found["best"] == "high"
+    assert found["methods"][0]["p_against_best"] < 0.001
