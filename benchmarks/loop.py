@@ -27,7 +27,9 @@ def seconds_per_client(split: Split, kind: str, factors: int, sample: int, seed:
     return (time.perf_counter() - began) / sample
 
 
-def _batches(items: np.ndarray, n_items: int, generator: np.random.Generator) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _batches(
+    items: np.ndarray, n_items: int, generator: np.random.Generator
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     own = set(items.tolist())
     drawn: list[int] = []
     while len(drawn) < 4 * len(items):

@@ -70,6 +70,7 @@ def _rounds_and_run(
 
 
 def _cpu_of_round(split: Any, fused: bool) -> float:
+    from homebody.fit import choose
     from homebody.methods.pfedrec import PFedRec
     from homebody.rng import Rng
     from homebody.runtime import Simulator
@@ -78,9 +79,10 @@ def _cpu_of_round(split: Any, fused: bool) -> float:
     shared = method.init_shared(simulator.catalogue, Rng.of(0))
     simulator.begin(method, Rng.of(1))
     spent = []
+    everyone = choose(simulator.available(), None, Rng.of(2))
     for step in range(8):
         began = time.process_time()
-        got = simulator.collect(method, shared, simulator.available(), Rng.of(2, step), step)
+        got = simulator.collect(method, shared, everyone, Rng.of(2, step), step)
         shared, _ = method.server(shared, {}, got.total)
         spent.append(time.process_time() - began)
     return sorted(spent)[len(spent) // 2]
@@ -179,7 +181,9 @@ def main() -> None:
     figures: list[Figure] = []
     for case in given.cases or CASES:
         print(f"{case} …", file=sys.stderr, flush=True)
-        done = subprocess.run([sys.executable, __file__, "--here", case], stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, __file__, "--here", case], stdout=subprocess.PIPE, text=True, check=False
+        )
         if done.returncode:
             print(f"{case} failed; see above.", file=sys.stderr)
             figures.append(_figure(f"{case}: failed", float("nan"), None, ""))

@@ -14,7 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from homebody.core import Method, Reference, Rows
+    from homebody.core import Method, Rows
     from homebody.data import Population, load
     from homebody.data.splits import Split, leave_one_out
     from homebody.errors import HomebodyError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from homebody.methods.fedmf import FedMF
     from homebody.methods.pfedrec import PFedRec
     from homebody.privacy import Channel, Ledger
+    from homebody.reference import Reference
     from homebody.runtime import Simulator
 
 __version__ = "0.1.0"
@@ -37,7 +38,7 @@ _HOMES = {
     "Method": "homebody.core",
     "PFedRec": "homebody.methods.pfedrec",
     "Population": "homebody.data",
-    "Reference": "homebody.core",
+    "Reference": "homebody.reference",
     "Rows": "homebody.core",
     "Simulator": "homebody.runtime",
     "Split": "homebody.data.splits",

@@ -6,9 +6,9 @@ an *Update*; it leaves through the method's channel, and the server sees a *Tota
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,22 +16,21 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from homebody.errors import HomebodyError
+from homebody.params import check_params, param
 from homebody.rng import Rng
 
 if TYPE_CHECKING:
-    from homebody.privacy.channel import Channel
+    from homebody.privacy import Channel, Charge
 
 __all__ = [
     "Batch",
     "Catalogue",
+    "Cohort",
     "Collected",
     "Data",
     "Evaluated",
-    "Histories",
     "Method",
     "Phase",
-    "Reference",
     "Rows",
     "Runtime",
     "Total",
@@ -46,10 +45,10 @@ __all__ = [
 class Rows:
     """Some rows of a table of `size` rows: what a client touches of a table it never copies.
 
-    An index of -1 marks padding; its value counts for nothing.
+    Rows of the same index add up. An index of -1 marks padding; its value counts for nothing.
 
-    >>> Rows(torch.tensor([2, -1]), torch.tensor([[1.0], [9.0]]), size=3).dense().tolist()
-    [[0.0], [0.0], [1.0]]
+    >>> Rows(torch.tensor([2, 2, -1]), torch.tensor([[1.0], [2.0], [9.0]]), size=3).dense().tolist()
+    [[0.0], [0.0], [3.0]]
     """
 
     index: Tensor
@@ -77,22 +76,13 @@ _pytree.register_pytree_node(
 )
 
 Tree = dict[str, Any]
-"""Named tensors; in updates and local states some may be `Rows` of a table."""
+"""Named tensors, flat; in updates and local states some may be `Rows` of a table."""
 Update = Tree
-"""What one client hands to its channel."""
-Batch = Tree
+"""What one client hands to its channel. By convention update[name] is a change of shared[name]."""
+Batch = dict[str, Tensor]
 """What one client works on in one round, all its randomness drawn."""
 Users = npt.NDArray[np.int64]
 """Numbers of clients."""
-T = TypeVar("T")
-
-
-class Histories(NamedTuple):
-    """Everyone's training items in one place, which only a reference ever sees: compressed rows."""
-
-    indptr: npt.NDArray[np.int64]
-    items: npt.NDArray[np.int32]
-    n_items: int
 
 
 @dataclass(frozen=True)
@@ -106,7 +96,7 @@ class Data(NamedTuple):
     """One client's own data, as its device holds it.
 
     A simulation pads it to a common length, so `valid` says which entries are real; the numbers a method
-    computes must not depend on the padding.
+    computes must not depend on the padding, which holds item 0.
     """
 
     items: Tensor
@@ -116,6 +106,18 @@ class Data(NamedTuple):
     excluded: Tensor
     """(K,) sorted: what is never drawn as a negative; padded with the size of the catalogue."""
     catalogue: Catalogue
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Who takes part in a round, and how they came to: accounting depends on it."""
+
+    users: Users
+    sampling: Literal["all", "fixed"]
+    """Everyone, or a fixed number drawn without replacement."""
+    size: int
+    """As planned. Means divide by it, whoever answers."""
+    population: int
 
 
 @dataclass(frozen=True)
@@ -130,27 +132,11 @@ class Total:
         return {name: value / self.clients for name, value in self.sum.items()}
 
 
-@dataclass(frozen=True)
-class Phase:
-    """One stage of training. Its method's shared parameters begin as those of the same name before it."""
-
-    name: str
-    method: Method | None = None
-    rounds: int | None = None
-    """None: the rounds the run was asked for."""
-
-
-def param(default: T, doc: str, *, low: float | None = None, high: float | None = None) -> T:
-    """A hyper-parameter: a dataclass field that knows its meaning and its bounds."""
-    value: Any = field(default=default, metadata={"doc": doc, "low": low, "high": high})
-    return value
-
-
 class Method:
     """One paper's mathematics, written for one client: a frozen dataclass of the paper's hyper-parameters.
 
-    Six functions make a method. `client` is pure and must run under `torch.func.vmap`; all its randomness
-    comes from `prepare`. This one learns how popular each item is:
+    Six functions make a method. They are pure: they give new trees and write nothing in place. `client` must
+    run under `torch.func.vmap`; all its randomness comes from `prepare`. This one learns how popular items are:
 
     >>> from homebody.privacy import Channel
     >>> @dataclass(frozen=True)
@@ -179,8 +165,6 @@ class Method:
 
     uplink: Channel
     """The way out in training. Each method names its own."""
-    query: Channel | None = None
-    """The way out when serving; None: ranking stays on the device."""
     scores_from: ClassVar[Literal["latest", "base"]] = "latest"
     """Whether a device ranks with the latest shared parameters, or with those it last trained from."""
     default_rounds: ClassVar[int] = 100
@@ -205,22 +189,22 @@ class Method:
         return {}
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        """What a client that joins now holds and never sends.
-
-        An entry `loss` is shown while simulating, and only then.
-        """
+        """What a client that joins now holds and never sends."""
         raise _missing(self, "init_local")
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
-        """All of a round's randomness: negatives, orders, masks, noise."""
+        """All of a round's randomness: negatives, orders, masks; noise from `rng.private`."""
         raise _missing(self, "prepare")
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
-        """A round on the device: what it sends, and what it keeps."""
+        """A round on the device: what it sends, and what it keeps.
+
+        If it keeps a `loss`, a simulation shows the mean; a real device keeps that to itself too.
+        """
         raise _missing(self, "client")
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
-        """The server's step on what came through the channel."""
+        """The server's step on what came through the channel; `state` is what `init_server` began."""
         raise _missing(self, "server")
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
@@ -230,6 +214,10 @@ class Method:
     def adapt(self, shared: Tree, local: Tree, data: Data, rng: Rng) -> Tree:
         """Personalise on the device, sending nothing: by default one round whose update is thrown away."""
         return self.client(shared, local, self.prepare(data, rng))[1]
+
+    def charges(self, cohort: Cohort) -> Sequence[Charge]:
+        """What one round tells each observer: what its channel says, unless the method knows better."""
+        return self.uplink.charges(cohort)
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         """`client` for many at once, stacked along the first dimension.
@@ -243,22 +231,16 @@ def _missing(method: object, name: str) -> TypeError:
     return TypeError(f"{type(method).__name__} must define {name}(); see homebody.core.Method.")
 
 
-class Reference:
-    """A centralised recommender to compare with: it collects everyone's history, so its ε is infinite.
+@dataclass(frozen=True)
+class Phase:
+    """One stage of training. Its method's shared parameters begin as those of the same name before it."""
 
-    Like a method, a frozen dataclass of hyper-parameters. `fit` gives a function from users to their scores
-    for all items.
-    """
-
-    title: ClassVar[str] = ""
-    paper: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        check_params(self)
-
-    def fit(self, histories: Histories, seed: int) -> Callable[[Users], Tensor]:
-        """Learn from the raw histories."""
-        raise _missing(self, "fit")
+    name: str
+    method: Method | None = None
+    rounds: int | None = None
+    """None: the rounds the run was asked for."""
+    evaluated: bool = True
+    """Whether this stage already ranks items."""
 
 
 @dataclass(frozen=True)
@@ -278,58 +260,35 @@ class Evaluated:
 
     metrics: dict[str, float]
     """Test under bare names, validation under `valid/`."""
-    per_user: Tree = field(default_factory=dict)
+    per_user: dict[str, Tensor] = field(default_factory=dict)
     """Where each user's test item stood: known in a simulation alone."""
 
 
 class Runtime(Protocol):
-    """Who computes. `fit` asks it for clients, sends them work, and gets back totals; never one client's data."""
+    """Who computes. `fit` sends its clients work and gets back totals; never one client's data."""
 
     catalogue: Catalogue
     device: torch.device
+    simulated: bool
+    """Whether a round that is run again repeats itself bit by bit, so that it tells nothing more."""
 
     def available(self) -> Users:
         """The clients that could take part now."""
 
     def begin(self, method: Method, rng: Rng) -> None:
-        """Start a phase: no client holds any state yet; each draws its own from `rng` when it joins."""
+        """Start a phase, or come back to it: no client is known to hold any state yet."""
 
-    def collect(self, method: Method, shared: Tree, cohort: Users, rng: Rng, step: int) -> Collected:
+    def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         """One round: every client of the cohort works, its update leaves through the method's channel."""
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         """How well every client is served by what it holds."""
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
-        """A client's best items that it does not have yet, with their scores; found on its device."""
+        """A simulated client's best new items; real devices keep their rankings, so their runtime refuses."""
 
-    def state(self) -> Tree:
+    def state(self) -> dict[str, Tensor]:
         """Every client's state, for a checkpoint or to come back to. Later rounds leave it as it is."""
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """The inverse of `state`."""
-
-
-def check_params(owner: Any) -> None:
-    """Refuse a hyper-parameter of the wrong type or out of its bounds, in a sentence."""
-    for spec in fields(owner):
-        if "doc" not in spec.metadata or spec.default is MISSING:
-            continue
-        value, low, high = getattr(owner, spec.name), spec.metadata["low"], spec.metadata["high"]
-        wanted = type(spec.default)
-        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-            object.__setattr__(owner, spec.name, value)
-        if type(value) is not wanted:
-            raise HomebodyError(f"{spec.name} must be {_kind(wanted)}, not {value!r}.")
-        if wanted is float and not np.isfinite(value):
-            raise HomebodyError(f"{spec.name} must be a finite number, not {value}.")
-        if low is not None and value < low:
-            raise HomebodyError(f"{spec.name} must be at least {low}, not {value}.")
-        if high is not None and value > high:
-            raise HomebodyError(f"{spec.name} must be at most {high}, not {value}.")
-
-
-def _kind(wanted: type) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    return names.get(wanted, f"a {wanted.__name__}")

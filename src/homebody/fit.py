@@ -10,12 +10,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from homebody.core import Evaluated, Method, Runtime, Tree, Users
+from homebody.core import Cohort, Evaluated, Method, Runtime, Tree, Users
 from homebody.errors import HomebodyError, unknown_name
 from homebody.privacy import Ledger
 from homebody.rng import Rng
 
-__all__ = ["Best", "Checkpoints", "Fitted", "Progress", "Round", "fit"]
+__all__ = ["Best", "Checkpoints", "Fitted", "Progress", "Round", "carry", "choose", "fit"]
 
 SELECT = "valid/ndcg@10"
 """The round is chosen by this metric unless the caller names another."""
@@ -27,6 +27,9 @@ class Round:
 
     phase: str
     round: int
+    """Within the phase, from 1."""
+    step: int
+    """Over all phases."""
     clients: int
     loss: float | None
     metrics: dict[str, float]
@@ -98,7 +101,7 @@ class Fitted:
         return self.ledger.epsilons()
 
     def recommend(self, user: int, k: int = 10) -> list[tuple[int, float]]:
-        """A client's best new items and their scores, computed on its device."""
+        """A simulated client's best items that it does not have yet, with their scores."""
         return self.runtime.recommend(self.method, self.shared, user, k)
 
 
@@ -119,78 +122,128 @@ def fit(
 
     cohort: clients a round; None takes all. evaluate_every: 0 never evaluates and keeps the last round.
     """
+    _check(method, rounds, evaluate_every)
+    ledger = Ledger() if ledger is None else ledger
+    progress = (checkpoints.load() if checkpoints else None) or Progress()
+    if ledger.releases() < progress.step:
+        raise HomebodyError(
+            f"The ledger {ledger.path} knows of {ledger.releases()} releases, but {progress.step} rounds were done: "
+            "it lost charges, and its ε would be too small."
+        )
+    # What a resumed simulation does again is the same release, bit by bit; anything else is a new one.
+    repeats = runtime.simulated and checkpoints is not None
+    start, acting = 0, method
+    for phase in method.phases:
+        acting, end = phase.method or method, start + (phase.rounds or rounds)
+        if progress.step < end or phase is method.phases[-1]:
+            rng = Rng.of(seed, phase.name)
+            _enter(acting, runtime, progress, rng, fresh=progress.step == start)
+        for step in range(progress.step + 1, end + 1):
+            number = step - start
+            who = choose(runtime.available(), cohort, rng.fold("cohort", number))
+            ledger.charge(f"{phase.name}/{number}", acting.charges(who), repeat=repeats)
+            began = time.perf_counter()
+            got = runtime.collect(acting, progress.shared, who, rng.fold("round", number), step)
+            progress.shared, progress.server = acting.server(progress.shared, progress.server, got.total)
+            trained = time.perf_counter()
+            _refuse_divergence(progress.shared, number)
+            progress.step, evaluated = step, Evaluated({})
+            if phase.evaluated and evaluate_every and (number % evaluate_every == 0 or step == end):
+                evaluated = runtime.evaluate(acting, progress.shared)
+                if _better(evaluated, progress.best, select):
+                    progress.best = Best(step, evaluated, progress.shared, runtime.state())
+            if on_round:
+                on_round(
+                    Round(
+                        phase=phase.name,
+                        round=number,
+                        step=step,
+                        clients=len(who.users),
+                        loss=got.loss,
+                        metrics=evaluated.metrics,
+                        epsilon=ledger.epsilons(),
+                        bytes_up=got.bytes_up,
+                        bytes_down=got.bytes_down,
+                        seconds=trained - began,
+                        evaluation_seconds=time.perf_counter() - trained,
+                    )
+                )
+            if checkpoints and (step == end or checkpoints.due()):
+                progress.clients = runtime.state()
+                checkpoints.save(progress)
+        start = end
+    if progress.best is None:
+        return Fitted(acting, runtime, progress.shared, Evaluated({}), progress.step, ledger)
+    best = progress.best
+    runtime.load_state(best.clients)
+    return Fitted(acting, runtime, _on(runtime, best.shared), best.evaluated, best.step, ledger)
+
+
+def choose(available: Users, size: int | None, rng: Rng) -> Cohort:
+    """Everyone, or a cohort of fixed size drawn without replacement, in ascending order."""
+    count = len(available)
+    if not count:
+        raise HomebodyError("No client is available to train with.")
+    if size is None:
+        return Cohort(available, "all", count, count)
+    if not 1 <= size <= count:
+        raise HomebodyError(f"A cohort has 1 to {count} clients here, not {size}.")
+    generator = np.random.default_rng(int(rng.key) % 2**64)
+    return Cohort(np.sort(generator.choice(available, size, replace=False)), "fixed", size, count)
+
+
+def carry(old: Tree, new: Tree) -> Tree:
+    """Parameters for a new phase or a larger catalogue: the old values under their names, the rest as new.
+
+    >>> carry({"item": torch.ones(1, 2)}, {"item": torch.zeros(2, 2), "bias": torch.zeros(1)})["item"].tolist()
+    [[1.0, 1.0], [0.0, 0.0]]
+    """
+    out = dict(new)
+    for name in old.keys() & new.keys():
+        before, after = old[name], new[name]
+        if before.shape == after.shape:
+            out[name] = before
+        elif before.shape[1:] == after.shape[1:] and len(before) < len(after):
+            out[name] = torch.cat([before, after[len(before) :]])
+        else:
+            raise HomebodyError(f"'{name}' was {tuple(before.shape)} and cannot go on as {tuple(after.shape)}.")
+    return out
+
+
+def _check(method: Method, rounds: int, evaluate_every: int) -> None:
     if rounds < 1:
         raise HomebodyError(f"Rounds must be at least 1, not {rounds}.")
     if evaluate_every < 0:
         raise HomebodyError(f"evaluate-every must be 0 (never) or more, not {evaluate_every}.")
-    ledger = Ledger() if ledger is None else ledger
-    progress = (checkpoints.load() if checkpoints else None) or Progress()
-    start = 0
-    for phase in method.phases:
-        acting, end = phase.method or method, start + (phase.rounds or rounds)
-        if progress.step < end:
-            rng = Rng.of(seed, phase.name)
-            _enter(acting, runtime, progress, rng, fresh=progress.step == start)
-            for step in range(progress.step + 1, end + 1):
-                number = step - start
-                who = choose(runtime.available(), cohort, rng.fold("cohort", number))
-                ledger.charge(f"{phase.name}/{number}", acting.uplink.charges())
-                began = time.perf_counter()
-                got = runtime.collect(acting, progress.shared, who, rng.fold("round", number), step)
-                progress.shared, progress.server = acting.server(progress.shared, progress.server, got.total)
-                trained = time.perf_counter()
-                _refuse_divergence(progress.shared, number)
-                progress.step, evaluated = step, Evaluated({})
-                if evaluate_every and (number % evaluate_every == 0 or step == end):
-                    evaluated = runtime.evaluate(acting, progress.shared)
-                    if progress.best is None or _better(evaluated, progress.best.evaluated, select):
-                        progress.best = Best(step, evaluated, progress.shared, runtime.state())
-                if on_round:
-                    seconds = (trained - began, time.perf_counter() - trained)
-                    on_round(
-                        Round(phase.name, number, len(who), got.loss, evaluated.metrics, ledger.epsilons(),
-                              got.bytes_up, got.bytes_down, *seconds)
-                    )  # fmt: skip
-                if checkpoints and (step == end or checkpoints.due()):
-                    progress.clients = runtime.state()
-                    checkpoints.save(progress)
-        start = end
-    if progress.best is None:
-        return Fitted(acting, runtime, progress.shared, Evaluated({}), progress.step, ledger)
-    runtime.load_state(progress.best.clients)
-    best = progress.best
-    return Fitted(acting, runtime, best.shared, best.evaluated, best.step, ledger)
-
-
-def choose(available: Users, size: int | None, rng: Rng) -> Users:
-    """A cohort of fixed size without replacement, in ascending order."""
-    if not len(available):
-        raise HomebodyError("No client is available to train with.")
-    if size is None:
-        return available
-    if not 1 <= size <= len(available):
-        raise HomebodyError(f"A cohort has 1 to {len(available)} clients here, not {size}.")
-    generator = np.random.default_rng(int(rng.key) % 2**64)
-    return np.sort(generator.choice(available, size, replace=False))
+    names = [phase.name for phase in method.phases]
+    if len(set(names)) != len(names):
+        raise HomebodyError(f"The phases of a method need names of their own, not {', '.join(names)}.")
 
 
 def _enter(method: Method, runtime: Runtime, progress: Progress, rng: Rng, fresh: bool) -> None:
     """Begin a phase, or come back to its middle."""
     runtime.begin(method, rng.fold("clients"))
-    if not fresh:
+    if fresh:
+        shared = carry(progress.shared, method.init_shared(runtime.catalogue, rng.fold("shared")))
+        progress.shared = _on(runtime, shared)
+        progress.server = method.init_server(progress.shared)
+        progress.best = None
+    else:
+        progress.shared, progress.server = _on(runtime, progress.shared), _on(runtime, progress.server)
         runtime.load_state(progress.clients)
-        return
-    shared = method.init_shared(runtime.catalogue, rng.fold("shared"))
-    kept = {n: v for n, v in progress.shared.items() if n in shared and shared[n].shape == v.shape}
-    progress.shared = {name: value.to(runtime.device) for name, value in (shared | kept).items()}
-    progress.server = method.init_server(progress.shared)
-    progress.best = None
 
 
-def _better(new: Evaluated, old: Evaluated, select: str) -> bool:
+def _on(runtime: Runtime, tree: Tree) -> Tree:
+    return {name: value.to(runtime.device) for name, value in tree.items()}
+
+
+def _better(new: Evaluated, best: Best | None, select: str) -> bool:
+    """Whether this round is the one to keep so far; a runtime may answer with no metrics at all."""
+    if not new.metrics:
+        return False
     if select not in new.metrics:
         raise unknown_name("metric to choose the round by", select, new.metrics)
-    return new.metrics[select] > old.metrics[select]
+    return best is None or new.metrics[select] > best.evaluated.metrics[select]
 
 
 def _refuse_divergence(shared: Tree, number: int) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import tomli_w
 
-from homebody.core import Method, Reference
+from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
-from homebody.methods import find, params
+from homebody.methods import find
+from homebody.params import KINDS, params
+from homebody.reference import Reference
 
 __all__ = ["Recipe", "parse_fields"]
 
@@ -53,7 +55,23 @@ class Recipe:
 
     def build(self) -> Method | Reference:
         """The method with its fields set."""
-        return find(self.method)(**self.fields)
+        found = find(self.method)
+        known = [spec.name for spec in params(found)]
+        for name in self.fields:
+            if name not in known:
+                raise unknown_name(f"field of {self.method}", name, known)
+        return found(**self.fields)
+
+    def check(self) -> None:
+        """Refuse values of the wrong kind, in a sentence."""
+        for spec in fields(self):
+            value, wanted = getattr(self, spec.name), _TYPES[spec.name]
+            if value is None and spec.default is None:
+                continue
+            if type(value) is not wanted:
+                raise HomebodyError(f"The recipe's {spec.name} must be {KINDS.get(wanted, 'a table')}, not {value!r}.")
+        if not -(2**63) <= self.seed < 2**63:
+            raise HomebodyError(f"The seed must fit in 64 bits; {self.seed} does not.")
 
     def to_toml(self) -> str:
         known = {name: value for name, value in asdict(self).items() if value is not None}
@@ -65,7 +83,10 @@ class Recipe:
             values = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise HomebodyError(f"The recipe is not valid TOML: {error}.") from error
-        if values.pop("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
+        schema = values.pop("schema", SCHEMA_VERSION)
+        if type(schema) is not int:
+            raise HomebodyError(f"The recipe's schema must be a whole number, not {schema!r}.")
+        if schema > SCHEMA_VERSION:
             raise HomebodyError("The recipe was written by a newer Homebody; update to run it.")
         names = {spec.name for spec in fields(cls)}
         for name in values:
@@ -74,7 +95,9 @@ class Recipe:
         for name in ("method", "data"):
             if name not in values:
                 raise HomebodyError(f"The recipe names no {name}.")
-        return cls(**values)
+        recipe = cls(**values)
+        recipe.check()
+        return recipe
 
     @property
     def name(self) -> str:
@@ -86,6 +109,14 @@ class Recipe:
             f"seed{self.seed}",
         ]
         return "-".join(part.replace(":", "_").replace(",", "_").replace("=", "")[:40] for part in short)
+
+
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("method", "data", "protocol", "held_out", "select", "device", "data_dir"), str),
+    **dict.fromkeys(("rounds", "seed", "negatives", "cohort", "evaluate_every"), int),
+    **dict.fromkeys(("fields", "columns"), dict),
+    "fused": bool,
+}
 
 
 def parse_fields(method: str, settings: Sequence[str]) -> dict[str, Any]:
@@ -117,8 +148,7 @@ def _parse(name: str, text: str, kind: type) -> Any:
             return {"true": True, "false": False}[text.lower()]
         return kind(text)
     except (ValueError, KeyError):
-        wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, kind.__name__)
-        raise HomebodyError(f"{name} must be {wanted}, not '{text}'.") from None
+        raise HomebodyError(f"{name} must be {KINDS.get(kind, kind.__name__)}, not '{text}'.") from None
 
 
 def fingerprint(parts: Mapping[str, bytes | memoryview]) -> str:

@@ -74,19 +74,28 @@ class Rng:
         position = torch.arange(1, math.prod(shape) + 1, device=self.key.device)
         return mix(self.next_key() + position * GOLDEN).reshape(shape)
 
+    @property
+    def private(self) -> Rng:
+        """The stream for privacy noise and secret choices: simulated here, the operating system's on a device."""
+        return self.fold("private")
+
     def uniform(self, *shape: int) -> Tensor:
         """Floats in the open interval (0, 1)."""
         return (((self.bits(*shape) >> 41) & 0x7FFFFF).to(torch.float32) + 0.5) * 2.0**-23
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal floats (Box and Muller)."""
-        radius = torch.sqrt(-2.0 * torch.log(self.uniform(*shape)))
-        return radius * torch.cos(2.0 * math.pi * self.uniform(*shape))
+        radius = torch.sqrt(-2.0 * torch.log(self._fine(*shape)))
+        return (radius * torch.cos(2.0 * math.pi * self._fine(*shape))).to(torch.float32)
 
     def laplace(self, *shape: int) -> Tensor:
         """Laplace floats of scale 1."""
-        centred = self.uniform(*shape) - 0.5
-        return -torch.sign(centred) * torch.log1p(-2.0 * centred.abs())
+        centred = 2.0 * self._fine(*shape) - 1.0
+        return (-torch.sign(centred) * torch.log1p(-centred.abs())).to(torch.float32)
+
+    def _fine(self, *shape: int) -> Tensor:
+        """Doubles in (0, 1): the tails of noise need more than a float's 23 bits."""
+        return (((self.bits(*shape) >> 12) & 0xFFFFFFFFFFFFF).to(torch.float64) + 0.5) * 2.0**-52
 
     def integers(self, high: int, *shape: int) -> Tensor:
         """Integers from 0 to high - 1; high at most 2**31."""

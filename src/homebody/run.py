@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from homebody.core import Evaluated, Histories, Method, Reference
+from homebody.core import Catalogue, Evaluated, Method
 from homebody.data import Population, load
 from homebody.data.splits import Split, leave_one_out
 from homebody.errors import HomebodyError
@@ -26,6 +26,7 @@ from homebody.evaluation import Block, describe, questions, summarise
 from homebody.fit import Best, Fitted, Round, fit
 from homebody.privacy import OBSERVERS, Charge, Ledger, NonPrivate
 from homebody.recipe import Recipe, fingerprint
+from homebody.reference import Histories, Reference
 from homebody.report import RunFolder
 from homebody.rng import Rng
 from homebody.runtime import Simulator
@@ -70,12 +71,13 @@ def resume(path: Path, watcher: Watcher = QUIET) -> dict[str, Any]:
     with folder.alone():
         if (path / "result.json").exists():
             return folder.read_json("result.json")
-        recipe = Recipe.from_toml((path / "recipe.toml").read_text(encoding="utf-8"))
+        recipe = Recipe.from_toml(folder.recipe_text())
         method, split = _prepare(recipe, watcher)
-        now, then = environment(recipe, method, split), folder.read_json("environment.json")
-        for name, meaning in (("data_fingerprint", "The data"), ("method_fingerprint", "The method's file")):
-            if now[name] != then.get(name):
-                raise HomebodyError(f"{meaning} changed since {path} was begun: a resumed run would mix the two.")
+        now = environment(recipe, method, split)
+        if (path / "environment.json").exists():
+            _insist_on_same(folder, now)
+        else:  # killed in its very first moment
+            folder.write_json("environment.json", now)
         return _run(recipe, method, split, folder, watcher)
 
 
@@ -83,8 +85,9 @@ def reopen(path: Path) -> tuple[Fitted, Population]:
     """A finished run's model, ready to recommend, and the population it was trained on."""
     folder = RunFolder.open(path)
     folder.read_json("result.json")
-    recipe = Recipe.from_toml((path / "recipe.toml").read_text(encoding="utf-8"))
+    recipe = Recipe.from_toml(folder.recipe_text())
     method, split = _prepare(recipe, QUIET)
+    _insist_on_same(folder, environment(recipe, method, split))
     if isinstance(method, Reference):
         raise HomebodyError(f"{recipe.method} is a centralised reference: its run keeps figures, not a model.")
     progress = folder.load()
@@ -98,6 +101,13 @@ def reopen(path: Path) -> tuple[Fitted, Population]:
     shared = {name: value.to(runtime.device) for name, value in best.shared.items()}
     fitted = Fitted(acting, runtime, shared, best.evaluated, best.step, Ledger(folder.ledger_path))
     return fitted, split.population
+
+
+def _insist_on_same(folder: RunFolder, now: dict[str, Any]) -> None:
+    then = folder.read_json("environment.json")
+    for name, meaning in (("data_fingerprint", "The data"), ("method_fingerprint", "The method's file")):
+        if now[name] != then.get(name):
+            raise HomebodyError(f"{meaning} changed since {folder.path} was begun: the two do not belong together.")
 
 
 def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dict[str, Any]:
@@ -119,6 +129,7 @@ def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dic
 
 
 def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Split]:
+    recipe.check()
     method = recipe.build()
     _rounds(recipe, method)
     population: Population = load(
@@ -218,7 +229,8 @@ def _reference(
 ) -> Evaluated:
     watcher.start(1)
     raw = NonPrivate("raw data collected")
-    ledger.charge("collection", [Charge(observer, "user", raw) for observer in OBSERVERS])
+    ledger.charge("collection", [Charge(observer, "user", raw) for observer in OBSERVERS], repeat=True)
+    folder.load()  # takes back what an interrupted attempt recorded
     began = time.perf_counter()
     histories = _histories(split)
     score = method.fit(histories, recipe.seed)
@@ -233,8 +245,19 @@ def _reference(
 
     evaluated = summarise(blocks())
     people = int((split.lengths > 0).sum())
-    seconds = (trained - began, time.perf_counter() - trained)
-    line = Round("fit", 1, people, None, evaluated.metrics, ledger.epsilons(), histories.items.nbytes, 0, *seconds)
+    line = Round(
+        phase="fit",
+        round=1,
+        step=1,
+        clients=people,
+        loss=None,
+        metrics=evaluated.metrics,
+        epsilon=ledger.epsilons(),
+        bytes_up=histories.items.nbytes,
+        bytes_down=0,
+        seconds=trained - began,
+        evaluation_seconds=time.perf_counter() - trained,
+    )
     folder.add_round(line)
     watcher.on_round(line)
     return evaluated
@@ -244,4 +267,4 @@ def _histories(split: Split) -> Histories:
     """Everyone's training items: what a centralised recommender collects."""
     position = np.arange(len(split.items)) - np.repeat(split.indptr[:-1], np.diff(split.indptr))
     kept = position < np.repeat(split.lengths, np.diff(split.indptr))
-    return Histories(np.concatenate([[0], np.cumsum(split.lengths)]), split.items[kept], split.n_items)
+    return Histories(np.concatenate([[0], np.cumsum(split.lengths)]), split.items[kept], Catalogue(split.n_items))

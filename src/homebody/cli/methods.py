@@ -53,7 +53,8 @@ def methods(
 
 def _describe(name: str) -> dict[str, Any]:
     from homebody.core import Method
-    from homebody.methods import find, params
+    from homebody.methods import find
+    from homebody.params import params
 
     found = find(name)
     federated = issubclass(found, Method)

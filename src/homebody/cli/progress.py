@@ -68,10 +68,10 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
         loss = "" if line.loss is None else f"loss {line.loss:.4f}"
         epsilon = "ε " + ", ".join(f"{who} {epsilon_text(value)}" for who, value in line.epsilon.items())
         told = " · ".join(part for part in (loss, metric, epsilon) if part)
-        bar.update(task, completed=line.round, told=told)
+        bar.update(task, completed=line.step, told=told)
         if not console.is_terminal and time.monotonic() - last_line > EVERY:
             last_line = time.monotonic()
-            console.print(f"{label} round {line.round}/{rounds} · {told}", highlight=False, soft_wrap=True)
+            console.print(f"{label} round {line.step}/{rounds} · {told}", highlight=False, soft_wrap=True)
 
     def say(text: str) -> None:
         console.print(f"{label}: {text}", highlight=False, soft_wrap=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from dataclasses import Field, fields
 from pathlib import Path
-from typing import Any, cast
 
-from homebody.core import Method, Reference
+from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
+from homebody.reference import Reference
 
-__all__ = ["METHODS", "find", "params"]
+__all__ = ["METHODS", "find"]
 
 METHODS: dict[str, str] = {
     "fedials": "homebody.methods.fedials:FedIALS",
@@ -40,11 +39,6 @@ def find(name: str) -> type[Method] | type[Reference]:
     if name.endswith(".py"):
         raise HomebodyError(f"Name the class in {name} as well: {name}:MyMethod.")
     raise unknown_name("method", name, METHODS)
-
-
-def params(found: type[Method] | type[Reference]) -> list[Field[Any]]:
-    """The hyper-parameters of a method's class, in its order."""
-    return [spec for spec in fields(cast(Any, found)) if "doc" in spec.metadata]
 
 
 def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:

@@ -40,7 +40,7 @@ def train(
         batches["slot"].numpy(),
         batches["label"].numpy(),
         batches["valid"].sum(1).numpy(),
-        (np.float32(rates[0]), np.float32(rates[1])),
+        torch.tensor(rates, dtype=torch.float32).numpy(),
         batch_size,
         epochs,
         dual,
@@ -84,7 +84,7 @@ def _train(table, weight, bias, index, slot, label, count, rates, batch_size, ep
     dual: step the score function first and the rows against the stepped one (post-tuning), with a bias;
     otherwise both from the same point, without.
     """
-    rate, row_rate = rates
+    rate, row_rate = rates[0], rates[1]
     width = table.shape[1]
     zero = np.float32(0.0)
     for client in nb.prange(index.shape[0]):

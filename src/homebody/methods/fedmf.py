@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -50,8 +49,7 @@ class FedMF(Method):
         return {"item": rng.normal(catalogue.n_items, self.factors)}
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        user = (2.0 * rng.uniform(self.factors) - 1.0) * self.factors**-0.5
-        return {"user": user, "loss": torch.zeros_like(user[0])}
+        return {"user": (2.0 * rng.uniform(self.factors) - 1.0) * self.factors**-0.5}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         items, label, valid = ops.labelled(rng, data, self.negatives)

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homebody.core import Catalogue, Histories, Reference, Users, param
+from homebody.core import Users, param
 from homebody.methods.fedials import FedIALS
 from homebody.methods.ials_kernels import half_sweep
+from homebody.reference import Histories, Reference
 from homebody.rng import Rng
 
 __all__ = ["IALS"]
@@ -38,11 +39,11 @@ class IALS(Reference):
     def fit(self, histories: Histories, seed: int) -> Callable[[Users], Tensor]:
         start = FedIALS(factors=self.factors, init_scale=self.init_scale)
         rng = Rng.of(seed, "train").fold("shared")  # the stream that `fit` gives a federated method
-        items = start.init_shared(Catalogue(histories.n_items), rng)["item"].double().numpy()
+        items = start.init_shared(histories.catalogue, rng)["item"].double().numpy()
         owner = np.repeat(np.arange(len(histories.indptr) - 1), np.diff(histories.indptr))
         by_item = np.argsort(histories.items, kind="stable")
         people = owner[by_item].astype(np.int32)
-        sizes = np.bincount(histories.items, minlength=histories.n_items)
+        sizes = np.bincount(histories.items, minlength=histories.catalogue.n_items)
         item_indptr = np.concatenate([[0], np.cumsum(sizes)])
         weights = (self.confidence, self.regularisation)
         for _ in range(self.sweeps):

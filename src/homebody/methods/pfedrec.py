@@ -61,7 +61,6 @@ class PFedRec(Method):
             "weight": shared["weight"],
             "bias": shared["bias"],
             "item": nothing,
-            "loss": shared["bias"] * 0,
         }
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
@@ -101,9 +100,7 @@ class PFedRec(Method):
             return super().cohort(shared, locals_, batches)
         weight, bias = locals_["weight"].clone(), locals_["bias"].clone()
         rates = (self.learning_rate, self.row_rate(shared))
-        change, loss = factor_kernels.train(
-            shared["item"], weight, bias, batches, rates, self.batch_size, self.epochs
-        )
+        change, loss = factor_kernels.train(shared["item"], weight, bias, batches, rates, self.batch_size, self.epochs)
         tuned = Rows(batches["index"], change, len(shared["item"]))
         return {"item": tuned}, {"weight": weight, "bias": bias, "item": tuned, "loss": loss}
 

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homebody.core import Histories, Reference, Users
+from homebody.core import Users
+from homebody.reference import Histories, Reference
 
 __all__ = ["Popularity"]
 
@@ -19,7 +20,8 @@ __all__ = ["Popularity"]
 class Popularity(Reference):
     """Items by the number of their interactions.
 
-    >>> histories = Histories(np.array([0, 2, 3]), np.array([1, 2, 1], dtype=np.int32), n_items=3)
+    >>> from homebody.core import Catalogue
+    >>> histories = Histories(np.array([0, 2, 3]), np.array([1, 2, 1], dtype=np.int32), Catalogue(3))
     >>> Popularity().fit(histories, seed=0)(np.array([0]))
     tensor([[0., 2., 1.]])
     """
@@ -27,5 +29,5 @@ class Popularity(Reference):
     title: ClassVar[str] = "the same list for everyone, by number of interactions"
 
     def fit(self, histories: Histories, seed: int) -> Callable[[Users], Tensor]:
-        count = torch.from_numpy(np.bincount(histories.items, minlength=histories.n_items)).float()
+        count = torch.from_numpy(np.bincount(histories.items, minlength=histories.catalogue.n_items)).float()
         return lambda users: count.expand(len(users), -1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from homebody.core import Total, Update
+from homebody.core import Cohort, Total, Update
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
 from homebody.rng import Rng
 
@@ -29,7 +29,9 @@ class Channel:
 
     Without stages it is a plain sum: the server could read each client's update, and nothing is private.
 
-    >>> for charge in Channel().charges():
+    >>> import numpy as np
+    >>> everyone = Cohort(np.arange(3), "all", size=3, population=3)
+    >>> for charge in Channel().charges(everyone):
     ...     print(charge.observer, charge.event.kind)
     server not-private
     clients not-private
@@ -43,17 +45,17 @@ class Channel:
 
     def device(self, update: Update, rng: Rng) -> Update:
         """The device's half: each stage in order."""
-        for stage in self.stages:
-            update = stage.device(update, rng)
+        for number, stage in enumerate(self.stages):
+            update = stage.device(update, rng.fold(number))
         return update
 
     def server(self, total: Total, rng: Rng) -> Total:
         """The server's half: the stages unwound in reverse."""
-        for stage in reversed(self.stages):
-            total = stage.server(total, rng)
+        for number, stage in reversed(list(enumerate(self.stages))):
+            total = stage.server(total, rng.fold(number))
         return total
 
-    def charges(self) -> Sequence[Charge]:
+    def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round through this channel tells each observer.
 
         No stage declares a bound yet, so every release is charged as not private.

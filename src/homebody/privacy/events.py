@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -28,6 +29,9 @@ class Charge:
     observer: Observer
     unit: Unit
     event: NonPrivate
+    part: str = ""
+    """Which part of the release, where it has several."""
 
-    def as_dict(self) -> dict[str, object]:
-        return {"observer": self.observer, "unit": self.unit, "event": asdict(self.event)}
+    def as_json(self) -> str:
+        """The event, as the ledger keeps it."""
+        return json.dumps(asdict(self.event), sort_keys=True)

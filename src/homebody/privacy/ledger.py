@@ -18,16 +18,18 @@ __all__ = ["Entry", "Ledger"]
 
 SCHEMA_VERSION = 1
 _GENESIS = "0" * 64
+_COLUMNS = "release, part, observer, unit, event, previous, hash"
 _SCHEMA = """
 CREATE TABLE charge (
     id INTEGER PRIMARY KEY,
     release TEXT NOT NULL,
+    part TEXT NOT NULL,
     observer TEXT NOT NULL,
     unit TEXT NOT NULL,
     event TEXT NOT NULL,
     previous TEXT NOT NULL,
     hash TEXT NOT NULL,
-    UNIQUE (release, observer, unit)
+    UNIQUE (release, part, observer, unit)
 );
 CREATE TRIGGER charge_is_never_changed BEFORE UPDATE ON charge
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
@@ -41,6 +43,7 @@ class Entry(NamedTuple):
 
     id: int
     release: str
+    part: str
     observer: str
     unit: str
     event: str
@@ -51,17 +54,21 @@ class Entry(NamedTuple):
 class Ledger:
     """Charged before anything is released; answers ε for an observer.
 
-    A release has a name. Charging the same release again changes nothing: a simulation that resumes repeats
-    the release bit by bit, so nothing more is told.
+    A release has a name; a name that is known counts again, under a number. Only one that repeats an earlier
+    release bit by bit, as a resumed simulation does, tells nothing more.
 
     >>> from homebody.privacy import NonPrivate
     >>> ledger = Ledger()
     >>> ledger.epsilon("server")
     0.0
-    >>> ledger.charge("train/1", [Charge("server", "user", NonPrivate("plain updates"))])
-    >>> ledger.charge("train/1", [Charge("server", "user", NonPrivate("plain updates"))])
-    >>> len(ledger.entries()), ledger.epsilon("server"), ledger.epsilon("public")
-    (1, inf, 0.0)
+    >>> told = [Charge("server", "user", NonPrivate("plain updates"))]
+    >>> ledger.charge("train/1", told)
+    >>> ledger.charge("train/1", told, repeat=True)
+    >>> ledger.charge("train/1", told)
+    >>> [entry.release for entry in ledger.entries()]
+    ['train/1', 'train/1#2']
+    >>> ledger.epsilon("server"), ledger.epsilon("public")
+    (inf, 0.0)
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -69,7 +76,7 @@ class Ledger:
         try:
             self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute("PRAGMA synchronous = FULL")
             with self._transaction():
                 (version,) = self._db.execute("PRAGMA user_version").fetchone()
                 if version == 0:
@@ -84,32 +91,33 @@ class Ledger:
             )
         self.verify()
 
-    def charge(self, release: str, charges: Sequence[Charge]) -> None:
-        """Write down what the release will tell, before it happens."""
+    def charge(self, release: str, charges: Sequence[Charge], *, repeat: bool = False) -> None:
+        """Write down what the release will tell, before it happens.
+
+        repeat: if this release is known, it is the same one, run again bit by bit.
+        """
         with self._transaction():
+            count = "SELECT COUNT(DISTINCT release) FROM charge WHERE release = ? OR release GLOB ? || '#*'"
+            (known,) = self._db.execute(count, (release, release)).fetchone()
+            if known and repeat:
+                self._check_same(release, charges)
+                return
+            name = f"{release}#{known + 1}" if known else release
             last = self._db.execute("SELECT hash FROM charge ORDER BY id DESC LIMIT 1").fetchone()
             previous = last[0] if last else _GENESIS
             for charge in charges:
-                event = json.dumps(charge.as_dict()["event"], sort_keys=True)
-                found = self._db.execute(
-                    "SELECT event FROM charge WHERE release = ? AND observer = ? AND unit = ?",
-                    (release, charge.observer, charge.unit),
-                ).fetchone()
-                if found:
-                    if found[0] != event:
-                        raise HomebodyError(f"Release {release} is in the ledger with another event.")
-                    continue
-                row = (release, charge.observer, charge.unit, event, previous)
+                row = (name, charge.part, charge.observer, charge.unit, charge.as_json(), previous)
                 previous = _hash(*row)
-                self._db.execute(
-                    "INSERT INTO charge (release, observer, unit, event, previous, hash) VALUES (?, ?, ?, ?, ?, ?)",
-                    (*row, previous),
-                )
+                self._db.execute(f"INSERT INTO charge ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, previous))
 
     def entries(self) -> list[Entry]:
         """Every row, oldest first."""
-        query = "SELECT id, release, observer, unit, event, previous, hash FROM charge ORDER BY id"
-        return [Entry(*row) for row in self._db.execute(query)]
+        return [Entry(*row) for row in self._db.execute(f"SELECT id, {_COLUMNS} FROM charge ORDER BY id")]
+
+    def releases(self) -> int:
+        """How many releases were charged."""
+        (count,) = self._db.execute("SELECT COUNT(DISTINCT release) FROM charge").fetchone()
+        return int(count)
 
     def epsilon(self, observer: str, unit: str = "user") -> float:
         """The ε certified against this observer, over everything released so far."""
@@ -125,13 +133,18 @@ class Ledger:
         """Refuse a ledger whose chain is broken."""
         previous = _GENESIS
         for entry in self.entries():
-            row = (entry.release, entry.observer, entry.unit, entry.event, entry.previous)
-            if entry.previous != previous or entry.hash != _hash(*row):
+            if entry.previous != previous or entry.hash != _hash(*entry[1:-1]):
                 raise HomebodyError(f"The ledger {self.path} was tampered with: row {entry.id} breaks its chain.")
             previous = entry.hash
 
     def close(self) -> None:
         self._db.close()
+
+    def _check_same(self, release: str, charges: Sequence[Charge]) -> None:
+        query = "SELECT part, observer, unit, event FROM charge WHERE release = ? ORDER BY id"
+        before = self._db.execute(query, (release,)).fetchall()
+        if before != [(charge.part, charge.observer, charge.unit, charge.as_json()) for charge in charges]:
+            raise HomebodyError(f"Release {release} is in the ledger with other events than it would have now.")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

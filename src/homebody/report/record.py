@@ -84,6 +84,12 @@ class RunFolder:
                 raise HomebodyError(f"Another process is working on {self.path}.") from None
             yield
 
+    def recipe_text(self) -> str:
+        try:
+            return (self.path / "recipe.toml").read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise HomebodyError(f"The recipe {self.path / 'recipe.toml'} is not a text: {error}.") from error
+
     @property
     def ledger_path(self) -> Path:
         return self.path / "ledger.sqlite"
@@ -118,12 +124,11 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        lines = []
-        for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            if not text.endswith("\n"):
-                break
-            lines.append(json.loads(text))
-        return lines
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError as error:
+            raise HomebodyError(f"{path} has a line that is not JSON: {error}.") from error
 
     def add_ranks(self, evaluated: Evaluated) -> None:
         if evaluated.per_user:
@@ -191,6 +196,11 @@ class RunFolder:
             tensors = safetensors.torch.load_file(path)
         except (OSError, SafetensorError) as error:
             raise HomebodyError(f"The checkpoint {path} cannot be read: {error}.") from error
+        if len(self.rounds()) < int(pointer["step"]):
+            raise HomebodyError(
+                f"{self.path / 'metrics.jsonl'} has {len(self.rounds())} whole rounds, but the checkpoint stands at "
+                f"round {pointer['step']}: the record was cut, so it cannot go on."
+            )
         self._keep_rounds(int(pointer["step"]))
         progress = Progress(
             int(pointer["step"]),

@@ -19,6 +19,10 @@ SMALL = 1 << 13
 """Padding that is cheaper than one more bucket."""
 
 
+INDEX, VALUE = "#index", "#value"
+"""What the two halves of Rows are stored under."""
+
+
 class LocalStore:
     """Clients' local trees, stacked bucket by bucket: the clients of a bucket are padded to one length.
 
@@ -77,11 +81,17 @@ class LocalStore:
             self._shared.discard(bucket)
             return
         store = self._trees.setdefault(bucket, {})
+        if bucket in self._shared:
+            store.update({name: value.clone() for name, value in store.items()})
+            self._shared.discard(bucket)
         where = self._where(users, flat)
         for name, value in flat.items():
-            store[name] = self._room(store.get(name), value, name, len(self._buckets[bucket]), bucket in self._shared)
-            store[name][where] = value
-        self._shared.discard(bucket)
+            store[name] = _with_room(store.get(name), value, len(self._buckets[bucket]), _fill(name))
+            if store[name].shape[1:] == value.shape[1:]:
+                store[name][where] = value
+            else:  # rows: fewer than others in the bucket have
+                store[name][where] = _fill(name)
+                store[name][where, : value.shape[1]] = value
 
     def state(self) -> dict[str, Tensor]:
         self._shared = set(self._trees)
@@ -92,7 +102,7 @@ class LocalStore:
             | {f"size/{name}": torch.tensor(size) for name, size in self._sizes.items()}
         )
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
+    def load(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         self.clear()
         for name, value in state.items():
             if name == "held":
@@ -101,7 +111,7 @@ class LocalStore:
                 self._sizes[name.removeprefix("size/")] = int(value)
             else:
                 bucket, key = name.split("/", 1)
-                self._trees.setdefault(int(bucket), {})[key] = value
+                self._trees.setdefault(int(bucket), {})[key] = value.to(device)
         self._shared = set(self._trees)
 
     def _where(self, users: Users, tree: Mapping[str, Tensor]) -> slice | Tensor:
@@ -112,32 +122,40 @@ class LocalStore:
         device = next(iter(tree.values())).device if tree else "cpu"
         return torch.from_numpy(place).to(device)
 
-    def _room(self, old: Tensor | None, value: Tensor, name: str, clients: int, shared: bool) -> Tensor:
-        """A tensor for the whole bucket, wide enough for this value."""
-        shape = (clients, *value.shape[1:])
-        if old is not None and old.shape == shape:
-            return old.clone() if shared else old
-        fill = -1 if name.endswith(".index") else 0
-        room = torch.full(shape, fill, dtype=value.dtype, device=value.device)
-        if old is not None and old.numel():
-            room[:, : old.shape[1]] = old
-        return room
-
     def _flatten(self, tree: Tree) -> dict[str, Tensor]:
         flat = {}
         for name, value in tree.items():
             if isinstance(value, Rows):
-                flat[f"{name}.index"], flat[f"{name}.value"] = value.index, value.value
+                flat[name + INDEX], flat[name + VALUE] = value.index, value.value
                 self._sizes[name] = value.size
-            else:
+            elif isinstance(value, Tensor):
                 flat[name] = value
+            else:
+                raise TypeError(f"Local state is a flat dict of tensors and Rows, but '{name}' is {type(value)}.")
         return flat
 
     def _assemble(self, flat: Mapping[str, Tensor]) -> Tree:
-        tree: Tree = {name: value for name, value in flat.items() if name.rpartition(".")[0] not in self._sizes}
+        tree: Tree = {name: value for name, value in flat.items() if not name.endswith((INDEX, VALUE))}
         for name, size in self._sizes.items():
-            tree[name] = Rows(flat[f"{name}.index"], flat[f"{name}.value"], size)
+            tree[name] = Rows(flat[name + INDEX], flat[name + VALUE], size)
         return tree
+
+
+def _fill(name: str) -> int:
+    return -1 if name.endswith(INDEX) else 0
+
+
+def _with_room(old: Tensor | None, value: Tensor, clients: int, fill: int) -> Tensor:
+    """A tensor for a whole bucket, wide enough for the old one and for this value."""
+    shape = [clients, *value.shape[1:]]
+    if old is not None and value.ndim > 1:
+        shape[1] = max(old.shape[1], shape[1])
+    if old is not None and list(old.shape) == shape:
+        return old
+    room = torch.full(shape, fill, dtype=value.dtype, device=value.device)
+    if old is not None:
+        room[:, : old.shape[1]] = old
+    return room
 
 
 def _ascending(place: npt.NDArray[np.int64]) -> bool:

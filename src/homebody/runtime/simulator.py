@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from homebody import ops
-from homebody.core import Catalogue, Collected, Data, Evaluated, Method, Rows, Total, Tree, Users
+from homebody.core import Catalogue, Cohort, Collected, Data, Evaluated, Method, Rows, Total, Tree, Users
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.evaluation import Block, Question, questions, summarise
@@ -44,6 +46,7 @@ class Simulator:
     def __init__(self, split: Split, *, device: str = "cpu", fused: bool = True) -> None:
         self.split = split
         self.device = _device(device)
+        self.simulated = True
         self.fused = fused
         self.catalogue = Catalogue(split.n_items)
         self._members = np.flatnonzero(split.lengths > 0)
@@ -62,32 +65,29 @@ class Simulator:
         self._base_step[:] = -1
         self._bases.clear()
 
-    def collect(self, method: Method, shared: Tree, cohort: Users, rng: Rng, step: int) -> Collected:
+    def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         rng = Rng(rng.key.to(self.device))
+        work = method.cohort if self.fused else partial(Method.cohort, method)
         sums: Tree = {}
-        bytes_up, loss = 0, 0.0
-        for users, width in self._store.groups(cohort, SAMPLES_AT_ONCE):
-            data = self._data(users, width)
-            keys = rng.fold(self._tensor(users)).key
-            batches = vmap(lambda key, *own: method.prepare(self._client_data(*own), Rng(key)))(keys, *data)
-            locals_ = self._locals(method, shared, users)
-            work = method.cohort if self.fused else lambda *a: Method.cohort(method, *a)
-            update, locals_ = work(shared, locals_, batches)
+        bytes_up, losses = 0, []
+        for users, width in self._store.groups(cohort.users, SAMPLES_AT_ONCE):
+            streams = rng.fold(self._tensor(users))
+            batches = vmap(lambda key, *own: method.prepare(self._client_data(*own), Rng(key)))(
+                streams.key, *self._data(users, width)
+            )
+            update, kept = work(shared, self._locals(method, shared, users), batches)
+            self._store.put(users, kept)
+            if "loss" in kept:
+                losses.append(kept["loss"].sum())
             if method.uplink.stages:
-                noise = rng.fold("uplink").fold(self._tensor(users)).key
+                noise = streams.private.fold("uplink").key
                 update = vmap(lambda key, own: method.uplink.device(own, Rng(key)))(noise, update)
             bytes_up += _add(update, sums)
-            self._store.put(users, locals_)
-            if "loss" in locals_:
-                loss += float(locals_["loss"].sum())
         if method.scores_from == "base":
-            self._base_step[cohort] = step
-            self._bases[step] = shared
-            in_use = set(np.unique(self._base_step).tolist())
-            self._bases = {s: tree for s, tree in self._bases.items() if s in in_use}
-        total = method.uplink.server(Total(sums, len(cohort)), rng.fold("server"))
-        down = sum(value.nbytes for value in shared.values()) * len(cohort)
-        return Collected(total, bytes_up, down, loss / len(cohort) if "loss" in locals_ else None)
+            self._remember(shared, cohort.users, step)
+        total = method.uplink.server(Total(sums, cohort.size), rng.private.fold("server"))
+        down = sum(value.nbytes for value in shared.values()) * len(cohort.users)
+        return Collected(total, bytes_up, down, float(sum(losses)) / len(cohort.users) if losses else None)
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         everything = torch.arange(self.catalogue.n_items, device=self.device)
@@ -115,13 +115,21 @@ class Simulator:
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self._store.load({n.removeprefix("local/"): v for n, v in state.items() if n.startswith("local/")})
+        local = {name.removeprefix("local/"): value for name, value in state.items() if name.startswith("local/")}
+        self._store.load(local, self.device)
         self._base_step = state["base_step"].numpy().copy()
         self._bases = {}
         for name, value in state.items():
             if name.startswith("base/"):
                 _, step, key = name.split("/", 2)
                 self._bases.setdefault(int(step), {})[key] = value.to(self.device)
+
+    def _remember(self, shared: Tree, users: Users, step: int) -> None:
+        """These clients will rank with what they trained from; what nobody ranks with any more is let go."""
+        self._base_step[users] = step
+        self._bases[step] = shared
+        in_use = set(np.unique(self._base_step).tolist())
+        self._bases = {number: tree for number, tree in self._bases.items() if number in in_use}
 
     def _tensor(self, users: Users) -> Tensor:
         return torch.from_numpy(users).to(self.device)
@@ -192,19 +200,20 @@ class Simulator:
 
 def _add(update: Tree, sums: Tree) -> int:
     """Add a stacked update to the sums; answer how many bytes its clients send."""
-    sent = 0
+    bits = 0
     for name, value in update.items():
+        rows = value.value if isinstance(value, Rows) else value
+        kind = torch.promote_types(rows.dtype, torch.float32)
+        width = 1 if rows.dtype == torch.bool else 8 * rows.element_size()
         if isinstance(value, Rows):
-            shape = (value.size, *value.value.shape[2:])
-            total = sums.setdefault(name, value.value.new_zeros(shape))
-            ops.scatter_sum(value.index.flatten(), value.value.flatten(0, 1), total)
-            row = 4 + value.value[0, :1].nbytes if value.value.shape[1] else 0
-            sent += int((value.index >= 0).sum()) * row
+            total = sums.setdefault(name, rows.new_zeros((value.size, *rows.shape[2:]), dtype=kind))
+            ops.scatter_sum(value.index.flatten(), rows.flatten(0, 1).to(kind), total)
+            bits += int((value.index >= 0).sum()) * (32 + width * math.prod(rows.shape[2:]))
         else:
-            summed = value.sum(0)
+            summed = rows.sum(0, dtype=kind)
             sums[name] = sums[name] + summed if name in sums else summed
-            sent += value.nbytes
-    return sent
+            bits += width * rows.numel()
+    return -(-bits // 8)
 
 
 def _device(name: str) -> torch.device:
