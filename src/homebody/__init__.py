@@ -11,7 +11,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
+
+# Kernels are short: threads that spin while they wait for the next one take the processor from everyone else,
+# and on a busy machine from ourselves. OpenMP reads this when torch or numba is first imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from homebody.core import Method, Rows

@@ -6,7 +6,9 @@ in plain torch elsewhere, with the same answers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -206,7 +208,8 @@ def _add_rows(rows: Tensor, slot: Tensor, value: Tensor, scale: float) -> Tensor
         kernels.add_rows(slot.numpy(), value.numpy(), np.float32(scale), out.numpy())
         return (out,)
     place = slot + torch.arange(len(slot), device=slot.device)[:, None] * rows.shape[1]
-    out.flatten(0, 1).index_add_(0, place.flatten(), value.flatten(0, 1), alpha=scale)
+    with _repeatable():
+        out.flatten(0, 1).index_add_(0, place.flatten(), value.flatten(0, 1), alpha=scale)
     return (out,)
 
 
@@ -233,11 +236,24 @@ def minibatches(size: int, *columns: Tensor) -> Iterator[Tensors]:
 def scatter_sum(index: Tensor, value: Tensor, table: Tensor) -> None:
     """Add the rows `value` (n, …) to `table` (size, …) in place; rows of index -1 are dropped.
 
-    The order of additions is fixed on the CPU, so the sum does not vary from run to run.
+    The order of additions is fixed, so the sum does not vary from run to run.
     """
-    flat_value, flat_table = value.reshape(len(index), -1), table.view(len(table), -1)
+    width = math.prod(table.shape[1:])
+    flat_value, flat_table = value.reshape(len(index), width), table.view(len(table), width)
     if table.device.type == "cpu":
         kernels.scatter_sum(index.numpy(), flat_value.numpy(), flat_table.numpy())
         return
     keep = (index >= 0).unsqueeze(1)
-    flat_table.index_add_(0, index.clamp(min=0), torch.where(keep, flat_value, 0))
+    with _repeatable():
+        flat_table.index_add_(0, index.clamp(min=0), torch.where(keep, flat_value, 0))
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """A GPU adds in any order unless told otherwise, and a sum would differ from run to run."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -78,6 +78,7 @@ def resume(path: Path, watcher: Watcher = QUIET) -> dict[str, Any]:
             _insist_on_same(folder, now)
         else:  # killed in its very first moment
             folder.write_json("environment.json", now)
+        folder.check_rounds()
         return _run(recipe, method, split, folder, watcher)
 
 

@@ -57,11 +57,7 @@ class PFedRec(Method):
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         nothing = Rows(rng.integers(1, 0), shared["item"][:0], len(shared["item"]))
-        return {
-            "weight": shared["weight"],
-            "bias": shared["bias"],
-            "item": nothing,
-        }
+        return {"weight": shared["weight"], "bias": shared["bias"], "item": nothing}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         items, label, valid = ops.labelled(rng, data, self.negatives)

@@ -130,6 +130,15 @@ class RunFolder:
         except ValueError as error:
             raise HomebodyError(f"{path} has a line that is not JSON: {error}.") from error
 
+    def check_rounds(self) -> None:
+        """Refuse a record whose rounds end before its checkpoint."""
+        step = int(self.read_json("state.json")["step"]) if (self.path / "state.json").exists() else 0
+        if len(self.rounds()) < step:
+            raise HomebodyError(
+                f"{self.path / 'metrics.jsonl'} has {len(self.rounds())} whole rounds, but the checkpoint stands at "
+                f"round {step}: the record was cut, so it cannot go on."
+            )
+
     def add_ranks(self, evaluated: Evaluated) -> None:
         if evaluated.per_user:
             columns = {name.replace("/", "_"): value.numpy() for name, value in evaluated.per_user.items()}
@@ -169,9 +178,7 @@ class RunFolder:
                 "best": None if best is None else {"step": best.step, "metrics": best.evaluated.metrics},
             },
         )
-        for old in self.path.glob("state-*.safetensors"):
-            if old.name != name:
-                old.unlink()
+        self._keep_state(name)
         self._saved = time.monotonic()
         self.checkpoint_every = max(1.0, (self._saved - began) / OVERHEAD)
 
@@ -196,12 +203,8 @@ class RunFolder:
             tensors = safetensors.torch.load_file(path)
         except (OSError, SafetensorError) as error:
             raise HomebodyError(f"The checkpoint {path} cannot be read: {error}.") from error
-        if len(self.rounds()) < int(pointer["step"]):
-            raise HomebodyError(
-                f"{self.path / 'metrics.jsonl'} has {len(self.rounds())} whole rounds, but the checkpoint stands at "
-                f"round {pointer['step']}: the record was cut, so it cannot go on."
-            )
         self._keep_rounds(int(pointer["step"]))
+        self._keep_state(path.name)
         progress = Progress(
             int(pointer["step"]),
             _part(tensors, "shared"),
@@ -218,6 +221,11 @@ class RunFolder:
                 progress.clients if here else _part(tensors, "best_clients"),
             )
         return progress
+
+    def _keep_state(self, name: str) -> None:
+        for old in self.path.glob("state-*.safetensors"):
+            if old.name != name:
+                old.unlink()
 
     def _keep_rounds(self, count: int) -> None:
         lines = self.rounds()[:count]

@@ -219,7 +219,7 @@ def _add(update: Tree, sums: Tree) -> int:
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        (torch.zeros(1, device=device) + 1).item()
     except (RuntimeError, AssertionError) as error:
         raise HomebodyError(
             f"The device '{name}' cannot be used here; give --device cpu, or cuda where there is a GPU."
