@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import vmap
 
-from homebody.core import Catalogue, Data, Method, Phase, Reference, Rows, Total, param
+from homebody.core import Catalogue, Data, Method, Phase, Rows, Total, param
 from homebody.errors import HomebodyError
+from homebody.reference import Reference
 from homebody.rng import Rng
 
 

@@ -83,6 +83,12 @@ def test_folding_leaves_the_stream_as_it_was() -> None:
     assert torch.equal(rng.uniform(5), other.uniform(5))
 
 
+def test_privacy_noise_has_a_stream_of_its_own() -> None:
+    rng = Rng.of(3).fold(torch.arange(5))
+    assert not torch.isin(rng.private.key, rng.key).any()
+    assert torch.equal(rng.private.key, Rng.of(3).fold(torch.arange(5)).private.key)
+
+
 def test_neighbouring_keys_are_all_different() -> None:
     keys = torch.stack([Rng.of(seed, "train", number).fold(torch.arange(200)).key
                         for seed in range(5) for number in range(20)])  # fmt: skip

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from homebody.core import Method, Reference
+from homebody.core import Method
 from homebody.methods import METHODS, find
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.ials import IALS
 from homebody.methods.pfedrec import PFedRec
 from homebody.methods.popularity import Popularity
+from homebody.reference import Reference
 from homebody.testing import MethodContract, ReferenceContract
 
 

@@ -4,17 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from homebody.core import Catalogue, Data, Histories
+from homebody.core import Catalogue, Cohort, Data
 from homebody.data.population import Population
 from homebody.data.splits import leave_one_out
 from homebody.fit import fit
 from homebody.methods.fedials import FedIALS
 from homebody.methods.ials import IALS
+from homebody.reference import Histories
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 from homebody.testing import histories, population
 
 ALPHA, LAMBDA = 3.0, 0.7
+BOTH = Cohort(np.array([0, 1]), "all", size=2, population=2)
 
 
 def solve(other: np.ndarray, taken: np.ndarray) -> np.ndarray:
@@ -43,7 +45,7 @@ def test_two_clients_by_hand() -> None:
         np.testing.assert_allclose(update["gram"], np.outer(people[user], people[user]), rtol=1e-4, atol=1e-6)
     simulator = Simulator(split)
     simulator.begin(method, Rng.of(0))
-    got = simulator.collect(method, shared, np.array([0, 1]), Rng.of(0), step=1)
+    got = simulator.collect(method, shared, BOTH, Rng.of(0), step=1)
     after, _ = method.server(shared, {}, got.total)
     expected = solve(people, taken.T)
     np.testing.assert_allclose(after["item"], expected, rtol=1e-4, atol=1e-5)
@@ -63,7 +65,7 @@ def test_it_is_centralised_ials(rounds: int) -> None:
 
 def test_ials_by_hand() -> None:
     taken = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]])
-    everyone = Histories(np.array([0, 2, 4, 5, 7]), np.array([0, 1, 1, 2, 2, 0, 2], dtype=np.int32), 3)
+    everyone = Histories(np.array([0, 2, 4, 5, 7]), np.array([0, 1, 1, 2, 2, 0, 2], dtype=np.int32), Catalogue(3))
     method = FedIALS(factors=2, init_scale=0.5)
     table = method.init_shared(Catalogue(3), Rng.of(8, "train").fold("shared"))["item"].double().numpy()
     for _ in range(3):

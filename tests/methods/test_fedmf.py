@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from homebody.core import Catalogue, Data
+from homebody.core import Catalogue, Cohort, Data
 from homebody.data.population import Population
 from homebody.data.splits import leave_one_out
 from homebody.methods.fedmf import FedMF
@@ -15,6 +15,7 @@ from homebody.runtime import Simulator
 
 TABLE = np.array([[1.0, 0.0], [0.5, -1.0], [-0.3, 0.7], [0.2, 0.4], [-1.0, 1.0]])
 RATE, ITEM_RATE = 0.5, 0.4
+BOTH = Cohort(np.array([0, 1]), "all", size=2, population=2)
 # Under `published` one item is left to be each person's negative: 4 for the first, 3 for the second.
 SAMPLES = {0: [(0, 1), (4, 0), (1, 1), (4, 0)], 1: [(1, 1), (3, 0), (4, 1), (3, 0)]}
 
@@ -55,7 +56,7 @@ def test_two_clients_by_hand() -> None:
         number: method.init_local(shared, Rng.of(7).fold("local").fold(number))["user"].double().numpy()
         for number in (0, 1)
     }
-    got = simulator.collect(method, shared, np.array([0, 1]), Rng.of(3), step=1)
+    got = simulator.collect(method, shared, BOTH, Rng.of(3), step=1)
     hand = {number: by_hand(SAMPLES[number], drawn_users[number]) for number in (0, 1)}
     after, _ = method.server(shared, {}, got.total)
     table = TABLE + (hand[0][0] + hand[1][0]) / 2

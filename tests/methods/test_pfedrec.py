@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from homebody.core import Catalogue, Data, Total
+from homebody.core import Catalogue, Cohort, Data
 from homebody.data.population import Population
 from homebody.data.splits import Split, leave_one_out
 from homebody.data.synthetic import Synthetic, synthetic
@@ -21,6 +21,7 @@ Vector = list[float]
 TABLE: list[Vector] = [[1.0, 0.0], [0.5, -1.0], [-0.3, 0.7], [0.2, 0.4], [-1.0, 1.0]]
 WEIGHT, BIAS = [0.6, -0.4], 0.1
 RATE, ITEM_RATE = 0.5, 0.2
+BOTH = Cohort(np.array([0, 1]), "all", size=2, population=2)
 ROW_RATE = RATE * 5 * ITEM_RATE
 """The learning rate × the number of items × the item rate."""
 
@@ -107,7 +108,7 @@ def test_two_clients_by_hand() -> None:
 
     simulator = Simulator(split)
     simulator.begin(method, Rng.of(1))
-    got = simulator.collect(method, shared(), np.array([0, 1]), Rng.of(0), step=1)
+    got = simulator.collect(method, shared(), BOTH, Rng.of(0), step=1)
     after, _ = method.server(shared(), {}, got.total)
     # The mean of whole tables: a row that one of two touched moves half as far, one that none touched stays.
     mean = [[(a + b) / 2 for a, b in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)]
@@ -136,7 +137,7 @@ def test_the_second_round_overwrites_the_table_and_keeps_the_score_function() ->
     simulator.begin(method, Rng.of(1))
     tree = shared()
     for step in (1, 2):
-        got = simulator.collect(method, tree, np.array([0, 1]), Rng.of(step), step=step)
+        got = simulator.collect(method, tree, BOTH, Rng.of(step), step=step)
         tree, _ = method.server(tree, {}, got.total)
     expected = [
         [(a + b) / 2 for a, b in zip(*rows, strict=True)] for rows in zip(second[0][0], second[1][0], strict=True)
@@ -225,7 +226,7 @@ def test_three_rounds_equal_plain_per_client_pytorch(fused: bool, size: int | No
     slow, losses, slow_losses = Slow(method, split, seed=9), [], []
     for number in (1, 2, 3):
         cohort = choose(np.arange(split.n_users), size, slow.rng.fold("cohort", number))
-        slow_losses.append(slow.round(number, cohort.tolist()))
+        slow_losses.append(slow.round(number, cohort.users.tolist()))
     fitted = fit(
         method,
         Simulator(split, fused=fused),

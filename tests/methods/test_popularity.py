@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homebody.core import Histories
+from homebody.core import Catalogue
 from homebody.methods.popularity import Popularity
+from homebody.reference import Histories
 
 
 @given(st.lists(st.lists(st.integers(0, 6), max_size=9), min_size=1, max_size=6))
@@ -13,6 +14,6 @@ from homebody.methods.popularity import Popularity
 def test_the_score_is_the_number_of_interactions_for_everyone(people: list[list[int]]) -> None:
     items = [item for history in people for item in history]
     indptr = np.concatenate([[0], np.cumsum([len(history) for history in people])])
-    score = Popularity().fit(Histories(indptr, np.array(items, dtype=np.int32), 7), seed=0)
+    score = Popularity().fit(Histories(indptr, np.array(items, dtype=np.int32), Catalogue(7)), seed=0)
     expected = [float(items.count(item)) for item in range(7)]
     assert score(np.arange(len(people))).tolist() == [expected] * len(people)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -156,29 +156,29 @@ class Simulator:
 
     def _scores(self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...], items: Tensor) -> Tensor:
         """(users, items) as each device would compute them, with the parameters it holds."""
-
-        def score(tree: Tree, locals_: Tree, own: tuple[Tensor, ...]) -> Tensor:
-            one: Callable[..., Tensor] = lambda mine, *parts: method.score(  # noqa: E731
-                tree, mine, self._client_data(*parts), items
-            )
-            return vmap(one)(locals_, *own)
-
-        joined = self._store.holds(users)
-        steps = self._base_step[users]
         out = torch.empty(0)
-        for step in np.unique(np.where(joined, steps, -2)):
-            chosen = np.flatnonzero(~joined if step == -2 else joined & (steps == step))
-            tree = self._bases[int(step)] if step >= 0 else shared
-            get = self._store.get if step >= -1 else lambda some: self._fresh(method, shared, some)
-            whole = len(chosen) == len(users)
-            rows = self._tensor(chosen)
-            own = data if whole else tuple(part[rows] for part in data)
-            values = score(tree, get(users[chosen]), own)
-            if whole:
+        for chosen, tree, locals_ in self._holdings(method, shared, users):
+            rank = partial(self._score_one, method, tree, items)
+            values: Tensor = vmap(rank)(locals_, *(part[chosen] for part in data))
+            if isinstance(chosen, slice):
                 return values
-            out = values.new_empty(len(users), len(items)) if not len(out) else out
-            out[rows] = values
+            out = out if len(out) else values.new_empty(len(users), len(items))
+            out[chosen] = values
         return out
+
+    def _score_one(self, method: Method, tree: Tree, items: Tensor, local: Tree, *own: Tensor) -> Tensor:
+        return method.score(tree, local, self._client_data(*own), items)
+
+    def _holdings(self, method: Method, shared: Tree, users: Users) -> Iterator[tuple[slice | Tensor, Tree, Tree]]:
+        """Which of these clients rank with which shared and local parameters; a slice stands for all of them."""
+        newcomer = -2
+        steps = np.where(self._store.holds(users), self._base_step[users], newcomer)
+        for step in np.unique(steps):
+            chosen = np.flatnonzero(steps == step)
+            some = users[chosen]
+            locals_ = self._fresh(method, shared, some) if step == newcomer else self._store.get(some)
+            whole = len(chosen) == len(users)
+            yield slice(None) if whole else self._tensor(chosen), self._bases.get(int(step), shared), locals_
 
     def _asked(self) -> Iterator[Asked]:
         if self._kept is not None:
