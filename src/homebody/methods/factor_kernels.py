@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homebody.core import Batch
+from homebody.core import Batch, Rows
 
 __all__ = ["train"]
 
@@ -22,12 +22,14 @@ def train(
     rates: tuple[float, float],
     batch_size: int,
     epochs: int,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Rows, Tensor]:
     """One round for a cohort: `weight` and `bias` change in place; gives the rows' change, and the loss.
 
     With a bias it is PFedRec's post-tuning; without, a joint step.
     """
-    index = batches["index"]
+    # No wider than it must be: these rows are what a round writes and keeps most of.
+    width = int((batches["index"] >= 0).sum(1).max())
+    index = batches["index"][:, :width].clone()
     dual = bias is not None
     bias = torch.zeros(len(index)) if bias is None else bias
     change = torch.empty(*index.shape, table.shape[1])
@@ -47,7 +49,7 @@ def train(
         change.numpy(),
         loss.numpy(),
     )
-    return change, loss
+    return Rows(index, change, len(table)), loss
 
 
 @nb.njit(fastmath=True, inline="always")

@@ -83,8 +83,8 @@ class FedMF(Method):
             return super().cohort(shared, locals_, batches)
         user = locals_["user"].clone()
         rates = (self.learning_rate, self.row_rate(shared))
-        change, loss = factor_kernels.train(shared["item"], user, None, batches, rates, self.batch_size, self.epochs)
-        return {"item": Rows(batches["index"], change, len(shared["item"]))}, {"user": user, "loss": loss}
+        update, loss = factor_kernels.train(shared["item"], user, None, batches, rates, self.batch_size, self.epochs)
+        return {"item": update}, {"user": user, "loss": loss}
 
 
 def bce(user: Tensor, sample: Tensor, label: Tensor, valid: Tensor) -> Tensor:

@@ -96,8 +96,7 @@ class PFedRec(Method):
             return super().cohort(shared, locals_, batches)
         weight, bias = locals_["weight"].clone(), locals_["bias"].clone()
         rates = (self.learning_rate, self.row_rate(shared))
-        change, loss = factor_kernels.train(shared["item"], weight, bias, batches, rates, self.batch_size, self.epochs)
-        tuned = Rows(batches["index"], change, len(shared["item"]))
+        tuned, loss = factor_kernels.train(shared["item"], weight, bias, batches, rates, self.batch_size, self.epochs)
         return {"item": tuned}, {"weight": weight, "bias": bias, "item": tuned, "loss": loss}
 
 

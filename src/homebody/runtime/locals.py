@@ -13,7 +13,7 @@ from homebody.core import Rows, Tree, Users
 
 __all__ = ["LocalStore"]
 
-WASTE = 0.2
+WASTE = 0.1
 """Share of a bucket that may be padding."""
 SMALL = 1 << 13
 """Padding that is cheaper than one more bucket."""
