@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from homebody.core import Catalogue, Collected, Evaluated, Method, Phase, Total, Tree, Users
+from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Phase, Total, Tree, Users
 from homebody.errors import HomebodyError
-from homebody.fit import Progress, Round, choose, fit
+from homebody.fit import Progress, Round, carry, choose, fit
 from homebody.privacy import Channel, Charge, Ledger
 from homebody.rng import Rng
 
@@ -40,7 +40,7 @@ class Toy(Method):
 
 @dataclass(frozen=True)
 class Second(Toy):
-    """Shares `w` with the phase before it; its `first` has another shape, and `second` is its own."""
+    """Shares `w` with the phase before it; its `first` is longer, and `second` is its own."""
 
     start: float = 100.0
 
@@ -61,6 +61,7 @@ class Clients:
     def __init__(self, valid: Mapping[int, float] | None = None, test: Mapping[int, float] | None = None) -> None:
         self.catalogue = Catalogue(5)
         self.device = torch.device("cpu")
+        self.simulated = True
         self.log: list[tuple[str, object]] = []
         self.cohorts: list[list[int]] = []
         self.given: list[Tree] = []
@@ -76,17 +77,18 @@ class Clients:
         self.log.append(("begin", type(method).__name__))
         self.count = rng.fold(torch.arange(CLIENTS)).key % 7 * 1.0
 
-    def collect(self, method: Method, shared: Tree, cohort: Users, rng: Rng, step: int) -> Collected:
+    def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
+        users = cohort.users
         self.log.append(("collect", step))
-        self.cohorts.append(cohort.tolist())
+        self.cohorts.append(users.tolist())
         self.given.append(shared)
         self._step = step
         if step == self.fail_at:
             raise ConnectionError("the network is gone")
         self.count = self.count.clone()
-        self.count[cohort] += 1
-        sent = self.count[cohort].sum() * float(rng.uniform(1))
-        return Collected(Total({"w": sent[None]}, len(cohort)), 3 * len(cohort), 5 * len(cohort), loss=float(sent))
+        self.count[users] += 1
+        sent = self.count[users].sum() * float(rng.uniform(1))
+        return Collected(Total({"w": sent[None]}, cohort.size), 3 * len(users), 5 * len(users), loss=float(sent))
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         self.log.append(("evaluate", self._step))
@@ -129,8 +131,8 @@ class Watched(Ledger):
         super().__init__()
         self._log = log
 
-    def charge(self, release: str, charges: list[Charge]) -> None:  # type: ignore[override]
-        super().charge(release, charges)
+    def charge(self, release: str, charges: Sequence[Charge], *, repeat: bool = False) -> None:
+        super().charge(release, charges, repeat=repeat)
         self._log.append(("charge", release))
 
 
@@ -163,7 +165,7 @@ def test_a_round_that_fails_was_charged() -> None:
 
 def test_a_charge_that_is_refused_stops_the_round_before_anything_is_collected() -> None:
     class Refusing(Ledger):
-        def charge(self, release: str, charges: list[Charge]) -> None:  # type: ignore[override]
+        def charge(self, release: str, charges: Sequence[Charge], *, repeat: bool = False) -> None:
             raise HomebodyError("The budget is spent.")
 
     runtime = Clients()
@@ -172,12 +174,20 @@ def test_a_charge_that_is_refused_stops_the_round_before_anything_is_collected()
     assert runtime.cohorts == []
 
 
-def test_repeating_a_run_on_its_ledger_charges_nothing_twice() -> None:
-    ledger = Ledger()
-    fit(Toy(), Clients(), rounds=2, ledger=ledger)
-    once = ledger.entries()
-    fit(Toy(), Clients(), rounds=2, ledger=ledger)
-    assert ledger.entries() == once
+@pytest.mark.parametrize(("simulated", "kept"), [(True, True), (True, False), (False, True)])
+def test_only_a_simulation_that_resumes_repeats_a_release(simulated: bool, kept: bool) -> None:
+    """Its second attempt is the first one bit by bit; any other tells something new, and is charged anew."""
+    checkpoints, ledger = Memory(due=False) if kept else None, Ledger()
+    for fail_at in (2, None):
+        runtime = Clients()
+        runtime.simulated, runtime.fail_at = simulated, fail_at
+        if fail_at:
+            with pytest.raises(ConnectionError):
+                fit(Toy(), runtime, rounds=2, ledger=ledger, checkpoints=checkpoints)
+        else:
+            fit(Toy(), runtime, rounds=2, ledger=ledger, checkpoints=checkpoints)
+    again = [] if simulated and kept else ["train/1#2", "train/2#2"]
+    assert list(dict.fromkeys(entry.release for entry in ledger.entries())) == ["train/1", "train/2", *again]
 
 
 def test_the_server_step_by_hand() -> None:
@@ -242,7 +252,7 @@ def test_what_is_told_of_a_round() -> None:
     lines: list[Round] = []
     fit(Toy(), Clients(VALID, TEST), rounds=2, cohort=4, on_round=lines.append)
     first, second = lines
-    assert (first.phase, first.round, second.round, first.clients) == ("train", 1, 2, 4)
+    assert (first.phase, first.round, second.round, second.step, first.clients) == ("train", 1, 2, 2, 4)
     assert (first.bytes_up, first.bytes_down) == (12, 20)
     assert first.metrics == {"valid/ndcg@10": 0.1, "ndcg@10": 0.9}
     assert first.epsilon == {"server": np.inf, "clients": np.inf, "public": np.inf}
@@ -272,7 +282,7 @@ def test_a_cohort_depends_on_its_round_and_not_on_those_before() -> None:
 def test_everyone_is_equally_likely_to_be_chosen() -> None:
     """4,000 draws of 3 from 12: each client 1,000 times; 5.5 deviations are missed once in two million runs."""
     rng = Rng.of(0)
-    chosen = np.concatenate([choose(np.arange(12), 3, rng.fold(number)) for number in range(4000)])
+    chosen = np.concatenate([choose(np.arange(12), 3, rng.fold(number)).users for number in range(4000)])
     deviation = np.sqrt(4000 * 0.25 * 0.75)
     assert np.abs(np.bincount(chosen, minlength=12) - 1000).max() < 5.5 * deviation
 
@@ -318,7 +328,7 @@ def test_phases_carry_what_has_the_same_name_and_shape_and_share_one_ledger() ->
     fitted = fit(InTwo(), runtime, rounds=3, ledger=ledger, on_round=lines.append)
     before, after = runtime.given[2], runtime.given[3]
     assert float(after["w"]) == pytest.approx(float(third_round(before["w"])), rel=1e-6)
-    assert after["first"].tolist() == [7.0, 7.0, 7.0]
+    assert after["first"].tolist() == [*before["first"].tolist(), 7.0]
     assert after["second"].tolist() == [1.0]
     assert list(dict.fromkeys(entry.release for entry in ledger.entries())) == [
         "warm/1",
@@ -327,12 +337,12 @@ def test_phases_carry_what_has_the_same_name_and_shape_and_share_one_ledger() ->
         "main/1",
         "main/2",
     ]
-    assert [(line.phase, line.round) for line in lines] == [
-        ("warm", 1),
-        ("warm", 2),
-        ("warm", 3),
-        ("main", 1),
-        ("main", 2),
+    assert [(line.step, line.phase, line.round) for line in lines] == [
+        (1, "warm", 1),
+        (2, "warm", 2),
+        (3, "warm", 3),
+        (4, "main", 1),
+        (5, "main", 2),
     ]
     assert isinstance(fitted.method, Second)
     assert fitted.chosen == 4  # the best of the last phase, whatever the first one reached
@@ -394,11 +404,60 @@ def test_checkpoints_are_written_when_due_and_at_the_end_of_each_phase() -> None
 
 @pytest.mark.parametrize("every", [1, 0])
 def test_a_finished_loop_answers_from_its_checkpoint_alone(every: int) -> None:
-    checkpoints = Memory()
-    expected = fit(Toy(), Clients(VALID), rounds=4, cohort=4, evaluate_every=every, checkpoints=checkpoints)
+    checkpoints, ledger = Memory(), Ledger()
+    asked = {"rounds": 4, "cohort": 4, "evaluate_every": every, "ledger": ledger, "checkpoints": checkpoints}
+    expected = fit(Toy(), Clients(VALID), **asked)
     runtime = Clients(VALID)
-    fitted = fit(Toy(), runtime, rounds=4, cohort=4, evaluate_every=every, checkpoints=checkpoints)
+    fitted = fit(Toy(), runtime, **asked)
     assert runtime.cohorts == []
     assert fitted.chosen == expected.chosen
     assert same(fitted.shared, expected.shared)
     assert fitted.recommend(1) == expected.recommend(1)
+
+
+@pytest.mark.parametrize("lost", [1, 4])
+def test_a_ledger_that_knows_fewer_rounds_than_were_done_is_refused(lost: int) -> None:
+    checkpoints = Memory()
+    fit(Toy(), Clients(), rounds=4, checkpoints=checkpoints, ledger=Ledger())
+    short, runtime = Ledger(), Clients()
+    for number in range(1, 5 - lost):
+        short.charge(f"train/{number}", [])
+    with pytest.raises(HomebodyError, match="lost charges"):
+        fit(Toy(), runtime, rounds=5, checkpoints=checkpoints, ledger=short)
+    assert runtime.cohorts == []
+
+
+def test_a_phase_that_ranks_nothing_yet_is_not_evaluated() -> None:
+    @dataclass(frozen=True)
+    class Quiet(Toy):
+        @property
+        def phases(self) -> tuple[Phase, ...]:
+            return (Phase("warm", evaluated=False), Phase("main", Second(), rounds=2))
+
+    runtime = Clients({1: 0.9, 5: 0.5})
+    assert fit(Quiet(), runtime, rounds=3).chosen == 5
+    assert [step for what, step in runtime.log if what == "evaluate"] == [4, 5]
+
+
+def test_phases_of_one_name_are_an_error() -> None:
+    @dataclass(frozen=True)
+    class Twice(Toy):
+        @property
+        def phases(self) -> tuple[Phase, ...]:
+            return (Phase("main"), Phase("main", Second()))
+
+    with pytest.raises(HomebodyError, match="names of their own, not main, main"):
+        fit(Twice(), Clients(), rounds=1)
+
+
+def test_parameters_that_do_not_fit_the_next_phase_are_an_error() -> None:
+    for old, new in ((torch.ones(3, 2), torch.ones(2, 2)), (torch.ones(3, 2), torch.ones(3, 4))):
+        with pytest.raises(HomebodyError, match="'item' was \\(3, 2\\) and cannot go on"):
+            carry({"item": old}, {"item": new})
+
+
+def test_a_cohort_says_how_it_came_about() -> None:
+    drawn, everyone = choose(np.arange(7), 3, Rng.of(0)), choose(np.arange(7), None, Rng.of(0))
+    assert (drawn.sampling, drawn.size, drawn.population) == ("fixed", 3, 7)
+    assert (everyone.sampling, everyone.size, everyone.population) == ("all", 7, 7)
+    assert everyone.users.tolist() == list(range(7))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from homebody.errors import HomebodyError
 from homebody.params import check_params, param
 from homebody.rng import Rng
 
@@ -227,8 +228,8 @@ class Method:
         return torch.func.vmap(self.client, in_dims=(None, 0, 0))(shared, locals_, batches)
 
 
-def _missing(method: object, name: str) -> TypeError:
-    return TypeError(f"{type(method).__name__} must define {name}(); see homebody.core.Method.")
+def _missing(method: object, name: str) -> HomebodyError:
+    return HomebodyError(f"{type(method).__name__} must define {name}(); see homebody.core.Method.")
 
 
 @dataclass(frozen=True)

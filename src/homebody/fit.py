@@ -132,10 +132,11 @@ def fit(
         )
     # What a resumed simulation does again is the same release, bit by bit; anything else is a new one.
     repeats = runtime.simulated and checkpoints is not None
+    phases = tuple(method.phases)
     start, acting = 0, method
-    for phase in method.phases:
+    for phase in phases:
         acting, end = phase.method or method, start + (phase.rounds or rounds)
-        if progress.step < end or phase is method.phases[-1]:
+        if progress.step < end or phase is phases[-1]:
             rng = Rng.of(seed, phase.name)
             _enter(acting, runtime, progress, rng, fresh=progress.step == start)
         for step in range(progress.step + 1, end + 1):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from homebody.core import Catalogue, Users
+from homebody.errors import HomebodyError
 from homebody.params import check_params
 
 __all__ = ["Histories", "Reference"]
@@ -34,4 +35,4 @@ class Reference:
 
     def fit(self, histories: Histories, seed: int) -> Callable[[Users], Tensor]:
         """Learn from the raw histories; answer a function from users to their scores for all items."""
-        raise TypeError(f"{type(self).__name__} must define fit().")
+        raise HomebodyError(f"{type(self).__name__} must define fit().")

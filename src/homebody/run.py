@@ -29,7 +29,7 @@ from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Histories, Reference
 from homebody.report import RunFolder
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.runtime import Simulator, usable_device
 
 __all__ = ["Watcher", "execute", "reopen", "resume"]
 
@@ -131,6 +131,7 @@ def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dic
 
 def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Split]:
     recipe.check()
+    usable_device(recipe.device)
     method = recipe.build()
     _rounds(recipe, method)
     population: Population = load(
@@ -176,7 +177,7 @@ def _run(
         per_client = sum(line["clients"] for line in lines)
         result = {
             "method": recipe.method,
-            "data": recipe.data,
+            "data": Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data,
             "protocol": recipe.protocol,
             "meaning": describe(recipe.protocol, split.how, split.negatives),
             "seed": recipe.seed,

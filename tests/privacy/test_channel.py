@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from homebody.core import Total, Update
+from homebody.core import Cohort, Total, Update
 from homebody.privacy import OBSERVERS, Channel
 from homebody.rng import Rng
 
@@ -38,7 +39,7 @@ def test_stages_run_in_order_on_the_device_and_in_reverse_on_the_server() -> Non
 
 
 def test_a_plain_channel_charges_every_observer_as_not_private() -> None:
-    charges = Channel().charges()
+    charges = Channel().charges(Cohort(np.arange(3), "all", size=3, population=3))
     assert [charge.observer for charge in charges] == list(OBSERVERS)
     assert {charge.event.kind for charge in charges} == {"not-private"}
     assert {charge.unit for charge in charges} == {"user"}

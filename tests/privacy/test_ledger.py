@@ -45,7 +45,7 @@ def bypass(path: Path, *statements: str) -> None:
 def filled(path: Path, releases: int = 3) -> list[str]:
     ledger = Ledger(path)
     for number in range(1, releases + 1):
-        ledger.charge(f"train/{number}", PLAIN)
+        ledger.charge(f"train/{number}", PLAIN, repeat=True)
     hashes = [entry.hash for entry in ledger.entries()]
     ledger.close()
     return hashes
@@ -78,7 +78,7 @@ def test_the_chain_by_hand(path: Path) -> None:
         assert (entry.id, entry.release) == (number + 1, f"train/{number // 3 + 1}")
         assert (entry.observer, entry.unit) == (OBSERVERS[number % 3], "user")
         assert json.loads(entry.event) == {"kind": "not-private", "reason": "plain updates"}
-        row = [entry.release, entry.observer, entry.unit, entry.event, previous]
+        row = [entry.release, "", entry.observer, entry.unit, entry.event, previous]
         assert entry.previous == previous
         assert entry.hash == hashlib.sha256(json.dumps(row).encode()).hexdigest()
         previous = entry.hash
@@ -87,9 +87,27 @@ def test_the_chain_by_hand(path: Path) -> None:
 def test_the_same_release_with_another_event_is_refused_whole(ledger: Ledger) -> None:
     ledger.charge("train/1", PLAIN[1:2])
     other = [Charge(observer, "user", NonPrivate("raw data")) for observer in OBSERVERS]
-    with pytest.raises(HomebodyError, match=r"Release train/1 is in the ledger with another event"):
-        ledger.charge("train/1", other)
+    with pytest.raises(HomebodyError, match="Release train/1 is in the ledger with other events"):
+        ledger.charge("train/1", other, repeat=True)
     assert [entry.observer for entry in ledger.entries()] == [OBSERVERS[1]]
+
+
+def test_a_release_that_is_not_a_repetition_counts_again(ledger: Ledger) -> None:
+    for _ in range(3):
+        ledger.charge("train/1", PLAIN)
+    ledger.charge("train/11", PLAIN)
+    names = list(dict.fromkeys(entry.release for entry in ledger.entries()))
+    assert names == ["train/1", "train/1#2", "train/1#3", "train/11"]
+    assert ledger.releases() == 4
+    ledger.verify()
+
+
+def test_a_release_may_have_parts(ledger: Ledger) -> None:
+    both = [Charge("server", "user", NonPrivate("plain"), part=part) for part in ("item", "user")]
+    ledger.charge("train/1", both)
+    ledger.charge("train/1", both, repeat=True)
+    assert [entry.part for entry in ledger.entries()] == ["item", "user"]
+    assert ledger.releases() == 1
 
 
 @pytest.mark.parametrize(
@@ -112,6 +130,7 @@ def test_rows_are_neither_changed_nor_removed(path: Path, statement: str) -> Non
         ("UPDATE charge SET release = 'train/9' WHERE id = 2", 2),
         ("UPDATE charge SET observer = 'nobody' WHERE id = 1", 1),
         ("UPDATE charge SET unit = 'item' WHERE id = 9", 9),
+        ("UPDATE charge SET part = 'item' WHERE id = 7", 7),
         ("UPDATE charge SET previous = hash WHERE id = 3", 3),
         ("UPDATE charge SET hash = previous WHERE id = 5", 5),
         ("DELETE FROM charge WHERE id = 1", 2),
@@ -128,10 +147,10 @@ def test_tampering_past_the_triggers_is_noticed(path: Path, statement: str, row:
 
 def test_a_row_that_was_hashed_but_not_chained_is_noticed(path: Path) -> None:
     filled(path)
-    row = ("train/4", "server", "user", "{}", "0" * 64)
+    row = ("train/4", "", "server", "user", "{}", "0" * 64)
     own = hashlib.sha256(json.dumps(row).encode()).hexdigest()
     values = ", ".join(f"'{value}'" for value in (*row, own))
-    bypass(path, f"INSERT INTO charge (release, observer, unit, event, previous, hash) VALUES ({values})")
+    bypass(path, f"INSERT INTO charge (release, part, observer, unit, event, previous, hash) VALUES ({values})")
     with pytest.raises(HomebodyError, match="row 10 breaks its chain"):
         Ledger(path)
 

@@ -43,7 +43,7 @@ def progress(step: int = 4, best: int | None = 2) -> Progress:
 
 def lines(folder: RunFolder, count: int) -> None:
     for number in range(1, count + 1):
-        folder.add_round(Round("train", number, 3, None, {}, {"server": float("inf")}, 1, 2, 0.5, 0.25))
+        folder.add_round(Round("train", number, number, 3, None, {}, {"server": float("inf")}, 1, 2, 0.5, 0.25))
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -103,8 +103,8 @@ def test_a_line_cut_short_is_no_round(folder: RunFolder) -> None:
 def test_fewer_rounds_than_the_checkpoint_knows_is_an_error(folder: RunFolder) -> None:
     lines(folder, 3)
     folder.save(progress(4))
-    with pytest.raises(HomebodyError, match=r"metrics\.jsonl"):
-        folder.load()
+    with pytest.raises(HomebodyError, match=r"metrics\.jsonl has 3 whole rounds"):
+        folder.check_rounds()
 
 
 def test_a_line_that_is_no_json_is_an_error(folder: RunFolder) -> None:

@@ -100,7 +100,9 @@ def folder_with(tmp_path: Path, rounds: int) -> RunFolder:
     for number in range(1, rounds + 1):
         ledger.charge(f"train/{number}", [Charge(who, "user", NonPrivate("plain updates")) for who in OBSERVERS])
         metrics = {"valid/ndcg@10": number / 10, "ndcg@10": 0.2}
-        folder.add_round(Round("train", number, 3, 1 / number, metrics, {"server": float("inf")}, 1, 2, 0.5, 0.25))
+        folder.add_round(
+            Round("train", number, number, 3, 1 / number, metrics, {"server": float("inf")}, 1, 2, 0.5, 0.25)
+        )
     ledger.close()
     return folder
 

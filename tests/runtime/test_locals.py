@@ -47,7 +47,7 @@ def test_everyone_gets_back_what_they_last_put(cohorts: list[set[int]]) -> None:
     for taken, then in states:
         assert all(torch.equal(taken[name], then[name]) for name in then)
     other = LocalStore(LENGTHS, MEMBERS)
-    other.load(store.state())
+    other.load(store.state(), torch.device("cpu"))
     assert {user: marks(other, user) for user in last} == last
     users = np.array(sorted(last))
     other.put(users, tree(users, 9))

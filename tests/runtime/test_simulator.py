@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update
+from homebody.core import Batch, Catalogue, Cohort, Collected, Data, Method, Rows, Total, Tree, Update
 from homebody.data import Population, load
 from homebody.data.splits import Split, leave_one_out
 from homebody.errors import HomebodyError
@@ -80,9 +80,16 @@ def begun(method: Method, split: Split, **options: bool) -> tuple[Simulator, Tre
     return runtime, method.init_shared(runtime.catalogue, Rng.of(0, "shared"))
 
 
+def collected(
+    runtime: Simulator, method: Method, shared: Tree, users: Sequence[int], rng: Rng, step: int = 1
+) -> Collected:
+    cohort = Cohort(np.array(users), "fixed", len(users), len(runtime.available()))
+    return runtime.collect(method, shared, cohort, rng, step)
+
+
 def a_round(runtime: Simulator, method: Method, shared: Tree, cohort: Sequence[int], step: int) -> Tree:
     """A round for these clients, and the server's step."""
-    got = runtime.collect(method, shared, np.array(cohort), Rng.of(0, "round", step), step)
+    got = collected(runtime, method, shared, cohort, Rng.of(0, "round", step), step)
     return method.server(shared, method.init_server(shared), got.total)[0]
 
 
@@ -109,14 +116,14 @@ def test_a_round_by_hand() -> None:
     split = people([0, 1, 2, 3], [1, 4, 0], [1, 2], n_items=5)
     method = Counts()
     runtime, shared = begun(method, split)
-    got = runtime.collect(method, shared, np.array([0, 1, 2]), Rng.of(0), 1)
+    got = collected(runtime, method, shared, [0, 1, 2], Rng.of(0))
     assert got.total.sum["count"].tolist() == [1.0, 3.0, 1.0, 0.0, 0.0]
     assert got.total.sum["people"].tolist() == [3.0, 3.0, 3.0]
     assert got.total.clients == 3
     assert got.bytes_up == 5 * (4 + 4) + 3 * 12  # five rows of an index and a number, three dense vectors
     assert got.bytes_down == 3 * 5 * 4
     assert got.loss == pytest.approx(5 / 3)
-    alone = runtime.collect(method, shared, np.array([1]), Rng.of(0), 2)
+    alone = collected(runtime, method, shared, [1], Rng.of(0), 2)
     assert alone.total.sum["count"].tolist() == [0.0, 1.0, 0.0, 0.0, 0.0]
     assert (alone.bytes_up, alone.bytes_down, alone.total.clients) == (8 + 12, 20, 1)
     rounds = [liked(runtime, method, {"count": torch.zeros(5)}, user) for user in range(3)]
@@ -132,20 +139,20 @@ def test_bytes_of_the_methods_by_hand() -> None:
         (FedIALS(factors=2), 2 * 2 * 4 + 2 * (4 + (2 + 3) * 4), 4 * 2 * 4),
     ):
         runtime, shared = begun(method, split)
-        got = runtime.collect(method, shared, np.array([0]), Rng.of(0), 1)
+        got = collected(runtime, method, shared, [0], Rng.of(0))
         assert (got.bytes_up, got.bytes_down) == (up, down), method
 
 
 @FEDERATED
 def test_a_cohort_sends_the_sum_of_what_its_clients_would_send_alone(split: Split, name: str) -> None:
     method = SMALL[name]
-    cohort = np.array([3, 4, 17, 30])
+    cohort = [3, 4, 17, 30]
     runtime, shared = begun(method, split)
-    together = runtime.collect(method, shared, cohort, Rng.of(1), 1)
+    together = collected(runtime, method, shared, cohort, Rng.of(1))
     alone = []
     for user in cohort:
         own, _ = begun(method, split)
-        alone.append(own.collect(method, shared, np.array([user]), Rng.of(1), 1))
+        alone.append(collected(own, method, shared, [user], Rng.of(1)))
     total = {name: sum(one.total.sum[name] for one in alone) for name in together.total.sum}
     assert close(together.total.sum, total)
     assert together.bytes_up == sum(one.bytes_up for one in alone)
@@ -156,7 +163,7 @@ def test_a_simulated_client_is_the_one_the_method_describes(split: Split, name: 
     """One client by hand, without padding, from (seed, round, user) alone."""
     method, user = SMALL[name], 7
     runtime, shared = begun(method, split)
-    got = runtime.collect(method, shared, np.array([user]), Rng.of(3), 1)
+    got = collected(runtime, method, shared, [user], Rng.of(3))
     items = torch.from_numpy(split.training(user).astype(np.int64))
     data = Data(items, torch.ones(len(items), dtype=torch.bool), items.sort().values, runtime.catalogue)
     local = method.init_local(shared, Rng.of(0, "clients").fold("local").fold(user))
@@ -258,9 +265,9 @@ def test_a_newcomer_starts_from_the_initial_score_function_and_the_current_table
     scores = shared["item"] @ start["weight"] + start["bias"]
     told = liked(runtime, method, shared, 25)
     assert told == {item: pytest.approx(float(scores[item]), rel=1e-5) for item in told}
-    joined = runtime.collect(method, shared, np.array([25]), Rng.of(9), 3)
+    joined = collected(runtime, method, shared, [25], Rng.of(9), 3)
     fresh, _ = begun(method, split)
-    first = fresh.collect(method, shared, np.array([25]), Rng.of(9), 1)
+    first = collected(fresh, method, shared, [25], Rng.of(9))
     assert torch.equal(joined.total.sum["item"], first.total.sum["item"])
 
 
@@ -400,12 +407,12 @@ class Fifth:
 def test_every_update_passes_the_stages_of_the_channel(split: Split) -> None:
     method = Counts(uplink=Channel(Fifth()))
     runtime, shared = begun(method, split)
-    got = runtime.collect(method, shared, np.array([1, 2, 3]), Rng.of(0), 1)
+    got = collected(runtime, method, shared, [1, 2, 3], Rng.of(0))
     assert got.total.sum["people"].tolist() == pytest.approx([3.0, 3.0, 3.0])
     assert "count" not in got.total.sum
     assert got.bytes_up == 3 * (12 + 4)
-    again = runtime.collect(method, shared, np.array([1]), Rng.of(0), 1)
-    other = runtime.collect(method, shared, np.array([2]), Rng.of(0), 1)
+    again = collected(runtime, method, shared, [1], Rng.of(0))
+    other = collected(runtime, method, shared, [2], Rng.of(0))
     assert not torch.equal(again.total.sum["draw"], other.total.sum["draw"])
 
 

@@ -9,6 +9,7 @@ import typer
 
 from homebody import __version__
 from homebody.cli import compare, data, methods, recommend, run, show
+from homebody.cli.progress import Interrupted
 from homebody.errors import HomebodyError
 
 __all__ = ["app", "main"]
@@ -50,6 +51,6 @@ def main() -> None:
     except HomebodyError as error:
         typer.echo(f"homebody: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("homebody: interrupted.", err=True)
+    except Interrupted:
+        typer.echo("homebody: interrupted. A run that had begun goes on with `homebody run --resume RUN`.", err=True)
         sys.exit(130)

@@ -45,8 +45,8 @@ def compare(
         raise HomebodyError(f"Seeds must be at least 1, not {seeds}.")
     recipes = [
         Recipe(
-            method=method,
-            data=data,
+            method=options.method_anywhere(method),
+            data=options.data_anywhere(data),
             rounds=rounds,
             seed=seed,
             protocol=protocol,
@@ -55,7 +55,7 @@ def compare(
             evaluate_every=evaluate_every,
             device=device,
             columns=options.columns(user_col, item_col, time_col, rating_col),
-            data_dir=None if data_dir is None else str(data_dir),
+            data_dir=options.folder_anywhere(data_dir),
         )
         for method in dict.fromkeys(methods)
         for seed in range(seeds)

@@ -23,6 +23,9 @@ __all__ = [
     "TimeCol",
     "UserCol",
     "columns",
+    "data_anywhere",
+    "folder_anywhere",
+    "method_anywhere",
 ]
 
 Data = Annotated[
@@ -51,6 +54,22 @@ UserCol = Annotated[str | None, typer.Option("--user-col", help="For a file of y
 ItemCol = Annotated[str | None, typer.Option("--item-col", help="The column of items.")]
 TimeCol = Annotated[str | None, typer.Option("--time-col", help="The column of times.")]
 RatingCol = Annotated[str | None, typer.Option("--rating-col", help="The column of ratings.")]
+
+
+def method_anywhere(method: str) -> str:
+    """A method's file by its whole path, so that the run can be resumed from any folder."""
+    path, colon, name = method.rpartition(":")
+    return f"{Path(path).resolve()}:{name}" if colon and path.endswith(".py") else method
+
+
+def data_anywhere(data: str) -> str:
+    """Likewise a file of one's own."""
+    return str(Path(data).resolve()) if Path(data).is_file() else data
+
+
+def folder_anywhere(folder: Path | None) -> str | None:
+    """Likewise a folder; one that is not there stays as it was typed, for the error to name."""
+    return None if folder is None else str(folder.resolve() if folder.is_dir() else folder)
 
 
 def columns(user_col: str | None, item_col: str | None, time_col: str | None, rating_col: str | None) -> dict[str, str]:

@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from homebody.fit import Round
     from homebody.run import Watcher
 
-__all__ = ["watching"]
+__all__ = ["Interrupted", "watching"]
 
 EVERY = 5.0
 """Seconds between lines where there is no terminal to draw a bar on."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C while a run was going on."""
 
 
 @contextmanager
@@ -26,7 +30,10 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
     from homebody.run import Watcher
 
     if quiet:
-        yield Watcher()
+        try:
+            yield Watcher()
+        except KeyboardInterrupt:
+            raise Interrupted from None
         return
 
     from rich.console import Console
@@ -53,10 +60,11 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
     )
     task = bar.add_task(label, total=None, told="", start=False)
     last_line, metric, rounds = time.monotonic(), "", 0
+    started = False
 
     def start(total: int) -> None:
-        nonlocal rounds
-        rounds = total
+        nonlocal rounds, started
+        rounds, started = total, True
         bar.start()
         bar.update(task, total=total)
         bar.start_task(task)
@@ -79,5 +87,8 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
     with fetching() as (_, fetched):
         try:
             yield Watcher(say=say, start=start, on_round=on_round, fetched=fetched)
+        except KeyboardInterrupt:
+            raise Interrupted from None
         finally:
-            bar.stop()
+            if started:
+                bar.stop()

@@ -55,8 +55,8 @@ def run(
     else:
         assert method is not None
         recipe = Recipe(
-            method=_absolute(method),
-            data=data,
+            method=options.method_anywhere(method),
+            data=options.data_anywhere(data),
             fields=parse_fields(method, settings or []),
             rounds=rounds,
             seed=seed,
@@ -67,7 +67,7 @@ def run(
             device=device,
             fused=not plain,
             columns=options.columns(user_col, item_col, time_col, rating_col),
-            data_dir=None if data_dir is None else str(data_dir),
+            data_dir=options.folder_anywhere(data_dir),
         )
         with watching(recipe.name, quiet=as_json) as watcher:
             result = runs.execute(recipe, out, watcher)
@@ -78,9 +78,3 @@ def run(
     from homebody.report.tables import print_result
 
     print_result(result)
-
-
-def _absolute(method: str) -> str:
-    """A method's file by its whole path, so that the run can be resumed from anywhere."""
-    path, colon, name = method.rpartition(":")
-    return f"{Path(path).resolve()}:{name}" if colon and path.endswith(".py") else method

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
 
 from homebody.core import Method
@@ -21,6 +22,7 @@ METHODS: dict[str, str] = {
     "popularity": "homebody.methods.popularity:Popularity",
 }
 """Methods and references, by name."""
+SIX = ("init_shared", "init_local", "prepare", "client", "server", "score")
 
 
 def find(name: str) -> type[Method] | type[Reference]:
@@ -61,4 +63,18 @@ def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
     }
     if attribute not in classes:
         raise unknown_name(f"method in {path} called", attribute, classes)
+    _check(classes[attribute])
     return classes[attribute]
+
+
+def _check(found: type) -> None:
+    """Refuse a class that cannot run, before anything else is done."""
+    name = found.__name__
+    if not is_dataclass(found):
+        raise HomebodyError(f"{name} must be a dataclass: put @dataclass(frozen=True) above it.")
+    federated = issubclass(found, Method)
+    if federated and not hasattr(found, "uplink"):
+        raise HomebodyError(f"{name} must name its way out: uplink: Channel = Channel().")
+    for function in SIX if federated else ("fit",):
+        if getattr(found, function) in (getattr(Method, function, None), getattr(Reference, function, None)):
+            raise HomebodyError(f"{name} must define {function}(); CONTRIBUTING.md shows how.")

@@ -60,7 +60,7 @@ def _dot(a, b):
     return total
 
 
-@nb.njit(fastmath=True)
+@nb.njit(fastmath=True, error_model="numpy")
 def _errors(logit, label, scale, error):
     """The slope of the mean loss at each logit, into `error`; answers the sum of the losses."""
     one, zero = np.float32(1.0), np.float32(0.0)
@@ -79,7 +79,7 @@ def _errors(logit, label, scale, error):
     return linear + logs + math.log(product)
 
 
-@nb.njit(fastmath=True, parallel=True, cache=True)
+@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True)
 def _train(table, weight, bias, index, slot, label, count, rates, batch_size, epochs, dual, change, loss):
     """Mini-batch SGD on each client's `weight` and `bias`, changed in place, and on the rows it touched.
 

@@ -97,8 +97,9 @@ class Ledger:
         repeat: if this release is known, it is the same one, run again bit by bit.
         """
         with self._transaction():
-            count = "SELECT COUNT(DISTINCT release) FROM charge WHERE release = ? OR release GLOB ? || '#*'"
-            (known,) = self._db.execute(count, (release, release)).fetchone()
+            again = "substr(release, 1, length(?) + 1) = ? || '#'"
+            count = f"SELECT COUNT(DISTINCT release) FROM charge WHERE release = ? OR {again}"
+            (known,) = self._db.execute(count, (release, release, release)).fetchone()
             if known and repeat:
                 self._check_same(release, charges)
                 return

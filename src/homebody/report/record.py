@@ -132,7 +132,8 @@ class RunFolder:
 
     def check_rounds(self) -> None:
         """Refuse a record whose rounds end before its checkpoint."""
-        step = int(self.read_json("state.json")["step"]) if (self.path / "state.json").exists() else 0
+        pointer = self._pointer()
+        step = pointer["step"] if pointer else 0
         if len(self.rounds()) < step:
             raise HomebodyError(
                 f"{self.path / 'metrics.jsonl'} has {len(self.rounds())} whole rounds, but the checkpoint stands at "
@@ -186,13 +187,11 @@ class RunFolder:
         """The last checkpoint; the rounds recorded after it are taken back, to be run again."""
         for left in self.path.glob(".*.partial"):
             left.unlink()
-        if not (self.path / "state.json").exists():
+        pointer = self._pointer()
+        if pointer is None:
             self._keep_rounds(0)
             return None
-        pointer = self.read_json("state.json")
-        if pointer.get("schema", 0) > SCHEMA_VERSION:
-            raise HomebodyError(f"{self.path} was written by a newer Homebody; update to resume it.")
-        path = self.path / str(pointer["file"])
+        path = self.path / pointer["file"]
         try:
             with path.open("rb") as file:
                 checksum = hashlib.file_digest(file, "sha256").hexdigest()
@@ -203,16 +202,16 @@ class RunFolder:
             tensors = safetensors.torch.load_file(path)
         except (OSError, SafetensorError) as error:
             raise HomebodyError(f"The checkpoint {path} cannot be read: {error}.") from error
-        self._keep_rounds(int(pointer["step"]))
+        self._keep_rounds(pointer["step"])
         self._keep_state(path.name)
         progress = Progress(
-            int(pointer["step"]),
+            pointer["step"],
             _part(tensors, "shared"),
             _part(tensors, "server"),
             _part(tensors, "clients"),
         )
         if pointer["best"] is not None:
-            step = int(pointer["best"]["step"])
+            step = pointer["best"]["step"]
             here = step == progress.step
             progress.best = Best(
                 step,
@@ -221,6 +220,19 @@ class RunFolder:
                 progress.clients if here else _part(tensors, "best_clients"),
             )
         return progress
+
+    def _pointer(self) -> dict[str, Any] | None:
+        """What names the last whole checkpoint; None before there is one."""
+        if not (self.path / "state.json").exists():
+            return None
+        pointer: Any = self.read_json("state.json")
+        shape = {"schema": int, "file": str, "sha256": str, "step": int}
+        whole = isinstance(pointer, dict) and all(type(pointer.get(name)) is kind for name, kind in shape.items())
+        if not whole or "best" not in pointer or "/" in pointer["file"]:
+            raise HomebodyError(f"{self.path / 'state.json'} does not name a checkpoint: it was changed or cut short.")
+        if pointer["schema"] > SCHEMA_VERSION:
+            raise HomebodyError(f"{self.path} was written by a newer Homebody; update to resume it.")
+        return dict(pointer)
 
     def _keep_state(self, name: str) -> None:
         for old in self.path.glob("state-*.safetensors"):

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from homebody.errors import HomebodyError
 from homebody.privacy import Ledger
 from homebody.report.record import RunFolder
 
@@ -95,7 +96,10 @@ def print_comparison(comparison: Mapping[str, Any], console: Console | None = No
 def print_run(folder: RunFolder, console: Console | None = None) -> None:
     """A record: recipe, rounds, ledger, result."""
     console = console or Console()
-    recipe = tomllib.loads((folder.path / "recipe.toml").read_text(encoding="utf-8"))
+    try:
+        recipe = tomllib.loads(folder.recipe_text())
+    except tomllib.TOMLDecodeError as error:
+        raise HomebodyError(f"The recipe of {folder.path} is not valid TOML: {error}.") from error
     parts = (f"{name}={value}" for name, value in recipe.items() if value not in ({}, None) and name != "schema")
     console.print("recipe: " + " ".join(parts), highlight=False, soft_wrap=True, markup=False)
     lines = folder.rounds()
@@ -107,15 +111,8 @@ def print_run(folder: RunFolder, console: Console | None = None) -> None:
     losses = [line["loss"] for line in lines if isinstance(line["loss"], float)]
     if losses:
         console.print(f"{'loss':>14} {_spark(losses)} {losses[0]:.4f} → {losses[-1]:.4f}", highlight=False)
-    ledger = Ledger(folder.ledger_path)
-    entries = ledger.entries()
-    ledger.close()
-    reasons = sorted({json.loads(entry.event)["reason"] for entry in entries})
-    console.print(
-        f"ledger: {len(entries)} charges, chain whole; not private: {'; '.join(reasons)}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    if folder.ledger_path.exists():
+        _print_ledger(folder, console)
     if (folder.path / "result.json").exists():
         print_result(folder.read_json("result.json"), console)
     else:
@@ -124,6 +121,15 @@ def print_run(folder: RunFolder, console: Console | None = None) -> None:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _print_ledger(folder: RunFolder, console: Console) -> None:
+    ledger = Ledger(folder.ledger_path)
+    entries = ledger.entries()
+    ledger.close()
+    reasons = sorted({json.loads(entry.event)["reason"] for entry in entries})
+    told = f"{len(entries)} charges, chain whole; not private: {'; '.join(reasons)}"
+    console.print(f"ledger: {told}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _cutoffs(metrics: Mapping[str, float]) -> list[str]:

@@ -1,5 +1,5 @@
 """Who computes."""
 
-from homebody.runtime.simulator import Simulator
+from homebody.runtime.simulator import Simulator, usable_device
 
-__all__ = ["Simulator"]
+__all__ = ["Simulator", "usable_device"]

@@ -20,7 +20,7 @@ from homebody.evaluation import Block, Question, questions, summarise
 from homebody.rng import Rng
 from homebody.runtime.locals import LocalStore
 
-__all__ = ["Simulator"]
+__all__ = ["Simulator", "usable_device"]
 
 SAMPLES_AT_ONCE = 1 << 16
 """Padded interactions that clients work on together: large enough to be fast, small enough for caches."""
@@ -45,7 +45,7 @@ class Simulator:
 
     def __init__(self, split: Split, *, device: str = "cpu", fused: bool = True) -> None:
         self.split = split
-        self.device = _device(device)
+        self.device = usable_device(device)
         self.simulated = True
         self.fused = fused
         self.catalogue = Catalogue(split.n_items)
@@ -216,7 +216,8 @@ def _add(update: Tree, sums: Tree) -> int:
     return -(-bits // 8)
 
 
-def _device(name: str) -> torch.device:
+def usable_device(name: str) -> torch.device:
+    """The device of this name; refused, in a sentence, where it is not to be had."""
     try:
         device = torch.device(name)
         (torch.zeros(1, device=device) + 1).item()

@@ -1,0 +1,86 @@
+"""The command as a whole, and `methods`: light, and honest about itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import homebody
+from homebody.cli import main
+from homebody.methods import METHODS, find
+from homebody.params import params
+
+HEAVY = {"torch", "numba", "numpy", "polars", "safetensors", "sqlite3"}
+
+
+def alone(*arguments: str) -> tuple[str, set[str]]:
+    """What the command prints in a process of its own, and which modules that took."""
+    script = (
+        "import sys; from homebody.cli import main; sys.argv = ['homebody', *sys.argv[1:]]\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    code = end.code\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, set(done.stderr.split())
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["homebody", *arguments])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["methods"], ["show"], ["recommend"], ["data"]])
+def test_help_loads_nothing_heavy(command: list[str]) -> None:
+    text, modules = alone(*command, "--help")
+    assert "Usage:" in text
+    assert not modules & HEAVY
+
+
+def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(monkeypatch, capsys, "--help")
+    for name in ("run", "compare", "methods", "show", "recommend", "data"):
+        assert f" {name} " in text
+
+
+def test_version() -> None:
+    text, modules = alone("--version")
+    assert text == f"homebody {homebody.__version__}\n"
+    assert not modules & HEAVY
+
+
+def test_methods_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {row["name"]: row for row in json.loads(printed(monkeypatch, capsys, "methods", "--json"))["methods"]}
+    assert set(found) == set(METHODS) >= {"fedials", "fedmf", "ials", "pfedrec", "popularity"}
+    assert {name for name, row in found.items() if row["kind"] == "centralised"} == {"ials", "popularity"}
+    assert all(row["title"] for row in found.values())
+    assert "Zhang et al." in found["pfedrec"]["paper"]
+    for name, row in found.items():
+        fields = {field["name"]: field["default"] for field in row["fields"]}
+        assert fields == {spec.name: spec.default for spec in params(find(name))}
+        assert all(field["doc"] for field in row["fields"])
+
+
+def test_methods_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(monkeypatch, capsys, "methods")
+    for name in METHODS:
+        assert f" {name} " in text
+    assert "learning_rate" in text
+
+
+def test_one_method_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(monkeypatch, capsys, "methods", "fedmf")
+    assert "fedmf (federated)" in text
+    assert "Chai et al." in text
+    (line,) = [line for line in text.splitlines() if "learning_rate" in line]
+    assert "0.1" in line
+    assert "0 …" in line
+    one = json.loads(printed(monkeypatch, capsys, "methods", "fedmf", "--json"))["methods"]
+    assert [row["name"] for row in one] == ["fedmf"]

@@ -1,0 +1,211 @@
+"""`homebody run`, as a person at a keyboard meets it: real processes, and real kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sysconfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homebody.privacy import Entry, Ledger
+
+HOMEBODY = str(Path(sysconfig.get_path("scripts")) / "homebody")
+KEYS = {
+    "method",
+    "data",
+    "protocol",
+    "seed",
+    "rounds",
+    "metrics",
+    "epsilon",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+    "seconds_per_round",
+    "peak_rss_mb",
+    "run",
+}
+LONG = ["run", "pfedrec", "--data", "synthetic:users=200,items=150,mean=15", "--rounds", "150", "--json"]
+"""Takes long enough for a checkpoint or two, and for kills."""
+CALM = {**os.environ, "NUMBA_NUM_THREADS": "1"}
+"""Tests run side by side: threads that wait for one another's cores would take most of the time."""
+
+INTERRUPTED = "homebody: interrupted. A run that had begun goes on with `homebody run --resume RUN`."
+
+
+def call(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([HOMEBODY, *arguments], cwd=cwd, env=CALM, capture_output=True, text=True)
+
+
+def result(*arguments: str, cwd: Path) -> dict[str, Any]:
+    """The one JSON object a command prints, and nothing else."""
+    done = call(*arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("}\n")
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def sentence(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command that failed said: one line, exit code 2, nothing on stdout."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    line = done.stderr.strip()
+    assert "\n" not in line
+    assert line.startswith("homebody: ")
+    return line
+
+
+def ledger_of(run: Path) -> list[Entry]:
+    ledger = Ledger(run / "ledger.sqlite")
+    entries = ledger.entries()
+    ledger.close()
+    return entries
+
+
+def rounds_of(run: Path) -> list[dict[str, Any]]:
+    """The recorded rounds, their times aside."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if "seconds" not in name} for line in lines]
+
+
+def test_one_object_on_stdout_the_same_each_time_and_another_with_another_seed(tmp_path: Path) -> None:
+    command = ["run", "pfedrec", "--data", "synthetic", "--rounds", "8", "--json"]
+    first, again = result(*command, cwd=tmp_path), result(*command, cwd=tmp_path)
+    other = result(*command, "--seed", "1", "--out", "elsewhere", cwd=tmp_path)
+    assert set(first) >= KEYS
+    assert (first["method"], first["data"], first["protocol"], first["seed"]) == ("pfedrec", "synthetic", "strict", 0)
+    assert set(first["metrics"]) >= {"hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10"}
+    assert first["epsilon"] == {"server": "inf", "clients": "inf", "public": "inf"}
+    assert first["rounds"] == 8
+    assert min(first[key] for key in ("bytes_up", "bytes_down", "seconds", "seconds_per_round", "peak_rss_mb")) > 0
+    assert again["metrics"] == first["metrics"]
+    assert again["run"] != first["run"]
+    assert other["metrics"] != first["metrics"]
+    assert Path(first["run"]).parent == Path("runs")
+    assert Path(other["run"]).parent == Path("elsewhere")
+    assert rounds_of(tmp_path / first["run"]) == rounds_of(tmp_path / again["run"])
+    assert ledger_of(tmp_path / first["run"]) == ledger_of(tmp_path / again["run"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    found = result(*LONG, cwd=folder)
+    return found, folder / found["run"]
+
+
+def killed(command: list[str], cwd: Path, moment: Callable[[], bool]) -> bool:
+    """Start a command and kill it at a moment; False if it was done before."""
+    process = subprocess.Popen([HOMEBODY, *command], cwd=cwd, env=CALM, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while process.poll() is None and not moment():
+        time.sleep(0.0005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return process.returncode == -signal.SIGKILL
+
+
+def some(folder: Path, pattern: str) -> Callable[[], bool]:
+    return lambda: any(True for _ in folder.glob(f"runs/*/{pattern}"))
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [["metrics.jsonl"], ["state-*.safetensors", ".state-*.partial"], [".*.partial", ".lock", "state.json"]],
+    ids=["before a checkpoint", "after one and again amid the next", "three times"],
+)
+def test_a_run_that_was_killed_goes_on_to_the_same_end(
+    tmp_path: Path, undisturbed: tuple[dict[str, Any], Path], patterns: list[str]
+) -> None:
+    expected, whole = undisturbed
+    command = LONG
+    kills = 0
+    for pattern in patterns:
+        kills += killed(command, tmp_path, some(tmp_path, pattern))
+        runs = [path.parent for path in tmp_path.glob("runs/*/recipe.toml")]
+        if runs:
+            (run,) = runs
+            command = ["run", "--resume", str(run), "--json"]
+    assert kills
+    found = result(*command, cwd=tmp_path)
+    run = tmp_path / found["run"]
+    assert found["metrics"] == expected["metrics"]
+    assert found["chosen_round"] == expected["chosen_round"]
+    assert (found["bytes_up"], found["bytes_down"]) == (expected["bytes_up"], expected["bytes_down"])
+    assert rounds_of(run) == rounds_of(whole)
+    assert ledger_of(run) == ledger_of(whole)
+    assert ledger_of(run)[-1].hash == ledger_of(whole)[-1].hash
+    assert sorted(path.name for path in run.iterdir()) == sorted(path.name for path in whole.iterdir())
+
+
+def test_a_finished_run_says_its_result_again(undisturbed: tuple[dict[str, Any], Path]) -> None:
+    expected, run = undisturbed
+    before = {path.name: path.stat().st_mtime_ns for path in run.iterdir() if path.name != ".lock"}
+    assert result("run", "--resume", str(run), "--json", cwd=run) == expected
+    assert {path.name: path.stat().st_mtime_ns for path in run.iterdir() if path.name != ".lock"} == before
+
+
+def test_a_second_process_is_refused_while_the_first_works(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [HOMEBODY, *LONG[:-2], "100000", "--json"],
+        cwd=tmp_path,
+        env=CALM,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    while process.poll() is None and not some(tmp_path, "metrics.jsonl")():
+        time.sleep(0.01)
+    (run,) = tmp_path.glob("runs/*")
+    refused = call("run", "--resume", str(run), "--json", cwd=tmp_path)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)  # a person presses Ctrl-C
+    output, errors = process.communicate()
+    assert f"Another process is working on {run}" in sentence(refused)
+    assert (process.returncode, output, errors.decode().strip()) == (130, b"", INTERRUPTED)
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    rows = [f"person {user},book {(user * 7 + step * step) % 23}" for user in range(12) for step in range(6)]
+    (tmp_path / "my.csv").write_text("\n".join(["u,i", *rows]) + "\n")
+    arguments = ["run", "fedmf", "--data", "my.csv", "--user-col", "u", "--item-col", "i", "--rounds", "2", "--json"]
+    found = result(*arguments, cwd=tmp_path)
+    assert (found["data"], found["rounds"]) == ("my.csv", 2)
+    # The run is whole without the folder it was started from.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    asked = ["recommend", str(tmp_path / found["run"]), "--user", "person 3", "--json"]
+    items = result(*asked, cwd=elsewhere)["items"]
+    assert items
+    assert all(item["item"].startswith("book ") for item in items)
+    owned = {row.split(",")[1] for row in rows if row.startswith("person 3,")}
+    assert not owned & {item["item"] for item in items}
+
+
+def test_a_method_of_ones_own_is_found_again_from_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from homebody.methods.fedmf import FedMF\n\n\nclass Mine(FedMF):\n    default_rounds = 3\n"
+    )
+    arguments = ["--data", "synthetic:users=20,items=30,mean=6", "--json"]
+    found = result("compare", "mine.py:Mine", "--seeds", "1", *arguments, cwd=tmp_path)
+    (run,) = found["methods"][0]["runs"]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert (
+        len(result("recommend", str(tmp_path / run), "--user", "3", "-k", "4", "--json", cwd=elsewhere)["items"]) == 4
+    )
+
+
+def test_a_failure_in_a_real_process(tmp_path: Path) -> None:
+    done = call("run", "pfedrek", "--data", "synthetic", "--out", "runs", "--json", cwd=tmp_path)
+    assert "There is no method 'pfedrek'; did you mean 'pfedrec'?" in sentence(done)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,145 @@
+"""`homebody show` and `homebody recommend`: what became of a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from homebody.cli import main
+from homebody.data import load
+from homebody.recipe import Recipe
+from homebody.run import execute
+
+DATA = "synthetic:users=20,items=30,mean=8"
+TITLES = ["Emma", "Ulysses", "Dune", "Solaris", "Momo", "Walden", "Middlemarch"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs")
+    return Path(execute(Recipe("fedmf", DATA, rounds=3, fields={"factors": 4}), out)["run"])
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a file whose people and items have names."""
+    folder = tmp_path_factory.mktemp("own")
+    rows = [f"reader-{user},{TITLES[(user * 3 + step) % 7]}" for user in range(8) for step in range(4)]
+    (folder / "loans.csv").write_text("\n".join(["user,item", *rows]) + "\n")
+    return Path(execute(Recipe("fedials", str(folder / "loans.csv"), rounds=2), folder / "runs")["run"])
+
+
+def called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int | str | None, str, str]:
+    monkeypatch.setattr(sys, "argv", ["homebody", *arguments])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code, *capsys.readouterr()
+
+
+def test_show(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output, errors = called(monkeypatch, capsys, "show", str(run))
+    assert (code, errors) == (0, "")
+    assert f"method=fedmf data={DATA}" in output
+    assert "valid/ndcg@10" in output
+    assert "ledger: 9 charges, chain whole" in output
+    assert "server ∞, clients ∞, public ∞" in output
+    assert f"record: {run}" in output
+
+
+def test_show_as_json(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output, errors = called(monkeypatch, capsys, "show", str(run), "--json")
+    assert (code, errors) == (0, "")
+    assert json.loads(output) == json.loads((run / "result.json").read_text())
+
+
+def test_show_changes_nothing(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def contents() -> dict[str, bytes]:
+        # SQLite's own files come and go with the process that reads.
+        return {path.name: path.read_bytes() for path in run.iterdir() if not path.name.startswith("ledger.sqlite-")}
+
+    before = contents()
+    called(monkeypatch, capsys, "show", str(run))
+    called(monkeypatch, capsys, "recommend", str(run), "--user", "3")
+    assert contents() == before
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("recipe.toml", "method = ", "recipe"),
+        ("metrics.jsonl", "{\n", "metrics.jsonl"),
+        ("result.json", '{"method', "result.json is not readable"),
+        ("ledger.sqlite", "no database, only words\n" * 50, "ledger"),
+    ],
+)
+def test_a_record_that_was_spoilt_is_said_to_be(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    content: str,
+    said: str,
+) -> None:
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for path in run.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    (copy / file).write_text(content)
+    code, _, errors = called(monkeypatch, capsys, "show", str(copy))
+    assert code == 2
+    assert errors.startswith("homebody: ")
+    assert said in errors
+    assert errors.count("\n") == 1
+
+
+def test_recommend_as_json(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output, errors = called(monkeypatch, capsys, "recommend", str(run), "--user", "7", "-k", "30", "--json")
+    assert (code, errors) == (0, "")
+    found = json.loads(output)
+    assert found["user"] == "7"
+    scores = [row["score"] for row in found["items"]]
+    assert scores == sorted(scores, reverse=True)
+    items = {int(row["item"]) for row in found["items"]}
+    history = set(load(DATA).history(7).tolist())
+    assert items == set(range(30)) - history
+
+
+def test_recommend_by_the_names_of_the_data(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output, _ = called(monkeypatch, capsys, "recommend", str(own), "--user", "reader-1", "--json")
+    assert code == 0
+    owned = {TITLES[(3 + step) % 7] for step in range(4)}
+    assert {row["item"] for row in json.loads(output)["items"]} == set(TITLES) - owned
+    code, output, _ = called(monkeypatch, capsys, "recommend", str(own), "--user", "reader-1", "-k", "1")
+    assert "For reader-1" in output
+    assert sum(title in output for title in TITLES) == 1
+
+
+@pytest.mark.parametrize("user", ["reader-9", "1", ""])
+def test_recommending_to_someone_unknown(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], user: str
+) -> None:
+    code, output, errors = called(monkeypatch, capsys, "recommend", str(own), "--user", user)
+    assert (code, output) == (2, "")
+    assert errors == f"homebody: There is no user '{user}' in this population; the first is called reader-0.\n"
+
+
+def test_recommending_from_a_checkpoint_that_was_spoilt(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for path in own.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (checkpoint,) = tmp_path.glob("state-*.safetensors")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
+    code, output, errors = called(monkeypatch, capsys, "recommend", str(tmp_path), "--user", "reader-1")
+    assert (code, output) == (2, "")
+    assert "corrupt" in errors
+    assert errors.count("\n") == 1

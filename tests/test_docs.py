@@ -1,0 +1,261 @@
+"""What the documentation says is so: its code runs, its commands exist, its links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import typer
+from nbclient import NotebookClient
+from typer.testing import CliRunner
+
+from homebody import __version__
+from homebody.cli import app
+from homebody.core import Method
+from homebody.data.splits import PROTOCOLS
+from homebody.methods import METHODS, find
+from homebody.recipe import parse_fields
+from homebody.testing import MethodContract
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLE = ROOT / "docs" / "examples" / "biased_mf.py"
+NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [code for kind, code in BLOCK.findall(page.read_text(encoding="utf-8")) if kind == language]
+
+
+def prose(page: Path) -> str:
+    return BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Every `homebody …` of a page, in its blocks and in its sentences."""
+    for code in (*blocks(page, "bash"), *blocks(page, "console")):
+        for line in code.splitlines():
+            command = line.removeprefix("$ ")
+            if command.startswith("homebody "):
+                yield command
+    yield from re.findall(r"`(homebody [^`]+)`", prose(page))
+
+
+COMMANDS = sorted({(name_of(page), command) for page in PAGES for command in commands(page)})
+ABRIDGED = [pair for pair in COMMANDS if "…" in pair[1] or "--help" in pair[1] or len(pair[1].split()) == 2]
+WHOLE = [pair for pair in COMMANDS if pair not in ABRIDGED]
+
+
+def contexts(command: str) -> Iterator[Any]:
+    """The command line, parsed as far as `homebody` itself would before it starts to work."""
+    tool, arguments = typer.main.get_command(app), shlex.split(command, comments=True)[1:]
+    context = tool.make_context("homebody", arguments)
+    while True:
+        yield context
+        if not hasattr(context.command, "resolve_command"):
+            return
+        rest = [*context._protected_args, *context.args]
+        name, inner, rest = context.command.resolve_command(context, rest)
+        context = inner.make_context(name, rest, parent=context)
+
+
+class TestCommands:
+    @pytest.mark.parametrize(("page", "command"), WHOLE)
+    def test_every_command_parses(self, page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(ROOT)
+        *_, last = contexts(command)
+        given = last.params
+        assert given.get("protocol", "strict") in PROTOCOLS
+        if last.command.name in {"run", "compare"}:
+            named = given.get("methods") or [given["method"]]
+            for method in filter(None, named):
+                parse_fields(method, given.get("settings") or [])
+
+    @pytest.mark.parametrize(("page", "command"), ABRIDGED)
+    def test_every_abridged_command_exists(self, page: str, command: str) -> None:
+        words = [word for word in shlex.split(command)[1:] if word != "…"]
+        tool: Any = typer.main.get_command(app)
+        while words and words[0] in getattr(tool, "commands", {}):
+            tool = tool.commands[words.pop(0)]
+        assert not words or words[0].startswith("-")
+        known = {option for parameter in tool.params for option in parameter.opts} | {"--help"}
+        assert {word for word in words if word.startswith("-")} <= known
+
+    def test_there_are_commands_to_check(self) -> None:
+        assert len(COMMANDS) > 20
+        with pytest.raises(Exception, match="No such option"):
+            list(contexts("homebody run fedmf --dta ml-100k"))
+
+    def test_every_make_target_exists(self) -> None:
+        targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+        for page in PAGES:
+            text = page.read_text(encoding="utf-8")
+            named = re.findall(r"^make ([a-z]+)|`make ([a-z]+)", text, re.MULTILINE)
+            assert {one or other for one, other in named} <= targets, name_of(page)
+
+    def test_every_method_is_described(self) -> None:
+        described = re.findall(r"^## (\w+)$", (ROOT / "docs" / "methods.md").read_text(encoding="utf-8"), re.MULTILINE)
+        assert sorted(described) == sorted(METHODS)
+
+
+class TestPython:
+    def test_the_readme_runs_as_it_stands(
+        self, real_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("HOMEBODY_DATA", str(real_data))
+        (code,), (printed,) = blocks(ROOT / "README.md", "python"), blocks(ROOT / "README.md", "text")
+        assert len([line for line in code.splitlines() if line]) <= 10
+        exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+        # Scores may round differently on another machine; titles and ε may not.
+        assert _words(capsys.readouterr().out) == _words(printed)
+
+    @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=name_of)
+    def test_code_in_the_docs_runs(self, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One page's blocks follow one another; a sketch, which says so, has only to be Python."""
+        monkeypatch.chdir(tmp_path)
+        names: dict[str, Any] = {"__name__": "__main__"}
+        for code in blocks(page, "python"):
+            tree = ast.parse(code)
+            if not code.startswith("# sketch\n"):
+                exec(compile(tree, name_of(page), "exec"), names)
+
+    def test_a_file_of_ones_own_by_copy_and_paste(self, tmp_path: Path) -> None:
+        (script,) = (code for code in blocks(ROOT / "docs" / "data.md", "bash") if code.startswith("cat > loans.csv"))
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-e", "-c", script],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "17 (0 repeat an item)" in done.stdout
+        assert "1 of 5 users have fewer than 3 interactions" in done.stdout
+
+
+def _words(text: str) -> list[str]:
+    return re.sub(r"\d+\.\d+", "", text).split()
+
+
+class TestExample(MethodContract):
+    def method(self) -> Method:
+        found = find(f"{EXAMPLE}:BiasedMF")
+        assert issubclass(found, Method)
+        return found(factors=4)
+
+    def test_it_is_the_one_in_contributing(self) -> None:
+        first, contract = blocks(ROOT / "CONTRIBUTING.md", "python")
+        assert first == EXAMPLE.read_text(encoding="utf-8")
+        assert len(first.splitlines()) <= 60
+        assert "class TestBiasedMF(MethodContract)" in contract
+
+    def test_its_contract_in_contributing_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(ROOT)
+        names: dict[str, Any] = {"__name__": "test_biased_mf"}
+        exec(compile(blocks(ROOT / "CONTRIBUTING.md", "python")[1], "CONTRIBUTING.md", "exec"), names)
+        names["TestBiasedMF"]().test_a_client_is_the_same_alone_and_in_a_padded_cohort()
+
+    def test_it_runs_from_the_command_line(self, tmp_path: Path) -> None:
+        command = ["run", f"{EXAMPLE}:BiasedMF", "--data", "synthetic", "--out", str(tmp_path), "--json"]
+        done = CliRunner().invoke(app, [*command, "--rounds", "2", "--set", "factors=4"], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        assert ast.literal_eval(done.stdout.replace("null", "None"))["rounds"] == 2
+
+
+class TestNotebook:
+    def test_it_runs_without_data_or_network(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("HOMEBODY_DATA", raising=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setenv("HOME", str(tmp_path))
+        printed = _execute(tmp_path)
+        assert "synthetic: 1,000 people" in printed
+        assert "'server': inf" in printed
+
+    def test_it_prints_what_it_is_stored_with(
+        self, real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HOMEBODY_DATA", str(real_data))
+        stored = _printed(nbformat.read(NOTEBOOK, as_version=4))
+        assert _words(_execute(tmp_path)) == _words(stored)
+
+    def test_it_names_no_machine(self) -> None:
+        text = NOTEBOOK.read_text(encoding="utf-8")
+        assert not re.search(r"/(home|root|tmp|work|Users)/", text)
+        assert '"output_type": "error"' not in text
+
+
+def _execute(folder: Path) -> str:
+    """Run the notebook in this environment's own kernel; what it printed."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    client = NotebookClient(notebook, kernel_name="python3", timeout=300, resources={"metadata": {"path": str(folder)}})
+    with warnings.catch_warnings():
+        # The notebook is under test, not the libraries that run it.
+        warnings.filterwarnings("ignore", module=r"(jupyter_client|jupyter_core|nbclient|zmq)\b")
+        client.execute()
+    return _printed(notebook)
+
+
+def _printed(notebook: Any) -> str:
+    outputs = (output for cell in notebook.cells for output in cell.get("outputs", []))
+    return "".join(output["text"] for output in outputs if output.get("name") == "stdout")
+
+
+class TestLinks:
+    @pytest.mark.parametrize("page", PAGES, ids=name_of)
+    def test_internal_links_lead_somewhere(self, page: Path) -> None:
+        _check_links(page, prose(page))
+
+    def test_the_notebooks_links_do_too(self) -> None:
+        cells = nbformat.read(NOTEBOOK, as_version=4).cells
+        _check_links(NOTEBOOK, "\n".join(cell.source for cell in cells if cell.cell_type == "markdown"))
+
+    def test_every_page_is_in_the_index(self) -> None:
+        index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+        pages = {path.name for path in (*(ROOT / "docs").glob("*.md"), NOTEBOOK)} - {"index.md"}
+        assert {name for name in pages if f"({name})" not in index} == set()
+
+
+def _check_links(page: Path, text: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("https://", "http://")):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{name_of(page)} links to {link}"
+        assert path.is_relative_to(ROOT)
+        if anchor:
+            assert anchor in _anchors(path), f"{name_of(page)} links to {link}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """Headings as GitHub makes anchors of them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+class TestChangelog:
+    def test_it_has_what_is_unreleased_and_the_version(self) -> None:
+        text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+        unreleased = text.partition("## [Unreleased]")[2]
+        assert re.search(r"^### (Added|Changed|Deprecated|Removed|Fixed|Security)$", unreleased, re.MULTILINE)
+        assert re.search(rf"\b{re.escape(__version__)}\b", text)
+
+    @pytest.mark.parametrize("page", PAGES, ids=name_of)
+    def test_no_page_names_a_machine(self, page: Path) -> None:
+        assert not re.search(r"(?<![\w.])/(home|root|tmp|work|Users)/", page.read_text(encoding="utf-8"))
