@@ -61,8 +61,10 @@ def _rounds_and_run(
     ]
     if memory is not None:
         figures.append(_figure(f"{name}, peak memory", peak, memory, "MB"))
-    for metric in ("hr@10", "ndcg@10"):
-        figures.append(_figure(f"{name}, {metric}, published protocol, seed 0", fitted.metrics[metric], None, ""))
+    figures += [
+        _figure(f"{name}, {metric}, published protocol, seed 0", fitted.metrics[metric], None, "")
+        for metric in ("hr@10", "ndcg@10")
+    ]
     if plain:
         figures.append(_figure(f"{name}, training round, CPU, kernel", _cpu_of_round(split, True), 0.1, "s", loop))
         figures.append(_figure(f"{name}, training round, CPU, plain vmap", _cpu_of_round(split, False), 0.4, "s", loop))

@@ -103,9 +103,9 @@ def test_what_a_method_must_define_is_named() -> None:
         "score": lambda: method.score({}, {}, data, torch.tensor([0])),
     }
     for name, call in calls.items():
-        with pytest.raises(TypeError, match=rf"Nothing must define {name}\(\)"):
+        with pytest.raises(HomebodyError, match=rf"Nothing must define {name}\(\)"):
             call()
-    with pytest.raises(TypeError, match=r"Nothing must define fit\(\)"):
+    with pytest.raises(HomebodyError, match=r"Nothing must define fit\(\)"):
         type("Nothing", (Reference,), {"__post_init__": lambda self: None})().fit(None, 0)
 
 

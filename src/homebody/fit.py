@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -61,6 +61,7 @@ class Progress:
     shared: Tree = field(default_factory=dict)
     server: Tree = field(default_factory=dict)
     clients: Tree = field(default_factory=dict)
+    """Filled for a checkpoint alone; otherwise the runtime holds them."""
     best: Best | None = None
 
 
@@ -170,8 +171,7 @@ def fit(
                     )
                 )
             if checkpoints and (step == end or checkpoints.due()):
-                progress.clients = runtime.state()
-                checkpoints.save(progress)
+                checkpoints.save(replace(progress, clients=runtime.state()))
         start = end
     if progress.best is None:
         return Fitted(acting, runtime, progress.shared, Evaluated({}), progress.step, ledger)
@@ -232,6 +232,7 @@ def _enter(method: Method, runtime: Runtime, progress: Progress, rng: Rng, fresh
     else:
         progress.shared, progress.server = _on(runtime, progress.shared), _on(runtime, progress.server)
         runtime.load_state(progress.clients)
+    progress.clients = {}  # the runtime holds them now, and they are large
 
 
 def _on(runtime: Runtime, tree: Tree) -> Tree:

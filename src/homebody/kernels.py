@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-__all__ = ["add_rows", "draw_negatives", "label", "lay_over", "permute", "scatter_sum", "touch"]
+__all__ = ["add_rows", "draw_negatives", "label", "lay_over", "permute", "scatter_sum", "take_rows", "touch"]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -198,6 +198,16 @@ def lay_over(below_, items, index, over, n_items, out):
         for position in range(items.shape[1]):
             i = where[items[row, position]]
             out[row, position] = over[row, i] if i >= 0 else below_[row, position]
+
+
+@nb.njit(parallel=True, cache=True)
+def take_rows(table, slot, out):
+    """Rows of each client's own table."""
+    for client in nb.prange(len(slot)):
+        for i in range(slot.shape[1]):
+            source, target = table[client, slot[client, i]], out[client, i]
+            for column in range(len(source)):
+                target[column] = source[column]
 
 
 @nb.njit(parallel=True, cache=True)

@@ -19,7 +19,17 @@ from homebody import kernels
 from homebody.core import Data
 from homebody.rng import GOLDEN, Rng, mix
 
-__all__ = ["add_rows", "labelled", "minibatches", "negatives", "overlay", "scatter_sum", "shuffled", "touched"]
+__all__ = [
+    "add_rows",
+    "labelled",
+    "minibatches",
+    "negatives",
+    "overlay",
+    "scatter_sum",
+    "shuffled",
+    "take_rows",
+    "touched",
+]
 
 Tensors = tuple[Tensor, ...]
 
@@ -199,6 +209,25 @@ def labelled(rng: Rng, data: Data, per_item: int) -> tuple[Tensor, Tensor, Tenso
     n_items = data.catalogue.n_items
     items, labels, real = _labelled(draw, order, data.items, data.valid, data.excluded, n_items, per_item)
     return items, labels, real
+
+
+@_for_cohort
+def _take_rows(rows: Tensor, slot: Tensor) -> Tensors:
+    if rows.device.type == "cpu":
+        out = rows.new_empty(*slot.shape, rows.shape[2])
+        kernels.take_rows(rows.numpy(), slot.numpy(), out.numpy())
+        return (out,)
+    return (rows.gather(1, slot[:, :, None].expand(-1, -1, rows.shape[2])),)
+
+
+def take_rows(rows: Tensor, slot: Tensor) -> Tensor:
+    """`rows[slot]`, for which vmap knows only a slow way; no gradient passes through it.
+
+    >>> take_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 1, 0])).tolist()
+    [[2.0], [2.0], [1.0]]
+    """
+    (out,) = _take_rows(rows, slot)
+    return out
 
 
 @_for_cohort

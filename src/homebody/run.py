@@ -91,7 +91,7 @@ def reopen(path: Path) -> tuple[Fitted, Population]:
     _insist_on_same(folder, environment(recipe, method, split))
     if isinstance(method, Reference):
         raise HomebodyError(f"{recipe.method} is a centralised reference: its run keeps figures, not a model.")
-    progress = folder.load()
+    progress = folder.read()
     if progress is None:
         raise HomebodyError(f"{path} holds no model.")
     acting = method.phases[-1].method or method
@@ -179,7 +179,7 @@ def _run(
             "method": recipe.method,
             "data": Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data,
             "protocol": recipe.protocol,
-            "meaning": describe(recipe.protocol, split.how, split.negatives),
+            "meaning": describe(recipe.protocol, split.how, min(split.negatives, split.n_items - 1)),
             "seed": recipe.seed,
             "rounds": len(lines),
             "chosen_round": chosen,

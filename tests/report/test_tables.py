@@ -82,11 +82,12 @@ def test_a_comparison(console: Console, capsys: pytest.CaptureFixture[str]) -> N
     print_comparison(comparison, wide)
     text = wide.export_text()
     assert "toy, protocol strict, 2 seeds" in text
-    assert "0.5000 ±0.0123" in text
-    lines = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
+    assert "0.5000  0.5000" in text
+    assert "±0.012  ±0.012" in text
+    lines = {line.split()[0]: line for line in text.splitlines() if "∞" in line and "max" not in line}
     assert "best" in lines["fedmf"]
     assert "∞ / 2" in lines["fedmf"]
-    assert "<0.001" in lines["ials"]
+    assert "<.001" in lines["ials"]
     assert "±" not in lines["ials"]
     assert "0.040" in lines["popularity"]
     assert "protocol strict: what it means" in text

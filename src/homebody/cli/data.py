@@ -144,9 +144,13 @@ def fetching(*, quiet: bool = False) -> Iterator[tuple[Callable[[str], None], Pr
     console = Console(stderr=True, quiet=quiet)
     bar = Progress(SpinnerColumn(), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console, transient=True)
     task = bar.add_task("fetching", total=None)
+    started = False
 
     def say(message: str) -> None:
-        bar.start()
+        nonlocal started
+        if console.is_terminal and not started:
+            started = True
+            bar.start()
         # The next source starts from nothing.
         bar.reset(task, total=None)
         console.print(message, highlight=False, markup=False)
@@ -157,7 +161,8 @@ def fetching(*, quiet: bool = False) -> Iterator[tuple[Callable[[str], None], Pr
     try:
         yield say, progress
     finally:
-        bar.stop()
+        if started:
+            bar.stop()
 
 
 def _status(place: Place | None) -> str:

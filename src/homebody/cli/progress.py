@@ -64,8 +64,9 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
 
     def start(total: int) -> None:
         nonlocal rounds, started
-        rounds, started = total, True
-        bar.start()
+        rounds, started = total, console.is_terminal
+        if started:
+            bar.start()
         bar.update(task, total=total)
         bar.start_task(task)
 

@@ -83,11 +83,11 @@ class Population:
 
     def item_id(self, item: int) -> str:
         """What the source calls this item."""
-        return str(item) if self.item_ids is None else str(self.item_ids[item])
+        return str(item) if self.item_ids is None else str(self.item_ids[int(item)])
 
     def item_name(self, item: int) -> str:
         """A name of this item for people."""
-        return self.item_id(item) if self.item_names is None else str(self.item_names[item])
+        return self.item_id(item) if self.item_names is None else str(self.item_names[int(item)])
 
     def _row_problem(self) -> str | None:
         if self.items.dtype != np.int32 or self.indptr.dtype != np.int64:

@@ -17,13 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
-from torch.func import grad_and_value
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from homebody import ops
 from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, param
 from homebody.methods import factor_kernels
+from homebody.models.logistic import logistic
 from homebody.privacy import Channel
 from homebody.rng import Rng
 
@@ -58,16 +58,17 @@ class FedMF(Method):
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         base = rows = shared["item"][batch["index"]]
-        user, total = local["user"], 0.0
+        user = local["user"]
+        total = torch.zeros_like(user[0])
         for _ in range(self.epochs):
-            for slot, *labels in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
-                (g_user, g_rows), loss = grad_and_value(bce, argnums=(0, 1))(user, rows[slot], *labels)
-                user = user - self.learning_rate * g_user
-                rows = ops.add_rows(rows, slot, g_rows, scale=-self.row_rate(shared))
-                total = total + loss * labels[-1].sum()
+            for slot, label, valid in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
+                sample = ops.take_rows(rows, slot)
+                error, loss = logistic(sample @ user, label, valid)
+                rows = ops.add_rows(rows, slot, torch.outer(error, user), scale=-self.row_rate(shared))
+                user = user - self.learning_rate * (error @ sample)
+                total = total + loss
         mean_loss = total / (self.epochs * batch["valid"].sum()).clamp(min=1)
-        update: Update = {"item": Rows(batch["index"], rows - base, len(shared["item"]))}
-        return update, {"user": user, "loss": mean_loss}
+        return {"item": Rows(batch["index"], rows - base, len(shared["item"]))}, {"user": user, "loss": mean_loss}
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         return {"item": shared["item"] + total.mean["item"]}, state
@@ -85,9 +86,3 @@ class FedMF(Method):
         rates = (self.learning_rate, self.row_rate(shared))
         update, loss = factor_kernels.train(shared["item"], user, None, batches, rates, self.batch_size, self.epochs)
         return {"item": update}, {"user": user, "loss": loss}
-
-
-def bce(user: Tensor, sample: Tensor, label: Tensor, valid: Tensor) -> Tensor:
-    """Binary cross-entropy over the real samples, as a mean."""
-    loss = binary_cross_entropy_with_logits(sample @ user, label, weight=valid.float(), reduction="sum")
-    return loss / valid.sum().clamp(min=1)

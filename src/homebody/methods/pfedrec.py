@@ -21,12 +21,11 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from homebody import ops
 from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, param
 from homebody.methods import factor_kernels
+from homebody.models.logistic import logistic
 from homebody.privacy import Channel
 from homebody.rng import Rng
 
@@ -66,19 +65,20 @@ class PFedRec(Method):
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         base = rows = shared["item"][batch["index"]]
-        score = (local["weight"], local["bias"])
-        total = torch.zeros(())
+        weight, bias = local["weight"], local["bias"]
+        total = torch.zeros_like(bias)
         for _ in range(self.epochs):
-            for slot, *labels in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
-                sample = rows[slot]
-                slope, loss = grad_and_value(bce)(score, sample, *labels)
-                score = tuple(part - self.learning_rate * step for part, step in zip(score, slope, strict=True))
-                slope = grad(bce, argnums=1)(score, sample, *labels)
-                rows = ops.add_rows(rows, slot, slope, scale=-self.row_rate(shared))
-                total = total + loss * labels[-1].sum()
-        mean_loss = total / (self.epochs * batch["valid"].sum()).clamp(min=1)
+            for slot, label, valid in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
+                sample = ops.take_rows(rows, slot)
+                error, loss = logistic(sample @ weight + bias, label, valid)
+                weight = weight - self.learning_rate * (error @ sample)
+                bias = bias - self.learning_rate * error.sum()
+                error, _ = logistic(sample @ weight + bias, label, valid)
+                rows = ops.add_rows(rows, slot, torch.outer(error, weight), scale=-self.row_rate(shared))
+                total = total + loss
         tuned = Rows(batch["index"], rows - base, len(shared["item"]))
-        return {"item": tuned}, {"weight": score[0], "bias": score[1], "item": tuned, "loss": mean_loss}
+        mean_loss = total / (self.epochs * batch["valid"].sum()).clamp(min=1)
+        return {"item": tuned}, {"weight": weight, "bias": bias, "item": tuned, "loss": mean_loss}
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         return {**shared, "item": shared["item"] + total.mean["item"]}, state
@@ -98,10 +98,3 @@ class PFedRec(Method):
         rates = (self.learning_rate, self.row_rate(shared))
         tuned, loss = factor_kernels.train(shared["item"], weight, bias, batches, rates, self.batch_size, self.epochs)
         return {"item": tuned}, {"weight": weight, "bias": bias, "item": tuned, "loss": loss}
-
-
-def bce(score: tuple[Tensor, Tensor], sample: Tensor, label: Tensor, valid: Tensor) -> Tensor:
-    """Eq. 7 over the real samples, as a mean."""
-    weight, bias = score
-    loss = binary_cross_entropy_with_logits(sample @ weight + bias, label, weight=valid.float(), reduction="sum")
-    return loss / valid.sum().clamp(min=1)

@@ -184,12 +184,19 @@ class RunFolder:
         self.checkpoint_every = max(1.0, (self._saved - began) / OVERHEAD)
 
     def load(self) -> Progress | None:
-        """The last checkpoint; the rounds recorded after it are taken back, to be run again."""
+        """The last checkpoint, to go on from; the rounds recorded after it are taken back, to be run again."""
+        progress = self.read()
+        pointer = self._pointer()
         for left in self.path.glob(".*.partial"):
             left.unlink()
+        self._keep_rounds(pointer["step"] if pointer else 0)
+        self._keep_state(pointer["file"] if pointer else "")
+        return progress
+
+    def read(self) -> Progress | None:
+        """The last checkpoint; nothing is written."""
         pointer = self._pointer()
         if pointer is None:
-            self._keep_rounds(0)
             return None
         path = self.path / pointer["file"]
         try:
@@ -202,8 +209,6 @@ class RunFolder:
             tensors = safetensors.torch.load_file(path)
         except (OSError, SafetensorError) as error:
             raise HomebodyError(f"The checkpoint {path} cannot be read: {error}.") from error
-        self._keep_rounds(pointer["step"])
-        self._keep_state(path.name)
         progress = Progress(
             pointer["step"],
             _part(tensors, "shared"),

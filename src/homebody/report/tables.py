@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -64,17 +65,19 @@ def print_comparison(comparison: Mapping[str, Any], console: Console | None = No
     console = console or Console()
     seeds = len(comparison["seeds"])
     title = f"{comparison['data']}, protocol {comparison['protocol']}, {seeds} seed{'s' if seeds > 1 else ''}"
-    table = Table(title=title)
-    for heading in ("method", "HR@10", "NDCG@10", "full HR@10", "full NDCG@10", "p", "ε server / public"):
-        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-    for heading in ("seconds", "KB up", "KB down"):
+    # Narrow enough for a terminal of 80 columns: headings and deviations go below one another.
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("method", overflow="fold", min_width=10)
+    for heading in ("HR\n@10", "NDCG\n@10", "full\nHR\n@10", "full\nNDCG\n@10", "p", "ε\nserver\n/public"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("time\ns", "KB\nup", "KB\ndown"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in comparison["methods"]:
         p = row["p_against_best"]
         table.add_row(
-            row["method"],
+            row["method"].rpartition(":")[2],
             *(_spread(row["metrics"][name]) for name in ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")),
-            "best" if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001",
+            "best" if p is None else f"{p:.3f}" if p >= 0.001 else "<.001",
             f"{epsilon_text(row['epsilon']['server'])} / {epsilon_text(row['epsilon']['public'])}",
             f"{row['seconds']:.1f}",
             kilobytes(row["bytes_up"]),
@@ -137,7 +140,7 @@ def _cutoffs(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _spread(value: Mapping[str, float | None]) -> str:
-    return f"{value['mean']:.4f}" if value["sd"] is None else f"{value['mean']:.4f} ±{value['sd']:.4f}"
+    return f"{value['mean']:.4f}" if value["sd"] is None else f"{value['mean']:.4f}\n±{value['sd']:.3f}"
 
 
 def _spark(values: list[float], width: int = 40) -> str:

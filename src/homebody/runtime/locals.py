@@ -15,7 +15,7 @@ __all__ = ["LocalStore"]
 
 WASTE = 0.1
 """Share of a bucket that may be padding."""
-SMALL = 1 << 13
+SMALL = 1 << 12
 """Padding that is cheaper than one more bucket."""
 
 

@@ -1,0 +1,1 @@
+"""Plain torch mathematics that methods share."""
