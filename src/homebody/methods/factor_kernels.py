@@ -27,7 +27,7 @@ def train(
 
     With a bias it is PFedRec's post-tuning; without, a joint step.
     """
-    # No wider than it must be: these rows are what a round writes and keeps most of.
+    # No wider than they must be: these rows are most of what a round writes and keeps.
     width = int((batches["index"] >= 0).sum(1).max())
     index = batches["index"][:, :width].clone()
     dual = bias is not None

@@ -22,7 +22,7 @@ from homebody.runtime.locals import LocalStore
 
 __all__ = ["Simulator", "usable_device"]
 
-SAMPLES_AT_ONCE = 1 << 16
+SAMPLES_AT_ONCE = 1 << 15
 """Padded interactions that clients work on together: large enough to be fast, small enough for caches."""
 SCORES_AT_ONCE = 1 << 23
 CACHED_BYTES = 256 << 20
