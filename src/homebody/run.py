@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from homebody.core import Catalogue, Evaluated, Method
+from homebody.core import Evaluated, Method
 from homebody.data import Population, load
 from homebody.data.splits import Split, leave_one_out
 from homebody.errors import HomebodyError
@@ -26,7 +26,7 @@ from homebody.evaluation import Block, describe, questions, summarise
 from homebody.fit import Best, Fitted, Round, fit
 from homebody.privacy import OBSERVERS, Charge, Ledger, NonPrivate
 from homebody.recipe import Recipe, fingerprint
-from homebody.reference import Histories, Reference
+from homebody.reference import Reference
 from homebody.report import RunFolder
 from homebody.rng import Rng
 from homebody.runtime import Simulator, usable_device
@@ -234,7 +234,7 @@ def _reference(
     ledger.charge("collection", [Charge(observer, "user", raw) for observer in OBSERVERS], repeat=True)
     folder.load()  # takes back what an interrupted attempt recorded
     began = time.perf_counter()
-    histories = _histories(split)
+    histories = split.histories()
     score = method.fit(histories, recipe.seed)
     trained = time.perf_counter()
 
@@ -263,10 +263,3 @@ def _reference(
     folder.add_round(line)
     watcher.on_round(line)
     return evaluated
-
-
-def _histories(split: Split) -> Histories:
-    """Everyone's training items: what a centralised recommender collects."""
-    position = np.arange(len(split.items)) - np.repeat(split.indptr[:-1], np.diff(split.indptr))
-    kept = position < np.repeat(split.lengths, np.diff(split.indptr))
-    return Histories(np.concatenate([[0], np.cumsum(split.lengths)]), split.items[kept], Catalogue(split.n_items))

@@ -25,11 +25,11 @@ from homebody.errors import HomebodyError
 from homebody.evaluation import Block, questions, summarise
 from homebody.fit import Fitted, fit
 from homebody.params import params
-from homebody.reference import Histories, Reference
+from homebody.reference import Reference
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 
-__all__ = ["MethodContract", "ReferenceContract", "chance", "histories", "population"]
+__all__ = ["MethodContract", "ReferenceContract", "chance", "population"]
 
 CATALOGUE = Catalogue(n_items=30)
 SELECT = "valid/ndcg@10"
@@ -43,17 +43,6 @@ def population() -> Split:
     (300, 120)
     """
     return leave_one_out(synthetic(Synthetic(users=300, items=120, mean=16, factors=4, seed=5)), seed=5)
-
-
-def histories(split: Split) -> Histories:
-    """What a reference may learn from: everyone's training items.
-
-    >>> histories(population()).catalogue
-    Catalogue(n_items=120)
-    """
-    parts = [split.training(user) for user in range(split.n_users)]
-    indptr = np.concatenate([[0], np.cumsum(split.lengths)])
-    return Histories(indptr, np.concatenate(parts), Catalogue(split.n_items))
 
 
 def chance(split: Split, k: int = 10) -> tuple[float, float]:
@@ -296,7 +285,7 @@ class ReferenceContract:
         raise NotImplementedError(f"{type(self).__name__} must define reference(): the reference it tests.")
 
     def test_scores_are_finite_and_one_row_a_user(self) -> None:
-        score = self.reference().fit(histories(population()), seed=0)
+        score = self.reference().fit(population().histories(), seed=0)
         scores = score(np.array([4, 0, 299]))
         assert scores.shape == (3, population().n_items), f"scores of 3 users have the shape {tuple(scores.shape)}"
         assert scores.dtype == torch.float32, f"scores are {scores.dtype}, not float32"
@@ -304,13 +293,13 @@ class ReferenceContract:
         assert score(np.empty(0, dtype=np.int64)).shape == (0, population().n_items), "nobody has no scores"
 
     def test_a_users_scores_do_not_depend_on_who_else_is_asked(self) -> None:
-        score = self.reference().fit(histories(population()), seed=0)
+        score = self.reference().fit(population().histories(), seed=0)
         everyone = score(np.arange(population().n_users))
         some = np.array([17, 3, 17, 250])
         assert_close(score(some), everyone[torch.from_numpy(some)])
 
     def test_it_repeats_bit_by_bit_and_leaves_the_histories_as_they_are(self) -> None:
-        given = histories(population())
+        given = population().histories()
         indptr, items = given.indptr.copy(), given.items.copy()
         users: Users = np.arange(population().n_users)
         one, two = (self.reference().fit(given, seed=1)(users) for _ in range(2))
@@ -320,7 +309,7 @@ class ReferenceContract:
 
     def test_it_is_better_than_chance(self) -> None:
         split = population()
-        score = self.reference().fit(histories(split), seed=0)
+        score = self.reference().fit(split.histories(), seed=0)
         mean, error = chance(split)
         found = _evaluate(split, score).metrics[SELECT]
         assert found > mean + 4 * error, f"{found:.3f} is no better than chance"

@@ -13,7 +13,7 @@ from homebody.methods.ials import IALS
 from homebody.reference import Histories
 from homebody.rng import Rng
 from homebody.runtime import Simulator
-from homebody.testing import histories, population
+from homebody.testing import population
 
 ALPHA, LAMBDA = 3.0, 0.7
 BOTH = Cohort(np.array([0, 1]), "all", size=2, population=2)
@@ -57,7 +57,7 @@ def test_it_is_centralised_ials(rounds: int) -> None:
     split = population()
     fields = {"factors": 6, "confidence": 4.0, "regularisation": 0.5, "init_scale": 0.3}
     fitted = fit(FedIALS(**fields), Simulator(split), rounds=rounds, seed=3, evaluate_every=0)
-    scores = IALS(sweeps=rounds, **fields).fit(histories(split), seed=3)(np.arange(split.n_users))
+    scores = IALS(sweeps=rounds, **fields).fit(split.histories(), seed=3)(np.arange(split.n_users))
     for user in range(0, split.n_users, 7):
         for item, score in fitted.recommend(user, k=split.n_items):
             assert score == pytest.approx(float(scores[user, item]), abs=1e-4)
@@ -77,7 +77,7 @@ def test_ials_by_hand() -> None:
 
 
 def test_the_seed_is_where_it_begins() -> None:
-    everyone = histories(population())
+    everyone = population().histories()
     one, other = (IALS(factors=4, sweeps=1).fit(everyone, seed=seed)(np.array([0])) for seed in (0, 1))
     assert not torch.equal(one, other)
 

@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from homebody.core import Catalogue
 from homebody.data import split_kernels as kernels
 from homebody.data.population import Population
 from homebody.errors import HomebodyError, unknown_name
+from homebody.reference import Histories
 from homebody.rng import Rng
 
 __all__ = ["PROTOCOLS", "Held", "Protocol", "Split", "leave_one_out"]
@@ -86,6 +88,12 @@ class Split:
 
     def training(self, user: int) -> Ints:
         return self.items[self.indptr[user] : self.stop[user]]
+
+    def histories(self) -> Histories:
+        """Everyone's training items in one place: what a centralised reference collects."""
+        position = np.arange(len(self.items)) - np.repeat(self.indptr[:-1], np.diff(self.indptr))
+        kept = position < np.repeat(self.lengths, np.diff(self.indptr))
+        return Histories(np.concatenate([[0], np.cumsum(self.lengths)]), self.items[kept], Catalogue(self.n_items))
 
     def asked(self) -> Longs:
         """The users that have something held out."""
