@@ -1,4 +1,4 @@
-"""Homebody trains and serves recommenders without collecting anyone's history.
+"""Homebody trains recommenders without collecting anyone's history.
 
 >>> import homebody as hb
 >>> from homebody.fit import fit

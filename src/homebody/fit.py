@@ -146,9 +146,10 @@ def fit(
             ledger.charge(f"{phase.name}/{number}", acting.charges(who), repeat=repeats)
             began = time.perf_counter()
             got = runtime.collect(acting, progress.shared, who, rng.fold("round", number), step)
+            before = {name: value.shape for name, value in progress.shared.items()}
             progress.shared, progress.server = acting.server(progress.shared, progress.server, got.total)
             trained = time.perf_counter()
-            _refuse_divergence(progress.shared, number)
+            _refuse_nonsense(acting, before, progress.shared, number)
             progress.step, evaluated = step, Evaluated({})
             if phase.evaluated and evaluate_every and (number % evaluate_every == 0 or step == end):
                 evaluated = runtime.evaluate(acting, progress.shared)
@@ -248,7 +249,12 @@ def _better(new: Evaluated, best: Best | None, select: str) -> bool:
     return best is None or new.metrics[select] > best.evaluated.metrics[select]
 
 
-def _refuse_divergence(shared: Tree, number: int) -> None:
+def _refuse_nonsense(method: Method, before: dict[str, torch.Size], shared: Tree, number: int) -> None:
+    """The server's step may change numbers; names and shapes stay, and the numbers stay finite."""
+    if before != {name: value.shape for name, value in shared.items()}:
+        raise HomebodyError(
+            f"{type(method).__name__}.server() must keep the names and shapes of the shared parameters."
+        )
     for name, value in shared.items():
         if not bool(torch.isfinite(value).all()):
             raise HomebodyError(

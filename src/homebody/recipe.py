@@ -100,10 +100,15 @@ class Recipe:
         return recipe
 
     @property
+    def short_method(self) -> str:
+        """The method's name, or the class of a file of one's own."""
+        return self.method.rpartition(":")[2]
+
+    @property
     def name(self) -> str:
         """A short name for a folder."""
         short = [
-            Path(self.method.rpartition(":")[2]).stem,
+            self.short_method,
             Path(self.data).stem,
             self.protocol,
             f"seed{self.seed}",

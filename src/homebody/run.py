@@ -41,6 +41,7 @@ class Watcher:
     """What wants to know how a run goes; each may do nothing."""
 
     say: Callable[[str], None] = lambda text: None
+    begun: Callable[[Path], None] = lambda folder: None
     start: Callable[[int], None] = lambda rounds: None
     on_round: Callable[[Round], None] = lambda line: None
     fetched: Callable[[int, int | None], None] | None = None
@@ -58,10 +59,13 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET) -> dict[str, An
         try:
             folder.write_text("recipe.toml", recipe.to_toml())
             folder.write_json("environment.json", environment(recipe, method, split))
+            watcher.begun(folder.path)
             return _run(recipe, method, split, folder, watcher)
-        except BaseException:
+        except BaseException as error:
             if not folder.rounds():
                 shutil.rmtree(folder.path, ignore_errors=True)
+            elif isinstance(error, HomebodyError):
+                raise HomebodyError(f"{error} The rounds before are recorded in {folder.path}.") from error
             raise
 
 
@@ -69,8 +73,10 @@ def resume(path: Path, watcher: Watcher = QUIET) -> dict[str, Any]:
     """Go on with a run that was cut short; a complete one just says its result."""
     folder = RunFolder.open(path)
     with folder.alone():
+        watcher.begun(path)
         if (path / "result.json").exists():
-            return folder.read_json("result.json")
+            Ledger(folder.ledger_path).close()  # refuses a chain that is broken
+            return {**folder.read_json("result.json"), "run": str(path)}
         recipe = Recipe.from_toml(folder.recipe_text())
         method, split = _prepare(recipe, watcher)
         now = environment(recipe, method, split)

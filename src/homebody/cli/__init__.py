@@ -51,6 +51,12 @@ def main() -> None:
     except HomebodyError as error:
         typer.echo(f"homebody: {error}", err=True)
         sys.exit(2)
-    except Interrupted:
-        typer.echo("homebody: interrupted. A run that had begun goes on with `homebody run --resume RUN`.", err=True)
+    except Interrupted as stopped:
+        go_on = f" Go on with `homebody run --resume {stopped.run}`." if stopped.run and stopped.run.exists() else ""
+        typer.echo(f"homebody: interrupted.{go_on}", err=True)
         sys.exit(130)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
+            raise
+        typer.echo(f"homebody: this does not fit in memory: {str(error).splitlines()[-1][-200:]}", err=True)
+        sys.exit(2)

@@ -64,7 +64,7 @@ def compare(
         recipe.build()
     results = []
     for recipe in recipes:
-        with watching(f"{recipe.method} seed {recipe.seed}", quiet=as_json) as watcher:
+        with watching(f"{recipe.short_method} seed {recipe.seed}", quiet=as_json) as watcher:
             results.append(execute(recipe, out, watcher))
     comparison = summarise_runs(results)
     if as_json:

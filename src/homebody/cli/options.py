@@ -30,7 +30,7 @@ __all__ = [
 
 Data = Annotated[
     str,
-    typer.Option("--data", help="A dataset's name, a CSV or Parquet file, or synthetic[:users=…,items=…,mean=…]."),
+    typer.Option("--data", help="A dataset's name, a CSV or Parquet file, or synthetic[:…]."),
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Training rounds; by default what the method takes.")]
 Protocol = Annotated[str, typer.Option("--protocol", help="strict, isolated or published: see docs/evaluation.md.")]

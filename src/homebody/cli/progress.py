@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homebody.cli.data import fetching
@@ -20,43 +21,45 @@ EVERY = 5.0
 
 
 class Interrupted(Exception):
-    """Ctrl-C while a run was going on."""
+    """Ctrl-C while a run was going on; `run` is its folder, once there is one."""
+
+    def __init__(self, run: Path | None) -> None:
+        super().__init__()
+        self.run = run
 
 
 @contextmanager
 def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") -> Iterator[Watcher]:
-    """A bar with round, loss, validation metric, ε and the time that is left."""
+    """A bar with round, time left, loss, validation metric and ε, narrow enough for 80 columns."""
     from homebody.report.tables import epsilon_text
     from homebody.run import Watcher
 
+    run: Path | None = None
+
+    def begun(folder: Path) -> None:
+        nonlocal run
+        run = folder
+
     if quiet:
         try:
-            yield Watcher()
+            yield Watcher(begun=begun)
         except KeyboardInterrupt:
-            raise Interrupted from None
+            raise Interrupted(run) from None
         return
 
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
     console = Console(stderr=True)
     bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[told]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=8),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[told]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
         console=console,
-        disable=not console.is_terminal,
+        expand=True,
     )
     task = bar.add_task(label, total=None, told="", start=False)
     last_line, metric, rounds = time.monotonic(), "", 0
@@ -73,9 +76,11 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
     def on_round(line: Round) -> None:
         nonlocal last_line, metric
         if select in line.metrics:
-            metric = f"{select} {line.metrics[select]:.4f}"
-        loss = "" if line.loss is None else f"loss {line.loss:.4f}"
-        epsilon = "ε " + ", ".join(f"{who} {epsilon_text(value)}" for who, value in line.epsilon.items())
+            metric = f"{select} {line.metrics[select]:.3f}"
+        loss = "" if line.loss is None else f"loss {line.loss:.3f}"
+        values = {who: epsilon_text(value) for who, value in line.epsilon.items()}
+        told_of = set(values.values())
+        epsilon = f"ε {told_of.pop()}" if len(told_of) == 1 else "ε " + " ".join(f"{w} {v}" for w, v in values.items())
         told = " · ".join(part for part in (loss, metric, epsilon) if part)
         bar.update(task, completed=line.step, told=told)
         if not console.is_terminal and time.monotonic() - last_line > EVERY:
@@ -87,9 +92,9 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
 
     with fetching() as (_, fetched):
         try:
-            yield Watcher(say=say, start=start, on_round=on_round, fetched=fetched)
+            yield Watcher(say=say, begun=begun, start=start, on_round=on_round, fetched=fetched)
         except KeyboardInterrupt:
-            raise Interrupted from None
+            raise Interrupted(run) from None
         finally:
             if started:
                 bar.stop()

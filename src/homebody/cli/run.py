@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import click
 import typer
+from click.core import ParameterSource
 
 from homebody.cli import options
 from homebody.errors import HomebodyError
@@ -50,7 +52,8 @@ def run(
     if (method is None) == (resume is None):
         raise HomebodyError("Give a method to run (see `homebody methods`), or --resume RUN; not both, not neither.")
     if resume is not None:
-        with watching(resume.name, quiet=as_json) as watcher:
+        _refuse_others()
+        with watching("resumed", quiet=as_json) as watcher:
             result = runs.resume(resume, watcher)
     else:
         assert method is not None
@@ -69,7 +72,7 @@ def run(
             columns=options.columns(user_col, item_col, time_col, rating_col),
             data_dir=options.folder_anywhere(data_dir),
         )
-        with watching(recipe.name, quiet=as_json) as watcher:
+        with watching(f"{recipe.short_method} seed {seed}", quiet=as_json) as watcher:
             result = runs.execute(recipe, out, watcher)
     if as_json:
         typer.echo(json.dumps(result))
@@ -78,3 +81,12 @@ def run(
     from homebody.report.tables import print_result
 
     print_result(result)
+
+
+def _refuse_others() -> None:
+    """A resumed run is what its recipe says; an option that would be ignored is refused."""
+    context = click.get_current_context()
+    for name in context.params:
+        if name not in ("resume", "as_json") and context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+            option = next(p.opts[-1] for p in context.command.params if p.name == name)
+            raise HomebodyError(f"--resume goes on with the run's own recipe: leave out {option}.")

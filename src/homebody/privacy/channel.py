@@ -60,5 +60,5 @@ class Channel:
 
         No stage declares a bound yet, so every release is charged as not private.
         """
-        reason = "updates leave the device as they are, and their mean is the next shared model"
+        reason = "updates leave the device as they are, and the next shared model is computed from their sum"
         return [Charge(observer, "user", NonPrivate(reason)) for observer in OBSERVERS]

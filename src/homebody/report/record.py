@@ -207,6 +207,8 @@ class RunFolder:
                     f"The checkpoint {path} is corrupt (its checksum is wrong); run the recipe beside it again."
                 )
             tensors = safetensors.torch.load_file(path)
+        except FileNotFoundError as error:
+            raise HomebodyError(f"The checkpoint {path} cannot be read: it was deleted.") from error
         except (OSError, SafetensorError) as error:
             raise HomebodyError(f"The checkpoint {path} cannot be read: {error}.") from error
         progress = Progress(

@@ -41,7 +41,9 @@ def kilobytes(count: float) -> str:
 def print_result(result: Mapping[str, Any], console: Console | None = None) -> None:
     """One run: metrics, ε, costs, and where the record is."""
     console = console or Console()
-    table = Table("", *_cutoffs(result["metrics"]), title=f"{result['method']} on {result['data']}, test")
+    table = Table(
+        "", *_cutoffs(result["metrics"]), title=f"{result['method'].rpartition(':')[2]} on {result['data']}, test"
+    )
     for label, prefix in (("sampled", ""), ("full catalogue", "full/")):
         for name in ("hr", "ndcg"):
             values = [result["metrics"].get(f"{prefix}{name}{cut}") for cut in _cutoffs(result["metrics"])]
@@ -117,7 +119,7 @@ def print_run(folder: RunFolder, console: Console | None = None) -> None:
     if folder.ledger_path.exists():
         _print_ledger(folder, console)
     if (folder.path / "result.json").exists():
-        print_result(folder.read_json("result.json"), console)
+        print_result({**folder.read_json("result.json"), "run": str(folder.path)}, console)
     else:
         console.print(
             f"not complete: {len(lines)} rounds are recorded; go on with `homebody run --resume {folder.path}`",

@@ -160,6 +160,9 @@ class Simulator:
         for chosen, tree, locals_ in self._holdings(method, shared, users):
             rank = partial(self._score_one, method, tree, items)
             values: Tensor = vmap(rank)(locals_, *(part[chosen] for part in data))
+            if values.shape[1:] != items.shape:
+                name, found = type(method).__name__, tuple(values.shape[1:])
+                raise HomebodyError(f"{name}.score() must give one number for each of {len(items)} items, not {found}.")
             if isinstance(chosen, slice):
                 return values
             out = out if len(out) else values.new_empty(len(users), len(items))
