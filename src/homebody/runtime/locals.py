@@ -20,7 +20,7 @@ SMALL = 1 << 12
 
 
 INDEX, VALUE = "#index", "#value"
-"""What the two halves of Rows are stored under."""
+"""What the two halves of Rows are stored under; indices in 32 bits, for there are many."""
 
 
 class LocalStore:
@@ -126,7 +126,7 @@ class LocalStore:
         flat = {}
         for name, value in tree.items():
             if isinstance(value, Rows):
-                flat[name + INDEX], flat[name + VALUE] = value.index, value.value
+                flat[name + INDEX], flat[name + VALUE] = value.index.to(torch.int32), value.value
                 self._sizes[name] = value.size
             elif isinstance(value, Tensor):
                 flat[name] = value
@@ -137,7 +137,7 @@ class LocalStore:
     def _assemble(self, flat: Mapping[str, Tensor]) -> Tree:
         tree: Tree = {name: value for name, value in flat.items() if not name.endswith((INDEX, VALUE))}
         for name, size in self._sizes.items():
-            tree[name] = Rows(flat[name + INDEX], flat[name + VALUE], size)
+            tree[name] = Rows(flat[name + INDEX].to(torch.int64), flat[name + VALUE], size)
         return tree
 
 

@@ -24,7 +24,7 @@ __all__ = ["Simulator", "usable_device"]
 
 SAMPLES_AT_ONCE = 1 << 15
 """Padded interactions that clients work on together: large enough to be fast, small enough for caches."""
-SCORES_AT_ONCE = 1 << 23
+SCORES_AT_ONCE = 1 << 21
 CACHED_BYTES = 256 << 20
 """Evaluation asks the same questions every round; they are kept up to this size."""
 
