@@ -499,6 +499,21 @@ def test_a_ledger_that_was_changed_is_refused(broken: Path) -> None:
     refused(broken, "tampered with", "row 2")
 
 
+def test_a_ledger_that_was_changed_is_refused_when_the_run_is_complete_too(tmp_path: Path) -> None:
+    execute(FEDMF, tmp_path)
+    path = the_run(tmp_path)
+    on_ledger(path, "DROP TRIGGER charge_is_never_removed", "DELETE FROM charge WHERE id = 3")
+    refused(path, "tampered with", "row 4")
+
+
+def test_a_run_that_diverges_later_says_where_its_rounds_are(tmp_path: Path) -> None:
+    with pytest.raises(HomebodyError, match="diverged in round 3") as caught:
+        execute(replace(FEDMF, fields={"learning_rate": 30.0, "item_rate": 1e34}), tmp_path)
+    path = the_run(tmp_path)
+    assert str(caught.value).endswith(f"The rounds before are recorded in {path}.")
+    assert len(RunFolder.open(path).rounds()) == 2
+
+
 def test_a_newer_ledger_is_refused(broken: Path) -> None:
     on_ledger(broken, "PRAGMA user_version = 2")
     refused(broken, "ledger", "newer Homebody")

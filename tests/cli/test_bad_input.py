@@ -20,6 +20,16 @@ from homebody.methods.fedmf import FedMF
 from homebody.privacy import Channel
 
 
+class Shapeless(FedMF):
+    def score(self, shared, local, data, items):
+        return super().score(shared, local, data, items).sum()
+
+
+class Forgetful(FedMF):
+    def server(self, shared, state, total):
+        return {"thing": shared["item"]}, state
+
+
 class Poison(FedMF):
     """Its clients send what is no number."""
 
@@ -101,6 +111,9 @@ def failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         (["mine.py:Empty"], "Empty must define init_shared()"),
         (["mine.py:Doorless"], "uplink"),
         (["mine.py:Halfway"], "Halfway must define client()"),
+        (["mine.py:Shapeless"], "Shapeless.score() must give one number for each of 30 items"),
+        (["mine.py:Forgetful"], "Forgetful.server() must keep the names and shapes"),
+        (["fedmf", "--set", "factors=10000000000"], "does not fit in memory"),
         (["mine.py:Poison"], "Training diverged in round 1: 'item' is no longer finite"),
         (["fedmf", "--data", "ml-10m"], "There is no dataset 'ml-10m'; did you mean"),
         (["fedmf", "--data", "nowhere.csv"], "nowhere.csv"),

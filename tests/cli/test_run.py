@@ -170,7 +170,15 @@ def test_a_second_process_is_refused_while_the_first_works(tmp_path: Path) -> No
     output, errors = process.communicate()
     assert f"Another process is working on {run}" in sentence(refused)
     assert (process.returncode, output) == (130, b"")
-    assert errors.decode().startswith("homebody: interrupted.")
+    go_on = f"Go on with `homebody run --resume {run.relative_to(tmp_path)}`."
+    assert errors.decode().strip() == f"homebody: interrupted. {go_on}"
+
+
+def test_a_resumed_run_takes_no_other_options(undisturbed: tuple[dict[str, Any], Path]) -> None:
+    _, run = undisturbed
+    for option in (("--rounds", "9"), ("--set", "factors=3"), ("--out", "elsewhere")):
+        refused = call("run", "--resume", str(run), *option, "--json", cwd=run)
+        assert f"leave out {option[0]}." in sentence(refused)
 
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:

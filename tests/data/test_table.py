@@ -173,3 +173,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(HomebodyError, match="cannot be read as a table; it may be damaged"):
         read_table(file)
+
+
+def test_a_file_in_latin_1_is_named_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "my.csv"
+    path.write_bytes("user,item\nann,x\njosé,y\n".encode("latin-1"))
+    with pytest.raises(HomebodyError, match="is not UTF-8 text; save it as UTF-8 CSV or as Parquet"):
+        read_table(path)
