@@ -251,12 +251,16 @@ def test_the_environment_names_neither_people_nor_places(tmp_path: Path, monkeyp
     assert getpass.getuser() not in text.lower()
 
 
-@pytest.mark.parametrize("name", ["popularity", "ials"])
-def test_a_reference_says_what_it_collected(tmp_path: Path, name: str) -> None:
-    result = execute(Recipe(name, DATA), tmp_path)
-    assert (result["rounds"], result["chosen_round"], result["bytes_down"]) == (1, 1, 0)
-    (line,) = told(the_run(tmp_path))["rounds"]
-    assert line["bytes_up"] == 4 * sum(len(history) - 2 for history in histories())
+@pytest.mark.parametrize(("name", "rounds"), [("popularity", 1), ("ials", 3)])
+def test_a_reference_says_what_it_collected(tmp_path: Path, name: str, rounds: int) -> None:
+    result = execute(Recipe(name, DATA, rounds=3), tmp_path)
+    assert (result["rounds"], result["bytes_down"]) == (rounds, 0)
+    lines = told(the_run(tmp_path))["rounds"]
+    sent = 4 * sum(len(history) - 2 for history in histories())
+    assert [line["bytes_up"] for line in lines] == [sent, 0, 0][:rounds]
+    assert result["bytes_up"] == round(sent / len(histories()))
+    best = max(lines, key=lambda line: line["metrics"]["valid/ndcg@10"])
+    assert (result["chosen_round"], result["metrics"]["hr@10"]) == (best["round"], best["metrics"]["hr@10"])
     ledger = told(the_run(tmp_path))["ledger"]
     assert {json.loads(entry.event)["reason"] for entry in ledger} == {"raw data collected"}
     with pytest.raises(HomebodyError, match="keeps figures, not a model"):

@@ -40,6 +40,8 @@ class Recipe:
     rounds: int | None = None
     """None: what the method takes by default."""
     seed: int = 0
+    split: str = "leave-one-out"
+    """What is held out: a name from `homebody.data.splits.SPLITS`, with its settings (ratio:test=0.2)."""
     protocol: str = "strict"
     held_out: str | None = None
     """latest or random; None: latest where there are times."""
@@ -52,6 +54,19 @@ class Recipe:
     columns: dict[str, str] = field(default_factory=dict)
     """For a file of one's own: user_col, item_col, time_col, rating_col."""
     data_dir: str | None = None
+    user_features: str | None = None
+    """A CSV or Parquet file, a row a user; likewise of items."""
+    item_features: str | None = None
+    kinds: dict[str, str] = field(default_factory=dict)
+    """What columns of those files are: categorical, multi-hot, numeric or text."""
+    impressions: str | None = None
+    """A CSV or Parquet file, a row an item that was shown."""
+    filters: dict[str, Any] = field(default_factory=dict)
+    """Which part of the data is used: see `homebody.data.filters.Filters`."""
+    cutoffs: list[int] = field(default_factory=lambda: [5, 10, 20])
+    """Lengths of the lists that metrics look at."""
+    slices: list[str] = field(default_factory=list)
+    """Users to report beside everyone, by how many interactions they have: 20-30."""
 
     def build(self) -> Method | Reference:
         """The method with its fields set."""
@@ -69,7 +84,8 @@ class Recipe:
             if value is None and spec.default is None:
                 continue
             if type(value) is not wanted:
-                raise HomebodyError(f"The recipe's {spec.name} must be {KINDS.get(wanted, 'a table')}, not {value!r}.")
+                kind = {**KINDS, list: "a list", dict: "a table"}[wanted]
+                raise HomebodyError(f"The recipe's {spec.name} must be {kind}, not {value!r}.")
         if not -(2**63) <= self.seed < 2**63:
             raise HomebodyError(f"The seed must fit in 64 bits; {self.seed} does not.")
 
@@ -117,9 +133,11 @@ class Recipe:
 
 
 _TYPES: dict[str, type] = {
-    **dict.fromkeys(("method", "data", "protocol", "held_out", "select", "device", "data_dir"), str),
+    **dict.fromkeys(("method", "data", "split", "protocol", "held_out", "select", "device", "data_dir"), str),
+    **dict.fromkeys(("user_features", "item_features", "impressions"), str),
     **dict.fromkeys(("rounds", "seed", "negatives", "cohort", "evaluate_every"), int),
-    **dict.fromkeys(("fields", "columns"), dict),
+    **dict.fromkeys(("fields", "columns", "kinds", "filters"), dict),
+    **dict.fromkeys(("cutoffs", "slices"), list),
     "fused": bool,
 }
 

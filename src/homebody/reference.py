@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -13,7 +14,10 @@ from homebody.core import Catalogue, Users
 from homebody.errors import HomebodyError
 from homebody.params import check_params
 
-__all__ = ["Histories", "Reference"]
+__all__ = ["Histories", "Reference", "Score"]
+
+Score = Callable[[Users, Tensor], Tensor]
+"""From users (B,) and items (N,) to how well each item fits each user (B, N)."""
 
 
 class Histories(NamedTuple):
@@ -22,17 +26,28 @@ class Histories(NamedTuple):
     indptr: npt.NDArray[np.int64]
     items: npt.NDArray[np.int32]
     catalogue: Catalogue
+    learn: npt.NDArray[np.bool_]
+    """Whom the model may learn from. The others came later: what they have places them, and teaches nothing."""
 
 
 class Reference:
     """A frozen dataclass of hyper-parameters, like a method; the ledger says *raw data collected, ε = ∞*."""
 
+    default_rounds: ClassVar[int] = 1
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         check_params(self)
 
-    def fit(self, histories: Histories, seed: int) -> Callable[[Users], Tensor]:
-        """Learn from the raw histories; answer a function from users to their scores for all items."""
+    def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
+        """Learn from the raw histories, one score function after each pass over them.
+
+        It is asked for as many passes as the run has rounds; a score function is used before the next pass.
+        """
         raise HomebodyError(f"{type(self).__name__} must define fit().")
+
+    def trained(self, histories: Histories, seed: int = 0, rounds: int | None = None) -> Score:
+        """The score function after these passes, by default as many as the reference takes."""
+        *_, score = islice(self.fit(histories, seed), rounds or self.default_rounds)
+        return score

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from homebody.evaluation import Block, describe, questions, summarise
 from homebody.fit import Best, Fitted, Round, fit
 from homebody.privacy import OBSERVERS, Charge, Ledger, NonPrivate
 from homebody.recipe import Recipe, fingerprint
-from homebody.reference import Reference
+from homebody.reference import Reference, Score
 from homebody.report import RunFolder
 from homebody.rng import Rng
 from homebody.runtime import Simulator, usable_device
@@ -162,8 +163,6 @@ def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Spli
 def _rounds(recipe: Recipe, method: Method | Reference) -> int:
     if recipe.rounds is not None and recipe.rounds < 1:
         raise HomebodyError(f"Rounds must be at least 1, not {recipe.rounds}.")
-    if isinstance(method, Reference):
-        return 1
     return recipe.rounds or method.default_rounds
 
 
@@ -174,7 +173,7 @@ def _run(
     ledger = Ledger(folder.ledger_path)
     try:
         if isinstance(method, Reference):
-            evaluated, chosen = _reference(recipe, method, split, folder, ledger, watcher), 1
+            evaluated, chosen = _reference(recipe, method, split, folder, ledger, watcher)
         else:
             fitted = _federated(recipe, method, split, folder, ledger, watcher)
             evaluated, chosen = fitted.evaluated, fitted.chosen
@@ -234,38 +233,51 @@ def _federated(
 
 def _reference(
     recipe: Recipe, method: Reference, split: Split, folder: RunFolder, ledger: Ledger, watcher: Watcher
-) -> Evaluated:
-    watcher.start(1)
+) -> tuple[Evaluated, int]:
+    """Every pass is evaluated like a round; the best on validation stands."""
+    assert recipe.rounds is not None
+    watcher.start(recipe.rounds)
     raw = NonPrivate("raw data collected")
     ledger.charge("collection", [Charge(observer, "user", raw) for observer in OBSERVERS], repeat=True)
     folder.load()  # takes back what an interrupted attempt recorded
-    began = time.perf_counter()
     histories = split.histories()
-    score = method.fit(histories, recipe.seed)
-    trained = time.perf_counter()
+    people = int((split.lengths > 0).sum())
+    best, chosen = Evaluated({}), 0
+    began = time.perf_counter()
+    for step, score in enumerate(islice(method.fit(histories, recipe.seed), recipe.rounds), start=1):
+        trained = time.perf_counter()
+        asked = step % recipe.evaluate_every == 0 or step == recipe.rounds
+        found = _ask(split, score) if asked or not chosen else Evaluated({})
+        if found.metrics and (not chosen or found.metrics[recipe.select] > best.metrics[recipe.select]):
+            best, chosen = found, step
+        line = Round(
+            phase="fit",
+            round=step,
+            step=step,
+            clients=people if step == 1 else 0,  # they send what they have once
+            loss=None,
+            metrics=found.metrics,
+            epsilon=ledger.epsilons(),
+            bytes_up=histories.items.nbytes if step == 1 else 0,
+            bytes_down=0,
+            seconds=trained - began,
+            evaluation_seconds=time.perf_counter() - trained,
+        )
+        folder.add_round(line)
+        watcher.on_round(line)
+        began = time.perf_counter()
+    return best, chosen
+
+
+def _ask(split: Split, score: Score) -> Evaluated:
+    """What a reference's scores are worth."""
+    everything = torch.arange(split.n_items)
 
     def blocks() -> Iterator[Block]:
         asked = split.asked()
         size = max(1, SCORES_AT_ONCE // split.n_items)
         for start in range(0, len(asked), size):
             users = asked[start : start + size]
-            yield Block(users, score(users), questions(split, users))
+            yield Block(users, score(users, everything), questions(split, users))
 
-    evaluated = summarise(blocks())
-    people = int((split.lengths > 0).sum())
-    line = Round(
-        phase="fit",
-        round=1,
-        step=1,
-        clients=people,
-        loss=None,
-        metrics=evaluated.metrics,
-        epsilon=ledger.epsilons(),
-        bytes_up=histories.items.nbytes,
-        bytes_down=0,
-        seconds=trained - began,
-        evaluation_seconds=time.perf_counter() - trained,
-    )
-    folder.add_round(line)
-    watcher.on_round(line)
-    return evaluated
+    return summarise(blocks())

@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.func import vmap
 from torch.testing import assert_close
 
-from homebody.core import Catalogue, Data, Evaluated, Method, Rows, Total, Tree, Users
+from homebody.core import Catalogue, Data, Evaluated, Method, Rows, Total, Tree
 from homebody.data.splits import Split, leave_one_out
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import HomebodyError
 from homebody.evaluation import Block, questions, summarise
 from homebody.fit import Fitted, fit
 from homebody.params import params
-from homebody.reference import Reference
+from homebody.reference import Reference, Score
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 
@@ -285,34 +285,57 @@ class ReferenceContract:
         raise NotImplementedError(f"{type(self).__name__} must define reference(): the reference it tests.")
 
     def test_scores_are_finite_and_one_row_a_user(self) -> None:
-        score = self.reference().fit(population().histories(), seed=0)
-        scores = score(np.array([4, 0, 299]))
+        score, every = self.reference().trained(population().histories()), torch.arange(population().n_items)
+        scores = score(np.array([4, 0, 299]), every)
         assert scores.shape == (3, population().n_items), f"scores of 3 users have the shape {tuple(scores.shape)}"
         assert scores.dtype == torch.float32, f"scores are {scores.dtype}, not float32"
         assert bool(torch.isfinite(scores).all()), "scores are not finite"
-        assert score(np.empty(0, dtype=np.int64)).shape == (0, population().n_items), "nobody has no scores"
+        assert score(np.empty(0, dtype=np.int64), every).shape == (0, len(every)), "nobody has no scores"
+        some = torch.tensor([7, 2])
+        assert_close(score(np.array([4, 0, 299]), some), scores[:, some], msg="an item's score depends on the others")
 
     def test_a_users_scores_do_not_depend_on_who_else_is_asked(self) -> None:
-        score = self.reference().fit(population().histories(), seed=0)
-        everyone = score(np.arange(population().n_users))
+        score, every = self.reference().trained(population().histories()), torch.arange(population().n_items)
+        everyone = score(np.arange(population().n_users), every)
         some = np.array([17, 3, 17, 250])
-        assert_close(score(some), everyone[torch.from_numpy(some)])
+        assert_close(score(some, every), everyone[torch.from_numpy(some)])
 
     def test_it_repeats_bit_by_bit_and_leaves_the_histories_as_they_are(self) -> None:
         given = population().histories()
         indptr, items = given.indptr.copy(), given.items.copy()
-        users: Users = np.arange(population().n_users)
-        one, two = (self.reference().fit(given, seed=1)(users) for _ in range(2))
+        users, every = np.arange(population().n_users), torch.arange(population().n_items)
+        one, two = (self.reference().trained(given, seed=1)(users, every) for _ in range(2))
         assert torch.equal(one, two), "two fits from one seed differ"
         unchanged = np.array_equal(indptr, given.indptr) and np.array_equal(items, given.items)
         assert unchanged, "fit changes the histories it is given"
 
     def test_it_is_better_than_chance(self) -> None:
         split = population()
-        score = self.reference().fit(split.histories(), seed=0)
+        score = self.reference().trained(split.histories())
         mean, error = chance(split)
         found = _evaluate(split, score).metrics[SELECT]
         assert found > mean + 4 * error, f"{found:.3f} is no better than chance"
+
+    def test_late_comers_teach_nothing(self) -> None:
+        given = population().histories()
+        late = np.arange(population().n_users) >= 200
+        other = given.items.copy()
+        first = given.indptr[200]
+        other[first:] = (other[first:] + 1) % population().n_items
+        users, every = np.arange(200), torch.arange(population().n_items)
+        one, two = (
+            self.reference().trained(given._replace(items=items, learn=~late))(users, every)
+            for items in (given.items, other)
+        )
+        assert torch.equal(one, two), "what late-comers have changes the scores of those who were there"
+
+    def test_late_comers_are_scored(self) -> None:
+        split, given = population(), population().histories()
+        late = np.arange(split.n_users) % 2 == 0
+        score = self.reference().trained(given._replace(learn=~late))
+        mean, error = chance(split)
+        found = _evaluate(split, score).metrics[SELECT]
+        assert found > mean + 4 * error, f"with half of the users late, {found:.3f} is no better than chance"
 
     def test_hyper_parameters_cannot_be_assigned_or_senseless(self) -> None:
         _check_fields(self.reference())
@@ -355,9 +378,9 @@ def _scores(method: Method, shared: Tree, locals_: Tree, stacked: Stacked, items
     return vmap(one)(locals_, *stacked)
 
 
-def _evaluate(split: Split, score: Callable[[Users], Tensor]) -> Evaluated:
+def _evaluate(split: Split, score: Score) -> Evaluated:
     users = split.asked()
-    return summarise([Block(users, score(users), questions(split, users))])
+    return summarise([Block(users, score(users, torch.arange(split.n_items)), questions(split, users))])
 
 
 def _row(tree: Tree, number: int) -> Tree:

@@ -17,9 +17,11 @@ FLAGS = {"9": (5, 8), "10": (1,), "267": (0,)}
 
 def equal(one: Population, other: Population) -> bool:
     arrays = ("indptr", "items", "times", "ratings")
-    tables = ("user_ids", "item_ids", "item_names", "user_features", "item_features")
-    return all(np.array_equal(getattr(one, a), getattr(other, a)) for a in arrays) and all(
-        getattr(one, t).equals(getattr(other, t)) for t in tables
+    columns, tables = ("user_ids", "item_ids", "item_names"), ("user_features", "item_features")
+    return (
+        all(np.array_equal(getattr(one, a), getattr(other, a)) for a in arrays)
+        and all(getattr(one, c).equals(getattr(other, c)) for c in columns)
+        and all(getattr(one, t).table.equals(getattr(other, t).table) for t in tables)
     )
 
 
@@ -66,9 +68,9 @@ def test_both_layouts_of_ml_100k_give_the_same_population(grouplens: Path, recbo
     assert people.item_features is not None
     assert people.user_features is not None
     assert people.item_names.to_list() == ['The "Quoted" (1972) (V)', "Cérémonie, La (1995)", "unknown"]
-    assert people.item_features["genres"].to_list() == [["Comedy", "Drama"], ["Action"], ["unknown"]]
-    assert people.item_features["year"].to_list() == [1972, 1995, None]
-    assert people.user_features.rows() == [(24, "M", "writer"), (53, "F", "other")]
+    assert people.item_features.table["genres"].to_list() == [["Comedy", "Drama"], ["Action"], ["unknown"]]
+    assert people.item_features.table["year"].to_list() == [1972, 1995, None]
+    assert people.user_features.table.rows() == [(24, "M", "writer"), (53, "F", "other")]
     # User 1 rated two movies at one time: file order. User 2's rows come in the wrong order.
     assert [people.history(user).tolist() for user in (0, 1)] == [[1, 2], [0, 1]]
 
@@ -100,8 +102,8 @@ def test_ml_1m_from_the_zip_and_unpacked(tmp_path: Path) -> None:
     assert unpacked.user_features is not None
     assert unpacked.item_features is not None
     assert unpacked.item_names.to_list() == ["Älta: a (tale) (1990)", "B (2000)"]
-    assert unpacked.item_features.rows() == [(["Drama", "War"], 1990), (["Action"], 2000)]
-    assert unpacked.user_features.rows() == [(1, "F", "K-12 student"), (56, "M", "writer")]
+    assert unpacked.item_features.table.rows() == [(["Drama", "War"], 1990), (["Action"], 2000)]
+    assert unpacked.user_features.table.rows() == [(1, "F", "K-12 student"), (56, "M", "writer")]
     assert unpacked.items.tolist() == [0, 1, 1]
 
 
@@ -126,4 +128,4 @@ def test_published_ml_1m(real_data: Path) -> None:
     assert people.item_names is not None
     assert people.user_features is not None
     assert people.item_names.null_count() == 0
-    assert people.user_features["occupation"].null_count() == 0
+    assert people.user_features.table["occupation"].null_count() == 0

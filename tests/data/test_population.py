@@ -4,6 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from homebody.data.features import Features
 from homebody.data.population import Population
 from homebody.errors import HomebodyError
 
@@ -36,7 +37,7 @@ def test_a_user_out_of_range_is_refused(user: int) -> None:
         ({"times": np.zeros(2, dtype=np.int64)}, "2 rows of times for 3 interactions"),
         ({"ratings": np.zeros(4, dtype=np.float32)}, "4 rows of ratings"),
         ({"user_ids": pl.Series(["a"])}, "1 rows of user ids for 3 users"),
-        ({"item_features": pl.DataFrame({"year": [1]})}, "item features for 3 items"),
+        ({"item_features": Features(pl.DataFrame({"year": [1]}), {"year": "numeric"})}, "item features for 3 items"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(changes: dict[str, object], sentence: str) -> None:

@@ -57,7 +57,7 @@ def test_it_is_centralised_ials(rounds: int) -> None:
     split = population()
     fields = {"factors": 6, "confidence": 4.0, "regularisation": 0.5, "init_scale": 0.3}
     fitted = fit(FedIALS(**fields), Simulator(split), rounds=rounds, seed=3, evaluate_every=0)
-    scores = IALS(sweeps=rounds, **fields).fit(split.histories(), seed=3)(np.arange(split.n_users))
+    scores = IALS(**fields).trained(split.histories(), 3, rounds)(np.arange(split.n_users), torch.arange(split.n_items))
     for user in range(0, split.n_users, 7):
         for item, score in fitted.recommend(user, k=split.n_items):
             assert score == pytest.approx(float(scores[user, item]), abs=1e-4)
@@ -65,20 +65,21 @@ def test_it_is_centralised_ials(rounds: int) -> None:
 
 def test_ials_by_hand() -> None:
     taken = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]])
-    everyone = Histories(np.array([0, 2, 4, 5, 7]), np.array([0, 1, 1, 2, 2, 0, 2], dtype=np.int32), Catalogue(3))
+    items = np.array([0, 1, 1, 2, 2, 0, 2], dtype=np.int32)
+    everyone = Histories(np.array([0, 2, 4, 5, 7]), items, Catalogue(3), np.ones(4, dtype=np.bool_))
     method = FedIALS(factors=2, init_scale=0.5)
     table = method.init_shared(Catalogue(3), Rng.of(8, "train").fold("shared"))["item"].double().numpy()
     for _ in range(3):
         people = solve(table, taken)
         table = solve(people, taken.T)
-    reference = IALS(factors=2, confidence=ALPHA, regularisation=LAMBDA, sweeps=3, init_scale=0.5)
-    scores = reference.fit(everyone, seed=8)(np.array([2, 0, 1, 3]))
+    reference = IALS(factors=2, confidence=ALPHA, regularisation=LAMBDA, init_scale=0.5)
+    scores = reference.trained(everyone, 8, rounds=3)(np.array([2, 0, 1, 3]), torch.arange(3))
     np.testing.assert_allclose(scores, (solve(table, taken) @ table.T)[[2, 0, 1, 3]], rtol=1e-4, atol=1e-5)
 
 
 def test_the_seed_is_where_it_begins() -> None:
     everyone = population().histories()
-    one, other = (IALS(factors=4, sweeps=1).fit(everyone, seed=seed)(np.array([0])) for seed in (0, 1))
+    one, other = (IALS(factors=4).trained(everyone, seed, 1)(np.array([0]), torch.arange(9)) for seed in (0, 1))
     assert not torch.equal(one, other)
 
 

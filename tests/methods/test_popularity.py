@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from homebody.reference import Histories
 def test_the_score_is_the_number_of_interactions_for_everyone(people: list[list[int]]) -> None:
     items = [item for history in people for item in history]
     indptr = np.concatenate([[0], np.cumsum([len(history) for history in people])])
-    score = Popularity().fit(Histories(indptr, np.array(items, dtype=np.int32), Catalogue(7)), seed=0)
+    everyone = np.ones(len(people), dtype=np.bool_)
+    score = Popularity().trained(Histories(indptr, np.array(items, dtype=np.int32), Catalogue(7), everyone))
     expected = [float(items.count(item)) for item in range(7)]
-    assert score(np.arange(len(people))).tolist() == [expected] * len(people)
+    assert score(np.arange(len(people)), torch.arange(7)).tolist() == [expected] * len(people)

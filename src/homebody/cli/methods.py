@@ -63,6 +63,6 @@ def _describe(name: str) -> dict[str, Any]:
         "kind": "federated" if federated else "centralised",
         "title": found.title,
         "paper": found.paper,
-        "default_rounds": found.default_rounds if issubclass(found, Method) else None,
+        "default_rounds": found.default_rounds,
         "fields": [{"name": spec.name, "default": spec.default, **spec.metadata} for spec in params(found)],
     }

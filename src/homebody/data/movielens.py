@@ -17,6 +17,7 @@ from pathlib import Path
 import polars as pl
 
 from homebody.data.builder import build
+from homebody.data.features import Features, Kind
 from homebody.data.population import Population
 from homebody.errors import HomebodyError
 
@@ -64,6 +65,8 @@ OCCUPATIONS = (
     "writer",
 )
 
+USER_KINDS: dict[str, Kind] = {"age": "categorical", "gender": "categorical", "occupation": "categorical"}
+ITEM_KINDS: dict[str, Kind] = {"genres": "multi-hot", "year": "numeric"}
 COLUMNS = ("user", "item", "rating", "time")
 TYPES = (pl.Int32, pl.Int32, pl.Float32, pl.Int64)
 
@@ -110,9 +113,9 @@ def _population(
     about_items = _rows_for(bare.item_ids, movies)
     return replace(
         bare,
-        user_features=about_users,
+        user_features=None if about_users is None else Features(about_users, USER_KINDS),
         item_names=None if about_items is None else about_items["name"],
-        item_features=None if about_items is None else about_items.drop("name"),
+        item_features=None if about_items is None else Features(about_items.drop("name"), ITEM_KINDS),
     )
 
 

@@ -8,9 +8,24 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from homebody.data.features import Features
 from homebody.errors import HomebodyError
 
-__all__ = ["Population"]
+__all__ = ["Impressions", "Population"]
+
+
+@dataclass(frozen=True, eq=False)
+class Impressions:
+    """What users were shown and what they clicked: impression n showed `items[indptr[n]:indptr[n + 1]]`.
+
+    They stand beside the histories: an impression is asked of a model and never learnt from.
+    """
+
+    users: npt.NDArray[np.int64]
+    """Whose impression it was, ascending; a user's own in time order, where it is known."""
+    indptr: npt.NDArray[np.int64]
+    items: npt.NDArray[np.int32]
+    clicked: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +59,12 @@ class Population:
     item_ids: pl.Series | None = None
     item_names: pl.Series | None = None
     """A name for display (a title), in row i."""
-    user_features: pl.DataFrame | None = None
+    user_features: Features | None = None
     """Row u describes user u."""
-    item_features: pl.DataFrame | None = None
+    item_features: Features | None = None
+    contexts: Features | None = None
+    """Row r describes the circumstances of interaction r."""
+    impressions: Impressions | None = None
 
     def __post_init__(self) -> None:
         problem = self._row_problem() or self._size_problem()
@@ -105,6 +123,7 @@ class Population:
         columns = (
             ("times", self.times, self.n_interactions, "interactions"),
             ("ratings", self.ratings, self.n_interactions, "interactions"),
+            ("contexts", self.contexts, self.n_interactions, "interactions"),
             ("user ids", self.user_ids, self.n_users, "users"),
             ("user features", self.user_features, self.n_users, "users"),
             ("item ids", self.item_ids, self.n_items, "items"),

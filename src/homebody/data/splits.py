@@ -93,7 +93,9 @@ class Split:
         """Everyone's training items in one place: what a centralised reference collects."""
         position = np.arange(len(self.items)) - np.repeat(self.indptr[:-1], np.diff(self.indptr))
         kept = position < np.repeat(self.lengths, np.diff(self.indptr))
-        return Histories(np.concatenate([[0], np.cumsum(self.lengths)]), self.items[kept], Catalogue(self.n_items))
+        everyone = np.ones(self.n_users, dtype=np.bool_)
+        indptr = np.concatenate([[0], np.cumsum(self.lengths)])
+        return Histories(indptr, self.items[kept], Catalogue(self.n_items), everyone)
 
     def asked(self) -> Longs:
         """The users that have something held out."""

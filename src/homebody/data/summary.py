@@ -86,8 +86,8 @@ def summarise(population: Population) -> Summary:
         last_time=None if times is None or len(times) == 0 else int(times.max()),
         ratings=None if ratings is None or len(ratings) == 0 else (float(ratings.min()), float(ratings.max())),
         names=[] if names is None else [str(name) for name in names.gather(ranked[:5]).to_list()],
-        user_features=[] if population.user_features is None else population.user_features.columns,
-        item_features=[] if population.item_features is None else population.item_features.columns,
+        user_features=[] if population.user_features is None else population.user_features.names,
+        item_features=[] if population.item_features is None else population.item_features.names,
     )
 
 

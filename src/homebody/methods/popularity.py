@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from homebody.core import Users
-from homebody.reference import Histories, Reference
+from homebody.reference import Histories, Reference, Score
 
 __all__ = ["Popularity"]
 
@@ -21,13 +19,17 @@ class Popularity(Reference):
     """Items by the number of their interactions.
 
     >>> from homebody.core import Catalogue
-    >>> histories = Histories(np.array([0, 2, 3]), np.array([1, 2, 1], dtype=np.int32), Catalogue(3))
-    >>> Popularity().fit(histories, seed=0)(np.array([0]))
+    >>> items, everyone = np.array([1, 2, 1], dtype=np.int32), np.array([True, True])
+    >>> histories = Histories(np.array([0, 2, 3]), items, Catalogue(3), everyone)
+    >>> score = next(Popularity().fit(histories, seed=0))
+    >>> score(np.array([0]), torch.arange(3))
     tensor([[0., 2., 1.]])
     """
 
     title: ClassVar[str] = "the same list for everyone, by number of interactions"
 
-    def fit(self, histories: Histories, seed: int) -> Callable[[Users], Tensor]:
-        count = torch.from_numpy(np.bincount(histories.items, minlength=histories.catalogue.n_items)).float()
-        return lambda users: count.expand(len(users), -1)
+    def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
+        learnt = np.repeat(histories.learn, np.diff(histories.indptr))
+        count = np.bincount(histories.items[learnt], minlength=histories.catalogue.n_items)
+        popularity = torch.from_numpy(count).float()
+        yield lambda users, items: popularity[items].expand(len(users), -1)
