@@ -36,7 +36,7 @@ def _rounds_and_run(
     from loop import seconds_per_client
 
     from homebody.data import load
-    from homebody.data.splits import leave_one_out
+    from homebody.data.partitions import leave_one_out
     from homebody.fit import fit
     from homebody.methods.pfedrec import PFedRec
     from homebody.runtime import Simulator
@@ -96,7 +96,7 @@ def fedials_ml_1m() -> list[Figure]:
     from loop import seconds_per_client
 
     from homebody.data import load
-    from homebody.data.splits import leave_one_out
+    from homebody.data.partitions import leave_one_out
     from homebody.fit import fit
     from homebody.methods.fedials import FedIALS
     from homebody.runtime import Simulator
@@ -115,7 +115,7 @@ def fedmf_million() -> list[Figure]:
     from loop import seconds_per_client
 
     from homebody.data import load
-    from homebody.data.splits import leave_one_out
+    from homebody.data.partitions import leave_one_out
     from homebody.fit import fit
     from homebody.methods.fedmf import FedMF
     from homebody.runtime import Simulator

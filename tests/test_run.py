@@ -320,7 +320,7 @@ def test_a_run_killed_before_its_environment_was_written_goes_on(tmp_path: Path)
 
 def test_a_finished_run_recommends_as_it_did_when_it_ended(tmp_path: Path) -> None:
     from homebody.data import load
-    from homebody.data.splits import leave_one_out
+    from homebody.data.partitions import leave_one_out
     from homebody.fit import fit
     from homebody.runtime import Simulator
 
@@ -336,7 +336,7 @@ def test_a_finished_run_recommends_as_it_did_when_it_ended(tmp_path: Path) -> No
 def test_a_finished_loop_recommends_to_newcomers_as_before(tmp_path: Path) -> None:
     """Someone who never took part draws the same start, whether the loop ran now or was found finished."""
     from homebody.data import load
-    from homebody.data.splits import leave_one_out
+    from homebody.data.partitions import leave_one_out
     from homebody.fit import fit
     from homebody.runtime import Simulator
 

@@ -21,7 +21,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if TYPE_CHECKING:
     from homebody.core import Method, Rows
     from homebody.data import Population, load
-    from homebody.data.splits import Split, leave_one_out
+    from homebody.data.partitions import leave_one_out, split
+    from homebody.data.splits import Split
     from homebody.errors import HomebodyError
     from homebody.fit import Fitted
     from homebody.methods.fedials import FedIALS
@@ -47,7 +48,8 @@ _HOMES = {
     "Rows": "homebody.core",
     "Simulator": "homebody.runtime",
     "Split": "homebody.data.splits",
-    "leave_one_out": "homebody.data.splits",
+    "leave_one_out": "homebody.data.partitions",
+    "split": "homebody.data.partitions",
     "load": "homebody.data",
 }
 
@@ -68,6 +70,7 @@ __all__ = [
     "__version__",
     "leave_one_out",
     "load",
+    "split",
 ]
 
 

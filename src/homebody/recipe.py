@@ -86,8 +86,20 @@ class Recipe:
             if type(value) is not wanted:
                 kind = {**KINDS, list: "a list", dict: "a table"}[wanted]
                 raise HomebodyError(f"The recipe's {spec.name} must be {kind}, not {value!r}.")
+        for k in self.cutoffs:
+            if type(k) is not int or k < 1:
+                raise HomebodyError(f"A cut-off of the metrics is a whole number from 1, not {k!r}.")
         if not -(2**63) <= self.seed < 2**63:
             raise HomebodyError(f"The seed must fit in 64 bits; {self.seed} does not.")
+
+    def measured(self) -> list[int]:
+        """The cut-offs that are computed: those asked for, and the one that the round is chosen by.
+
+        >>> Recipe("fedmf", "ml-100k", cutoffs=[5]).measured()
+        [5, 10]
+        """
+        _, at, k = self.select.rpartition("@")
+        return sorted({*self.cutoffs, *([int(k)] if at and k.isdecimal() else [])})
 
     def to_toml(self) -> str:
         known = {name: value for name, value in asdict(self).items() if value is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
@@ -28,6 +28,24 @@ class Histories(NamedTuple):
     catalogue: Catalogue
     learn: npt.NDArray[np.bool_]
     """Whom the model may learn from. The others came later: what they have places them, and teaches nothing."""
+    avoid_indptr: npt.NDArray[np.int64]
+    avoid_items: npt.NDArray[np.int32]
+    """What each user's training negatives avoid, ascending; which items those are is the protocol's choice."""
+
+    @classmethod
+    def of(cls, histories: Sequence[Sequence[int]], n_items: int) -> Histories:
+        """Of a few people, all learnt from, whose negatives avoid what they have.
+
+        >>> Histories.of([[2, 0], [1]], n_items=3).indptr.tolist()
+        [0, 2, 3]
+        """
+
+        def rows(people: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+            ends = np.cumsum([0, *map(len, people)], dtype=np.int64)
+            return ends, np.array([item for own in people for item in own], dtype=np.int32)
+
+        everyone = np.ones(len(histories), dtype=np.bool_)
+        return cls(*rows(histories), Catalogue(n_items), everyone, *rows([sorted(set(own)) for own in histories]))
 
 
 class Reference:

@@ -21,9 +21,10 @@ import torch
 
 from homebody.core import Evaluated, Method
 from homebody.data import Population, load
-from homebody.data.splits import Split, leave_one_out
+from homebody.data.partitions import split as split_population
+from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.evaluation import Block, describe, questions, summarise
+from homebody.evaluation import Block, describe, questions, sliced, summarise
 from homebody.fit import Best, Fitted, Round, fit
 from homebody.privacy import OBSERVERS, Charge, Ledger, NonPrivate
 from homebody.recipe import Recipe, fingerprint
@@ -102,7 +103,7 @@ def reopen(path: Path) -> tuple[Fitted, Population]:
     if progress is None:
         raise HomebodyError(f"{path} holds no model.")
     acting = method.phases[-1].method or method
-    runtime = Simulator(split, device=recipe.device, fused=recipe.fused)
+    runtime = _simulator(recipe, split)
     runtime.begin(acting, Rng.of(recipe.seed, method.phases[-1].name).fold("clients"))
     best = progress.best or Best(progress.step, Evaluated({}), progress.shared, progress.clients)
     runtime.load_state(best.clients)
@@ -131,7 +132,9 @@ def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dic
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if recipe.device.startswith("cuda") else "cpu",
         "randomness": "simulated: every number derives from the seed",
-        "data_fingerprint": fingerprint({"indptr": split.indptr.data, "items": np.ascontiguousarray(split.items).data}),
+        "data_fingerprint": fingerprint(
+            {"bounds": np.ascontiguousarray(split.bounds).data, "items": np.ascontiguousarray(split.items).data}
+        ),
         "method_fingerprint": fingerprint({"file": Path(file).read_bytes()}) if own and file else "",
     }
 
@@ -144,8 +147,9 @@ def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Spli
     population: Population = load(
         recipe.data, data_dir=recipe.data_dir, say=watcher.say, progress=watcher.fetched, **recipe.columns
     )
-    split = leave_one_out(
+    split = split_population(
         population,
+        recipe.split,
         protocol=recipe.protocol,
         how=recipe.held_out,
         seed=recipe.seed,
@@ -184,7 +188,7 @@ def _run(
             "method": recipe.method,
             "data": Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data,
             "protocol": recipe.protocol,
-            "meaning": describe(recipe.protocol, split.how, min(split.negatives, split.n_items - 1)),
+            "meaning": describe(recipe.protocol, split.how, min(split.negatives, split.n_items - 1), recipe.split),
             "seed": recipe.seed,
             "rounds": len(lines),
             "chosen_round": chosen,
@@ -207,6 +211,10 @@ def _run(
         ledger.close()
 
 
+def _simulator(recipe: Recipe, split: Split) -> Simulator:
+    return Simulator(split, device=recipe.device, fused=recipe.fused, cutoffs=recipe.measured(), slices=recipe.slices)
+
+
 def _federated(
     recipe: Recipe, method: Method, split: Split, folder: RunFolder, ledger: Ledger, watcher: Watcher
 ) -> Fitted:
@@ -219,7 +227,7 @@ def _federated(
 
     return fit(
         method,
-        Simulator(split, device=recipe.device, fused=recipe.fused),
+        _simulator(recipe, split),
         rounds=recipe.rounds,
         cohort=recipe.cohort,
         seed=recipe.seed,
@@ -247,7 +255,7 @@ def _reference(
     for step, score in enumerate(islice(method.fit(histories, recipe.seed), recipe.rounds), start=1):
         trained = time.perf_counter()
         asked = step % recipe.evaluate_every == 0 or step == recipe.rounds
-        found = _ask(split, score) if asked or not chosen else Evaluated({})
+        found = _ask(recipe, split, score) if asked or not chosen else Evaluated({})
         if found.metrics and (not chosen or found.metrics[recipe.select] > best.metrics[recipe.select]):
             best, chosen = found, step
         line = Round(
@@ -269,7 +277,7 @@ def _reference(
     return best, chosen
 
 
-def _ask(split: Split, score: Score) -> Evaluated:
+def _ask(recipe: Recipe, split: Split, score: Score) -> Evaluated:
     """What a reference's scores are worth."""
     everything = torch.arange(split.n_items)
 
@@ -280,4 +288,4 @@ def _ask(split: Split, score: Score) -> Evaluated:
             users = asked[start : start + size]
             yield Block(users, score(users, everything), questions(split, users))
 
-    return summarise(blocks())
+    return summarise(blocks(), recipe.measured(), sliced(split.population, recipe.slices))

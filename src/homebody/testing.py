@@ -19,7 +19,8 @@ from torch.func import vmap
 from torch.testing import assert_close
 
 from homebody.core import Catalogue, Data, Evaluated, Method, Rows, Total, Tree
-from homebody.data.splits import Split, leave_one_out
+from homebody.data.partitions import leave_one_out
+from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import HomebodyError
 from homebody.evaluation import Block, questions, summarise

@@ -6,7 +6,7 @@ import torch
 
 from homebody.core import Catalogue, Cohort, Data
 from homebody.data.population import Population
-from homebody.data.splits import leave_one_out
+from homebody.data.partitions import leave_one_out
 from homebody.fit import fit
 from homebody.methods.fedials import FedIALS
 from homebody.methods.ials import IALS
@@ -65,8 +65,7 @@ def test_it_is_centralised_ials(rounds: int) -> None:
 
 def test_ials_by_hand() -> None:
     taken = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]])
-    items = np.array([0, 1, 1, 2, 2, 0, 2], dtype=np.int32)
-    everyone = Histories(np.array([0, 2, 4, 5, 7]), items, Catalogue(3), np.ones(4, dtype=np.bool_))
+    everyone = Histories.of([[0, 1], [1, 2], [2], [0, 2]], n_items=3)
     method = FedIALS(factors=2, init_scale=0.5)
     table = method.init_shared(Catalogue(3), Rng.of(8, "train").fold("shared"))["item"].double().numpy()
     for _ in range(3):

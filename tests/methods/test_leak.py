@@ -9,7 +9,7 @@ from torch import Tensor
 
 from homebody.core import Batch, Data, Method, Total, Tree, Update
 from homebody.data import load
-from homebody.data.splits import leave_one_out
+from homebody.data.partitions import leave_one_out
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.fit import fit
 from homebody.methods.pfedrec import PFedRec

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from homebody.core import Catalogue, Cohort, Data
 from homebody.data.population import Population
-from homebody.data.splits import Split, leave_one_out
+from homebody.data.partitions import leave_one_out
+from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.fit import choose, fit
 from homebody.methods.pfedrec import PFedRec

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homebody.core import Catalogue
 from homebody.methods.popularity import Popularity
 from homebody.reference import Histories
 
@@ -14,8 +13,6 @@ from homebody.reference import Histories
 @settings(max_examples=40, deadline=None)
 def test_the_score_is_the_number_of_interactions_for_everyone(people: list[list[int]]) -> None:
     items = [item for history in people for item in history]
-    indptr = np.concatenate([[0], np.cumsum([len(history) for history in people])])
-    everyone = np.ones(len(people), dtype=np.bool_)
-    score = Popularity().trained(Histories(indptr, np.array(items, dtype=np.int32), Catalogue(7), everyone))
+    score = Popularity().trained(Histories.of(people, n_items=7))
     expected = [float(items.count(item)) for item in range(7)]
     assert score(np.arange(len(people)), torch.arange(7)).tolist() == [expected] * len(people)

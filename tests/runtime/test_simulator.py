@@ -11,7 +11,8 @@ import torch
 
 from homebody.core import Batch, Catalogue, Cohort, Collected, Data, Method, Rows, Total, Tree, Update
 from homebody.data import Population, load
-from homebody.data.splits import Split, leave_one_out
+from homebody.data.partitions import leave_one_out
+from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.fit import fit
 from homebody.methods.fedials import FedIALS

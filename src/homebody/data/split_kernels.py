@@ -9,31 +9,15 @@ from homebody.kernels import below, nth_outside
 
 __all__ = [
     "candidates",
-    "count_repeats",
+    "count_merged",
+    "fill_merged",
     "first_only",
     "hold_out",
-    "pad_excluded",
     "pad_items",
-    "sort_segments",
+    "pad_merged",
+    "pad_rows",
+    "sort_parts",
 ]
-
-
-@nb.njit(parallel=True, cache=True)
-def sort_segments(indptr, items):
-    out = items.copy()
-    for user in nb.prange(len(indptr) - 1):
-        out[indptr[user] : indptr[user + 1]].sort()
-    return out
-
-
-@nb.njit(parallel=True, cache=True)
-def count_repeats(indptr, ordered):
-    """How many interactions repeat an earlier one of the same user; `ordered` is sorted within users."""
-    repeats = np.zeros(len(indptr) - 1, dtype=np.int64)
-    for user in nb.prange(len(indptr) - 1):
-        for i in range(indptr[user] + 1, indptr[user + 1]):
-            repeats[user] += ordered[i] == ordered[i - 1]
-    return repeats
 
 
 @nb.njit(cache=True)
@@ -49,20 +33,27 @@ def first_only(indptr, items, n_items):
 
 
 @nb.njit(parallel=True, cache=True)
-def hold_out(indptr, items, keys, least):
-    """Move two randomly chosen interactions of each user to the end, the others keeping their order."""
+def sort_parts(bounds, items):
     out = items.copy()
+    for user in nb.prange(bounds.shape[1]):
+        for part in range(bounds.shape[0] - 1):
+            out[bounds[part, user] : bounds[part + 1, user]].sort()
+    return out
+
+
+@nb.njit(parallel=True, cache=True)
+def hold_out(indptr, rows, keys, counts):
+    """Move randomly chosen entries of each user to the end, one after another, the others keeping their order."""
+    out = rows.copy()
     for user in nb.prange(len(indptr) - 1):
         start, stop = indptr[user], indptr[user + 1]
-        if stop - start < least:
-            continue
-        for draw in range(2):
+        for draw in range(counts[user]):
             end = stop - draw
             chosen = start + below(keys[user], draw, end - start)
-            item = out[chosen]
+            row = out[chosen]
             for i in range(chosen, end - 1):
                 out[i] = out[i + 1]
-            out[end - 1] = item
+            out[end - 1] = row
     return out
 
 
@@ -77,20 +68,81 @@ def pad_items(users, start, stop, items, out, valid):
             valid[row, i] = inside
 
 
+@nb.njit
+def _next(user, bounds, ordered, which, at, also, place):
+    """The smallest item under the cursors of the chosen parts and of the common list; -1 at the end."""
+    item = -1
+    for part in range(len(which)):
+        if which[part] and at[part] < bounds[part + 1, user]:
+            head = ordered[at[part]]
+            if item < 0 or head < item:
+                item = head
+    if place < len(also) and (item < 0 or also[place] < item):
+        item = also[place]
+    return item
+
+
+@nb.njit
+def _merge(user, bounds, ordered, take, leave, also, out):
+    """The distinct items of a user's chosen parts and of the common list, less those of the left ones."""
+    parts = len(take)
+    at, gone = bounds[:parts, user].copy(), bounds[:parts, user].copy()
+    place, n = 0, 0
+    while True:
+        item = _next(user, bounds, ordered, take, at, also, place)
+        if item < 0:
+            return n
+        kept = True
+        for part in range(parts):
+            end = bounds[part + 1, user]
+            if take[part]:
+                while at[part] < end and ordered[at[part]] == item:
+                    at[part] += 1
+            if leave[part]:
+                while gone[part] < end and ordered[gone[part]] < item:
+                    gone[part] += 1
+                kept = kept and not (gone[part] < end and ordered[gone[part]] == item)
+        if place < len(also) and also[place] == item:
+            place += 1
+        if kept:
+            if len(out):
+                out[n] = item
+            n += 1
+
+
 @nb.njit(parallel=True, cache=True)
-def pad_excluded(users, indptr, ordered, spare_a, spare_b, fill, out):
-    """The distinct entries of each user's sorted segment, less up to two spared items, then `fill`."""
+def pad_merged(users, bounds, ordered, take, leave, also, fill, out):
     for row in nb.prange(len(users)):
-        user = users[row]
-        n, previous = 0, -1
-        for i in range(indptr[user], indptr[user + 1]):
-            item = ordered[i]
-            if item != previous and item != spare_a[row] and item != spare_b[row]:
-                out[row, n] = item
-                n += 1
-            previous = item
+        n = _merge(users[row], bounds, ordered, take, leave, also, out[row]) if out.shape[1] else 0
         for i in range(n, out.shape[1]):
             out[row, i] = fill
+
+
+@nb.njit(parallel=True, cache=True)
+def count_merged(users, bounds, ordered, take, also):
+    counts = np.empty(len(users), dtype=np.int64)
+    nowhere = np.empty(0, dtype=ordered.dtype)
+    leave = np.zeros_like(take)
+    for row in nb.prange(len(users)):
+        counts[row] = _merge(users[row], bounds, ordered, take, leave, also, nowhere)
+    return counts
+
+
+@nb.njit(parallel=True, cache=True)
+def fill_merged(users, bounds, ordered, take, also, indptr, out):
+    leave = np.zeros_like(take)
+    for row in nb.prange(len(users)):
+        if indptr[row + 1] > indptr[row]:
+            _merge(users[row], bounds, ordered, take, leave, also, out[indptr[row] : indptr[row + 1]])
+
+
+@nb.njit(parallel=True, cache=True)
+def pad_rows(users, indptr, items, fill, out):
+    for row in nb.prange(len(users)):
+        first = indptr[users[row]]
+        length = indptr[users[row] + 1] - first
+        for i in range(out.shape[1]):
+            out[row, i] = items[first + i] if i < length else fill
 
 
 @nb.njit(parallel=True, cache=True)

@@ -1,17 +1,28 @@
 """Evaluation without leaks: pure functions of scores."""
 
-from homebody.evaluation.metrics import Block, Question, Ranks, hit_ratio, ndcg, rank, summarise
-from homebody.evaluation.protocols import HELD, describe, questions
+from homebody.evaluation.metrics import (
+    CUTOFFS,
+    METRICS,
+    Block,
+    Places,
+    Question,
+    main_cutoff,
+    place,
+    summarise,
+)
+from homebody.evaluation.protocols import HELD, describe, questions, sliced
 
 __all__ = [
+    "CUTOFFS",
     "HELD",
+    "METRICS",
     "Block",
+    "Places",
     "Question",
-    "Ranks",
     "describe",
-    "hit_ratio",
-    "ndcg",
+    "main_cutoff",
+    "place",
     "questions",
-    "rank",
+    "sliced",
     "summarise",
 ]

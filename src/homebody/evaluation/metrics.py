@@ -1,70 +1,167 @@
-"""Ranks and what is made of them."""
+"""Where the held-out items stand, and what is made of that: per question, then per user, then on average."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from homebody.core import Evaluated, Users
+from homebody.evaluation import metric_kernels as kernels
 
-__all__ = ["Block", "Question", "Ranks", "hit_ratio", "ndcg", "rank", "summarise"]
+__all__ = [
+    "CUTOFFS",
+    "METRICS",
+    "Block",
+    "Places",
+    "Question",
+    "auc",
+    "hit",
+    "main_cutoff",
+    "ndcg",
+    "place",
+    "precision",
+    "recall",
+    "reciprocal_rank",
+    "summarise",
+]
+
+CUTOFFS = (5, 10, 20)
+NOWHERE = 1 << 40
+"""The rank of an item that is not there."""
 
 
 class Question(NamedTuple):
-    """What some users are asked: where does the held-out item stand?"""
+    """What some users are asked: where do the held-out items stand? One row a question."""
 
-    target: Tensor
-    """(B,) the held-out items."""
+    relevant: Tensor
+    """(Q, P) the held-out items; -1 pads, and there is at least one."""
     candidates: Tensor
-    """(B, C) the sampled items it is ranked against; -1 pads."""
-    seen: Tensor
-    """(B, S) what the full ranking leaves out; the size of the catalogue pads."""
+    """(Q, C) the items they are ranked against; -1 pads."""
+    seen: Tensor | None
+    """(Q, S) what the full ranking leaves out, ascending; the catalogue's size pads. None: no full ranking."""
+    owner: Tensor
+    """(Q,) whose question it is: a row of the scores."""
 
 
-class Ranks(NamedTuple):
-    """Where each held-out item stands, 0 the top."""
+class Places(NamedTuple):
+    """Where each question's relevant items stand."""
 
-    sampled: Tensor
-    full: Tensor
+    rank: Tensor
+    """(Q, P) from 0, the best first; `NOWHERE` pads."""
+    relevant: Tensor
+    """(Q,) how many there are."""
+    auc: Tensor
+    """(Q,) the share of (relevant, other) pairs in the right order, ties for half."""
 
 
-def rank(scores: Tensor, question: Question) -> Ranks:
-    """Ranks of the held-out items, given scores for (users, items). Ties, and scores that are no number,
-    count against the model.
+def place(scores: Tensor, question: Question) -> dict[str, Places]:
+    """The relevant items among the candidates, and under `full/` in the whole catalogue.
 
-    >>> asked = Question(torch.tensor([2]), torch.tensor([[0, 1]]), torch.tensor([[3, 5]]))
-    >>> rank(torch.tensor([[0.5, 0.1, 0.5, 0.9, 0.7]]), asked)
-    Ranks(sampled=tensor([1]), full=tensor([2]))
+    Given scores for (users, items). A relevant item stands behind everything that scores no less than it does
+    and is not relevant itself; a score that is no number counts against the model on either side.
+
+    >>> asked = Question(torch.tensor([[2]]), torch.tensor([[0, 1]]), torch.tensor([[3, 5]]), torch.tensor([0]))
+    >>> found = place(torch.tensor([[0.5, 0.1, 0.5, 0.9, 0.7]]), asked)
+    >>> found[""].rank.tolist(), found["full/"].rank.tolist(), found[""].auc.tolist()
+    ([[1]], [[2]], [0.75])
     """
-    target = scores.gather(1, question.target[:, None])
-    sampled = ~(scores.gather(1, question.candidates.clamp(min=0)) < target) & (question.candidates >= 0)
-    everything = (~(scores < target)).sum(1)
-    inside = question.seen < scores.shape[1]
-    seen = ~(scores.gather(1, question.seen.clamp(max=scores.shape[1] - 1)) < target) & inside
-    return Ranks(sampled.sum(1), everything - seen.sum(1) - 1)
+    count = kernels if scores.device.type == "cpu" else _Plain
+    out = {"": _places(question.relevant, *count.among(scores, question.owner, question.relevant, question.candidates))}
+    if question.seen is not None:
+        counted = count.in_catalogue(scores, question.owner, question.relevant, question.seen)
+        out["full/"] = _places(question.relevant, *counted)
+    return out
 
 
-def hit_ratio(ranks: Tensor, k: int) -> float:
-    """Share of users whose held-out item is among their first k.
+class _Plain:
+    """What the kernels count, in plain torch: for other devices, and to check them by."""
 
-    >>> hit_ratio(torch.tensor([0, 9, 10]), 10)
-    0.6666666666666666
+    @staticmethod
+    def among(scores: Tensor, owner: Tensor, relevant: Tensor, listed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        own = scores[owner]
+        others, there = own.gather(1, listed.clamp(min=0)), listed >= 0
+        return _Plain._count(own.gather(1, relevant.clamp(min=0)), others, there)
+
+    @staticmethod
+    def in_catalogue(scores: Tensor, owner: Tensor, relevant: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        own = scores[owner]
+        there = torch.ones(own.shape[0], own.shape[1] + 1, dtype=torch.bool, device=own.device)
+        there.scatter_(1, torch.where(relevant < 0, own.shape[1], relevant), False).scatter_(1, seen, False)
+        return _Plain._count(own.gather(1, relevant.clamp(min=0)), own, there[:, :-1])
+
+    @staticmethod
+    def _count(target: Tensor, others: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        columns = range(target.shape[1])
+        above = [(~(others < target[:, j, None]) & there).sum(1) for j in columns]
+        tied = [((others == target[:, j, None]) & there).sum(1) for j in columns]
+        return torch.stack(above, 1), torch.stack(tied, 1), there.sum(1)
+
+
+def _places(relevant: Tensor, above: Tensor, tied: Tensor, others: Tensor) -> Places:
+    """From how many others score no less than each relevant item, and how many the same."""
+    there = relevant >= 0
+    count = there.sum(1)
+    order = torch.arange(relevant.shape[1], device=relevant.device)
+    rank = torch.where(there, above, NOWHERE).sort(dim=1).values + order
+    wrong = torch.where(there, above.double() - 0.5 * tied, 0.0).sum(1)
+    right = 1.0 - wrong / (count * others).clamp(min=1)
+    return Places(rank, count, right)
+
+
+def hit(places: Places, k: int) -> Tensor:
+    """Whether any relevant item is among the first k.
+
+    >>> hit(Places(torch.tensor([[0], [9], [10]]), torch.ones(3), torch.ones(3)), 10).tolist()
+    [1.0, 1.0, 0.0]
     """
-    return float((ranks < k).double().mean())
+    return (places.rank[:, 0] < k).double()
 
 
-def ndcg(ranks: Tensor, k: int) -> float:
-    """Normalised discounted cumulative gain with one relevant item.
+def ndcg(places: Places, k: int) -> Tensor:
+    """Normalised discounted cumulative gain: 1 where the relevant items stand first.
 
-    >>> ndcg(torch.tensor([0, 2, 10]), 10)
-    0.5
+    >>> ndcg(Places(torch.tensor([[0], [2], [10]]), torch.ones(3), torch.ones(3)), 10).tolist()
+    [1.0, 0.5, 0.0]
     """
-    gain = torch.where(ranks < k, 1.0 / torch.log2(ranks.double() + 2.0), 0.0)
-    return float(gain.mean())
+    gain = torch.where(places.rank < k, 1.0 / torch.log2(places.rank.double() + 2.0), 0.0).sum(1)
+    best = (1.0 / torch.log2(torch.arange(k, device=gain.device).double() + 2.0)).cumsum(0)
+    return gain / best[(places.relevant.clamp(max=k) - 1).long()]
+
+
+def precision(places: Places, k: int) -> Tensor:
+    """How much of the first k is relevant."""
+    return (places.rank < k).sum(1).double() / k
+
+
+def recall(places: Places, k: int) -> Tensor:
+    """How much of what is relevant is among the first k."""
+    return (places.rank < k).sum(1).double() / places.relevant
+
+
+def reciprocal_rank(places: Places, k: int) -> Tensor:
+    """One over the place, from 1, of the first relevant item; 0 if that is not among the first k."""
+    first = places.rank[:, 0]
+    return torch.where(first < k, 1.0 / (first.double() + 1.0), 0.0)
+
+
+def auc(places: Places) -> Tensor:
+    """The chance that a relevant item scores higher than another one; ties count half."""
+    return places.auc
+
+
+METRICS: dict[str, Callable[[Places, int], Tensor]] = {
+    "hr": hit,
+    "ndcg": ndcg,
+    "precision": precision,
+    "recall": recall,
+    "mrr": reciprocal_rank,
+}
+"""What is measured at each cut-off; `auc` needs none."""
 
 
 class Block(NamedTuple):
@@ -75,29 +172,70 @@ class Block(NamedTuple):
     asked: Mapping[str, Question]
 
 
-def summarise(blocks: Iterable[Block], ks: Sequence[int] = (5, 10, 20)) -> Evaluated:
-    """Metrics over blocks of users: test under bare names, other held-out parts prefixed by theirs."""
-    found: dict[str, list[Ranks]] = {}
-    users = []
+def summarise(
+    blocks: Iterable[Block],
+    cutoffs: Sequence[int] = CUTOFFS,
+    slices: Mapping[str, npt.NDArray[np.bool_]] | None = None,
+) -> Evaluated:
+    """Metrics over blocks of users: test under bare names, other held-out parts prefixed by theirs.
+
+    slices: groups of users, by name, whose means are given as well, prefixed by the name.
+    """
+    values: dict[str, dict[str, list[Tensor]]] = {}
+    users: dict[str, list[Users]] = {}
     for block in blocks:
-        users.append(block.users)
         for held, question in block.asked.items():
-            found.setdefault(held, []).append(rank(block.scores, question))
-    ranks = {held: Ranks(*map(torch.cat, zip(*parts, strict=True))) for held, parts in found.items()}
-    metrics = {}
-    for held, (sampled, full) in ranks.items():
+            users.setdefault(held, []).append(block.users[question.owner.cpu().numpy()])
+            columns = values.setdefault(held, {})
+            for kind, places in place(block.scores, question).items():
+                for name, column in _measured(places, cutoffs).items():
+                    columns.setdefault(f"{kind}{name}", []).append(column)
+    metrics: dict[str, float] = {}
+    per_user: dict[str, Tensor] = {}
+    for held, columns in values.items():
         prefix = "" if held == "test" else f"{held}/"
-        for kind, values in (("", sampled), ("full/", full)):
-            for k in ks:
-                metrics[f"{prefix}{kind}hr@{k}"] = hit_ratio(values, k)
-                metrics[f"{prefix}{kind}ndcg@{k}"] = ndcg(values, k)
-    order = np.argsort(np.concatenate(users))
-    test = ranks["test"]
-    return Evaluated(
-        metrics,
-        {
-            "user": torch.from_numpy(np.concatenate(users)[order]),
-            "rank": test.sampled.cpu()[order],
-            "full/rank": test.full.cpu()[order],
-        },
-    )
+        who, table = _per_user(np.concatenate(users[held]), {n: torch.cat(c).cpu() for n, c in columns.items()})
+        if held == "test":
+            per_user = {"user": torch.from_numpy(who), **_kept(table, cutoffs)}
+        for group, inside in {"": None, **(slices or {})}.items():
+            chosen = slice(None) if inside is None else torch.from_numpy(inside[who])
+            for name, column in table.items():
+                if not name.endswith("rank") and len(column[chosen]):
+                    metrics[f"{prefix}{group}{'/' if group else ''}{name}"] = float(column[chosen].mean())
+    return Evaluated(metrics, per_user)
+
+
+def _measured(places: Places, cutoffs: Sequence[int]) -> dict[str, Tensor]:
+    """Every metric of every question; and the first relevant item's rank."""
+    at = {f"{name}@{k}": metric(places, k) for name, metric in METRICS.items() for k in cutoffs}
+    return {**at, "auc": places.auc, "rank": places.rank[:, 0].double()}
+
+
+def _per_user(owners: Users, table: dict[str, Tensor]) -> tuple[Users, dict[str, Tensor]]:
+    """The mean over each user's questions, users ascending."""
+    who, inverse, counts = np.unique(owners, return_inverse=True, return_counts=True)
+    place_of = torch.from_numpy(inverse)
+    size = torch.from_numpy(counts).double()
+    return who, {
+        name: torch.zeros(len(who), dtype=torch.float64).index_add_(0, place_of, column) / size
+        for name, column in table.items()
+    }
+
+
+def _kept(table: Mapping[str, Tensor], cutoffs: Sequence[int]) -> dict[str, Tensor]:
+    """What a run keeps of every user: ranks, and NDCG at 10 or the cut-off nearest to it."""
+    k = main_cutoff(cutoffs)
+    return {
+        name: column.long() if name.endswith("rank") else column
+        for name, column in table.items()
+        if name.removeprefix("full/") in ("rank", f"ndcg@{k}")
+    }
+
+
+def main_cutoff(cutoffs: Sequence[int]) -> int:
+    """The cut-off that comparisons are made at.
+
+    >>> main_cutoff([5, 10, 20]), main_cutoff([1, 30])
+    (10, 1)
+    """
+    return min(cutoffs, key=lambda k: (abs(k - 10), k))

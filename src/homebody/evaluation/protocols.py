@@ -2,38 +2,101 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from homebody.core import Users
+from homebody.data.partitions import WAYS
+from homebody.data.population import Population
 from homebody.data.splits import PROTOCOLS, Held, Split
+from homebody.errors import HomebodyError
 from homebody.evaluation.metrics import Question
 
-__all__ = ["HELD", "describe", "questions"]
+__all__ = ["HELD", "describe", "questions", "sliced"]
 
 HELD: tuple[Held, ...] = ("valid", "test")
 
 
 def questions(split: Split, users: Users, device: torch.device | str = "cpu") -> dict[str, Question]:
-    """What these users are asked, for validation and for test."""
-    held_out = {"valid": split.valid, "test": split.test}
-    return {
-        held: Question(
-            torch.from_numpy(held_out[held][users]).to(device),
-            torch.from_numpy(split.candidates(users, held)).to(device),
-            torch.from_numpy(split.seen(users, held)).to(device),
-        )
-        for held in HELD
-    }
+    """What these users are asked, for validation and for test; whoever is not asked has no row."""
+    if split.shown is not None:
+        return {held: _about_impressions(split, split.shown[held], users, device) for held in HELD}
+    asked: dict[str, Question] = {}
+    for held in HELD:
+        owner = np.flatnonzero(split.sizes(held)[users] > 0)
+        some = users[owner]
+        if len(some):
+            parts = (split.relevant(some, held), split.candidates(some, held), split.seen(some, held), owner)
+            asked[held] = Question(*(torch.from_numpy(part).to(device) for part in parts))
+    return asked
 
 
-def describe(protocol: str, how: str = "latest", negatives: int = 99) -> str:
+def _about_impressions(
+    split: Split, numbers: npt.NDArray[np.int64], users: Users, device: torch.device | str
+) -> Question:
+    """Each impression is a question: what was clicked among what was shown."""
+    shown = split.population.impressions
+    assert shown is not None
+    order = np.argsort(users, kind="stable")
+    place = np.searchsorted(users[order], shown.users[numbers])
+    inside = place < len(users)
+    inside[inside] = users[order][place[inside]] == shown.users[numbers][inside]
+    numbers, owner = numbers[inside], order[place[inside]]
+    starts, lengths = shown.indptr[numbers], np.diff(shown.indptr)[numbers]
+    column = np.arange(lengths.max(initial=0))
+    there = column < lengths[:, None]
+    where = np.where(there, starts[:, None] + column, 0)
+    items, clicked = shown.items[where].astype(np.int64), shown.clicked[where]
+    relevant, others = (_to_the_left(np.where(there & wanted, items, -1)) for wanted in (clicked, ~clicked))
+    asked, against, whose = (torch.from_numpy(part).to(device) for part in (relevant, others, owner))
+    return Question(asked, against, None, whose)
+
+
+def _to_the_left(table: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Rows with their -1 at the end, as narrow as they can be."""
+    table = np.take_along_axis(table, np.argsort(table < 0, axis=1, kind="stable"), axis=1)
+    return table[:, : int((table >= 0).sum(axis=1).max(initial=0))]
+
+
+def sliced(population: Population, slices: Sequence[str]) -> dict[str, npt.NDArray[np.bool_]]:
+    """Groups of users by how many interactions they have: 20-30 for 20 to 30, -19 for at most 19, 50- for more.
+
+    >>> two = Population("toy", np.array([0, 2, 5]), np.array([0, 1, 1, 1, 0], dtype=np.int32), n_items=2)
+    >>> sliced(two, ["-2", "2-9"])
+    {'-2': array([ True, False]), '2-9': array([ True,  True])}
+    """
+    groups = {}
+    for text in slices:
+        found = re.fullmatch(r"(\d*)-(\d*)", str(text))
+        if not found or not any(found.groups()):
+            raise HomebodyError(f"A slice of users is a range of interactions such as 20-30, -19 or 50-, not '{text}'.")
+        low, high = (int(end) if end else None for end in found.groups())
+        inside = (population.lengths >= (low or 0)) & (population.lengths <= (2**62 if high is None else high))
+        if not inside.any():
+            raise HomebodyError(f"No user of {population.name} has {text} interactions.")
+        groups[text] = inside
+    return groups
+
+
+def describe(protocol: str, how: str = "latest", negatives: int = 99, way: str = "leave-one-out") -> str:
     """One line to stand beside every number.
 
     >>> print(describe("strict"))
-    protocol strict: training negatives are any items outside the person's training items; latest item
-    held out; ranked against 99 sampled negatives (full/: the whole catalogue); round chosen on validation
+    protocol strict: training negatives are any items outside the person's training items; split leave-one-out (one
+    interaction of each user for validation, one for test), latest held out; ranked against 99 sampled negatives
+    (full/: the whole catalogue); round chosen on validation
     """
+    name = way.partition(":")[0]
+    against = (
+        "ranked among what was shown"
+        if name == "impressions"
+        else f"{how} held out; ranked against {negatives} sampled negatives (full/: the whole catalogue)"
+    )
     return (
-        f"protocol {protocol}: {PROTOCOLS[protocol]}; {how} item held out; ranked against {negatives} sampled "
-        "negatives (full/: the whole catalogue); round chosen on validation"
+        f"protocol {protocol}: {PROTOCOLS[protocol]}; split {way} ({WAYS[name].title}), {against}; "
+        "round chosen on validation"
     )

@@ -18,10 +18,7 @@ __all__ = ["Popularity"]
 class Popularity(Reference):
     """Items by the number of their interactions.
 
-    >>> from homebody.core import Catalogue
-    >>> items, everyone = np.array([1, 2, 1], dtype=np.int32), np.array([True, True])
-    >>> histories = Histories(np.array([0, 2, 3]), items, Catalogue(3), everyone)
-    >>> score = next(Popularity().fit(histories, seed=0))
+    >>> score = Popularity().trained(Histories.of([[1, 2], [1]], n_items=3))
     >>> score(np.array([0]), torch.arange(3))
     tensor([[0., 2., 1.]])
     """

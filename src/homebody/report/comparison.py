@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from homebody.evaluation import main_cutoff
 from homebody.report.record import RunFolder
 
 __all__ = ["holm", "paired_p", "summarise_runs"]
@@ -53,15 +54,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return out
 
 
-def summarise_runs(results: Sequence[Mapping[str, Any]], k: int = 10) -> dict[str, Any]:
-    """One row a method, over its seeds; p against the method of the best mean NDCG."""
+def summarise_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One row a method, over its seeds; p against the method of the best mean NDCG (at 10, or nearest to it)."""
     by_method: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         by_method.setdefault(str(result["method"]), []).append(result)
     rows = [_row(method, runs) for method, runs in by_method.items()]
-    metric = f"ndcg@{k}"
+    cutoffs = [int(name.removeprefix("ndcg@")) for name in results[0]["metrics"] if name.startswith("ndcg@")]
+    metric = f"ndcg@{main_cutoff(cutoffs)}"
     best = max(rows, key=lambda row: row["metrics"][metric]["mean"])
-    gains = {method: _gains(runs, k) for method, runs in by_method.items()}
+    gains = {method: _gains(runs, metric) for method, runs in by_method.items()}
     others = [row for row in rows if row is not best]
     p_values = holm([paired_p(gains[best["method"]] - gains[row["method"]]) for row in others])
     for row, p in zip(others, p_values, strict=True):
@@ -96,9 +98,8 @@ def _row(method: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _gains(runs: Sequence[Mapping[str, Any]], k: int) -> Floats:
-    """Each user's NDCG, averaged over seeds; a user whom some seed did not ask is left out everywhere."""
-    frames = [RunFolder.open(Path(run["run"])).ranks().select("user", "rank") for run in runs]
-    gain = pl.when(pl.col("rank") < k).then(1.0 / (pl.col("rank") + 2.0).log(2)).otherwise(0.0)
-    mean = pl.concat(frames).group_by("user").agg(gain.mean().alias("gain")).sort("user")
+def _gains(runs: Sequence[Mapping[str, Any]], metric: str) -> Floats:
+    """Each user's NDCG, averaged over the seeds that ask this user: the same ones for every method."""
+    frames = [RunFolder.open(Path(run["run"])).ranks().select("user", pl.col(metric).alias("gain")) for run in runs]
+    mean = pl.concat(frames).group_by("user").agg(pl.col("gain").mean()).sort("user")
     return mean["gain"].to_numpy()

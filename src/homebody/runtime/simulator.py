@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from homebody import ops
 from homebody.core import Catalogue, Cohort, Collected, Data, Evaluated, Method, Rows, Total, Tree, Users
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.evaluation import Block, Question, questions, summarise
+from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, summarise
 from homebody.rng import Rng
 from homebody.runtime.locals import LocalStore
 
@@ -41,16 +41,26 @@ class Simulator:
     """Runs a method for a whole population, vectorised over clients of similar length.
 
     fused: use a method's own `cohort` kernel where it has one; otherwise `client` under vmap.
+    cutoffs, slices: which metrics `evaluate` gives, and for which groups of users beside everyone.
     """
 
-    def __init__(self, split: Split, *, device: str = "cpu", fused: bool = True) -> None:
+    def __init__(
+        self,
+        split: Split,
+        *,
+        device: str = "cpu",
+        fused: bool = True,
+        cutoffs: Sequence[int] = CUTOFFS,
+        slices: Sequence[str] = (),
+    ) -> None:
         self.split = split
+        self._cutoffs, self._slices = cutoffs, sliced(split.population, slices)
         self.device = usable_device(device)
         self.simulated = True
         self.fused = fused
         self.catalogue = Catalogue(split.n_items)
-        self._members = np.flatnonzero(split.lengths > 0)
-        self._store = LocalStore(split.lengths, self._members)
+        self._members = np.flatnonzero(split.learn & (split.lengths > 0))
+        self._store = LocalStore(split.lengths, np.union1d(self._members, split.asked()))
         self._rng = Rng.of(0)
         self._base_step = np.full(split.n_users, -1, dtype=np.int64)
         self._bases: dict[int, Tree] = {}
@@ -91,10 +101,11 @@ class Simulator:
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         everything = torch.arange(self.catalogue.n_items, device=self.device)
-        return summarise(
+        blocks = (
             Block(users, self._scores(method, shared, users, data, everything), asked)
             for users, data, asked in self._asked()
         )
+        return summarise(blocks, self._cutoffs, self._slices)
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         if not 0 <= user < self.split.n_users:
@@ -174,14 +185,28 @@ class Simulator:
 
     def _holdings(self, method: Method, shared: Tree, users: Users) -> Iterator[tuple[slice | Tensor, Tree, Tree]]:
         """Which of these clients rank with which shared and local parameters; a slice stands for all of them."""
-        newcomer = -2
+        newcomer, guest = -2, -3
         steps = np.where(self._store.holds(users), self._base_step[users], newcomer)
+        steps[~self.split.learn[users] & (self.split.lengths[users] > 0)] = guest
         for step in np.unique(steps):
             chosen = np.flatnonzero(steps == step)
             some = users[chosen]
-            locals_ = self._fresh(method, shared, some) if step == newcomer else self._store.get(some)
+            if step == guest:
+                locals_ = self._adapted(method, shared, some)
+            else:
+                locals_ = self._fresh(method, shared, some) if step == newcomer else self._store.get(some)
             whole = len(chosen) == len(users)
             yield slice(None) if whole else self._tensor(chosen), self._bases.get(int(step), shared), locals_
+
+    def _adapted(self, method: Method, shared: Tree, users: Users) -> Tree:
+        """What clients that never train hold once they have adapted to what they have."""
+        keys = self._rng.fold("adapt").fold(self._tensor(users)).key
+
+        def adapt(key: Tensor, local: Tree, *own: Tensor) -> Tree:
+            return method.adapt(shared, local, self._client_data(*own), Rng(key))
+
+        adapted: Tree = vmap(adapt)(keys, self._fresh(method, shared, users), *self._data(users))
+        return adapted
 
     def _asked(self) -> Iterator[Asked]:
         if self._kept is not None:
@@ -193,7 +218,7 @@ class Simulator:
         for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, most):
             block = Asked(users, self._data(users, width), questions(self.split, users, self.device))
             size += sum(part.nbytes for part in block.data)
-            size += sum(part.nbytes for question in block.questions.values() for part in question)
+            size += sum(part.nbytes for question in block.questions.values() for part in question if part is not None)
             if size <= CACHED_BYTES:
                 kept.append(block)
             yield block

@@ -1,0 +1,299 @@
+"""Ways to split a population into what is learnt from and what is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import torch
+
+from homebody.data import split_kernels as kernels
+from homebody.data.population import Population
+from homebody.data.splits import Bools, Held, How, Ints, Longs, Protocol, Rows, Split, isolated
+from homebody.errors import HomebodyError, unknown_name
+from homebody.rng import Rng
+
+__all__ = ["WAYS", "Way", "leave_one_out", "split"]
+
+LEAST = 3
+"""Fewest interactions for leave-one-out to ask a user: one to learn from, one to validate, one to test."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The interactions that count: repeats left out, unless the protocol keeps them."""
+
+    population: Population
+    indptr: Longs
+    rows: Rows
+    how: How
+    seed: int
+
+    @property
+    def lengths(self) -> Longs:
+        return np.diff(self.indptr)
+
+    @property
+    def items(self) -> Ints:
+        return self.population.items[self.rows]
+
+    def shuffled(self, count: int, what: str) -> Longs:
+        """The numbers below `count` in an order that the seed decides."""
+        keys = Rng.of(self.seed, "split", what).fold(torch.arange(count)).key.numpy()
+        return np.argsort(keys, kind="stable")
+
+
+class Parts(NamedTuple):
+    """Who is asked what: the makings of a `Split`."""
+
+    rows: Rows
+    bounds: Longs
+    learn: Bools
+    absent: Ints = np.empty(0, dtype=np.int32)
+    shown: Mapping[Held, Longs] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to split: what it is, its settings with their defaults, and how it is done."""
+
+    title: str
+    settings: Mapping[str, float]
+    make: Callable[[Kept, Mapping[str, float]], Parts]
+
+
+def split(
+    population: Population,
+    way: str = "leave-one-out",
+    *,
+    protocol: str = "strict",
+    how: str | None = None,
+    seed: int = 0,
+    negatives: int = 99,
+) -> Split:
+    """Split a population in a way of `WAYS`, its settings after a colon.
+
+    how: which of a user's interactions are held out, the latest or random ones; ties in time are broken by
+    file order, and without times the default is random.
+
+    >>> toy = Population("toy", np.array([0, 10]), np.arange(10, dtype=np.int32), n_items=12)
+    >>> made = split(toy, "ratio:test=0.3", how="latest")
+    >>> made.part(0, "train").tolist(), made.part(0, "valid").tolist(), made.part(0, "test").tolist()
+    ([0, 1, 2, 3, 4, 5], [6], [7, 8, 9])
+    >>> split(toy, "ratio:tests=0.3")
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: There is no setting of the split ratio 'tests'; did you mean 'test'?
+    Known: test, valid.
+    """
+    by: Protocol = _known("protocol", protocol, Protocol)
+    chosen: How = _known("way to hold out", how or ("random" if population.times is None else "latest"), How)
+    if negatives < 1:
+        raise HomebodyError(f"The sampled metrics need at least 1 negative, not {negatives}.")
+    name, settings = _parse(way)
+    kept, notes = _kept(population, by, chosen, seed)
+    parts = WAYS[name].make(kept, settings)
+    done = Split(
+        *(population, way, by, chosen, seed, negatives),
+        rows=parts.rows,
+        bounds=parts.bounds,
+        learn=parts.learn,
+        absent=parts.absent,
+        shown=parts.shown,
+    )
+    done = replace(done, notes=(*notes, *parts.notes, *_left_out(done)))
+    return replace(done, _avoid=isolated(done)) if by == "isolated" else done
+
+
+def leave_one_out(
+    population: Population,
+    *,
+    protocol: str = "strict",
+    how: str | None = None,
+    seed: int = 0,
+    negatives: int = 99,
+) -> Split:
+    """Hold out each user's latest interaction (or a random one) for test, the one before for validation."""
+    return split(population, protocol=protocol, how=how, seed=seed, negatives=negatives)
+
+
+def _leave_one_out(kept: Kept, settings: Mapping[str, float]) -> Parts:
+    asked = kept.lengths >= LEAST
+    if not asked.any():
+        raise HomebodyError(
+            f"No user of {kept.population.name} has the {LEAST} interactions that leave-one-out needs (training, "
+            f"validation, test); the longest history has {kept.lengths.max(initial=0)}."
+        )
+    few = f"{(~asked).sum():,} of {len(asked):,} users have fewer than {LEAST} interactions: "
+    notes = () if asked.all() else (few + "they take part in training and are not evaluated.",)
+    one = asked.astype(np.int64)
+    return _by_count(kept, one, one, np.ones(len(asked), dtype=np.bool_), notes)
+
+
+def _ratio(kept: Kept, settings: Mapping[str, float]) -> Parts:
+    most = np.maximum(kept.lengths - 1, 0)
+    test = np.minimum(np.floor(settings["test"] * kept.lengths + 0.5).astype(np.int64), most)
+    valid = np.minimum(np.floor(settings["valid"] * kept.lengths + 0.5).astype(np.int64), most - test)
+    whole = int(((test == 0) & (kept.lengths > 0)).sum())
+    notes = (f"{whole:,} users have too few interactions to be asked; they train.",) if whole else ()
+    return _by_count(kept, valid, test, np.ones(len(test), dtype=np.bool_), notes)
+
+
+def _held_out_users(kept: Kept, settings: Mapping[str, float]) -> Parts:
+    group = _groups(kept, len(kept.lengths), "users", settings)
+    asked = np.floor(settings["asked"] * kept.lengths).astype(np.int64)
+    valid, test = np.where(group == 1, asked, 0), np.where(group == 2, asked, 0)
+    return _by_count(
+        kept, valid, test, group == 0, _guests(valid, test, "after adapting to the rest of what they have")
+    )
+
+
+def _cold_users(kept: Kept, settings: Mapping[str, float]) -> Parts:
+    group = _groups(kept, len(kept.lengths), "users", settings)
+    valid, test = np.where(group == 1, kept.lengths, 0), np.where(group == 2, kept.lengths, 0)
+    return _by_count(kept, valid, test, group == 0, _guests(valid, test, "with no history at all"))
+
+
+def _guests(valid: Longs, test: Longs, how: str) -> tuple[str, ...]:
+    return (f"{(valid > 0).sum():,} users are asked in validation and {(test > 0).sum():,} in test, {how}.",)
+
+
+def _cold_items(kept: Kept, settings: Mapping[str, float]) -> Parts:
+    group = _groups(kept, kept.population.n_items, "items", settings)
+    everyone = np.ones(len(kept.lengths), dtype=np.bool_)
+    return _by_part(kept, group[kept.items], everyone, group)
+
+
+def _cold_both(kept: Kept, settings: Mapping[str, float]) -> Parts:
+    users = _groups(kept, len(kept.lengths), "users", settings)
+    items = _groups(kept, kept.population.n_items, "items", settings)
+    of_user, of_item = np.repeat(users, kept.lengths), items[kept.items]
+    return _by_part(kept, np.where(of_user == of_item, of_user, 3), users == 0, items)
+
+
+def _impressions(kept: Kept, settings: Mapping[str, float]) -> Parts:
+    shown = kept.population.impressions
+    if shown is None or not len(shown.users):
+        raise HomebodyError(
+            f"{kept.population.name} has no impressions to ask about; give some with --impressions FILE."
+        )
+    # The first half of each user's impressions is for validation, the rest for test.
+    first = np.searchsorted(shown.users, shown.users, side="left")
+    count = np.searchsorted(shown.users, shown.users, side="right") - first
+    early = np.arange(len(shown.users)) - first < np.floor(settings["valid"] * count)
+    nothing = np.zeros(len(kept.lengths), dtype=np.int64)
+    parts = _by_count(kept, nothing, nothing, np.ones(len(nothing), dtype=np.bool_), ())
+    return parts._replace(shown={"valid": np.flatnonzero(early), "test": np.flatnonzero(~early)})
+
+
+WAYS: dict[str, Way] = {
+    "leave-one-out": Way("one interaction of each user for validation, one for test", {}, _leave_one_out),
+    "ratio": Way("a share of each user's interactions", {"test": 0.2, "valid": 0.1}, _ratio),
+    "held-out-users": Way(
+        "a share of the users: they adapt to some of what they have and are asked about the rest",
+        {"test": 0.2, "valid": 0.1, "asked": 0.5},
+        _held_out_users,
+    ),
+    "cold-users": Way("a share of the users, who bring no history", {"test": 0.1, "valid": 0.1}, _cold_users),
+    "cold-items": Way("a share of the items, which nobody had in training", {"test": 0.1, "valid": 0.1}, _cold_items),
+    "cold-both": Way("new users and new items together", {"test": 0.1, "valid": 0.1}, _cold_both),
+    "impressions": Way("what was clicked among what was shown", {"valid": 0.5}, _impressions),
+}
+
+
+def _parse(way: str) -> tuple[str, dict[str, float]]:
+    name, _, rest = way.partition(":")
+    if name not in WAYS:
+        raise unknown_name("split", name, WAYS)
+    settings = dict(WAYS[name].settings)
+    for setting in filter(None, rest.split(",")):
+        key, _, text = (part.strip() for part in setting.partition("="))
+        if key not in settings:
+            raise unknown_name(f"setting of the split {name}", key, settings)
+        try:
+            settings[key] = float(text)
+        except ValueError:
+            raise HomebodyError(f"The split takes {key} as a share such as {key}=0.2, not '{setting}'.") from None
+        if not 0 < settings[key] < 1:
+            raise HomebodyError(f"The split's {key} must be a share between 0 and 1, not {text}.")
+    if settings.get("test", 0.0) + settings.get("valid", 0.0) >= 1 and "test" in settings:
+        raise HomebodyError("The split's test and valid must leave something to train on: together they reach 1.")
+    return name, settings
+
+
+def _kept(population: Population, protocol: Protocol, how: How, seed: int) -> tuple[Kept, list[str]]:
+    # There may be very many: 32 bits wherever they suffice.
+    small = population.n_interactions < 2**31
+    rows: Rows = np.arange(population.n_interactions, dtype=np.int64)
+    rows = rows.astype(np.int32) if small else rows
+    indptr = population.indptr
+    first = kernels.first_only(indptr, population.items, population.n_items)
+    repeats = int((~first).sum())
+    if repeats and protocol == "published":
+        notes = [f"{repeats:,} repeated interactions are kept: a held-out item may stand in training too."]
+    elif repeats:
+        notes = [f"{repeats:,} repeated interactions were left out: each user's first with an item counts."]
+        indptr, rows = np.concatenate([[0], np.cumsum(first)])[indptr], rows[first]
+    else:
+        notes = []
+    return Kept(population, indptr, rows, how, seed), notes
+
+
+def _groups(kept: Kept, count: int, what: str, settings: Mapping[str, float]) -> Longs:
+    """2 for the share that test takes, 1 for validation's, 0 for the others; at least one each."""
+    order = kept.shuffled(count, what)
+    test, valid = (max(1, int(settings[name] * count + 0.5)) for name in ("test", "valid"))
+    if test + valid >= count:
+        raise HomebodyError(f"{kept.population.name} has {count:,} {what}: too few to hold {test + valid:,} out.")
+    group = np.zeros(count, dtype=np.int64)
+    group[order[:test]], group[order[test : test + valid]] = 2, 1
+    return group
+
+
+def _by_count(kept: Kept, valid: Longs, test: Longs, learn: Bools, notes: tuple[str, ...]) -> Parts:
+    """So many of each user's interactions for validation and test, the latest or random ones."""
+    rows = kept.rows
+    if kept.how == "random":
+        keys = Rng.of(kept.seed, "held out").fold(torch.arange(len(valid))).key.numpy()
+        rows = kernels.hold_out(kept.indptr, rows, keys, valid + test)
+    start, stop = kept.indptr[:-1], kept.indptr[1:]
+    return Parts(rows, np.stack([start, stop - test - valid, stop - test, stop, stop]), learn, notes=notes)
+
+
+def _by_part(kept: Kept, part: Longs, learn: Bools, items: Longs) -> Parts:
+    """Each interaction in the part of this number; items of any group but 0 do not exist in training."""
+    owner = np.repeat(np.arange(len(kept.lengths)), kept.lengths)
+    order = np.lexsort((part, owner))
+    sizes = np.bincount(owner * 4 + part, minlength=4 * len(kept.lengths)).reshape(-1, 4)
+    bounds = np.concatenate([[kept.indptr[:-1]], kept.indptr[:-1] + np.cumsum(sizes, axis=1).T])
+    absent = np.flatnonzero(items).astype(np.int32)
+    told = f"{(items == 1).sum():,} items appear in validation and {(items == 2).sum():,} in test alone: "
+    notes = [told + "in training nobody has them, nor meets them as negatives."]
+    if sizes[:, 3].any():
+        notes.append(f"{sizes[:, 3].sum():,} interactions are in no part.")
+    return Parts(kept.rows[order], bounds, learn, absent, notes=tuple(notes))
+
+
+def _left_out(done: Split) -> list[str]:
+    """What a split left someone without; refused where nothing can be learnt or asked."""
+    name, way = done.population.name, done.way
+    if not (done.learn & (done.lengths > 0)).any():
+        raise HomebodyError(f"The split {way} leaves nobody of {name} with anything to train on.")
+    asked = {
+        held: bool(len(done.shown[held]) if done.shown is not None else (done.sizes(held) > 0).any())
+        for held in ("valid", "test")
+    }
+    for held, word in (("valid", "validation"), ("test", "test")):
+        if not asked[held]:
+            raise HomebodyError(f"The split {way} leaves nothing of {name} for {word}: it has too few interactions.")
+    idle = int((done.learn & (done.lengths == 0)).sum())
+    return [f"{idle:,} users have no training items and take no part."] if idle else []
+
+
+def _known(kind: str, name: str, names: Any) -> Any:
+    if name not in get_args(names):
+        raise unknown_name(kind, name, get_args(names))
+    return name
