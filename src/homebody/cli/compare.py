@@ -14,52 +14,25 @@ from homebody.errors import HomebodyError
 __all__ = ["compare"]
 
 
+@options.about_data
 def compare(
+    given: options.Given,
     methods: Annotated[list[str], typer.Argument(help="Names from `homebody methods`, or path/to/file.py:Class.")],
-    data: options.Data = "ml-100k",
     seeds: Annotated[int, typer.Option("--seeds", help="Run each method with seeds 0 to this less 1.")] = 3,
-    rounds: options.Rounds = None,
-    protocol: options.Protocol = "strict",
-    cohort: options.Cohort = None,
-    evaluate_every: options.EvaluateEvery = 1,
-    held_out: options.HeldOut = None,
-    device: options.Device = "cpu",
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
-    data_dir: options.DataDir = None,
-    user_col: options.UserCol = None,
-    item_col: options.ItemCol = None,
-    time_col: options.TimeCol = None,
-    rating_col: options.RatingCol = None,
 ) -> None:
     """Mean and deviation over seeds, and whether a method really differs from the best one.
 
     Methods meet the same splits and candidates, so users are compared in pairs (NDCG@10, sign-flip test, Holm).
     """
     from homebody.cli.progress import watching
-    from homebody.recipe import Recipe
     from homebody.report.comparison import summarise_runs
     from homebody.run import execute
 
     if seeds < 1:
         raise HomebodyError(f"Seeds must be at least 1, not {seeds}.")
-    recipes = [
-        Recipe(
-            method=options.method_anywhere(method),
-            data=options.data_anywhere(data),
-            rounds=rounds,
-            seed=seed,
-            protocol=protocol,
-            held_out=held_out,
-            cohort=cohort,
-            evaluate_every=evaluate_every,
-            device=device,
-            columns=options.columns(user_col, item_col, time_col, rating_col),
-            data_dir=options.folder_anywhere(data_dir),
-        )
-        for method in dict.fromkeys(methods)
-        for seed in range(seeds)
-    ]
+    recipes = [given.recipe(method, seed=seed) for method in dict.fromkeys(methods) for seed in range(seeds)]
     for recipe in recipes:
         recipe.build()
     results = []

@@ -2,77 +2,197 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-__all__ = [
-    "Cohort",
-    "Data",
-    "DataDir",
-    "Device",
-    "EvaluateEvery",
-    "HeldOut",
-    "ItemCol",
-    "Json",
-    "Out",
-    "Protocol",
-    "RatingCol",
-    "Rounds",
-    "TimeCol",
-    "UserCol",
-    "columns",
-    "data_anywhere",
-    "folder_anywhere",
-    "method_anywhere",
-]
+from homebody.errors import HomebodyError
 
-Data = Annotated[
-    str,
-    typer.Option("--data", help="A dataset's name, a CSV or Parquet file, or synthetic[:…]."),
-]
-Rounds = Annotated[int | None, typer.Option("--rounds", help="Training rounds; by default what the method takes.")]
-Protocol = Annotated[str, typer.Option("--protocol", help="strict, isolated or published: see docs/evaluation.md.")]
-HeldOut = Annotated[
-    str | None,
-    typer.Option("--held-out", help="latest or random; by default latest where there are times."),
-]
-Cohort = Annotated[int | None, typer.Option("--cohort", help="Clients that take part in a round; by default all.")]
-EvaluateEvery = Annotated[
-    int,
-    typer.Option("--evaluate-every", help="Rounds from one evaluation to the next; the last always is.", min=1),
-]
-Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+if TYPE_CHECKING:
+    from homebody.recipe import Recipe
+
+__all__ = ["Given", "Json", "Out", "Settings", "about_data", "pairs"]
+
 Out = Annotated[Path, typer.Option("--out", help="The folder that run folders are made in.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="A folder with a folder per dataset; read before $HOMEBODY_DATA and the cache."),
-]
-UserCol = Annotated[str | None, typer.Option("--user-col", help="For a file of your own: the column of users.")]
-ItemCol = Annotated[str | None, typer.Option("--item-col", help="The column of items.")]
-TimeCol = Annotated[str | None, typer.Option("--time-col", help="The column of times.")]
-RatingCol = Annotated[str | None, typer.Option("--rating-col", help="The column of ratings.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="field=value of the method; repeat.")]
+TRAINING, ASKED, DATA, OWN = "Training", "Evaluation", "Data", "A file of your own"
 
 
-def method_anywhere(method: str) -> str:
-    """A method's file by its whole path, so that the run can be resumed from any folder."""
+@dataclass(frozen=True)
+class Given:
+    """What was said of the data and of how a model is asked about it: the part of a recipe that commands share."""
+
+    data: Annotated[
+        str,
+        typer.Option("--data", help="A dataset's name, a CSV or Parquet file, or synthetic[:…].", rich_help_panel=DATA),
+    ] = "ml-100k"
+    rounds: Annotated[
+        int | None, typer.Option(help="Training rounds; by default what the method takes.", rich_help_panel=TRAINING)
+    ] = None
+    protocol: Annotated[
+        str, typer.Option(help="strict, isolated or published: see docs/evaluation.md.", rich_help_panel=ASKED)
+    ] = "strict"
+    split: Annotated[
+        str,
+        typer.Option(
+            help="leave-one-out, ratio, held-out-users, cold-users, cold-items, cold-both, impressions.",
+            rich_help_panel=ASKED,
+        ),
+    ] = "leave-one-out"
+    held_out: Annotated[
+        str | None,
+        typer.Option(help="latest or random; by default latest where there are times.", rich_help_panel=ASKED),
+    ] = None
+    negatives: Annotated[
+        int, typer.Option(help="Items that the sampled metrics rank against.", rich_help_panel=ASKED)
+    ] = 99
+    cutoffs: Annotated[str, typer.Option(help="Lengths of the lists that metrics look at.", rich_help_panel=ASKED)] = (
+        "5,10,20"
+    )
+    slices: Annotated[
+        list[str] | None,
+        typer.Option("--slice", help="Also users of so many interactions (20-30); repeat.", rich_help_panel=ASKED),
+    ] = None
+    cohort: Annotated[
+        int | None, typer.Option(help="Clients that take part in a round; by default all.", rich_help_panel=TRAINING)
+    ] = None
+    evaluate_every: Annotated[
+        int,
+        typer.Option(help="Rounds from one evaluation to the next; the last always is.", min=1, rich_help_panel=ASKED),
+    ] = 1
+    device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=TRAINING)] = "cpu"
+    filters: Annotated[
+        list[str] | None,
+        typer.Option("--filter", help="A part of the data: core=5, min_user=20, …; repeat.", rich_help_panel=DATA),
+    ] = None
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder with a folder per dataset; read before $HOMEBODY_DATA and the cache.", rich_help_panel=DATA
+        ),
+    ] = None
+    user_col: Annotated[str | None, typer.Option(help="The column of users.", rich_help_panel=OWN)] = None
+    item_col: Annotated[str | None, typer.Option(help="The column of items.", rich_help_panel=OWN)] = None
+    time_col: Annotated[str | None, typer.Option(help="The column of times.", rich_help_panel=OWN)] = None
+    rating_col: Annotated[str | None, typer.Option(help="The column of ratings.", rich_help_panel=OWN)] = None
+    user_features: Annotated[
+        Path | None, typer.Option(help="A CSV or Parquet file, a row a user.", rich_help_panel=OWN)
+    ] = None
+    item_features: Annotated[
+        Path | None, typer.Option(help="A CSV or Parquet file, a row an item.", rich_help_panel=OWN)
+    ] = None
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            help="column=categorical, multi-hot, numeric or text; guessed otherwise; repeat.",
+            rich_help_panel=OWN,
+        ),
+    ] = None
+    impressions: Annotated[
+        Path | None, typer.Option(help="A CSV or Parquet file, a row an item that was shown.", rich_help_panel=OWN)
+    ] = None
+
+    def recipe(self, method: str, **rest: Any) -> Recipe:
+        """The recipe for a method; files by their whole paths, so that a run can be resumed from any folder."""
+        from homebody.recipe import Recipe
+
+        columns = {name: getattr(self, name) for name in ("user_col", "item_col", "time_col", "rating_col")}
+        return Recipe(
+            method=_method_anywhere(method),
+            data=_file_anywhere(self.data),
+            rounds=self.rounds,
+            split=self.split,
+            protocol=self.protocol,
+            held_out=self.held_out,
+            negatives=self.negatives,
+            cohort=self.cohort,
+            evaluate_every=self.evaluate_every,
+            device=self.device,
+            columns={name: value for name, value in columns.items() if value is not None},
+            data_dir=_folder_anywhere(self.data_dir),
+            user_features=_optional(self.user_features),
+            item_features=_optional(self.item_features),
+            kinds=pairs("--kind", self.kinds),
+            impressions=_optional(self.impressions),
+            filters={name: _number(value) for name, value in pairs("--filter", self.filters).items()},
+            cutoffs=[_cutoff(text) for text in self.cutoffs.split(",")],
+            slices=list(self.slices or []),
+            **rest,
+        )
+
+
+def about_data(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `Given`, which it gets as its parameter `given`."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    hints = get_type_hints(Given, include_extras=True)
+    shared = [
+        inspect.Parameter(spec.name, inspect.Parameter.KEYWORD_ONLY, default=spec.default, annotation=hints[spec.name])
+        for spec in fields(Given)
+    ]
+    mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name != "given"]
+
+    @functools.wraps(command)
+    def wrapped(**values: Any) -> None:
+        given = Given(**{spec.name: values.pop(spec.name) for spec in fields(Given)})
+        command(given=given, **values)
+
+    everything = [*mine, *shared]
+    wrapped.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in everything}
+    return wrapped
+
+
+def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """`name=value` texts.
+
+    >>> pairs("--kind", ["age=numeric"])
+    {'age': 'numeric'}
+    """
+    found = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise HomebodyError(f"{option} takes name=value, not '{text}'.")
+        found[name] = value
+    return found
+
+
+def _number(text: str) -> int | float | str:
+    """A number where it is one; what makes no sense is for the filter itself to refuse."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _cutoff(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise HomebodyError(f"--cutoffs takes whole numbers such as 5,10,20, not '{text}'.")
+    return int(text)
+
+
+def _method_anywhere(method: str) -> str:
     path, colon, name = method.rpartition(":")
     return f"{Path(path).resolve()}:{name}" if colon and path.endswith(".py") else method
 
 
-def data_anywhere(data: str) -> str:
-    """Likewise a file of one's own."""
-    return str(Path(data).resolve()) if Path(data).is_file() else data
+def _file_anywhere(file: str) -> str:
+    """One that is not there stays as it was typed, for the error to name."""
+    return str(Path(file).resolve()) if Path(file).is_file() else file
 
 
-def folder_anywhere(folder: Path | None) -> str | None:
-    """Likewise a folder; one that is not there stays as it was typed, for the error to name."""
+def _optional(file: Path | None) -> str | None:
+    return None if file is None else _file_anywhere(str(file))
+
+
+def _folder_anywhere(folder: Path | None) -> str | None:
     return None if folder is None else str(folder.resolve() if folder.is_dir() else folder)
-
-
-def columns(user_col: str | None, item_col: str | None, time_col: str | None, rating_col: str | None) -> dict[str, str]:
-    """The columns that were named."""
-    named = {"user_col": user_col, "item_col": item_col, "time_col": time_col, "rating_col": rating_col}
-    return {name: value for name, value in named.items() if value is not None}

@@ -16,30 +16,20 @@ from homebody.errors import HomebodyError
 __all__ = ["run"]
 
 
+@options.about_data
 def run(
+    given: options.Given,
     method: Annotated[
         str | None, typer.Argument(help="A name from `homebody methods`, or path/to/file.py:Class.")
     ] = None,
-    data: options.Data = "ml-100k",
-    rounds: options.Rounds = None,
     seed: Annotated[int, typer.Option("--seed", help="All of a run's randomness derives from it.")] = 0,
-    protocol: options.Protocol = "strict",
-    settings: Annotated[list[str] | None, typer.Option("--set", help="field=value of the method; repeat.")] = None,
-    cohort: options.Cohort = None,
-    evaluate_every: options.EvaluateEvery = 1,
-    held_out: options.HeldOut = None,
-    device: options.Device = "cpu",
+    settings: options.Settings = None,
     plain: Annotated[bool, typer.Option("--plain", help="Run `client` under vmap, without fused kernels.")] = False,
     out: options.Out = Path("runs"),
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on with this run's folder; takes no method.")
     ] = None,
     as_json: options.Json = False,
-    data_dir: options.DataDir = None,
-    user_col: options.UserCol = None,
-    item_col: options.ItemCol = None,
-    time_col: options.TimeCol = None,
-    rating_col: options.RatingCol = None,
 ) -> None:
     """Train a method and print its test metrics, at the round chosen on validation, with ε and costs.
 
@@ -47,7 +37,7 @@ def run(
     """
     from homebody import run as runs
     from homebody.cli.progress import watching
-    from homebody.recipe import Recipe, parse_fields
+    from homebody.recipe import parse_fields
 
     if (method is None) == (resume is None):
         raise HomebodyError("Give a method to run (see `homebody methods`), or --resume RUN; not both, not neither.")
@@ -57,21 +47,8 @@ def run(
             result = runs.resume(resume, watcher)
     else:
         assert method is not None
-        recipe = Recipe(
-            method=options.method_anywhere(method),
-            data=options.data_anywhere(data),
-            fields=parse_fields(method, settings or []),
-            rounds=rounds,
-            seed=seed,
-            protocol=protocol,
-            held_out=held_out,
-            cohort=cohort,
-            evaluate_every=evaluate_every,
-            device=device,
-            fused=not plain,
-            columns=options.columns(user_col, item_col, time_col, rating_col),
-            data_dir=options.folder_anywhere(data_dir),
-        )
+        fields = parse_fields(method, settings or [])
+        recipe = given.recipe(method, fields=fields, seed=seed, fused=not plain)
         with watching(f"{recipe.short_method} seed {seed}", quiet=as_json) as watcher:
             result = runs.execute(recipe, out, watcher)
     if as_json:

@@ -17,6 +17,8 @@ from homebody.report.record import RunFolder
 
 __all__ = ["epsilon_text", "print_comparison", "print_result", "print_run"]
 
+TITLES = {"hr": "HR", "ndcg": "NDCG", "precision": "Precision", "recall": "Recall", "mrr": "MRR"}
+AREAS = {"": "sampled", "full/": "full catalogue"}
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -41,14 +43,19 @@ def kilobytes(count: float) -> str:
 def print_result(result: Mapping[str, Any], console: Console | None = None) -> None:
     """One run: metrics, ε, costs, and where the record is."""
     console = console or Console()
-    table = Table(
-        "", *_cutoffs(result["metrics"]), title=f"{result['method'].rpartition(':')[2]} on {result['data']}, test"
-    )
-    for label, prefix in (("sampled", ""), ("full catalogue", "full/")):
-        for name in ("hr", "ndcg"):
-            values = [result["metrics"].get(f"{prefix}{name}{cut}") for cut in _cutoffs(result["metrics"])]
-            table.add_row(f"{name.upper()}, {label}", *(f"{v:.4f}" if v is not None else "" for v in values))
+    metrics, cuts = result["metrics"], _cutoffs(result["metrics"])
+    table = Table("", *cuts, title=f"{result['method'].rpartition(':')[2]} on {result['data']}, test")
+    for group in ("", *_slices(metrics)):
+        for label, prefix in (("sampled", group), ("full catalogue", f"{group}full/")):
+            if f"{prefix}auc" not in metrics:
+                continue
+            users = f", users of {group.rstrip('/')}" if group else ""
+            for name in _told(metrics, prefix, cuts):
+                values = (f"{metrics[prefix + name + cut]:.4f}" for cut in cuts)
+                table.add_row(f"{TITLES[name]}, {label}{users}", *values)
     console.print(table)
+    areas = (f"{metrics[p + 'auc']:.4f} {label}" for p, label in AREAS.items() if f"{p}auc" in metrics)
+    console.print(f"AUC {', '.join(areas)}", highlight=False)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in result["epsilon"].items())
     costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round"
     for line in (
@@ -139,6 +146,18 @@ def _print_ledger(folder: RunFolder, console: Console) -> None:
 
 def _cutoffs(metrics: Mapping[str, float]) -> list[str]:
     return [name.removeprefix("hr") for name in metrics if name.startswith("hr@")]
+
+
+def _slices(metrics: Mapping[str, float]) -> list[str]:
+    """Prefixes of the metrics of some users."""
+    found = (name.removesuffix("auc") for name in metrics if name.endswith("/auc"))
+    return [prefix for prefix in found if not prefix.endswith("full/")]
+
+
+def _told(metrics: Mapping[str, float], prefix: str, cuts: list[str]) -> list[str]:
+    """The metrics that say something: with one relevant item each, recall is HR and precision a part of it."""
+    single = all(metrics[f"{prefix}recall{cut}"] == metrics[f"{prefix}hr{cut}"] for cut in cuts)
+    return [name for name in TITLES if not (single and name in ("precision", "recall"))]
 
 
 def _spread(value: Mapping[str, float | None]) -> str:
