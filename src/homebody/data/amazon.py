@@ -22,7 +22,5 @@ COLUMNS = {"user": pl.String, "item": pl.String, "rating": pl.Float32, "time": p
 def read_amazon_video(folder: Path) -> Population:
     """Amazon Instant Video from a folder that holds `ratings.dat`."""
     path = folder / "ratings.dat"
-    # Some lines of the published file end in a carriage return, some do not.
-    text = file_bytes(path).replace(b"\r\n", b"\n")
-    rows = read_rows(text, path, COLUMNS, separator=",")
+    rows = read_rows(file_bytes(path), path, COLUMNS, separator=",")
     return build("amazon-video", rows["user"], rows["item"], times=rows["time"], ratings=rows["rating"])
