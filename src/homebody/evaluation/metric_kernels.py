@@ -29,29 +29,46 @@ def _run(kernel, scores, owner, relevant, listed):
     return torch.from_numpy(above), torch.from_numpy(tied), torch.from_numpy(others)
 
 
+# The loops over rows call a plain function each: compiling parallel code is slow, so there is little of it.
+
+
 @nb.njit(parallel=True, cache=True)
 def _among(scores, owner, relevant, listed, above, tied, others):
     for row in nb.prange(len(owner)):
-        own = scores[owner[row]]
-        for place in range(listed.shape[1]):
-            if listed[row, place] < 0:
-                continue
-            others[row] += 1
-            score = own[listed[row, place]]
-            for j in range(relevant.shape[1]):
-                if relevant[row, j] >= 0:
-                    target = own[relevant[row, j]]
-                    above[row, j] += not (score < target)
-                    tied[row, j] += score == target
+        others[row] = _listed_row(scores[owner[row]], relevant[row], listed[row], above[row], tied[row])
+
+
+@nb.njit(parallel=True, cache=True)
+def _in_catalogue(scores, owner, relevant, seen, above, tied, others):
+    for row in nb.prange(len(owner)):
+        others[row] = _catalogue_row(scores[owner[row]], relevant[row], seen[row], above[row], tied[row])
+
+
+@nb.njit
+def _listed_row(own, relevant, listed, above, tied):
+    others = 0
+    for item in listed:
+        if item < 0:
+            continue
+        others += 1
+        for j in range(len(relevant)):
+            if relevant[j] >= 0:
+                target = own[relevant[j]]
+                above[j] += 0 if own[item] < target else 1
+                tied[j] += 1 if own[item] == target else 0
+    return others
+
+
+FEW = 24
+"""So many relevant items are counted one by one, in a loop that the compiler vectorises."""
 
 
 @nb.njit
 def _one(own, target):
-    """How many of all scores are no less than the target, and how many the same: a loop the compiler vectorises."""
-    above, tied = np.int32(0), np.int32(0)
+    above, tied = 0, 0
     for item in range(len(own)):
-        above += np.int32(0) if own[item] < target else np.int32(1)
-        tied += np.int32(1) if own[item] == target else np.int32(0)
+        above += 0 if own[item] < target else 1
+        tied += 1 if own[item] == target else 0
     return above, tied
 
 
@@ -66,60 +83,65 @@ def _not_above(ascending, score):
     return before + (not (score < ascending[before]))
 
 
-@nb.njit(parallel=True, cache=True)
-def _in_catalogue(scores, owner, relevant, seen, above, tied, others):
-    n_items = scores.shape[1]
-    for row in nb.prange(len(owner)):
-        own = scores[owner[row]]
-        count = 0
-        for j in range(relevant.shape[1]):
-            count += relevant[row, j] >= 0
-        left_out = 0
-        while left_out < seen.shape[1] and seen[row, left_out] < n_items:
-            left_out += 1
-        others[row] = n_items - left_out - count
-        if count == 1:
-            j = 0
-            while relevant[row, j] < 0:
-                j += 1
-            target = own[relevant[row, j]]
-            most, same = _one(own, target)
-            for place in range(left_out):
-                score = own[seen[row, place]]
-                most -= 0 if score < target else 1
-                same -= 1 if score == target else 0
-            above[row, j] = most - 1  # less itself
-            tied[row, j] = same - (1 if target == target else 0)
+@nb.njit
+def _catalogue_row(own, relevant, seen, above, tied):
+    count, left_out = 0, 0
+    for item in relevant:
+        count += item >= 0
+    while left_out < len(seen) and seen[left_out] < len(own):
+        left_out += 1
+    if count <= FEW:
+        _one_by_one(own, relevant, seen[:left_out], above, tied)
+    else:
+        _all_at_once(own, relevant, seen[:left_out], count, above, tied)
+    return len(own) - left_out - count
+
+
+@nb.njit
+def _one_by_one(own, relevant, seen, above, tied):
+    for j in range(len(relevant)):
+        if relevant[j] < 0:
             continue
-        ascending = np.empty(count, dtype=own.dtype)
-        n = 0
-        for j in range(relevant.shape[1]):
-            if relevant[row, j] >= 0:
-                target = own[relevant[row, j]]
-                ascending[n] = target if target == target else -np.inf
-                n += 1
-        ascending.sort()
-        passed = np.zeros(count + 1, dtype=np.int64)  # by how many relevant items each score is not below
-        equal = np.zeros(count + 1, dtype=np.int64)
-        for item in range(n_items):
-            step = _not_above(ascending, own[item])
-            passed[step] += 1
-            equal[step] += step > 0 and ascending[step - 1] == own[item]
-        for place in range(left_out + relevant.shape[1]):
-            item = seen[row, place] if place < left_out else relevant[row, place - left_out]
+        target = own[relevant[j]]
+        above[j], tied[j] = _one(own, target)
+        for items in (seen, relevant):
+            for item in items:
+                if item >= 0:
+                    above[j] -= 0 if own[item] < target else 1
+                    tied[j] -= 1 if own[item] == target else 0
+
+
+@nb.njit
+def _all_at_once(own, relevant, seen, count, above, tied):
+    """One pass over the catalogue: between which of the relevant scores, in ascending order, does each one lie?"""
+    ascending = np.empty(count, dtype=own.dtype)
+    n = 0
+    for item in relevant:
+        if item >= 0:
+            ascending[n] = own[item] if own[item] == own[item] else -np.inf
+            n += 1
+    ascending.sort()
+    passed = np.zeros(count + 1, dtype=np.int64)
+    equal = np.zeros(count + 1, dtype=np.int64)
+    for score in own:
+        step = _not_above(ascending, score)
+        passed[step] += 1
+        equal[step] += step > 0 and ascending[step - 1] == score
+    for items in (seen, relevant):
+        for item in items:
             if item >= 0:
                 step = _not_above(ascending, own[item])
                 passed[step] -= 1
                 equal[step] -= step > 0 and ascending[step - 1] == own[item]
-        for step in range(count - 1, -1, -1):
-            passed[step] += passed[step + 1]
-        for j in range(relevant.shape[1]):
-            if relevant[row, j] >= 0:
-                target = own[relevant[row, j]]
-                bound = target if target == target else -np.inf
-                step = _not_above(ascending, bound)
-                first = step
-                while first > 0 and ascending[first - 1] == bound:
-                    first -= 1
-                above[row, j] = passed[first + 1]
-                tied[row, j] = equal[step] if target == target else 0
+    for step in range(count - 1, -1, -1):
+        passed[step] += passed[step + 1]
+    for j in range(len(relevant)):
+        if relevant[j] >= 0:
+            target = own[relevant[j]]
+            bound = target if target == target else -np.inf
+            last = _not_above(ascending, bound)
+            first = last
+            while first > 0 and ascending[first - 1] == bound:
+                first -= 1
+            above[j] = passed[first + 1]
+            tied[j] = equal[last] if target == target else 0

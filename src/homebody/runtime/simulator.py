@@ -25,6 +25,8 @@ __all__ = ["Simulator", "usable_device"]
 SAMPLES_AT_ONCE = 1 << 15
 """Padded interactions that clients work on together: large enough to be fast, small enough for caches."""
 SCORES_AT_ONCE = 1 << 21
+USERS_AT_ONCE = 24
+"""Scored together at least, however large the catalogue."""
 CACHED_BYTES = 256 << 20
 """Evaluation asks the same questions every round; they are kept up to this size."""
 
@@ -166,18 +168,23 @@ class Simulator:
         return fresh
 
     def _scores(self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...], items: Tensor) -> Tensor:
-        """(users, items) as each device would compute them, with the parameters it holds."""
+        """(users, items) as each device would compute them, with the parameters it holds; items in chunks."""
+        chunks = items.split(max(1, SCORES_AT_ONCE // len(users)))
         out = torch.empty(0)
         for chosen, tree, locals_ in self._holdings(method, shared, users):
-            rank = partial(self._score_one, method, tree, items)
-            values: Tensor = vmap(rank)(locals_, *(part[chosen] for part in data))
-            if values.shape[1:] != items.shape:
-                name, found = type(method).__name__, tuple(values.shape[1:])
-                raise HomebodyError(f"{name}.score() must give one number for each of {len(items)} items, not {found}.")
-            if isinstance(chosen, slice):
-                return values
-            out = out if len(out) else values.new_empty(len(users), len(items))
-            out[chosen] = values
+            own = [part[chosen] for part in data]
+            for number, chunk in enumerate(chunks):
+                values: Tensor = vmap(partial(self._score_one, method, tree, chunk))(locals_, *own)
+                if values.shape[1:] != chunk.shape:
+                    name, found = type(method).__name__, tuple(values.shape[1:])
+                    raise HomebodyError(
+                        f"{name}.score() must give one number for each of {len(chunk)} items, not {found}."
+                    )
+                if isinstance(chosen, slice) and len(chunks) == 1:
+                    return values
+                out = out if len(out) else values.new_empty(len(users), len(items))
+                start = number * len(chunks[0])
+                out[chosen, start : start + len(chunk)] = values
         return out
 
     def _score_one(self, method: Method, tree: Tree, items: Tensor, local: Tree, *own: Tensor) -> Tensor:
@@ -214,7 +221,7 @@ class Simulator:
             return
         kept: list[Asked] = []
         size = 0
-        most = SCORES_AT_ONCE // self.split.n_items
+        most = max(USERS_AT_ONCE, SCORES_AT_ONCE // self.split.n_items)
         for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, most):
             block = Asked(users, self._data(users, width), questions(self.split, users, self.device))
             size += sum(part.nbytes for part in block.data)
