@@ -57,7 +57,7 @@ def test_get_and_info_of_published_data(real_data: Path, cache: Path) -> None:
     text = printed("info", "ml-100k", "--data-dir", str(real_data))
     assert "93.70%" in text
     assert "Star Wars (1977)" in text
-    assert "genres, year" in text
+    assert "genres  multi-hot  19 distinct" in text
 
 
 @pytest.mark.parametrize("command", ["get", "info"])
