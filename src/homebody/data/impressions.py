@@ -40,14 +40,15 @@ def attach_impressions(population: Population, path: Path, say: Say) -> Populati
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so there are no impressions.")
     column = {role: Column(table[name], role, path) for role, name in roles.items()}
+    called = ids(column["user"])
     rows = pl.DataFrame(
         {
             "impression": ids(column["impression"]).cast(pl.String),
-            "user": places(ids(column["user"]), population.user_ids, population.n_users),
+            "user": places(called, population.user_ids, population.n_users),
             "item": places(ids(column["item"]), population.item_ids, population.n_items),
             "clicked": flags(column["clicked"]),
             "time": times(column["time"]) if "time" in column else pl.repeat(0, table.height, eager=True),
-            "called": table[roles["user"]].cast(pl.String),
+            "called": called,
         }
     )
     _refuse_shared(rows, path)
@@ -114,7 +115,7 @@ def _usable(rows: pl.DataFrame, path: Path, say: Say) -> pl.DataFrame:
     if once.height < rows.height:
         say(
             f"{path} shows an item again in the same impression in {_count(rows.height - once.height, 'row')}; "
-            "it counts once, as clicked if it was clicked at all."
+            "it counts once, as clicked if once clicked."
         )
     clicks = pl.col("clicked").sum().over("impression")
     shown = pl.len().over("impression")
@@ -132,14 +133,13 @@ def _usable(rows: pl.DataFrame, path: Path, say: Say) -> pl.DataFrame:
 
 
 def _impressions(rows: pl.DataFrame) -> Impressions:
-    number = pl.col("impression").rank("dense").cast(pl.Int64)
     # Sorting is stable: what the file shows first stands first.
-    rows = rows.with_columns(
-        pl.col("time").min().over("impression"),
-        pl.int_range(pl.len()).min().over("impression").alias("first"),
-        number.alias("number"),
-    ).sort("user", "time", "first", maintain_order=True)
-    starts = np.flatnonzero(np.diff(rows["number"].to_numpy(), prepend=-1))
+    rows = (
+        rows.with_row_index("first")
+        .with_columns(pl.col("time", "first").min().over("impression"))
+        .sort("user", "time", "first", maintain_order=True)
+    )
+    starts = np.flatnonzero(np.diff(rows["first"].cast(pl.Int64).to_numpy(), prepend=-1))
     return Impressions(
         users=rows["user"].to_numpy()[starts].astype(np.int64),
         indptr=np.append(starts, rows.height).astype(np.int64),
