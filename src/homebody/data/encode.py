@@ -12,7 +12,7 @@ import polars as pl
 from homebody.data.features import Features
 from homebody.errors import HomebodyError
 
-__all__ = ["Encoded", "EncodedColumn", "encode", "trigrams"]
+__all__ = ["Encoded", "EncodedColumn", "Pairs", "encode", "trigrams"]
 
 # Whatever is no letter, accent or digit parts two words.
 WORDS = r"[\p{L}\p{M}\p{N}]+"
@@ -72,37 +72,49 @@ def encode(features: Features, known: npt.NDArray[np.bool_], *, unit: str = "row
         elif kind == "categorical":
             columns[name], vocabularies[name] = _one(values, known, note)
         elif kind == "multi-hot":
-            columns[name], vocabularies[name] = _many(_exploded(values), values, known, note, "value")
+            columns[name], vocabularies[name] = _many(_listed(values), values, known, note, "value")
         else:
             columns[name], vocabularies[name] = _many(trigrams(values), values, known, note, "3-gram")
     return Encoded(columns, tuple(notes), vocabularies)
 
 
-def trigrams(texts: pl.Series) -> pl.DataFrame:
-    """Each row's distinct character 3-grams: of its words, in lower case and with a # at both ends.
+class Pairs(NamedTuple):
+    """Which rows have which values; a pair may stand several times."""
+
+    row: npt.NDArray[np.int64]
+    value: npt.NDArray[np.int64]
+    """A place in `distinct`."""
+    distinct: pl.Series
+    """The values, sorted."""
+
+
+def trigrams(texts: pl.Series) -> Pairs:
+    """Each row's character 3-grams: those of its words, in lower case and with a # at both ends.
 
     Words are runs of letters and digits, as in DSSM's word hashing (Huang et al. 2013).
 
-    >>> trigrams(pl.Series(["A cat!"]))["value"].to_list()
+    >>> found = trigrams(pl.Series(["A cat!"]))
+    >>> found.distinct.gather(found.value).to_list()
     ['#a#', '#ca', 'cat', 'at#']
     """
-    words = _exploded(texts.cast(pl.String).str.to_lowercase().str.extract_all(WORDS))
+    words = _listed(texts.cast(pl.String).str.to_lowercase().str.extract_all(WORDS))
     # People use the same words again and again: each is cut up once.
-    distinct = words["value"].unique(maintain_order=True)
-    marked = pl.DataFrame({"word": distinct, "marked": BOUNDARY + distinct + BOUNDARY})
-    marked = marked.with_columns(pl.col("marked").str.len_chars().alias("length"))
-    pieces = []
+    marked = pl.DataFrame({"word": pl.int_range(len(words.distinct), eager=True), "text": words.distinct}).select(
+        "word", (BOUNDARY + pl.col("text") + BOUNDARY).alias("text")
+    )
+    marked = marked.with_columns(pl.col("text").str.len_chars().alias("length"))
+    pieces = [pl.DataFrame(schema={"word": pl.Int64, "gram": pl.String})]
     for start in range(int(marked["length"].to_numpy().max(initial=2)) - 2):
         marked = marked.filter(pl.col("length") >= start + 3)
-        pieces.append(
-            marked.select("word", pl.col("marked").str.slice(start, 3).alias("gram"), pl.lit(start).alias("start"))
-        )
-    if not pieces:
-        return words
-    grams = pl.concat(pieces).sort("word", "start").group_by("word", maintain_order=True).agg("gram")
-    cut = words.join(grams, left_on="value", right_on="word", how="left", maintain_order="left")
-    found = cut.select("row", pl.col("gram").alias("value")).explode("value")
-    return found.unique(maintain_order=True)
+        pieces.append(marked.select("word", pl.col("text").str.slice(start, 3).alias("gram")))
+    grams = pl.concat(pieces).sort("word", maintain_order=True)
+    distinct = grams["gram"].unique().sort()
+    gram = _codes(grams["gram"], distinct) - 1
+    many = np.bincount(grams["word"].to_numpy(), minlength=len(words.distinct))
+    # For each word of each row, the places of that word's grams.
+    length = many[words.value]
+    begin = np.repeat((np.cumsum(many) - many)[words.value] - (np.cumsum(length) - length), length)
+    return Pairs(np.repeat(words.row, length), gram[begin + np.arange(len(begin))], distinct)
 
 
 @dataclass(frozen=True)
@@ -118,10 +130,12 @@ class _Notes:
             self.kept.append(f"{count:,} of {self.of:,} {self.unit} {has} {what}.")
 
 
-def _exploded(lists: pl.Series) -> pl.DataFrame:
-    """A row for each value of each list, with the number of the list."""
+def _listed(lists: pl.Series) -> Pairs:
+    """The pairs that lists of texts are."""
     table = pl.DataFrame({"row": pl.int_range(len(lists), eager=True), "value": lists})
-    return table.filter(pl.col("value").list.len() > 0).explode("value").drop_nulls()
+    table = table.filter(pl.col("value").list.len() > 0).explode("value").drop_nulls()
+    distinct = table["value"].unique().sort()
+    return Pairs(table["row"].to_numpy(), _codes(table["value"], distinct) - 1, distinct)
 
 
 def _codes(values: pl.Series, vocabulary: pl.Series) -> npt.NDArray[np.int64]:
@@ -142,26 +156,24 @@ def _one(values: pl.Series, known: npt.NDArray[np.bool_], note: _Notes) -> tuple
 
 
 def _many(
-    pairs: pl.DataFrame, values: pl.Series, known: npt.NDArray[np.bool_], note: _Notes, what: str
+    pairs: Pairs, values: pl.Series, known: npt.NDArray[np.bool_], note: _Notes, what: str
 ) -> tuple[EncodedColumn, pl.Series]:
-    row = pairs["row"].to_numpy()
-    vocabulary = pairs["value"].filter(pl.Series(known[row], dtype=pl.Boolean)).unique().sort()
-    codes = _codes(pairs["value"], vocabulary)
-    size = len(vocabulary) + 1
+    seen = np.zeros(len(pairs.distinct), dtype=np.bool_)
+    seen[pairs.value[known[pairs.row]]] = True
+    vocabulary, size = pairs.distinct.filter(pl.Series(seen)), int(seen.sum()) + 1
+    usable = seen[pairs.value]
     # One number for a row and its code: the set of them, sorted, is the matrix read line by line.
-    both = np.unique(row[codes > 0] * size + codes[codes > 0])
-    row_of, code = both // size, both % size
-    counts = np.bincount(row_of, minlength=len(values))
+    both = np.sort(pairs.row[usable] * size + np.cumsum(seen)[pairs.value[usable]])
+    both = both[np.diff(both, prepend=-1) > 0]
+    row, code = both // size, both % size
+    counts = np.bincount(row, minlength=len(values))
     matrix = np.full((len(values), max(1, int(counts.max(initial=0)))), -1, dtype=np.int64)
-    matrix[row_of, np.arange(len(both)) - (np.cumsum(counts) - counts)[row_of]] = code
+    matrix[row, np.arange(len(both)) - (np.cumsum(counts) - counts)[row]] = code
     note.add(values.null_count(), f"no '{note.column}'")
-    unseen = pairs.filter(pl.Series(codes == 0, dtype=pl.Boolean))
-    if unseen.height:
-        different = unseen["value"].n_unique()
-        note.add(
-            unseen["row"].n_unique(),
-            f"a {what} of '{note.column}' that none in training has ({different:,} different); it is dropped",
-        )
+    note.add(
+        np.count_nonzero(np.bincount(pairs.row[~usable])),
+        f"a {what} of '{note.column}' that none in training has ({int((~seen).sum()):,} different); it is dropped",
+    )
     return EncodedColumn(matrix, size, "many"), vocabulary
 
 
