@@ -171,7 +171,7 @@ def _many(
     matrix[row, np.arange(len(both)) - (np.cumsum(counts) - counts)[row]] = code
     note.add(values.null_count(), f"no '{note.column}'")
     note.add(
-        np.count_nonzero(np.bincount(pairs.row[~usable])),
+        int(np.count_nonzero(np.bincount(pairs.row[~usable]))),
         f"a {what} of '{note.column}' that none in training has ({int((~seen).sum()):,} different); it is dropped",
     )
     return EncodedColumn(matrix, size, "many"), vocabulary

@@ -176,6 +176,6 @@ def _repeats(population: Population) -> tuple[int, int]:
         if population.times is not None:
             time = population.times[rows]
             same = (time[1:] == time[:-1]) & (user[1:] == user[:-1])
-            tied += len(np.unique(user[1:][same]))
+            tied += int(np.count_nonzero(np.bincount(user[1:][same])))
         begin = end
     return duplicates, tied
