@@ -46,6 +46,67 @@ def test_info_of_a_file(tmp_path: Path) -> None:
     assert "3 (1 repeat an item)" in text
 
 
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """Five readers of four books, what is known of them, and what they were shown."""
+    (tmp_path / "loans.csv").write_text(
+        "user,item,rating\n1,a,5\n1,b,4\n1,c,2\n2,a,5\n2,b,3\n3,a,4\n3,b,4\n4,c,1\n5,d,5\n"
+    )
+    (tmp_path / "users.csv").write_text("user,age,job\n1,31,cook\n2,40,vet\n3,22,cook\n4,57,\n9,18,spy\n")
+    (tmp_path / "items.csv").write_text("item,title,genres\na,Emma,novel|comedy\nb,Ulysses,novel\nc,Faust,play\n")
+    (tmp_path / "shown.csv").write_text("impression,user,item,clicked\n1,1,a,1\n1,1,d,0\n2,4,c,1\n2,4,b,0\n3,2,a,0\n")
+    return tmp_path
+
+
+def test_info_of_features_filters_and_impressions(files: Path) -> None:
+    options = [
+        *("info", str(files / "loans.csv"), "--user-features", str(files / "users.csv")),
+        *("--item-features", str(files / "items.csv"), "--impressions", str(files / "shown.csv")),
+        *("--kind", "job=text", "--filter", "core=2", "--filter", "min_rating=2"),
+    ]
+    found = json.loads(printed(*options, "--json"))
+    assert (found["users"], found["items"], found["interactions"]) == (3, 2, 6)
+    assert found["names"] == ["Emma", "Ulysses"]
+    assert found["user_features"] == [
+        {"name": "age", "kind": "numeric", "distinct": 3, "missing": 0.0},
+        {"name": "job", "kind": "text", "distinct": 2, "missing": 0.0},
+    ]
+    assert [(one["name"], one["kind"]) for one in found["item_features"]] == [
+        ("title", "text"),
+        ("genres", "multi-hot"),
+    ]
+    assert found["activity"] == [{"least": 1, "most": 1, "users": 0}, {"least": 2, "most": 4, "users": 3}]
+    assert found["impressions"] == {"impressions": 0, "users": 0, "shown": 0, "clicked": 0}
+    assert len(found["notes"]) == 7
+    assert found["notes"][-1].startswith("The filters min_rating=2, core=2 kept 3 of 5 users")
+    text = printed(*options)
+    assert max(map(len, text.splitlines())) <= 80
+    for note in found["notes"]:
+        assert " ".join(note.split()) in " ".join(text.split())
+
+
+def test_info_shows_how_active_people_are(files: Path) -> None:
+    lines = [line.split() for line in printed("info", str(files / "loans.csv")).splitlines()]
+    bars = {" ".join(line[:-2]): (line[-2], len(line[-1])) for line in lines if line and set(line[-1]) <= {"█", "#"}}
+    assert bars == {"1": ("2", 21), "2 to 4": ("3", 32)}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--filter", "core"], "--filter takes NAME=VALUE, not 'core'"),
+        (["--filter", "core=2", "--filter", "core=3"], "--filter says twice what 'core' is"),
+        (["--filter", "cor=2"], "no filter 'cor'; did you mean 'core'"),
+        (["--kind", "=text"], "--kind takes NAME=VALUE, not '=text'"),
+        (["--kind", "age=numeric"], "There is no feature 'age' to be numeric: loans has none"),
+        (["--user-features", "nowhere.csv"], "There is no file nowhere.csv"),
+    ],
+)
+def test_info_refuses_what_it_does_not_understand(files: Path, options: list[str], sentence: str) -> None:
+    with pytest.raises(HomebodyError, match=sentence):
+        printed("info", str(files / "loans.csv"), *options)
+
+
 def test_info_of_a_synthetic_population() -> None:
     found = json.loads(printed("info", "synthetic:users=20,items=30,mean=6", "--json"))
     assert (found["users"], found["items"], found["tied_users"]) == (20, 30, None)
@@ -57,7 +118,7 @@ def test_get_and_info_of_published_data(real_data: Path, cache: Path) -> None:
     text = printed("info", "ml-100k", "--data-dir", str(real_data))
     assert "93.70%" in text
     assert "Star Wars (1977)" in text
-    assert "genres, year" in text
+    assert "genres  multi-hot  19 distinct" in text
 
 
 @pytest.mark.parametrize("command", ["get", "info"])

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from homebody.errors import HomebodyError
+
 if TYPE_CHECKING:
     from homebody.data.fetch import Progress
     from homebody.data.sources import Place
-    from homebody.data.summary import Summary
 
-__all__ = ["app", "fetching"]
+__all__ = ["app", "fetching", "pairs"]
 
 app = typer.Typer(help="List, fetch and inspect datasets.", no_args_is_help=True)
 
@@ -101,12 +102,26 @@ def info(
     item_col: Annotated[str | None, typer.Option(help="The file's column of items.")] = None,
     time_col: Annotated[str | None, typer.Option(help="The file's column of times.")] = None,
     rating_col: Annotated[str | None, typer.Option(help="The file's column of ratings.")] = None,
+    user_features: Annotated[Path | None, typer.Option(help="A CSV or Parquet file, a row a user.")] = None,
+    item_features: Annotated[Path | None, typer.Option(help="A CSV or Parquet file, a row an item.")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="COLUMN=KIND of a feature: categorical, multi-hot, numeric or text; repeat."),
+    ] = None,
+    impressions: Annotated[Path | None, typer.Option(help="A CSV or Parquet file, a row an item shown.")] = None,
+    filters: Annotated[list[str] | None, typer.Option("--filter", help="NAME=VALUE, such as core=5; repeat.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Count a population: users, items, lengths, duplicates, ties, times, features."""
+    """Count a population: users, items, lengths, duplicates, ties, times, features, impressions."""
+    from homebody.data.attach import attach
+    from homebody.data.filters import Filters, apply
     from homebody.data.sources import load
     from homebody.data.summary import summarise
 
+    kinds, parts = pairs(kind, "--kind"), pairs(filters, "--filter")
+    # Before anything is read: what was mistyped need not wait for it.
+    Filters.parse(parts)
+    notes: list[str] = []
     with fetching(quiet=as_json) as (say, progress):
         population = load(
             source,
@@ -118,18 +133,41 @@ def info(
             say=say,
             progress=progress,
         )
+    population = attach(
+        population,
+        user_features=user_features,
+        item_features=item_features,
+        kinds=kinds,
+        impressions=impressions,
+        say=notes.append,
+    )
+    population = apply(population, parts, say=notes.append)
     summary = summarise(population)
     if as_json:
-        typer.echo(json.dumps(summary.as_dict()))
+        typer.echo(json.dumps({**summary.as_dict(), "notes": notes}))
         return
 
-    from rich.console import Console
-    from rich.table import Table
+    from homebody.cli.info import print_summary
 
-    table = Table(show_header=False, box=None)
-    for label, value in _lines(summary):
-        table.add_row(label, value)
-    Console().print(table, highlight=False)
+    print_summary(summary, notes)
+
+
+def pairs(given: list[str] | None, option: str) -> dict[str, str]:
+    """What a repeated NAME=VALUE option says.
+
+    >>> pairs(["core=5", "seed=1"], "--filter")
+    {'core': '5', 'seed': '1'}
+    """
+    found: dict[str, str] = {}
+    for text in given or []:
+        # A column's name may hold an equals sign, a kind or a number may not.
+        name, equals, value = (part.strip() for part in text.rpartition("="))
+        if not equals or not name or not value:
+            raise HomebodyError(f"{option} takes NAME=VALUE, not '{text}'.")
+        if name in found:
+            raise HomebodyError(f"{option} says twice what '{name}' is; leave one out.")
+        found[name] = value
+    return found
 
 
 @contextmanager
@@ -171,38 +209,3 @@ def _status(place: Place | None) -> str:
     if place.damaged:
         return "damaged"
     return "cached" if place.origin == "cache" else "local folder"
-
-
-def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
-    yield "population", summary.name
-    yield "users", f"{summary.users:,}"
-    yield (
-        "items",
-        f"{summary.items:,}" + (f" ({summary.unseen_items:,} that nobody touched)" if summary.unseen_items else ""),
-    )
-    yield "interactions", f"{summary.interactions:,} ({summary.duplicates:,} repeat an item)"
-    yield "sparsity", f"{summary.sparsity:.2%} of user-item pairs never met"
-    middle = f"median {summary.median:,.1f}, mean {summary.mean:,.1f}"
-    yield "per user", f"least {summary.shortest:,}, {middle}, most {summary.longest:,}"
-    yield "popularity", f"the top tenth of items has {summary.top_tenth:.1%} of the interactions"
-    if summary.tied_users is not None and summary.first_time is not None and summary.last_time is not None:
-        yield "times", f"{_moment(summary.first_time)} to {_moment(summary.last_time)}"
-        yield "tied times", f"{summary.tied_users:.1%} of users; their order is the file's"
-    else:
-        yield "times", "none"
-    yield (
-        "ratings",
-        "none" if summary.ratings is None else f"{summary.ratings[0]:g} to {summary.ratings[1]:g}",
-    )
-    if summary.names:
-        yield "most popular", "; ".join(summary.names)
-    yield "user features", ", ".join(summary.user_features) or "none"
-    yield "item features", ", ".join(summary.item_features) or "none"
-
-
-def _moment(time: int) -> str:
-    """A date where the number is plainly seconds since 1970, otherwise the number."""
-    from datetime import UTC, datetime
-
-    in_living_memory = 10**8 < time < 10**10
-    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M}" if in_living_memory else f"{time:,}"

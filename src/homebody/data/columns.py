@@ -9,7 +9,7 @@ import polars as pl
 
 from homebody.errors import HomebodyError
 
-__all__ = ["Column", "ids", "numbers", "times"]
+__all__ = ["Column", "flags", "ids", "numbers", "numbers_or_nothing", "times"]
 
 # What spreadsheets and data frames write where there was nothing.
 MISSING = ("", "nan", "NaN", "NAN", "null", "NULL", "None", "NA", "N/A", "<NA>")
@@ -56,7 +56,7 @@ class Column:
             return text.set(text.is_in(MISSING), None)
         return values
 
-    def refuse(self, bad: pl.Series, needs: str) -> None:
+    def refuse(self, bad: pl.Series, needs: str, remedy: str = "") -> None:
         """Raise if any row is marked, showing the first."""
         row = bad.arg_max()
         if row is None or not bad[row]:
@@ -67,7 +67,7 @@ class Column:
         raise HomebodyError(
             f"The {self.role} column '{self.values.name}' of {self.path} must hold {needs}, but row "
             f"{row + 1} has {shown} ({count} such {'row' if count == 1 else 'rows'}, counted from 1, "
-            "header aside)."
+            f"header aside){remedy}."
         )
 
 
@@ -104,6 +104,30 @@ def numbers(column: Column) -> pl.Series:
     values = _as_numbers(column.bare())
     column.refuse(~values.cast(pl.Float32).is_finite().fill_null(False), "numbers")
     return values
+
+
+def numbers_or_nothing(column: Column, remedy: str = "") -> pl.Series:
+    """Finite numbers, or null where there is nothing.
+
+    >>> numbers_or_nothing(Column(pl.Series(["1", "NA"]), "numeric", Path("a.csv"))).to_list()
+    [1, None]
+    """
+    values = column.bare()
+    found = _as_numbers(values)
+    column.refuse(found.is_null() & values.is_not_null(), "numbers", remedy)
+    return found
+
+
+def flags(column: Column) -> pl.Series:
+    """Yes or no, written as 1 or 0, true or false.
+
+    >>> flags(Column(pl.Series(["1", "False"]), "clicked", Path("a.csv"))).to_list()
+    [True, False]
+    """
+    values = column.bare().cast(pl.String).str.to_lowercase()
+    yes, no = values.is_in(["1", "1.0", "true"]), values.is_in(["0", "0.0", "false"])
+    column.refuse(~(yes | no).fill_null(False), "1 or 0 (or true or false)")
+    return yes
 
 
 def times(column: Column) -> pl.Series:

@@ -5,13 +5,45 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import numpy as np
+import numpy.typing as npt
+import polars as pl
 
-from homebody.data.population import Population
+from homebody.data.features import Features, Kind
+from homebody.data.population import Impressions, Population
 from homebody.errors import HomebodyError
 
-__all__ = ["Summary", "summarise"]
+__all__ = ["Bin", "FeatureSummary", "ImpressionSummary", "Summary", "summarise"]
 
 INTERACTIONS_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The users with `least` to `most` interactions."""
+
+    least: int
+    most: int
+    users: int
+
+
+@dataclass(frozen=True)
+class FeatureSummary:
+    """One column of features."""
+
+    name: str
+    kind: Kind
+    distinct: int
+    """Different values; of multi-hot ones, in all lists together."""
+    missing: float
+    """The share of rows of which nothing is known."""
+
+
+@dataclass(frozen=True)
+class ImpressionSummary:
+    impressions: int
+    users: int
+    shown: int
+    clicked: int
 
 
 @dataclass(frozen=True)
@@ -43,8 +75,12 @@ class Summary:
     """The lowest and the highest."""
     names: list[str]
     """The most popular items' names."""
-    user_features: list[str]
-    item_features: list[str]
+    activity: list[Bin]
+    """Users by how many interactions they have, in steps of 1, 2, 5, 10, …: PrivRec's Figure 2."""
+    user_features: list[FeatureSummary]
+    item_features: list[FeatureSummary]
+    contexts: list[FeatureSummary]
+    impressions: ImpressionSummary | None
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -86,9 +122,43 @@ def summarise(population: Population) -> Summary:
         last_time=None if times is None or len(times) == 0 else int(times.max()),
         ratings=None if ratings is None or len(ratings) == 0 else (float(ratings.min()), float(ratings.max())),
         names=[] if names is None else [str(name) for name in names.gather(ranked[:5]).to_list()],
-        user_features=[] if population.user_features is None else population.user_features.names,
-        item_features=[] if population.item_features is None else population.item_features.names,
+        activity=_activity(lengths),
+        user_features=_features(population.user_features),
+        item_features=_features(population.item_features),
+        contexts=_features(population.contexts),
+        impressions=None if population.impressions is None else _impressions(population.impressions),
     )
+
+
+def _activity(lengths: npt.NDArray[np.int64]) -> list[Bin]:
+    """All bins up to the longest history; one for nobody's only where there are such people.
+
+    >>> [(one.least, one.most, one.users) for one in _activity(np.array([1, 4, 5, 6]))]
+    [(1, 1, 1), (2, 4, 1), (5, 9, 2)]
+    """
+    longest = int(lengths.max())
+    edges = [step * 10**power for power in range(len(str(longest)) + 1) for step in (1, 2, 5)]
+    edges = [1, *(edge for edge in edges if 1 < edge <= longest), next(edge for edge in edges if edge > longest)]
+    counts = np.histogram(lengths[lengths > 0], bins=np.array(edges))[0]
+    idle = int((lengths == 0).sum())
+    bins = [Bin(low, high - 1, int(n)) for low, high, n in zip(edges[:-1], edges[1:], counts, strict=True)]
+    return [Bin(0, 0, idle), *bins] if idle else bins
+
+
+def _features(features: Features | None) -> list[FeatureSummary]:
+    if features is None:
+        return []
+    return [_feature(features.table[name], name, kind) for name, kind in features.kinds.items()]
+
+
+def _feature(values: pl.Series, name: str, kind: Kind) -> FeatureSummary:
+    present = values.drop_nulls()
+    different = present.explode().drop_nulls() if kind == "multi-hot" else present
+    return FeatureSummary(name, kind, different.n_unique(), 1.0 - len(present) / max(1, len(values)))
+
+
+def _impressions(shown: Impressions) -> ImpressionSummary:
+    return ImpressionSummary(len(shown.users), len(np.unique(shown.users)), len(shown.items), int(shown.clicked.sum()))
 
 
 def _repeats(population: Population) -> tuple[int, int]:
@@ -106,6 +176,6 @@ def _repeats(population: Population) -> tuple[int, int]:
         if population.times is not None:
             time = population.times[rows]
             same = (time[1:] == time[:-1]) & (user[1:] == user[:-1])
-            tied += len(np.unique(user[1:][same]))
+            tied += int(np.count_nonzero(np.bincount(user[1:][same])))
         begin = end
     return duplicates, tied

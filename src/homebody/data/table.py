@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -15,7 +15,7 @@ from homebody.data.columns import Column, ids, numbers, times
 from homebody.data.population import Population
 from homebody.errors import HomebodyError
 
-__all__ = ["read_table"]
+__all__ = ["listed", "raw_table", "read_table", "usual"]
 
 SEPARATORS = (",", "\t", ";")
 USUAL_NAMES = {
@@ -50,9 +50,13 @@ def read_table(
     """
     path = Path(path)
     given = {"user": user_col, "item": item_col, "time": time_col, "rating": rating_col}
-    separator = None if _is_parquet(path) else _separator(path)
-    names = _choose(path, _header(path, separator), given)
-    table = _read(path, separator, list(names.values()))
+    names: dict[str, str] = {}
+
+    def choose(present: list[str]) -> list[str]:
+        names.update(_choose(path, present, given))
+        return list(names.values())
+
+    table = raw_table(path, choose)
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so there is nobody to learn from.")
     column = {role: Column(table[name], role, path) for role, name in names.items()}
@@ -63,6 +67,27 @@ def read_table(
         times=times(column["time"]) if "time" in column else None,
         ratings=numbers(column["rating"]) if "rating" in column else None,
     )
+
+
+def raw_table(path: Path, choose: Callable[[list[str]], list[str]] | None = None) -> pl.DataFrame:
+    """A file's columns as they stand, those of CSV as text; `choose` picks from their names, otherwise all."""
+    separator = None if _is_parquet(path) else _separator(path)
+    present = _header(path, separator)
+    return _read(path, separator, present if choose is None else choose(present))
+
+
+def usual(present: list[str], names: Collection[str]) -> list[str]:
+    """The columns called by one of these names, in any spelling of case, `_` and `-`.
+
+    >>> usual(["User_ID", "age"], {"user", "userid"})
+    ['User_ID']
+    """
+    return [name for name in present if name.strip().lower().replace("_", "").replace("-", "") in names]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a sentence."""
+    return ", ".join(f"'{name}'" for name in names)
 
 
 def _is_parquet(path: Path) -> bool:
@@ -131,14 +156,14 @@ def _choose(path: Path, present: list[str], given: dict[str, str | None]) -> dic
         if name is None:
             name = _usual(path, present, role)
         elif name and name not in present:
-            raise HomebodyError(f"{path} has no column '{name}' (--{role}-col); its columns are {_listed(present)}.")
+            raise HomebodyError(f"{path} has no column '{name}' (--{role}-col); its columns are {listed(present)}.")
         if name:
             chosen[role] = name
         elif role in {"user", "item"}:
             headless = " (does the file lack a header line?)" if all(map(_numeric, present)) else ""
             raise HomebodyError(
                 f"Which column of {path} is the {role}? Name it with --{role}-col; its columns are "
-                f"{_listed(present)}{headless}."
+                f"{listed(present)}{headless}."
             )
     for role, other in combinations(chosen, 2):
         if chosen[role] == chosen[other]:
@@ -150,16 +175,12 @@ def _choose(path: Path, present: list[str], given: dict[str, str | None]) -> dic
 
 
 def _usual(path: Path, present: list[str], role: str) -> str | None:
-    matches = [name for name in present if name.lower().replace("_", "").replace("-", "") in USUAL_NAMES[role]]
+    matches = usual(present, USUAL_NAMES[role])
     if len(matches) > 1:
         raise HomebodyError(
-            f"{path} has several columns that could be the {role} ({_listed(matches)}); name one with --{role}-col."
+            f"{path} has several columns that could be the {role} ({listed(matches)}); name one with --{role}-col."
         )
     return matches[0] if matches else None
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
 
 
 def _numeric(name: str) -> bool:

@@ -1,0 +1,107 @@
+"""What `homebody data info` prints: a summary's numbers, and a chart of how active people are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+
+from homebody.data.summary import Bin, FeatureSummary, Summary
+
+__all__ = ["print_summary"]
+
+BAR = 32
+"""Columns of the longest bar; with its labels it fits 80."""
+
+
+def print_summary(summary: Summary, notes: Sequence[str] = ()) -> None:
+    """To standard output, 80 columns wide; the notes, which say what was guessed or left out, first."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    for note in notes:
+        console.print(note)
+    if notes:
+        console.print()
+    table = _grid()
+    for label, value in _lines(summary):
+        table.add_row(label, value)
+    console.print(table)
+    console.print("\n users by number of interactions")
+    console.print(Padding(_chart(summary.activity, block=_block(console)), (0, 0, 0, 2)))
+    sections = (
+        ("user features", summary.user_features),
+        ("item features", summary.item_features),
+        ("contexts", summary.contexts),
+    )
+    for title, columns in sections:
+        if columns:
+            console.print(f"\n {title}")
+            console.print(Padding(_columns(columns), (0, 0, 0, 2)))
+
+
+def _grid() -> Table:
+    return Table(show_header=False, box=None)
+
+
+def _block(console: Console) -> str:
+    return "█" if console.encoding.lower().startswith("utf") else "#"
+
+
+def _chart(bins: Sequence[Bin], block: str) -> Table:
+    """A bar for each bin from the first that has someone."""
+    first = next(place for place, one in enumerate(bins) if one.users)
+    most = max(one.users for one in bins)
+    table = Table(show_header=False, box=None)
+    table.add_column(justify="right")
+    table.add_column(justify="right")
+    for one in bins[first:]:
+        span = f"{one.least:,}" if one.least == one.most else f"{one.least:,} to {one.most:,}"
+        # Whoever is there is seen, however few.
+        length = max(round(BAR * one.users / most), int(one.users > 0))
+        table.add_row(span, f"{one.users:,}", block * length)
+    return table
+
+
+def _columns(columns: Sequence[FeatureSummary]) -> Table:
+    table = _grid()
+    for one in columns:
+        missing = f"{one.missing:.1%} missing" if one.missing else ""
+        table.add_row(one.name, one.kind, f"{one.distinct:,} distinct", missing)
+    return table
+
+
+def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
+    yield "population", summary.name
+    yield "users", f"{summary.users:,}"
+    unseen = f" ({summary.unseen_items:,} that nobody touched)" if summary.unseen_items else ""
+    yield "items", f"{summary.items:,}{unseen}"
+    yield "interactions", f"{summary.interactions:,} ({summary.duplicates:,} repeat an item)"
+    yield "sparsity", f"{summary.sparsity:.2%} of user-item pairs never met"
+    middle = f"median {summary.median:,.1f}, mean {summary.mean:,.1f}"
+    yield "per user", f"least {summary.shortest:,}, {middle}, most {summary.longest:,}"
+    yield "popularity", f"the top tenth of items has {summary.top_tenth:.1%} of the interactions"
+    if summary.tied_users is not None and summary.first_time is not None and summary.last_time is not None:
+        yield "times", f"{_moment(summary.first_time)} to {_moment(summary.last_time)}"
+        yield "tied times", f"{summary.tied_users:.1%} of users; their order is the file's"
+    else:
+        yield "times", "none"
+    yield "ratings", "none" if summary.ratings is None else f"{summary.ratings[0]:g} to {summary.ratings[1]:g}"
+    if summary.names:
+        yield "most popular", "; ".join(summary.names)
+    for title, columns in (("user features", summary.user_features), ("item features", summary.item_features)):
+        if not columns:
+            yield title, "none"
+    if summary.impressions is not None:
+        shown = summary.impressions
+        yield (
+            "impressions",
+            f"{shown.impressions:,} of {shown.users:,} users; {shown.clicked:,} of {shown.shown:,} items clicked",
+        )
+
+
+def _moment(time: int) -> str:
+    """A date where the number is plainly seconds since 1970, otherwise the number."""
+    in_living_memory = 10**8 < time < 10**10
+    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M}" if in_living_memory else f"{time:,}"

@@ -1,0 +1,201 @@
+"""What other files say of a population's users and items, and what its users were shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, cast
+
+import polars as pl
+
+from homebody.data.columns import Column, ids
+from homebody.data.features import KINDS, Features, Kind
+from homebody.data.impressions import attach_impressions, places
+from homebody.data.kinds import as_kind, guess
+from homebody.data.population import Population
+from homebody.data.table import USUAL_NAMES, listed, raw_table, usual
+from homebody.errors import HomebodyError, unknown_name
+
+__all__ = ["attach"]
+
+Role = Literal["user", "item"]
+Say = Callable[[str], None]
+TITLES = ("title", "name")
+
+
+def attach(
+    population: Population,
+    *,
+    user_features: str | Path | None = None,
+    item_features: str | Path | None = None,
+    kinds: Mapping[str, str] | None = None,
+    impressions: str | Path | None = None,
+    say: Say | None = None,
+) -> Population:
+    """The population with features and impressions from CSV or Parquet files, and columns of the kinds given.
+
+    A feature file has a row for each user (or item). The id is in a column of a usual name (user, user_id,
+    id; item, item_id, movieId, id), otherwise in the first. The other columns are features, of the kinds that
+    they look like (`homebody.data.kinds.guess`) unless `kinds` says otherwise. They stand beside the features
+    that the population has already; one of the same name takes the other's place. Titles or names of items
+    serve as their names where there are none. What is guessed, missing or left out is said, and counted.
+
+    >>> import tempfile, numpy as np
+    >>> two = Population("toy", np.array([0, 1, 2]), np.array([0, 0], dtype=np.int32), 1, user_ids=pl.Series([7, 9]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "users.csv").write_text("user,age\\n9,31.5\\n")
+    ...     known = attach(two, user_features=Path(folder, "users.csv"), kinds={"age": "numeric"})
+    >>> known.user_features.table["age"].to_list()
+    [None, 31.5]
+    """
+    say = say or _nothing
+    wanted = _kinds(kinds or {})
+    users, items, names = population.user_features, population.item_features, population.item_names
+    if user_features is not None:
+        users, _ = _described(population, "user", Path(user_features), wanted, users, say)
+    if item_features is not None:
+        items, titles = _described(population, "item", Path(item_features), wanted, items, say)
+        names = titles if names is None else names
+    # Kinds may also be given for what the source itself has.
+    users, items, contexts = (_of_kinds(one, wanted) for one in (users, items, population.contexts))
+    present = {name for one in (users, items, contexts) if one is not None for name in one.names}
+    for name in wanted:
+        if name not in present:
+            if not present:
+                raise HomebodyError(f"There is no feature '{name}' to be {wanted[name]}: {population.name} has none.")
+            raise unknown_name("feature", name, present)
+    population = replace(population, user_features=users, item_features=items, contexts=contexts, item_names=names)
+    return population if impressions is None else attach_impressions(population, Path(impressions), say)
+
+
+def _kinds(given: Mapping[str, str]) -> dict[str, Kind]:
+    for kind in given.values():
+        if kind not in KINDS:
+            raise unknown_name("kind of feature", kind, KINDS)
+    return {name: cast(Kind, kind) for name, kind in given.items()}
+
+
+def _described(
+    population: Population, role: Role, path: Path, wanted: Mapping[str, Kind], old: Features | None, say: Say
+) -> tuple[Features, pl.Series | None]:
+    """A row for each user or item, beside what was known of them, and the items' titles."""
+    count = population.n_users if role == "user" else population.n_items
+    known = population.user_ids if role == "user" else population.item_ids
+    table = raw_table(path)
+    if table.height == 0:
+        raise HomebodyError(f"{path} has no rows below its header, so it says nothing about any {role}.")
+    key = _id_column(path, table.columns, role, say)
+    found = ids(Column(table[key], role, path))
+    table = table.drop(key)
+    kinds = _guessed(path, table, wanted, role, say)
+    table = pl.DataFrame([as_kind(Column(table[name], "feature", path), kind) for name, kind in kinds.items()])
+    rows = _matched(path, table, found, known, count, role, say)
+    titles = _titles(rows, known, role)
+    if old is not None:
+        again = [name for name in old.names if name in kinds]
+        if again:
+            say(f"{path} takes the place of the {role}s' {listed(again)} that {population.name} has already.")
+        kept = [name for name in old.names if name not in kinds]
+        rows = old.table.select(kept).hstack(rows)
+        kinds = {**{name: old.kinds[name] for name in kept}, **kinds}
+    return Features(rows, kinds), titles
+
+
+def _id_column(path: Path, present: list[str], role: Role, say: Say) -> str:
+    matches = usual(present, USUAL_NAMES[role]) or usual(present, ("id",))
+    if len(matches) > 1:
+        raise HomebodyError(
+            f"{path} has several columns that could be the {role} ({listed(matches)}); rename all but one."
+        )
+    if not matches:
+        say(f"{path} has no column called {role}, so its first, '{present[0]}', is taken for it.")
+    key = matches[0] if matches else present[0]
+    if len(present) == 1:
+        raise HomebodyError(f"{path} has only the column '{key}', so it says nothing about any {role}.")
+    return key
+
+
+def _guessed(path: Path, table: pl.DataFrame, wanted: Mapping[str, Kind], role: Role, say: Say) -> dict[str, Kind]:
+    kinds: dict[str, Kind] = {}
+    guesses = []
+    for name in table.columns:
+        if name in wanted:
+            kinds[name] = wanted[name]
+            continue
+        kinds[name] = guess(Column(table[name], "feature", path))
+        if role == "item" and kinds[name] == "categorical" and usual([name], TITLES):
+            kinds[name] = "text"
+        guesses.append(f"{name} as {kinds[name]}")
+    if guesses:
+        say(f"{path}: took {', '.join(guesses)} (--kind COLUMN=KIND takes it otherwise).")
+    return kinds
+
+
+def _matched(
+    path: Path, table: pl.DataFrame, found: pl.Series, known: pl.Series | None, count: int, role: Role, say: Say
+) -> pl.DataFrame:
+    """The table's rows in the population's order, nulls where it has none."""
+    place = places(found, known, count)
+    strangers = place.null_count()
+    if strangers == len(place):
+        example = 0 if known is None else known[0]
+        raise HomebodyError(
+            f"{path} knows none of the population's {role}s: the first of its is called '{found[0]}', and the "
+            f"first of the population's '{example}'."
+        )
+    if strangers:
+        say(f"{path} has {_rows(strangers)} about {role}s that have no interactions; left out.")
+    # A list is one value here, and two rows are the same if they look the same.
+    looks = table.with_columns(pl.selectors.by_dtype(pl.List(pl.String)).list.join("\x1f"))
+    rows = looks.with_columns(place.alias(" place"), found.alias(" id"), pl.int_range(table.height).alias(" row"))
+    rows = rows.filter(pl.col(" place").is_not_null())
+    distinct = rows.unique([*table.columns, " place"], keep="first", maintain_order=True)
+    repeated = distinct.filter(pl.col(" place").is_duplicated())
+    if repeated.height:
+        many = repeated[" place"].n_unique()
+        raise HomebodyError(
+            f"{path} says different things about the {role} '{repeated[' id'][0]}' in several rows ({many:,} such "
+            f"{role}{'' if many == 1 else 's'}); leave one row for each."
+        )
+    if distinct.height < rows.height:
+        say(f"{path} repeats itself in {_rows(rows.height - distinct.height)}; the first of each counts.")
+    if distinct.height < count:
+        say(f"{path} misses {count - distinct.height:,} of {count:,} {role}s; nothing is known of them.")
+    at = pl.DataFrame({"place": distinct[" place"], "row": distinct[" row"]})
+    order = pl.DataFrame({"place": pl.int_range(count, eager=True)}).join(
+        at, on="place", how="left", maintain_order="left"
+    )
+    return table.select(pl.all().gather(order["row"]))
+
+
+def _titles(rows: pl.DataFrame, known: pl.Series | None, role: Role) -> pl.Series | None:
+    """Names for people; an item without one keeps its id."""
+    called = [name for title in TITLES for name in usual(rows.columns, (title,))]
+    if role == "user" or not called or isinstance(rows[called[0]].dtype, pl.List):
+        return None
+    own = pl.Series(range(rows.height)) if known is None else known
+    names = rows[called[0]].cast(pl.String)
+    return names.zip_with(names.is_not_null(), own.cast(pl.String)).alias("name")
+
+
+def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features | None:
+    if features is None or all(
+        features.kinds[name] == wanted.get(name, features.kinds[name]) for name in features.names
+    ):
+        return features
+    kinds = {name: wanted.get(name, kind) for name, kind in features.kinds.items()}
+    table = features.table.with_columns(
+        as_kind(Column(features.table[name], "feature", Path("the source")), kinds[name])
+        for name in features.names
+        if kinds[name] != features.kinds[name]
+    )
+    return Features(table, kinds)
+
+
+def _rows(number: int) -> str:
+    return "1 row" if number == 1 else f"{number:,} rows"
+
+
+def _nothing(message: str) -> None:
+    """Say it to nobody."""
