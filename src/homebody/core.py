@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -28,6 +29,7 @@ __all__ = [
     "Catalogue",
     "Cohort",
     "Collected",
+    "Column",
     "Data",
     "Evaluated",
     "Method",
@@ -86,11 +88,28 @@ Users = npt.NDArray[np.int64]
 """Numbers of clients."""
 
 
-@dataclass(frozen=True)
+class Column(NamedTuple):
+    """One feature as numbers, a row for each item or user; what training never met counts as unknown.
+
+    - one: (N,) codes below `size`; 0 is unknown.
+    - many: (N, W) codes below `size`, then -1.
+    - number: (N,) standardised; 0, the mean, where it is missing.
+    """
+
+    values: Tensor
+    size: int
+    kind: Literal["one", "many", "number"]
+
+
+@dataclass(frozen=True, eq=False)
 class Catalogue:
-    """What everyone knows of the items."""
+    """What everyone knows: the items, what they are like, and which features people have."""
 
     n_items: int
+    items: Mapping[str, Column] = field(default_factory=dict)
+    """The items' features, by name."""
+    people: Mapping[str, Column] = field(default_factory=dict)
+    """The users' features, by name: sizes and kinds alone, their values stay with each one (`Data.features`)."""
 
 
 class Data(NamedTuple):
@@ -107,6 +126,8 @@ class Data(NamedTuple):
     excluded: Tensor
     """(K,) sorted: what is never drawn as a negative; padded with the size of the catalogue."""
     catalogue: Catalogue
+    features: Mapping[str, Tensor] = MappingProxyType({})
+    """This person's row of each feature that `catalogue.people` names."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +189,8 @@ class Method:
     """The way out in training. Each method names its own."""
     scores_from: ClassVar[Literal["latest", "base"]] = "latest"
     """Whether a device ranks with the latest shared parameters, or with those it last trained from."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What the data must have for it: ratings, times, user features, item features, impressions."""
     default_rounds: ClassVar[int] = 100
     title: ClassVar[str] = ""
     """One line for people: what it is."""

@@ -51,6 +51,8 @@ class Histories(NamedTuple):
 class Reference:
     """A frozen dataclass of hyper-parameters, like a method; the ledger says *raw data collected, ε = ∞*."""
 
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What the data must have for it: ratings, times, user features, item features, impressions."""
     default_rounds: ClassVar[int] = 1
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from homebody.core import Evaluated, Method
@@ -132,11 +133,18 @@ def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dic
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if recipe.device.startswith("cuda") else "cpu",
         "randomness": "simulated: every number derives from the seed",
-        "data_fingerprint": fingerprint(
-            {"bounds": np.ascontiguousarray(split.bounds).data, "items": np.ascontiguousarray(split.items).data}
-        ),
+        "data_fingerprint": fingerprint({name: np.ascontiguousarray(part).data for name, part in _parts(split)}),
         "method_fingerprint": fingerprint({"file": Path(file).read_bytes()}) if own and file else "",
     }
+
+
+def _parts(split: Split) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """Everything that a model could learn from or be asked."""
+    yield from (("bounds", split.bounds), ("items", split.items))
+    for unit, encoded in split.encoded.items():
+        yield from ((f"{unit}/{name}", column.values) for name, column in encoded.columns.items())
+    if split.shown is not None and (shown := split.population.impressions):
+        yield from (("shown", shown.items), ("to", shown.users), ("in", shown.indptr), ("clicked", shown.clicked))
 
 
 def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Split]:
@@ -145,8 +153,19 @@ def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Spli
     method = recipe.build()
     _rounds(recipe, method)
     population: Population = load(
-        recipe.data, data_dir=recipe.data_dir, say=watcher.say, progress=watcher.fetched, **recipe.columns
+        recipe.data,
+        data_dir=recipe.data_dir,
+        **cast(dict[str, Any], recipe.columns),
+        user_features=recipe.user_features,
+        item_features=recipe.item_features,
+        kinds=recipe.kinds,
+        impressions=recipe.impressions,
+        filters=recipe.filters,
+        say=watcher.say,
+        progress=watcher.fetched,
     )
+    if lacking := population.lacks(method.needs):
+        raise HomebodyError(f"{recipe.method} needs {lacking}, which {population.name} does not have.")
     split = split_population(
         population,
         recipe.split,
@@ -155,13 +174,19 @@ def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Spli
         seed=recipe.seed,
         negatives=recipe.negatives,
     )
-    for note in split.notes:
+    for note in (*split.notes, *_about_features(method, split)):
         watcher.say(note)
     if recipe.cohort is not None and not 1 <= recipe.cohort <= (split.lengths > 0).sum():
         raise HomebodyError(
             f"A cohort has 1 to {(split.lengths > 0).sum()} clients with this data, not {recipe.cohort}."
         )
     return method, split
+
+
+def _about_features(method: Method | Reference, split: Split) -> list[str]:
+    """What a method that looks at features should know of them."""
+    looked_at = {"user features": "users", "item features": "items"}
+    return [note for need in method.needs if need in looked_at for note in split.encoded[looked_at[need]].notes]
 
 
 def _rounds(recipe: Recipe, method: Method | Reference) -> int:
@@ -202,7 +227,7 @@ def _run(
             "seconds_per_round": statistics.median(line["seconds"] for line in lines),
             "cpu_seconds": time.process_time() - cpu,
             "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-            "notes": list(split.notes),
+            "notes": [*split.notes, *_about_features(method, split)],
             "run": str(folder.path),
         }
         folder.write_json("result.json", result)

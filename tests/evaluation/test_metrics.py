@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homebody.data.population import Population
 from homebody.data.partitions import leave_one_out
+from homebody.data.population import Population
 from homebody.evaluation import Block, Question, describe, hit_ratio, ndcg, questions, rank, summarise
 
 quick = settings(max_examples=80, deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,6 +107,15 @@ class Population:
     def item_name(self, item: int) -> str:
         """A name of this item for people."""
         return self.item_id(item) if self.item_names is None else str(self.item_names[int(item)])
+
+    def lacks(self, needs: Sequence[str]) -> str | None:
+        """The first of these that this population does not have.
+
+        >>> two = Population("toy", np.array([0, 2]), np.array([4, 1], dtype=np.int32), n_items=5)
+        >>> two.lacks(["times", "ratings"])
+        'times'
+        """
+        return next((need for need in needs if getattr(self, need.replace(" ", "_")) is None), None)
 
     def _row_problem(self) -> str | None:
         if self.items.dtype != np.int32 or self.indptr.dtype != np.int64:

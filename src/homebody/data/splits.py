@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from homebody.core import Catalogue
+from homebody.core import Catalogue, Column
 from homebody.data import split_kernels as kernels
+from homebody.data.encode import Encoded, EncodedColumn, encode
 from homebody.data.population import Population
 from homebody.reference import Histories
 from homebody.rng import Rng
@@ -120,7 +121,24 @@ class Split:
         position = np.arange(len(self.items)) - np.repeat(self.bounds[0], self.bounds[4] - self.bounds[0])
         kept = position < np.repeat(self.lengths, self.bounds[4] - self.bounds[0])
         indptr = np.concatenate([[0], np.cumsum(self.lengths)])
-        return Histories(indptr, self.items[kept], Catalogue(self.n_items), self.learn, *self._avoided())
+        return Histories(indptr, self.items[kept], self.catalogue(), self.learn, *self._avoided())
+
+    @cached_property
+    def encoded(self) -> dict[str, Encoded]:
+        """Features as numbers, of `users` and of `items`, by what those that training knows have."""
+        known = np.ones(self.n_items, dtype=np.bool_)
+        known[self.absent] = False
+        people, items = self.population.user_features, self.population.item_features
+        return {
+            "users": Encoded({}, ()) if people is None else encode(people, self.learn, unit="users"),
+            "items": Encoded({}, ()) if items is None else encode(items, known, unit="items"),
+        }
+
+    def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
+        """What everyone knows; of the users, which features they have."""
+        items = {name: _column(column, device) for name, column in self.encoded["items"].columns.items()}
+        people = self.encoded["users"].columns.items()
+        return Catalogue(self.n_items, items, {name: _column(column, device, rows=0) for name, column in people})
 
     def asked(self) -> Longs:
         """The users that are asked anything, in validation or test."""
@@ -194,6 +212,10 @@ class Split:
         items = np.empty(indptr[-1], dtype=np.int32)
         kernels.fill_merged(users, self.bounds, self.ordered, take, self.absent, indptr, items)
         return indptr, items
+
+
+def _column(column: EncodedColumn, device: torch.device | str, rows: int | None = None) -> Column:
+    return Column(torch.from_numpy(column.values[:rows]).to(device), column.size, column.kind)
 
 
 def isolated(split: Split) -> tuple[Longs, Ints]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from homebody import ops
-from homebody.core import Catalogue, Cohort, Collected, Data, Evaluated, Method, Rows, Total, Tree, Users
+from homebody.core import Cohort, Collected, Data, Evaluated, Method, Rows, Total, Tree, Users
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, summarise
@@ -60,7 +60,11 @@ class Simulator:
         self.device = usable_device(device)
         self.simulated = True
         self.fused = fused
-        self.catalogue = Catalogue(split.n_items)
+        self.catalogue = split.catalogue(self.device)
+        self._features = {
+            name: torch.from_numpy(column.values).to(self.device)
+            for name, column in split.encoded["users"].columns.items()
+        }
         self._members = np.flatnonzero(split.learn & (split.lengths > 0))
         self._store = LocalStore(split.lengths, np.union1d(self._members, split.asked()))
         self._rng = Rng.of(0)
@@ -148,10 +152,12 @@ class Simulator:
         return torch.from_numpy(users).to(self.device)
 
     def _data(self, users: Users, width: int | None = None) -> tuple[Tensor, ...]:
-        return tuple(torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width))
+        """What these clients' devices hold: their interactions, then a column for each feature."""
+        padded = (torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width))
+        return (*padded, *(values[self._tensor(users)] for values in self._features.values()))
 
-    def _client_data(self, items: Tensor, valid: Tensor, excluded: Tensor) -> Data:
-        return Data(items, valid, excluded, self.catalogue)
+    def _client_data(self, items: Tensor, valid: Tensor, excluded: Tensor, *features: Tensor) -> Data:
+        return Data(items, valid, excluded, self.catalogue, dict(zip(self._features, features, strict=True)))
 
     def _locals(self, method: Method, shared: Tree, users: Users) -> Tree:
         """These clients' state; those that join now draw theirs."""
@@ -169,7 +175,8 @@ class Simulator:
 
     def _scores(self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...], items: Tensor) -> Tensor:
         """(users, items) as each device would compute them, with the parameters it holds; items in chunks."""
-        chunks = items.split(max(1, SCORES_AT_ONCE // len(users)))
+        size = max(1, SCORES_AT_ONCE // len(users))
+        chunks = [items[start : start + size] for start in range(0, len(items), size)]
         out = torch.empty(0)
         for chosen, tree, locals_ in self._holdings(method, shared, users):
             own = [part[chosen] for part in data]
@@ -183,8 +190,7 @@ class Simulator:
                 if isinstance(chosen, slice) and len(chunks) == 1:
                     return values
                 out = out if len(out) else values.new_empty(len(users), len(items))
-                start = number * len(chunks[0])
-                out[chosen, start : start + len(chunk)] = values
+                out[chosen, number * size : number * size + len(chunk)] = values
         return out
 
     def _score_one(self, method: Method, tree: Tree, items: Tensor, local: Tree, *own: Tensor) -> Tensor:
@@ -241,6 +247,10 @@ def _add(update: Tree, sums: Tree) -> int:
         kind = torch.promote_types(rows.dtype, torch.float32)
         width = 1 if rows.dtype == torch.bool else 8 * rows.element_size()
         if isinstance(value, Rows):
+            if value.index.numel() and int(value.index.max()) >= value.size:
+                raise HomebodyError(
+                    f"The update's '{name}' has a row {int(value.index.max())}, but its table has {value.size} rows."
+                )
             total = sums.setdefault(name, rows.new_zeros((value.size, *rows.shape[2:]), dtype=kind))
             ops.scatter_sum(value.index.flatten(), rows.flatten(0, 1).to(kind), total)
             bits += int((value.index >= 0).sum()) * (32 + width * math.prod(rows.shape[2:]))
