@@ -142,7 +142,16 @@ def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Spli
     method = recipe.build()
     _rounds(recipe, method)
     population: Population = load(
-        recipe.data, data_dir=recipe.data_dir, say=watcher.say, progress=watcher.fetched, **recipe.columns
+        recipe.data,
+        data_dir=recipe.data_dir,
+        user_features=recipe.user_features,
+        item_features=recipe.item_features,
+        kinds=recipe.kinds,
+        impressions=recipe.impressions,
+        filters=recipe.filters,
+        say=watcher.say,
+        progress=watcher.fetched,
+        **recipe.columns,
     )
     split = leave_one_out(
         population,
