@@ -72,7 +72,7 @@ def load(
     Traceback (most recent call last):
         ...
     homebody.errors.HomebodyError: There is no dataset 'ml-10k'; did you mean 'ml-100k'?
-    Known: ml-100k, ml-1m, ml-20m, ml-25m, lastfm-2k, amazon-video, frappe, book-crossing, synthetic.
+    Known: amazon-video, book-crossing, frappe, lastfm-2k, ml-100k, ml-1m, ml-20m, ml-25m, synthetic.
     """
     say = say or _nothing
     columns = {"user_col": user_col, "item_col": item_col, "time_col": time_col, "rating_col": rating_col}
