@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from homebody.cli.data import app
+from homebody.data.catalogue import DATASETS
 from homebody.errors import HomebodyError
 
 runner = CliRunner()
@@ -30,7 +32,52 @@ def test_list_says_what_is_here(cache: Path) -> None:
     table = printed("list")
     assert "damaged" in table
     assert "not fetched" in table
+    assert "must be supplied" in table
     assert "synthetic" in table
+    assert max(map(len, table.splitlines())) <= 80
+    assert "…" not in table
+
+
+def test_list_tells_every_status(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(folder: Path, content: bytes) -> None:
+        folder.parent.mkdir(parents=True)
+        folder.write_bytes(content)
+
+    mine = tmp_path / "mine"
+    put(cache / "amazon-video" / "ratings.dat", b"changed")
+    put(mine / "ml-20m" / "ratings.csv", b"any")
+    put(cache / "ml-25m" / "ml-25m.zip", b"1234")
+    known = DATASETS["ml-25m"]
+    monkeypatch.setitem(DATASETS, "ml-25m", replace(known, sizes={"ml-25m.zip": 4}))
+    monkeypatch.setattr("homebody.data.catalogue.sha256", hashed := Hashed())
+    rows = {row["name"]: row for row in json.loads(printed("list", "--data-dir", str(mine), "--json"))["datasets"]}
+    assert {name: (row["status"], row["checked"]) for name, row in rows.items()} == {
+        "ml-100k": ("not fetched", None),
+        "ml-1m": ("not fetched", None),
+        "ml-20m": ("local folder", "counts, when read"),
+        "ml-25m": ("cached", "size"),
+        "lastfm-2k": ("must be supplied", None),
+        "amazon-video": ("damaged", "sha256"),
+        "frappe": ("not fetched", None),
+        "book-crossing": ("not fetched", None),
+    }
+    assert hashed.files == ["ratings.dat"]
+    assert rows["ml-25m"]["folder"] == str(cache / "ml-25m")
+    assert rows["frappe"]["files"] == [["Mobile_Frappe.zip"]]
+    assert rows["frappe"]["supply"] is None
+    assert "FOLDER/lastfm-2k" in rows["lastfm-2k"]["supply"]
+    assert all(row["licence"] and row["url"].startswith("http") and row["megabytes"] > 0 for row in rows.values())
+
+
+class Hashed:
+    """Which files were hashed."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+
+    def __call__(self, path: Path) -> str:
+        self.files.append(path.name)
+        return "0" * 64
 
 
 def test_info_of_a_file(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homebody.data.builder import build
+from homebody.data.features import Features
 from homebody.errors import HomebodyError
 
 ROWS = st.lists(st.tuples(st.integers(-5, 5), st.integers(90, 110), st.integers(0, 3)), min_size=1, max_size=60)
@@ -65,3 +66,23 @@ def test_times_before_1970_round_down() -> None:
 def test_no_rows_is_an_error() -> None:
     with pytest.raises(HomebodyError, match="has no rows"):
         build("toy", pl.Series([], dtype=pl.Int64), pl.Series([], dtype=pl.Int64))
+
+
+@given(ROWS, st.sampled_from([1, 2**40, 2**61]))
+def test_contexts_go_with_their_rows(rows: list[tuple[int, int, int]], unit: int) -> None:
+    """Also where times are so far apart that user and time do not fit into one number."""
+    users, items, times = (pl.Series(column) for column in zip(*rows, strict=True))
+    number = pl.Series("row", range(len(rows)))
+    contexts = Features(pl.DataFrame([number]), {"row": "numeric"})
+    people = build("loop", users, items, times=times * unit, ratings=number, contexts=contexts)
+    assert people.contexts is not None
+    assert people.ratings is not None
+    assert people.contexts.kinds == {"row": "numeric"}
+    expected = sorted(range(len(rows)), key=lambda row: (rows[row][0], rows[row][2]))
+    assert people.contexts.table["row"].to_list() == expected
+    assert people.ratings.tolist() == expected
+
+
+def test_times_at_both_ends_of_64_bits_are_ordered() -> None:
+    ends = pl.Series([2**63 - 1, -(2**63), 0])
+    assert build("toy", pl.Series([1, 1, 1]), pl.Series([0, 1, 2]), times=ends).items.tolist() == [1, 2, 0]

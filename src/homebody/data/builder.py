@@ -12,6 +12,8 @@ from homebody.errors import HomebodyError
 
 __all__ = ["build"]
 
+Clock = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+
 
 def build(
     name: str,
@@ -38,8 +40,7 @@ def build(
     user_ids, row_user = _number(users)
     item_ids, row_item = _number(items)
     clock = None if times is None else _clock(times)
-    # lexsort is stable: rows of equal time keep the order of the file.
-    order = np.argsort(row_user, kind="stable") if clock is None else np.lexsort((clock, row_user))
+    order = _order(row_user, len(user_ids), clock)
     indptr = np.zeros(len(user_ids) + 1, dtype=np.int64)
     np.cumsum(np.bincount(row_user, minlength=len(user_ids)), out=indptr[1:])
     return Population(
@@ -61,7 +62,20 @@ def _number(ids: pl.Series) -> tuple[pl.Series, npt.NDArray[np.int32]]:
     return ids.unique().sort(), rank.to_numpy()
 
 
-def _clock(times: pl.Series) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
+def _order(row_user: npt.NDArray[np.int32], n_users: int, clock: Clock | None) -> npt.NDArray[np.intp]:
+    """The rows by user, then time; rows of equal time keep the order of the file, for every sort is stable."""
+    if clock is None:
+        return np.argsort(row_user, kind="stable")
+    if clock.dtype.kind == "i":
+        low = int(clock.min())
+        span = int(clock.max()) - low + 1
+        if n_users * span < 2**63:
+            # User and time in one number: one sort instead of two.
+            return np.argsort(row_user * np.int64(span) + (clock - np.int64(low)), kind="stable")
+    return np.lexsort((clock, row_user))
+
+
+def _clock(times: pl.Series) -> Clock:
     return times.to_physical().to_numpy()
 
 

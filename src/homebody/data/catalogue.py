@@ -76,6 +76,22 @@ class Dataset:
         """Whether every file of the folder's layout has a checksum to be held against."""
         return all(name in self.sums for name in self.layout(folder) or ())
 
+    def checked(self, folder: Path) -> str:
+        """What a quick look held the folder's files against: sha256, size, or nothing until they are read."""
+        names = self.layout(folder) or ()
+        if not self.pinned(folder):
+            return "counts, when read"
+        return "size" if any(name in self.sizes for name in names) else "sha256"
+
+    def supplied_how(self) -> str | None:
+        """For one that cannot be fetched, a sentence that says why and what to put where."""
+        if self.supply is None:
+            return None
+        return (
+            f"{self.name} cannot be fetched: {self.supply.format(url=self.url)}; put "
+            f"{' and '.join(self.layouts[0])} in FOLDER/{self.name} and give --data-dir FOLDER."
+        )
+
     def problem(self, population: Population) -> str | None:
         """How the population's counts differ from the published ones, if they do, as part of a sentence."""
         counts = population.n_interactions, population.n_users, population.n_items
@@ -149,7 +165,7 @@ _ML_1M = Dataset(
     read=read_ml_1m,
 )
 
-# GroupLens publishes MD5 sums of these two archives; the SHA-256 sums are of the archives that have those.
+# The SHA-256 of these two are as public projects give them for the archives that have GroupLens' own MD5.
 _ML_20M = Dataset(
     name="ml-20m",
     description="MovieLens-20M: movie ratings of 1995-2015, with titles and genres",
@@ -194,7 +210,7 @@ _LASTFM_2K = Dataset(
         "ratings.dat": "be03bb5b2b7275b9b14ba4028df5e6ae12ee5ce90ef8ad6d2908ac8fb5b87615",
         "artists.dat": "c173881362c6b28551368fecb3c0be5a6a30a6cd859e1f5775413dfe46d48648",
     },
-    supply="its ratings.dat is PFedRec's, made from the tags of {url}, and no source publishes it with a checksum",
+    supply="its ratings.dat is PFedRec's, made from tags in {url}, and no known source publishes it with a checksum",
     read=read_lastfm_2k,
 )
 
@@ -209,7 +225,7 @@ _AMAZON_VIDEO = Dataset(
     url="http://snap.stanford.edu/data/amazon/productGraph/categoryFiles/ratings_Amazon_Instant_Video.csv",
     layouts=(("ratings.dat",),),
     sums={"ratings.dat": "a1292e4a4dba6c37be6ae5dc83d4404af96bf3eace4c8954e2f4e8360a3cdd76"},
-    supply="its ratings.dat is PFedRec's, made from {url}, and no source publishes it with a checksum",
+    supply="its ratings.dat is PFedRec's, made from {url}, and no known source publishes it with a checksum",
     read=read_amazon_video,
 )
 

@@ -8,8 +8,8 @@ larger ones. There only the movies someone rated are items. Files that describe 
 then the population has no features or titles.
 
 Features of users: age, gender, occupation (none in the larger ones). MovieLens-100K has ages in years, a number;
-MovieLens-1M has seven ranges, which are categories. Features of items: genres, the title as published (with its
-year) as a text, and the year.
+MovieLens-1M has seven ranges, which are categories. Features of items: genres, the year, and the title as
+published (with its year) as a text.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ OCCUPATIONS = (
     "writer",
 )
 
-ITEM_KINDS: dict[str, Kind] = {"genres": "multi-hot", "title": "text", "year": "numeric"}
+ITEM_KINDS: dict[str, Kind] = {"genres": "multi-hot", "year": "numeric", "title": "text"}
 RATINGS = {"user": pl.Int32, "item": pl.Int32, "rating": pl.Float32, "time": pl.Int64}
 LARGE_RATINGS = {"userId": pl.Int32, "movieId": pl.Int32, "rating": pl.Float32, "timestamp": pl.Int64}
 LARGE_MOVIES = {"movieId": pl.Int32, "title": pl.String, "genres": pl.String}
@@ -226,7 +226,7 @@ def _year(title: pl.Expr) -> pl.Expr:
 def _movies_grouplens(table: pl.DataFrame) -> pl.DataFrame:
     flags = [pl.when(pl.col(f"{place}") == "1").then(pl.lit(genre)) for place, genre in enumerate(GENRES, start=5)]
     title = pl.col("1").str.strip_chars()
-    return table.select(ID, genres=pl.concat_list(flags).list.drop_nulls(), title=title, year=_year(title))
+    return table.select(ID, genres=pl.concat_list(flags).list.drop_nulls(), year=_year(title), title=title)
 
 
 def _movies_recbole(table: pl.DataFrame) -> pl.DataFrame:
@@ -236,15 +236,15 @@ def _movies_recbole(table: pl.DataFrame) -> pl.DataFrame:
         .then(pl.lit("unknown"))
         .otherwise(pl.format("{} ({})", pl.col("1"), pl.col("2")))
     )
-    return table.select(ID, genres=pl.col("3").str.split(" "), title=title, year=_year(title))
+    return table.select(ID, genres=pl.col("3").str.split(" "), year=_year(title), title=title)
 
 
 def _movies_1m(table: pl.DataFrame) -> pl.DataFrame:
     title = pl.col("1")
-    return table.select(ID, genres=pl.col("2").str.split("|"), title=title, year=_year(title))
+    return table.select(ID, genres=pl.col("2").str.split("|"), year=_year(title), title=title)
 
 
 def _movies_large(table: pl.DataFrame) -> pl.DataFrame:
     listed = pl.when(pl.col("genres") != "(no genres listed)").then(pl.col("genres").str.split("|"))
     title = pl.col("title")
-    return table.select(pl.col("movieId").alias("id"), genres=listed, title=title, year=_year(title))
+    return table.select(pl.col("movieId").alias("id"), genres=listed, year=_year(title), title=title)

@@ -72,12 +72,12 @@ def load(
     Traceback (most recent call last):
         ...
     homebody.errors.HomebodyError: There is no dataset 'ml-10k'; did you mean 'ml-100k'?
-    Known: ml-100k, ml-1m, ml-20m, ml-25m, lastfm-2k, amazon-video, frappe, book-crossing, synthetic.
+    Known: amazon-video, book-crossing, frappe, lastfm-2k, ml-100k, ml-1m, ml-20m, ml-25m, synthetic.
     """
     say = say or _nothing
     columns = {"user_col": user_col, "item_col": item_col, "time_col": time_col, "rating_col": rating_col}
     population = _read(source, columns, data_dir, say, progress)
-    if any(extra is not None for extra in (user_features, item_features, kinds, impressions)):
+    if user_features or item_features or kinds or impressions:
         from homebody.data.attach import attach
 
         population = attach(
@@ -88,7 +88,7 @@ def load(
             impressions=impressions,
             say=say,
         )
-    if filters is not None:
+    if filters:
         from homebody.data.filters import apply
 
         population = apply(population, filters, say)
@@ -181,13 +181,10 @@ def get(
     """
     dataset = _known(name)
     say = say or _nothing
-    if dataset.supply is not None:
+    if missing := dataset.supplied_how():
         place = find(name, data_dir=data_dir)
         if place is None:
-            raise HomebodyError(
-                f"{name} cannot be fetched: {dataset.supply.format(url=dataset.url)}; put "
-                f"{' and '.join(dataset.layouts[0])} in FOLDER/{name} and give --data-dir FOLDER."
-            )
+            raise HomebodyError(missing)
         return _undamaged(dataset, place)
     if data_dir is None and os.environ.get("HOMEBODY_DATA"):
         place = find(name)
