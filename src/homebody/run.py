@@ -36,7 +36,7 @@ from homebody.runtime import Simulator, usable_device
 
 __all__ = ["Watcher", "execute", "reopen", "resume"]
 
-SCORES_AT_ONCE = 1 << 23
+SCORES_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
