@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -140,3 +143,40 @@ def test_data_is_loaded_without_torch() -> None:
     script = "import sys; import homebody.data; homebody.data.load('synthetic'); print('torch' in sys.modules)"
     outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert outcome.stdout.strip() == "False"
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "your-own-data.md"
+
+
+def test_the_page_on_ones_own_data_by_copy_and_paste(tmp_path: Path) -> None:
+    """Every block of commands, in one folder and in order; what it prints is what the page shows below it."""
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    shown = 0
+    for (language, code), (following, expected) in pairwise([*blocks, ("", "")]):
+        if language == "python":
+            done = subprocess.run(
+                [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+        if language != "bash":
+            continue
+        done = subprocess.run(
+            ["bash", "-c", code],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path, "COLUMNS": "80"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if following != "text":
+            assert done.returncode == 0, done.stderr
+            continue
+        shown += 1
+        printed = [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]
+        lines = expected.splitlines()
+        assert done.returncode == (2 if lines[0].startswith("homebody: ") else 0)
+        if lines[-1] == "…":
+            lines, printed = lines[:-1], printed[: len(lines) - 1]
+        assert printed == lines
+    assert shown >= 8
