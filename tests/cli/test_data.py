@@ -124,6 +124,14 @@ def test_get_and_info_of_published_data(real_data: Path, cache: Path) -> None:
     assert "genres  multi-hot  19 distinct" in text
 
 
+def test_the_10_core_of_movielens_is_the_one_in_the_literature(real_data: Path, cache: Path) -> None:
+    options = ("ml-100k", "--data-dir", str(real_data), "--filter", "core=10", "--kind", "year=categorical", "--json")
+    found = json.loads(printed("info", *options))
+    assert (found["users"], found["items"], found["interactions"]) == (943, 1152, 97_953)
+    assert sum(one["users"] for one in found["activity"]) == 943
+    assert [one["kind"] for one in found["item_features"] if one["name"] == "year"] == ["categorical"]
+
+
 @pytest.mark.parametrize("command", ["get", "info"])
 def test_an_unknown_name_is_an_error_with_a_suggestion(command: str, cache: Path) -> None:
     with pytest.raises(HomebodyError, match="did you mean 'ml-1m'"):
