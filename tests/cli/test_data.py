@@ -124,7 +124,7 @@ def test_get_and_info_of_published_data(real_data: Path, cache: Path) -> None:
     assert "genres  multi-hot  19 distinct" in text
 
 
-def test_the_10_core_of_movielens_is_the_one_in_the_literature(real_data: Path, cache: Path) -> None:
+def test_the_10_core_of_movielens(real_data: Path, cache: Path) -> None:
     options = ("ml-100k", "--data-dir", str(real_data), "--filter", "core=10", "--kind", "year=categorical", "--json")
     found = json.loads(printed("info", *options))
     assert (found["users"], found["items"], found["interactions"]) == (943, 1152, 97_953)
