@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -168,6 +171,14 @@ def test_get_and_info_of_published_data(real_data: Path, cache: Path) -> None:
     assert "genres  multi-hot  19 distinct" in text
 
 
+def test_the_10_core_of_movielens(real_data: Path, cache: Path) -> None:
+    options = ("ml-100k", "--data-dir", str(real_data), "--filter", "core=10", "--kind", "year=categorical", "--json")
+    found = json.loads(printed("info", *options))
+    assert (found["users"], found["items"], found["interactions"]) == (943, 1152, 97_953)
+    assert sum(one["users"] for one in found["activity"]) == 943
+    assert [one["kind"] for one in found["item_features"] if one["name"] == "year"] == ["categorical"]
+
+
 @pytest.mark.parametrize("command", ["get", "info"])
 def test_an_unknown_name_is_an_error_with_a_suggestion(command: str, cache: Path) -> None:
     with pytest.raises(HomebodyError, match="did you mean 'ml-1m'"):
@@ -187,3 +198,40 @@ def test_data_is_loaded_without_torch() -> None:
     script = "import sys; import homebody.data; homebody.data.load('synthetic'); print('torch' in sys.modules)"
     outcome = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert outcome.stdout.strip() == "False"
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "your-own-data.md"
+
+
+def test_the_page_on_ones_own_data_by_copy_and_paste(tmp_path: Path) -> None:
+    """Every block of commands, in one folder and in order; what it prints is what the page shows below it."""
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    shown = 0
+    for (language, code), (following, expected) in pairwise([*blocks, ("", "")]):
+        if language == "python":
+            done = subprocess.run(
+                [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+        if language != "bash":
+            continue
+        done = subprocess.run(
+            ["bash", "-c", code],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path, "COLUMNS": "80"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if following != "text":
+            assert done.returncode == 0, done.stderr
+            continue
+        shown += 1
+        printed = [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]
+        lines = expected.splitlines()
+        assert done.returncode == (2 if lines[0].startswith("homebody: ") else 0)
+        if lines[-1] == "…":
+            lines, printed = lines[:-1], printed[: len(lines) - 1]
+        assert printed == lines
+    assert shown >= 8

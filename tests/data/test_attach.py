@@ -9,7 +9,7 @@ import pytest
 from homebody.data.attach import attach
 from homebody.data.columns import Column
 from homebody.data.features import Features
-from homebody.data.kinds import guess
+from homebody.data.kinds import as_kind, guess
 from homebody.data.population import Impressions, Population
 from homebody.errors import HomebodyError
 
@@ -185,6 +185,51 @@ class TestKinds:
         assert found.table["numbers"].to_list() == [["1", "2"], ["2"], ["3"]]
         assert found.table["yes"].to_list() == ["true", "false", None]
         assert found.table["whole"].to_list() == [1, 2, None]
+
+    @pytest.mark.parametrize(
+        ("values", "codes"),
+        [
+            (["9007199254740993", "9007199254740992"], [9007199254740993, 9007199254740992]),
+            (["99999999999999999999", "1"], ["99999999999999999999", "1"]),
+            (["3.0", "4.0"], [3, 4]),
+            (["1e30", "4"], ["1e30", "4"]),
+            (["1.5", "4"], ["1.5", "4"]),
+            (["07", "7"], ["07", "7"]),
+            (["7", None], [7, None]),
+            ([None, "NA"], [None, None]),
+        ],
+    )
+    def test_codes_stay_what_they_are(self, values: list[str | None], codes: list[object]) -> None:
+        column = Column(pl.Series("x", values, dtype=pl.String), "feature", Path("a.csv"))
+        assert as_kind(column, "categorical").to_list() == codes
+
+    @pytest.mark.parametrize(
+        ("values", "kind", "kept"),
+        [
+            (pl.Series(["a", "b", "a"], dtype=pl.Categorical), "categorical", ["a", "b", "a"]),
+            (pl.Series(["1.5", "2", "3"]).cast(pl.Decimal(10, 2)), "numeric", [1.5, 2.0, 3.0]),
+            (pl.Series([2**64 - 1, 2**64 - 1, 1], dtype=pl.UInt64), "numeric", [2**64 - 1, 2**64 - 1, 1]),
+            (
+                pl.Series(["2024-01-01", "2024-01-01", "2024-01-02"]).str.to_date(),
+                "categorical",
+                ["2024-01-01", "2024-01-01", "2024-01-02"],
+            ),
+        ],
+    )
+    def test_types_of_parquet(
+        self, people: Population, tmp_path: Path, values: pl.Series, kind: str, kept: list[object]
+    ) -> None:
+        pl.DataFrame({"user": [7, 9, 12], "x": values}).write_parquet(tmp_path / "u.parquet")
+        found = attach(people, user_features=tmp_path / "u.parquet").user_features
+        assert found is not None
+        assert found.kinds == {"x": kind}
+        assert found.table["x"].to_list() == kept
+
+    @pytest.mark.parametrize("values", [[{"a": 1}], [b"x"], [[{"a": 1}]], [[[1]]]])
+    def test_types_that_say_nothing_are_refused(self, people: Population, tmp_path: Path, values: list[object]) -> None:
+        pl.DataFrame({"user": [7], "x": values}).write_parquet(tmp_path / "u.parquet")
+        with pytest.raises(HomebodyError, match=r"column 'x' of .* holds .* values; it needs"):
+            attach(people, user_features=tmp_path / "u.parquet")
 
     @pytest.mark.parametrize(
         ("kinds", "sentence"),

@@ -28,6 +28,10 @@ class TestCategorical:
             "1 of 5 users has a 'x' that none in training has; it counts as unknown.",
         )
 
+    def test_the_order_of_rows_does_not_matter(self) -> None:
+        values = pl.Series(["b", "a"], dtype=pl.Categorical)
+        assert encoded("categorical", values).columns["x"].values.tolist() == [2, 1]
+
     def test_when_nobody_is_known(self) -> None:
         found = encoded("categorical", pl.Series(["a", "b"]), [False, False])
         assert found.columns["x"].values.tolist() == [0, 0]
@@ -126,6 +130,11 @@ class TestNumeric:
         assert found.columns["x"].values.dtype == np.float32
         assert (found.columns["x"].size, found.columns["x"].kind) == (1, "number")
         assert found.notes == ("1 of 4 users has no 'x'; it counts as the mean.",)
+
+    def test_what_is_no_number_is_missing(self) -> None:
+        found = encoded("numeric", pl.Series([1.0, 3.0, float("nan"), float("inf")]))
+        assert found.columns["x"].values.tolist() == [-1.0, 1.0, 0.0, 0.0]
+        assert found.notes == ("2 of 4 users have no 'x'; it counts as the mean.",)
 
     def test_a_constant_says_nothing(self) -> None:
         found = encoded("numeric", pl.Series([0.1, 0.1, 0.1]))

@@ -72,3 +72,8 @@ def test_features_and_impressions_are_counted() -> None:
     assert found.contexts == [FeatureSummary("day", "categorical", 1, 0.0)]
     assert found.impressions == ImpressionSummary(impressions=2, users=1, shown=5, clicked=3)
     assert json.loads(json.dumps(found.as_dict()))["activity"] == [{"least": 1, "most": 1, "users": 2}]
+
+
+def test_people_without_any_interaction() -> None:
+    nobody = Population("toy", np.array([0, 0]), np.zeros(0, dtype=np.int32), n_items=1)
+    assert [(one.least, one.most, one.users) for one in summary.summarise(nobody).activity] == [(0, 0, 1), (1, 1, 0)]

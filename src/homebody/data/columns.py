@@ -164,6 +164,8 @@ def _as_numbers(values: pl.Series) -> pl.Series:
         values = values.cast(pl.Float64, strict=False)
     elif not values.dtype.is_numeric():
         return values.is_null().replace_strict({True: None, False: None}, return_dtype=pl.Float64)
+    if values.dtype.is_decimal():
+        values = values.cast(pl.Float64)
     return values if values.dtype.is_integer() else values.set(~values.is_finite(), None)
 
 

@@ -146,6 +146,9 @@ def _codes(values: pl.Series, vocabulary: pl.Series) -> npt.NDArray[np.int64]:
 
 
 def _one(values: pl.Series, known: npt.NDArray[np.bool_], note: _Notes) -> tuple[EncodedColumn, pl.Series]:
+    if values.dtype in (pl.Categorical, pl.Enum):
+        # Those sort by their first appearance, which the order of rows decides.
+        values = values.cast(pl.String)
     vocabulary = values.filter(pl.Series(known)).drop_nulls().unique().sort()
     codes = _codes(values, vocabulary)
     missing = values.is_null().to_numpy()
@@ -179,7 +182,7 @@ def _many(
 
 def _number(values: pl.Series, known: npt.NDArray[np.bool_], note: _Notes) -> EncodedColumn:
     number = values.cast(pl.Float64).fill_null(np.nan).to_numpy()
-    missing = np.isnan(number)
+    missing = ~np.isfinite(number)
     seen = number[known & ~missing]
     # By the largest first, so that squares of large numbers stay finite.
     scale = float(np.abs(seen).max(initial=0.0)) or 1.0

@@ -16,6 +16,9 @@ FEW = 32
 LONG = 12
 """Characters from which on a text, on average, is something to read rather than a label."""
 
+EXACT = 2.0**53
+"""Above it, floats are not all the whole numbers there are."""
+
 # Numbers are not written like this, codes are: 01234.
 PADDED = r"^[+-]?0\d"
 
@@ -69,13 +72,19 @@ def as_kind(column: Column, kind: Kind) -> pl.Series:
     if kind == "numeric":
         return numbers_or_nothing(column, f"; put them right, or say what it is with --kind {name}=categorical")
     values = column.bare()
-    if kind == "categorical":
-        if values.dtype.is_integer():
-            return values.cast(pl.Int64, strict=False)
-        whole = values.cast(pl.Float64, strict=False) if values.dtype != pl.Boolean else None
-        if whole is not None and _number_like(values.drop_nulls()).all() and (whole == whole.round()).all():
-            return whole.cast(pl.Int64, strict=False)
-    return values.cast(pl.String)
+    return _codes(values) if kind == "categorical" else values.cast(pl.String)
+
+
+def _codes(values: pl.Series) -> pl.Series:
+    """Whole numbers if all are, and each can be kept as it is; otherwise texts."""
+    if values.dtype == pl.Boolean or not _number_like(values.drop_nulls()).all():
+        return values.cast(pl.String)
+    whole = values.cast(pl.Int64, strict=False)
+    if not values.dtype.is_integer() and (values.dtype != pl.String or whole.null_count() > values.null_count()):
+        # Data frames write whole numbers as 3.0 once one of them was missing.
+        number = values.cast(pl.Float64)
+        whole = number.set((number != number.round()) | (number.abs() > EXACT), None).cast(pl.Int64)
+    return whole if whole.null_count() == values.null_count() else values.cast(pl.String)
 
 
 def _number_like(values: pl.Series) -> pl.Series:

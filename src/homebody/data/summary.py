@@ -136,10 +136,10 @@ def _activity(lengths: npt.NDArray[np.int64]) -> list[Bin]:
     >>> [(one.least, one.most, one.users) for one in _activity(np.array([1, 4, 5, 6]))]
     [(1, 1, 1), (2, 4, 1), (5, 9, 2)]
     """
-    longest = int(lengths.max())
+    longest = max(1, int(lengths.max()))
     edges = [step * 10**power for power in range(len(str(longest)) + 1) for step in (1, 2, 5)]
     edges = [1, *(edge for edge in edges if 1 < edge <= longest), next(edge for edge in edges if edge > longest)]
-    counts = np.histogram(lengths[lengths > 0], bins=np.array(edges))[0]
+    counts = np.histogram(lengths, bins=np.array(edges))[0]
     idle = int((lengths == 0).sum())
     bins = [Bin(low, high - 1, int(n)) for low, high, n in zip(edges[:-1], edges[1:], counts, strict=True)]
     return [Bin(0, 0, idle), *bins] if idle else bins
