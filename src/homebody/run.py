@@ -174,7 +174,7 @@ def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Spli
         seed=recipe.seed,
         negatives=recipe.negatives,
     )
-    for note in (*split.notes, *_about_features(method, split)):
+    for note in _notes(method, split):
         watcher.say(note)
     if recipe.cohort is not None and not 1 <= recipe.cohort <= (split.lengths > 0).sum():
         raise HomebodyError(
@@ -183,10 +183,11 @@ def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Spli
     return method, split
 
 
-def _about_features(method: Method | Reference, split: Split) -> list[str]:
-    """What a method that looks at features should know of them."""
+def _notes(method: Method | Reference, split: Split) -> list[str]:
+    """What was guessed, missing or left out on the way; of features, where the method looks at them."""
     looked_at = {"user features": "users", "item features": "items"}
-    return [note for need in method.needs if need in looked_at for note in split.encoded[looked_at[need]].notes]
+    features = [note for need in method.needs if need in looked_at for note in split.encoded[looked_at[need]].notes]
+    return [*split.population.notes, *split.notes, *features]
 
 
 def _rounds(recipe: Recipe, method: Method | Reference) -> int:
@@ -227,7 +228,7 @@ def _run(
             "seconds_per_round": statistics.median(line["seconds"] for line in lines),
             "cpu_seconds": time.process_time() - cpu,
             "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-            "notes": [*split.notes, *_about_features(method, split)],
+            "notes": _notes(method, split),
             "run": str(folder.path),
         }
         folder.write_json("result.json", result)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homebody.errors import HomebodyError
+from homebody.cli.options import pairs
 
 if TYPE_CHECKING:
     from homebody.data.fetch import Progress
@@ -114,15 +114,13 @@ def info(
     as_json: Json = False,
 ) -> None:
     """Count a population: users, items, lengths, duplicates, ties, times, features, impressions."""
-    from homebody.data.attach import attach
-    from homebody.data.filters import Filters, apply
+    from homebody.data.filters import Filters
     from homebody.data.sources import load
     from homebody.data.summary import summarise
 
     kinds, parts = pairs(kind, "--kind"), pairs(filters, "--filter")
     # Before anything is read: what was mistyped need not wait for it.
     Filters.parse(parts)
-    notes: list[str] = []
     with fetching(quiet=as_json) as (say, progress):
         population = load(
             source,
@@ -131,44 +129,22 @@ def info(
             item_col=item_col,
             time_col=time_col,
             rating_col=rating_col,
+            user_features=user_features,
+            item_features=item_features,
+            kinds=kinds,
+            impressions=impressions,
+            filters=parts,
             say=say,
             progress=progress,
         )
-    population = attach(
-        population,
-        user_features=user_features,
-        item_features=item_features,
-        kinds=kinds,
-        impressions=impressions,
-        say=notes.append,
-    )
-    population = apply(population, parts, say=notes.append)
     summary = summarise(population)
     if as_json:
-        typer.echo(json.dumps({**summary.as_dict(), "notes": notes}))
+        typer.echo(json.dumps({**summary.as_dict(), "notes": population.notes}))
         return
 
     from homebody.cli.info import print_summary
 
-    print_summary(summary, notes)
-
-
-def pairs(given: list[str] | None, option: str) -> dict[str, str]:
-    """What a repeated NAME=VALUE option says.
-
-    >>> pairs(["core=5", "seed=1"], "--filter")
-    {'core': '5', 'seed': '1'}
-    """
-    found: dict[str, str] = {}
-    for text in given or []:
-        # A column's name may hold an equals sign, a kind or a number may not.
-        name, equals, value = (part.strip() for part in text.rpartition("="))
-        if not equals or not name or not value:
-            raise HomebodyError(f"{option} takes NAME=VALUE, not '{text}'.")
-        if name in found:
-            raise HomebodyError(f"{option} says twice what '{name}' is; leave one out.")
-        found[name] = value
-    return found
+    print_summary(summary, population.notes)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -119,9 +119,9 @@ class Given:
             data_dir=_folder_anywhere(self.data_dir),
             user_features=_optional(self.user_features),
             item_features=_optional(self.item_features),
-            kinds=pairs("--kind", self.kinds),
+            kinds=pairs(self.kinds, "--kind"),
             impressions=_optional(self.impressions),
-            filters={name: _number(value) for name, value in pairs("--filter", self.filters).items()},
+            filters={name: _number(value) for name, value in pairs(self.filters, "--filter").items()},
             cutoffs=[_cutoff(text) for text in self.cutoffs.split(",")],
             slices=list(self.slices or []),
             **rest,
@@ -149,17 +149,20 @@ def about_data(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """`name=value` texts.
+def pairs(given: list[str] | None, option: str) -> dict[str, str]:
+    """What a repeated NAME=VALUE option says.
 
-    >>> pairs("--kind", ["age=numeric"])
-    {'age': 'numeric'}
+    >>> pairs(["core=5", "seed=1"], "--filter")
+    {'core': '5', 'seed': '1'}
     """
-    found = {}
-    for text in texts or ():
-        name, equals, value = text.partition("=")
+    found: dict[str, str] = {}
+    for text in given or []:
+        # A column's name may hold an equals sign, a kind or a number may not.
+        name, equals, value = (part.strip() for part in text.rpartition("="))
         if not equals or not name or not value:
-            raise HomebodyError(f"{option} takes name=value, not '{text}'.")
+            raise HomebodyError(f"{option} takes NAME=VALUE, not '{text}'.")
+        if name in found:
+            raise HomebodyError(f"{option} says twice what '{name}' is; leave one out.")
         found[name] = value
     return found
 

@@ -66,6 +66,8 @@ class Population:
     contexts: Features | None = None
     """Row r describes the circumstances of interaction r."""
     impressions: Impressions | None = None
+    notes: tuple[str, ...] = ()
+    """What was guessed, missing or left out when it was put together, in sentences."""
 
     def __post_init__(self) -> None:
         problem = self._row_problem() or self._size_problem()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,6 +77,7 @@ def load(
     say = say or _nothing
     columns = {"user_col": user_col, "item_col": item_col, "time_col": time_col, "rating_col": rating_col}
     population = _read(source, columns, data_dir, say, progress)
+    notes: list[str] = []
     if user_features or item_features or kinds or impressions:
         from homebody.data.attach import attach
 
@@ -86,13 +87,13 @@ def load(
             item_features=item_features,
             kinds=kinds,
             impressions=impressions,
-            say=say,
+            say=notes.append,
         )
     if filters:
         from homebody.data.filters import apply
 
-        population = apply(population, filters, say)
-    return population
+        population = apply(population, filters, notes.append)
+    return replace(population, notes=(*population.notes, *notes))
 
 
 def _read(
