@@ -14,14 +14,12 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from homebody.data import sources
 from homebody.data.catalogue import DATASETS, Dataset, PackageCopy
 from homebody.data.fetch import Unavailable
-from homebody.data.population import Population
 from homebody.data.sources import find, get, load
 from homebody.errors import HomebodyError
 
@@ -470,25 +468,13 @@ def test_a_quick_look_judges_large_files_by_size(cache: Path, tmp_path: Path, mo
         load("ml-25m", data_dir=tmp_path)
 
 
-def test_features_and_filters_are_handed_on_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, dict[str, object]]] = []
-
-    def attach(population: Population, **options: object) -> Population:
-        calls.append(("attach", options))
-        return replace(population, name="attached")
-
-    def apply(population: Population, filters: object, say: object) -> Population:
-        calls.append((population.name, {"filters": filters, "say": say}))
-        return replace(population, name="filtered")
-
-    monkeypatch.setitem(sys.modules, "homebody.data.attach", SimpleNamespace(attach=attach))
-    monkeypatch.setitem(sys.modules, "homebody.data.filters", SimpleNamespace(apply=apply))
+def test_features_come_first_and_filters_act_on_them_too(tmp_path: Path) -> None:
     source = "synthetic:users=3,items=9,mean=6"
-    assert load(source, kinds={}, filters={}).name == load(source).name
-    assert calls == []
-    given = {"user_features": "u.csv", "item_features": "i.csv", "kinds": {"a": "text"}, "impressions": "shown.csv"}
-    assert load(source, **given, filters={"core": 2}, say=print).name == "filtered"  # type: ignore[arg-type]
-    assert calls == [
-        ("attach", {**given, "say": print}),
-        ("attached", {"filters": {"core": 2}, "say": print}),
-    ]
+    assert load(source, kinds={}, filters={}).notes == ()
+    people = tmp_path / "people.csv"
+    people.write_text("user,job\n0,cook\n1,vet\n")
+    found = load(source, user_features=people, kinds={"job": "categorical"}, filters={"users": 2, "seed": 1})
+    assert found.user_features is not None
+    assert found.user_features.table["job"].to_list() in (["cook", "vet"], ["cook", None], ["vet", None])
+    assert "misses 1 of 3 users" in found.notes[0]
+    assert found.notes[-1].startswith("The filters users=2, seed=1 kept 2 of 3 users")

@@ -24,9 +24,10 @@ TOP = 10
 """Trials that the table shows."""
 
 
+@options.about_data
 def tune(
+    given: options.Given,
     method: Annotated[str, typer.Argument(help="A name from `homebody methods`, or path/to/file.py:Class.")],
-    data: options.Data = "ml-100k",
     trials: Annotated[int, typer.Option("--trials", help="Settings to try; the first is the defaults.")] = 8,
     search: Annotated[
         list[str] | None,
@@ -35,31 +36,20 @@ def tune(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="field=value, the same in every trial; repeat.")
     ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the first run of each trial, and of the draw.")] = 0,
     seeds: Annotated[int, typer.Option("--seeds", help="Runs of each trial; validation is averaged.")] = 1,
     jobs: Annotated[
         int | None, typer.Option("--jobs", help="Trials at a time; by default as many as processors.")
     ] = None,
-    rounds: options.Rounds = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the first run of each trial, and of the draw.")] = 0,
-    protocol: options.Protocol = "strict",
-    cohort: options.Cohort = None,
-    evaluate_every: options.EvaluateEvery = 1,
-    held_out: options.HeldOut = None,
-    device: options.Device = "cpu",
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
-    data_dir: options.DataDir = None,
-    user_col: options.UserCol = None,
-    item_col: options.ItemCol = None,
-    time_col: options.TimeCol = None,
-    rating_col: options.RatingCol = None,
 ) -> None:
     """Try settings of a method's fields, and choose one on validation; test metrics are shown of that one alone.
 
     The same command goes on where it was stopped or killed, and more --trials add to those that are done.
     """
     from homebody.methods import find
-    from homebody.recipe import Recipe, parse_fields
+    from homebody.recipe import parse_fields
     from homebody.studies.pool import cores
     from homebody.studies.space import parse_search, search_space, space_text
     from homebody.studies.tune import Study
@@ -69,20 +59,7 @@ def tune(
     fixed = parse_fields(method, settings or [])
     asked = parse_search(found, search or [])
     space, declared = search_space(found)
-    recipe = Recipe(
-        method=options.method_anywhere(method),
-        data=options.data_anywhere(data),
-        fields=fixed,
-        rounds=rounds,
-        seed=seed,
-        protocol=protocol,
-        held_out=held_out,
-        cohort=cohort,
-        evaluate_every=evaluate_every,
-        device=device,
-        columns=options.columns(user_col, item_col, time_col, rating_col),
-        data_dir=options.folder_anywhere(data_dir),
-    )
+    recipe = given.recipe(method, fields=fixed, seed=seed)
     varied = {**{name: where for name, where in space.items() if name not in fixed}, **asked}
     study = Study(recipe, varied, trials, seeds)
     with _watching(recipe.short_method, recipe.select, quiet=as_json) as (watcher, watch):

@@ -125,8 +125,8 @@ def tune(
 def command(recipe: Recipe) -> str:
     """What to type to run a recipe.
 
-    >>> command(Recipe("fedmf", "ml-100k", fields={"factors": 8}, rounds=20))
-    'homebody run fedmf --data ml-100k --rounds 20 --set factors=8'
+    >>> command(Recipe("fedmf", "ml-100k", fields={"factors": 8}, rounds=20, filters={"core": 5}))
+    'homebody run fedmf --data ml-100k --rounds 20 --filter core=5 --set factors=8'
     """
     words = ["homebody", "run", recipe.method, "--data", recipe.data]
     for spec in fields(recipe):
@@ -138,9 +138,14 @@ def command(recipe: Recipe) -> str:
             words.append("--plain")
         elif spec.name == "columns":
             words += [word for name, column in value.items() for word in (_option(name), column)]
+        elif spec.name in ("kinds", "filters"):
+            option = _option(spec.name.removesuffix("s"))
+            words += [word for name, one in value.items() for word in (option, f"{name}={one}")]
+        elif spec.name == "slices":
+            words += [word for one in value for word in ("--slice", one)]
         else:
-            several = value if isinstance(value, list) else [value]
-            words += [word for one in several for word in (_option(spec.name), str(one))]
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            words += [_option(spec.name), text]
     for name, value in recipe.fields.items():
         words += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     return shlex.join(words)
