@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from homebody.core import Catalogue, Cohort, Data
-from homebody.data.population import Population
 from homebody.data.partitions import leave_one_out
+from homebody.data.population import Population
 from homebody.fit import fit
 from homebody.methods.fedials import FedIALS
 from homebody.methods.ials import IALS

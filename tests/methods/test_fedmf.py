@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from homebody.core import Catalogue, Cohort, Data
-from homebody.data.population import Population
 from homebody.data.partitions import leave_one_out
+from homebody.data.population import Population
 from homebody.methods.fedmf import FedMF
 from homebody.rng import Rng
 from homebody.runtime import Simulator

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from homebody.core import Catalogue, Cohort, Data
-from homebody.data.population import Population
 from homebody.data.partitions import leave_one_out
+from homebody.data.population import Population
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.fit import choose, fit
