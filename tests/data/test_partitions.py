@@ -177,6 +177,12 @@ def test_a_ratio_by_hand() -> None:
     assert done.relevant(np.array([2, 0]), "valid").tolist() == [[-1], [7]]
 
 
+def test_a_user_who_is_asked_in_validation_alone_is_not_said_to_be_asked_nothing() -> None:
+    done = split(people([3, 1, 4, 0], list(range(10))), "ratio:test=0.1,valid=0.125", how="latest")
+    assert tell(done)[0] == {"train": [3, 1, 4], "valid": [0], "test": [], "withheld": []}
+    assert done.notes == ()
+
+
 def counts(population: Population, way: str, what: str, settings_: dict[str, float]) -> tuple[int, int]:
     number = population.n_users if what == "users" else population.n_items
     return max(1, nearest(settings_["test"], number)), max(1, nearest(settings_["valid"], number))
