@@ -41,7 +41,7 @@ class Recipe:
     """None: what the method takes by default."""
     seed: int = 0
     split: str = "leave-one-out"
-    """What is held out: a name from `homebody.data.splits.SPLITS`, with its settings (ratio:test=0.2)."""
+    """What is held out: a name from `homebody.data.partitions.WAYS`, with its settings (ratio:test=0.2)."""
     protocol: str = "strict"
     held_out: str | None = None
     """latest or random; None: latest where there are times."""
@@ -89,6 +89,10 @@ class Recipe:
         for k in self.cutoffs:
             if type(k) is not int or k < 1:
                 raise HomebodyError(f"A cut-off of the metrics is a whole number from 1, not {k!r}.")
+        if self.evaluate_every < 0:
+            raise HomebodyError(f"evaluate-every must be 0 (never) or more, not {self.evaluate_every}.")
+        if not self.measured():
+            raise HomebodyError("The metrics need a cut-off, such as cutoffs = [10].")
         if not -(2**63) <= self.seed < 2**63:
             raise HomebodyError(f"The seed must fit in 64 bits; {self.seed} does not.")
 
@@ -99,7 +103,7 @@ class Recipe:
         [5, 10]
         """
         _, at, k = self.select.rpartition("@")
-        return sorted({*self.cutoffs, *([int(k)] if at and k.isdecimal() else [])})
+        return sorted({*self.cutoffs, *([int(k)] if at and k.isdecimal() and int(k) else [])})
 
     def to_toml(self) -> str:
         known = {name: value for name, value in asdict(self).items() if value is not None}

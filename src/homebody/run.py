@@ -24,7 +24,7 @@ from homebody.core import Evaluated, Method
 from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, unknown_name
 from homebody.evaluation import Block, describe, questions, sliced, summarise
 from homebody.fit import Best, Fitted, Round, fit
 from homebody.privacy import OBSERVERS, Charge, Ledger, NonPrivate
@@ -185,10 +185,9 @@ def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Spli
     )
     for note in _notes(method, split):
         watcher.say(note)
-    if recipe.cohort is not None and not 1 <= recipe.cohort <= (split.lengths > 0).sum():
-        raise HomebodyError(
-            f"A cohort has 1 to {(split.lengths > 0).sum()} clients with this data, not {recipe.cohort}."
-        )
+    members = int((split.learn & (split.lengths > 0)).sum())
+    if recipe.cohort is not None and not 1 <= recipe.cohort <= members:
+        raise HomebodyError(f"A cohort has 1 to {members} clients with this data, not {recipe.cohort}.")
     return method, split
 
 
@@ -285,12 +284,14 @@ def _reference(
     folder.load()  # takes back what an interrupted attempt recorded
     histories = split.histories()
     people = int((split.lengths > 0).sum())
-    best, chosen = Evaluated({}), 0
+    best, chosen, step = Evaluated({}), 0, 0
     began = time.perf_counter()
     for step, score in enumerate(islice(method.fit(histories, recipe.seed), recipe.rounds), start=1):
         trained = time.perf_counter()
-        asked = step % recipe.evaluate_every == 0 or step == recipe.rounds
-        found = _ask(recipe, split, score) if asked or not chosen else Evaluated({})
+        due = not chosen or step == recipe.rounds or step % recipe.evaluate_every == 0
+        found = _ask(recipe, split, score) if recipe.evaluate_every and due else Evaluated({})
+        if found.metrics and recipe.select not in found.metrics:
+            raise unknown_name("metric to choose the round by", recipe.select, found.metrics)
         if found.metrics and (not chosen or found.metrics[recipe.select] > best.metrics[recipe.select]):
             best, chosen = found, step
         line = Round(
@@ -309,7 +310,7 @@ def _reference(
         folder.add_round(line)
         watcher.on_round(line)
         began = time.perf_counter()
-    return best, chosen
+    return best, chosen or step
 
 
 def _ask(recipe: Recipe, split: Split, score: Score) -> Evaluated:

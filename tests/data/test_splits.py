@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homebody.data.builder import build
+from homebody.data.partitions import leave_one_out
+from homebody.data.partitions import split as split_population
 from homebody.data.population import Population
-from homebody.data.splits import PROTOCOLS, Split, leave_one_out
+from homebody.data.splits import PROTOCOLS, Split
 from homebody.errors import HomebodyError
 
 PROTOCOL_NAMES = ["strict", "isolated", "published"]
@@ -36,6 +38,18 @@ def listed(row: np.ndarray, n_items: int) -> list[int]:
     return [item for item in row.tolist() if 0 <= item < n_items]
 
 
+def held_out(split: Split, user: int) -> tuple[int, int]:
+    """The item for validation and the one for test; -1 where there is none."""
+    parts = [split.part(user, held).tolist() for held in ("valid", "test")]
+    assert all(len(part) <= 1 for part in parts)
+    assert split.part(user, "withheld").tolist() == []
+    return tuple(part[0] if part else -1 for part in parts)  # type: ignore[return-value]
+
+
+def all_held_out(split: Split) -> list[tuple[int, int]]:
+    return [held_out(split, user) for user in range(split.n_users)]
+
+
 def first_only(history: list[int]) -> list[int]:
     return list(dict.fromkeys(history))
 
@@ -55,8 +69,12 @@ def test_the_latest_is_for_test_and_the_one_before_for_validation() -> None:
     assert split.how == "latest"
     assert split.training(0).tolist() == [5, 1]
     assert split.training(1).tolist() == [3]
-    assert split.valid.tolist() == [9, 8]
-    assert split.test.tolist() == [2, 0]
+    assert all_held_out(split) == [(9, 2), (8, 0)]
+    assert split.relevant(np.array([1, 0]), "valid").tolist() == [[8], [9]]
+    assert split.relevant(np.array([1, 0]), "test").tolist() == [[0], [2]]
+    assert split.sizes("train").tolist() == [2, 1]
+    assert split.learn.tolist() == [True, True]
+    assert (split.way, split.absent.tolist(), split.shown) == ("leave-one-out", [], None)
     assert split.lengths.tolist() == [2, 1]
     assert split.asked().tolist() == [0, 1]
     assert split.notes == ()
@@ -69,9 +87,8 @@ def test_ties_in_time_are_broken_by_file_order() -> None:
     split = leave_one_out(build("ties", users, items, times=times))
     # Items 10, 20, 30, 40 are numbered 0 to 3: "a" saw 10, then 40, 30, 20; "b" saw 10, 30, 20.
     assert split.training(0).tolist() == [0, 3]
-    assert (split.valid[0], split.test[0]) == (2, 1)
     assert split.training(1).tolist() == [0]
-    assert (split.valid[1], split.test[1]) == (2, 1)
+    assert all_held_out(split) == [(2, 1), (2, 1)]
 
 
 @every_protocol
@@ -87,23 +104,23 @@ def test_nothing_is_lost_and_nothing_is_held_out_twice(
         kept = split.training(user).tolist()
         if len(history) < 3:
             assert kept == history
-            assert split.valid[user] == split.test[user] == -1
+            assert held_out(split, user) == (-1, -1)
             continue
-        held = [int(split.valid[user]), int(split.test[user])]
+        held = list(held_out(split, user))
         assert Counter(kept + held) == Counter(history)
         if how == "latest":
             assert kept + held == history
         else:
             rest = iter(history)
             assert all(item in rest for item in kept), "training items keep their order"
-    assert split.asked().tolist() == [user for user in range(population.n_users) if split.test[user] >= 0]
+    assert split.asked().tolist() == [user for user in range(population.n_users) if held_out(split, user)[1] >= 0]
 
 
 def test_without_times_a_random_one_is_held_out_and_every_pair_equally_often() -> None:
     users = 12_000
     split = leave_one_out(people(*[[0, 1, 2, 3]] * users, times=False))
     assert split.how == "random"
-    counts = Counter(zip(split.valid.tolist(), split.test.tolist(), strict=True))
+    counts = Counter(all_held_out(split))
     assert len(counts) == 12
     # Five standard errors for each of twelve cells: one false alarm in a hundred thousand seeds; this one is fixed.
     share = 1 / 12
@@ -113,9 +130,8 @@ def test_without_times_a_random_one_is_held_out_and_every_pair_equally_often() -
 def test_the_seed_decides_what_is_held_out_at_random() -> None:
     population = people(*[list(range(12))] * 50)
     one, again, other = (leave_one_out(population, how="random", seed=seed) for seed in (1, 1, 2))
-    assert np.array_equal(one.test, again.test)
-    assert np.array_equal(one.valid, again.valid)
-    assert not np.array_equal(one.test, other.test)
+    assert all_held_out(one) == all_held_out(again)
+    assert [pair[1] for pair in all_held_out(one)] != [pair[1] for pair in all_held_out(other)]
 
 
 @every_protocol
@@ -139,9 +155,9 @@ def test_people_with_too_few_interactions_train_and_are_counted(protocol: str) -
 def test_repeats_are_left_out_and_the_first_counts(protocol: str) -> None:
     split = leave_one_out(people([1, 2, 1, 3, 2, 4], [5, 5, 5, 6]), protocol=protocol)
     assert split.training(0).tolist() == [1, 2]
-    assert (split.valid[0], split.test[0]) == (3, 4)
+    assert held_out(split, 0) == (3, 4)
     assert split.training(1).tolist() == [5, 6]
-    assert split.test[1] == -1
+    assert held_out(split, 1) == (-1, -1)
     assert split.notes[0] == "4 repeated interactions were left out: each user's first with an item counts."
     assert split.notes[1].startswith("1 of 2 users have fewer than 3 interactions")
 
@@ -149,7 +165,7 @@ def test_repeats_are_left_out_and_the_first_counts(protocol: str) -> None:
 def test_published_keeps_repeats_and_says_so() -> None:
     split = leave_one_out(people([1, 2, 1, 3, 2, 1], [5, 5, 5, 6]), protocol="published")
     assert split.training(0).tolist() == [1, 2, 1, 3]
-    assert (split.valid[0], split.test[0]) == (2, 1)
+    assert held_out(split, 0) == (2, 1)
     assert split.training(1).tolist() == [5, 5]
     assert split.notes == ("5 repeated interactions are kept: a held-out item may stand in training too.",)
     # The held-out item is asked about, in training or not, and is never what it is ranked against.
@@ -160,7 +176,7 @@ def test_published_keeps_repeats_and_says_so() -> None:
 def naive_excluded(split: Split, user: int) -> set[int]:
     """What the protocols say, in sets."""
     training = set(split.training(user).tolist())
-    held = {int(split.valid[user]), int(split.test[user])} - {-1}
+    held = set(held_out(split, user)) - {-1}
     if split.protocol == "strict":
         return training
     if split.protocol == "published" or not held:
@@ -222,7 +238,7 @@ def test_candidates_are_distinct_and_never_the_persons_own(
         for row, user in zip(rows.tolist(), split.asked().tolist(), strict=True):
             own = set(population.history(user).tolist())
             if held == "valid" and protocol == "strict":
-                own.discard(int(split.test[user]))
+                own.discard(held_out(split, user)[1])
             drawn = [item for item in row if item >= 0]
             assert len(set(drawn)) == len(drawn) == min(negatives, split.n_items - len(own))
             assert not set(drawn) & own
@@ -267,7 +283,7 @@ def test_in_strict_validation_alone_the_test_item_may_be_a_candidate() -> None:
 def test_a_full_ranking_leaves_out_what_was_known_before(protocol: str, population: Population) -> None:
     split = leave_one_out(population, protocol=protocol)
     for user in split.asked().tolist():
-        training, valid, test = set(split.training(user).tolist()), int(split.valid[user]), int(split.test[user])
+        training, (valid, test) = set(split.training(user).tolist()), held_out(split, user)
         seen = {held: listed(split.seen(np.array([user]), held)[0], split.n_items) for held in ("valid", "test")}
         assert seen["test"] == sorted((training | {valid}) - {test})
         assert seen["valid"] == sorted(training - {valid, test})
@@ -284,3 +300,22 @@ def test_what_cannot_be_split_is_refused_in_a_sentence() -> None:
         leave_one_out(people([1, 2, 3]), how="newest")
     with pytest.raises(HomebodyError, match="at least 1 negative, not 0"):
         leave_one_out(people([1, 2, 3]), negatives=0)
+
+
+@every_protocol
+def test_leave_one_out_is_the_split_by_default(protocol: str) -> None:
+    population = people(*[list(range(12))] * 9, times=False)
+    named, default = (
+        leave_one_out(population, protocol=protocol, seed=3),
+        split_population(population, protocol=protocol, seed=3),
+    )
+    assert all_held_out(named) == all_held_out(default)
+    assert named.way == default.way == "leave-one-out"
+
+
+def test_what_is_held_out_stays_what_it_was() -> None:
+    """Fixed once: a published figure must not move because a split is made another way."""
+    split = leave_one_out(people(*[list(range(12))] * 4, n_items=40, times=False), seed=5, negatives=3)
+    assert all_held_out(split) == [(7, 10), (0, 2), (3, 0), (4, 11)]
+    expected = [[30, 24, 14], [23, 20, 18], [16, 12, 24], [29, 13, 38]]
+    assert split.candidates(np.arange(4), "test").tolist() == expected

@@ -1,6 +1,9 @@
+"""Every metric against a loop that a person would write, and the compiled counting against plain torch."""
+
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -8,175 +11,266 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homebody.data.partitions import leave_one_out
-from homebody.data.population import Population
-from homebody.evaluation import Block, Question, describe, hit_ratio, ndcg, questions, rank, summarise
+from homebody.evaluation import CUTOFFS, METRICS, Block, Places, Question, main_cutoff, place, summarise
+from homebody.evaluation import metric_kernels as kernels
+from homebody.evaluation.metrics import NOWHERE, _Plain, auc, hit, ndcg, precision, recall, reciprocal_rank
 
-quick = settings(max_examples=80, deadline=None)
+quick = settings(max_examples=150, deadline=None)
 numbers = st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0, 2.0, math.nan, math.inf, -math.inf])
 
 
-def naive_rank(scores: list[float], target: int, against: list[int]) -> int:
-    """How many of the others are not certainly worse."""
-    return sum(not scores[item] < scores[target] for item in against if item != target)
+class Asked(NamedTuple):
+    """One question, in lists."""
+
+    scores: list[float]
+    relevant: list[int]
+    candidates: list[int]
+    seen: list[int]
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[list[list[float]], list[int], list[list[int]], list[list[int]]]:
-    n_items, users = draw(st.integers(2, 12)), draw(st.integers(1, 4))
-    scores, targets, candidates, seen = [], [], [], []
-    for _ in range(users):
-        scores.append(draw(st.lists(numbers, min_size=n_items, max_size=n_items)))
-        target = draw(st.integers(0, n_items - 1))
-        others = [item for item in range(n_items) if item != target]
-        targets.append(target)
-        candidates.append(draw(st.lists(st.sampled_from(others), unique=True)))
-        seen.append(sorted(draw(st.lists(st.sampled_from(others), unique=True))))
-    return scores, targets, candidates, seen
+def questions(draw: st.DrawFn, most: int = 5) -> list[Asked]:
+    n_items = draw(st.integers(2, 14))
+    out = []
+    for _ in range(draw(st.integers(1, 4))):
+        order = list(draw(st.permutations(range(n_items))))
+        count = draw(st.integers(1, min(most, n_items)))
+        relevant, others = order[:count], order[count:]
+        scores = draw(st.lists(numbers, min_size=n_items, max_size=n_items))
+        candidates = others[: draw(st.integers(0, len(others)))]
+        out.append(Asked(scores, relevant, candidates, sorted(others[draw(st.integers(0, len(others))) :])))
+    return out
 
 
-def question(targets: list[int], candidates: list[list[int]], seen: list[list[int]], n_items: int) -> Question:
-    def pad(rows: list[list[int]], fill: int) -> torch.Tensor:
-        width = max(map(len, rows), default=0)
-        padded = [row + [fill] * (width - len(row)) for row in rows]
-        return torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width)
-
-    return Question(torch.tensor(targets), pad(candidates, -1), pad(seen, n_items))
+def pad(rows: list[list[int]], fill: int) -> torch.Tensor:
+    width = max(map(len, rows), default=0)
+    padded = [row + [fill] * (width - len(row)) for row in rows]
+    return torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width)
 
 
-@given(asked())
-@quick
-def test_a_rank_is_the_number_of_others_that_are_not_worse(
-    drawn: tuple[list[list[float]], list[int], list[list[int]], list[list[int]]],
-) -> None:
-    scores, targets, candidates, seen = drawn
-    n_items = len(scores[0])
-    found = rank(torch.tensor(scores), question(targets, candidates, seen, n_items))
-    for user, (own, target) in enumerate(zip(scores, targets, strict=True)):
-        assert found.sampled[user] == naive_rank(own, target, candidates[user])
-        unseen = [item for item in range(n_items) if item not in seen[user]]
-        assert found.full[user] == naive_rank(own, target, unseen)
-
-
-def test_ties_count_against_the_model() -> None:
-    everything_alike = rank(torch.zeros(1, 6), question([2], [[0, 1, 5]], [[4]], 6))
-    assert everything_alike.sampled.tolist() == [3]
-    assert everything_alike.full.tolist() == [4]
-
-
-@pytest.mark.parametrize("broken", ["all", "target", "others"])
-def test_scores_that_are_no_number_never_rank_well(broken: str) -> None:
-    scores = torch.linspace(0, 1, 200).repeat(3, 1)
-    target = torch.tensor([199, 150, 30])
-    candidates = torch.stack([torch.arange(40, 139)] * 3)
-    keep = torch.zeros(3, 200, dtype=torch.bool).scatter(1, target[:, None], True)
-    gone = {"all": torch.ones_like(keep), "target": keep, "others": ~keep}[broken]
-    found = rank(scores.masked_fill(gone, math.nan), Question(target, candidates, torch.full((3, 1), 200)))
-    assert found.sampled.tolist() == [99] * 3
-    assert found.full.tolist() == [199] * 3
-    assert hit_ratio(found.sampled, 10) == hit_ratio(found.full, 10) == 0.0
-    assert ndcg(found.sampled, 10) == ndcg(found.full, 10) == 0.0
-
-
-@given(st.lists(st.integers(0, 120), min_size=1, max_size=30), st.integers(1, 100))
-@quick
-def test_hit_ratio_and_ndcg_are_the_means_over_users(ranks: list[int], k: int) -> None:
-    hits = [1.0 if place < k else 0.0 for place in ranks]
-    gains = [1.0 / math.log2(place + 2) if place < k else 0.0 for place in ranks]
-    assert hit_ratio(torch.tensor(ranks), k) == pytest.approx(sum(hits) / len(ranks), abs=1e-12)
-    assert ndcg(torch.tensor(ranks), k) == pytest.approx(sum(gains) / len(ranks), abs=1e-12)
-
-
-def naive_metrics(split: object, scores: np.ndarray, held: str, k: int) -> dict[str, float]:
-    """One user after another, as a person would."""
-    hits, gains, full_hits, full_gains = [], [], [], []
-    for user in split.asked().tolist():  # type: ignore[attr-defined]
-        training = set(split.training(user).tolist())  # type: ignore[attr-defined]
-        valid, test = int(split.valid[user]), int(split.test[user])  # type: ignore[attr-defined]
-        target = valid if held == "valid" else test
-        left_out = training if held == "valid" else training | {valid}
-        own = scores[user].tolist()
-        sampled = [item for item in split.candidates(np.array([user]), held)[0].tolist() if item >= 0]  # type: ignore[attr-defined]
-        place = naive_rank(own, target, sampled)
-        everywhere = naive_rank(own, target, [item for item in range(len(own)) if item not in left_out])
-        hits.append(place < k)
-        gains.append(1 / math.log2(place + 2) if place < k else 0.0)
-        full_hits.append(everywhere < k)
-        full_gains.append(1 / math.log2(everywhere + 2) if everywhere < k else 0.0)
-    prefix = "" if held == "test" else "valid/"
-    columns = {"hr": hits, "ndcg": gains, "full/hr": full_hits, "full/ndcg": full_gains}
-    return {f"{prefix}{name}@{k}": sum(column) / len(column) for name, column in columns.items()}
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> tuple[Population, np.ndarray]:
-    n_items = draw(st.integers(6, 25))
-    histories = draw(
-        st.lists(st.lists(st.integers(0, n_items - 1), unique=True, max_size=n_items), min_size=1, max_size=5)
+def together(asked: list[Asked]) -> tuple[torch.Tensor, Question]:
+    """The questions as tensors; the rows of the scores stand the other way round, as owners may."""
+    last = len(asked) - 1
+    scores = torch.tensor([one.scores for one in reversed(asked)])
+    return scores, Question(
+        pad([one.relevant for one in asked], -1),
+        pad([one.candidates for one in asked], -1),
+        pad([one.seen for one in asked], len(asked[0].scores)),
+        torch.tensor([last - row for row in range(len(asked))]),
     )
-    histories.append(list(range(4)))
-    lengths = [len(history) for history in histories]
-    items = np.array([item for history in histories for item in history], dtype=np.int32)
-    population = Population("toy", np.concatenate([[0], np.cumsum(lengths)]), items, n_items=n_items)
-    seed = draw(st.integers(0, 2**31))
-    # Few values, so that ties are common.
-    scores = np.random.default_rng(seed).integers(0, 6, (len(histories), n_items)).astype(np.float32)
-    return population, scores
 
 
-@given(
-    worlds(),
-    st.sampled_from(["strict", "isolated", "published"]),
-    st.sampled_from([4, 99]),
-    st.integers(1, 12),
-)
+def naive_ranks(one: Asked, others: list[int]) -> list[int]:
+    """A relevant item stands behind every other that is not certainly worse, and behind better relevant ones."""
+    behind = sorted(sum(not one.scores[other] < one.scores[item] for other in others) for item in one.relevant)
+    return [count + better for better, count in enumerate(behind)]
+
+
+def naive_metrics(one: Asked, others: list[int], k: int) -> dict[str, float]:
+    ranks = naive_ranks(one, others)
+    inside = [rank for rank in ranks if rank < k]
+    best = sum(1 / math.log2(rank + 2) for rank in range(min(k, len(ranks))))
+    right = 0.0
+    for item in one.relevant:
+        for other in others:
+            mine, theirs = one.scores[item], one.scores[other]
+            right += 1.0 if theirs < mine else 0.5 if theirs == mine else 0.0
+    pairs = len(one.relevant) * len(others)
+    return {
+        "hr": float(bool(inside)),
+        "ndcg": sum(1 / math.log2(rank + 2) for rank in inside) / best,
+        "precision": len(inside) / k,
+        "recall": len(inside) / len(ranks),
+        "mrr": 1 / (ranks[0] + 1) if inside else 0.0,
+        "auc": right / pairs if pairs else 1.0,
+    }
+
+
+def everything_else(one: Asked) -> list[int]:
+    return [item for item in range(len(one.scores)) if item not in one.seen and item not in one.relevant]
+
+
+@given(questions(), st.integers(1, 16))
 @quick
-def test_a_populations_metrics_are_those_of_a_loop_over_users(
-    world: tuple[Population, np.ndarray], protocol: str, negatives: int, k: int
+def test_every_metric_is_what_a_loop_would_count(asked: list[Asked], k: int) -> None:
+    scores, question = together(asked)
+    found = place(scores, question)
+    assert list(found) == ["", "full/"]
+    for kind, against in (("", lambda one: one.candidates), ("full/", everything_else)):
+        for row, one in enumerate(asked):
+            others = against(one)
+            expected = naive_metrics(one, others, k)
+            ranks = naive_ranks(one, others)
+            places = found[kind]
+            assert places.rank[row].tolist()[: len(ranks)] == ranks
+            assert all(rank >= NOWHERE for rank in places.rank[row].tolist()[len(ranks) :])
+            assert places.relevant[row] == len(one.relevant)
+            for name, metric in METRICS.items():
+                assert metric(places, k)[row] == pytest.approx(expected[name], abs=1e-12), name
+            assert auc(places)[row] == pytest.approx(expected["auc"], abs=1e-12)
+
+
+def test_the_metrics_by_hand() -> None:
+    """Relevant items in places 2, 3 and 12 (counted from 1); one of two in place 1, the other far away."""
+    places = Places(torch.tensor([[1, 2, 11], [0, 40, NOWHERE]]), torch.tensor([3, 2]), torch.tensor([0.7, 0.5]))
+    assert hit(places, 1).tolist() == [0.0, 1.0]
+    assert hit(places, 2).tolist() == [1.0, 1.0]
+    assert precision(places, 5).tolist() == [0.4, 0.2]
+    assert precision(places, 20).tolist() == [3 / 20, 1 / 20]
+    assert recall(places, 11).tolist() == pytest.approx([2 / 3, 1 / 2])
+    assert recall(places, 12).tolist() == pytest.approx([1.0, 1 / 2])
+    assert reciprocal_rank(places, 1).tolist() == [0.0, 1.0]
+    assert reciprocal_rank(places, 2).tolist() == [0.5, 1.0]
+    ideal = 1 + 1 / math.log2(3) + 1 / 2
+    assert ndcg(places, 10)[0] == pytest.approx((1 / math.log2(3) + 1 / 2) / ideal)
+    assert ndcg(places, 2).tolist() == pytest.approx(
+        [(1 / math.log2(3)) / (1 + 1 / math.log2(3)), 1 / (1 + 1 / math.log2(3))]
+    )
+    assert ndcg(places, 1).tolist() == [0.0, 1.0]
+    assert auc(places) is places.auc
+
+
+def test_ties_count_against_the_model_and_for_half_in_auc() -> None:
+    asked = Asked([0.0] * 6, [2], [0, 1, 5], [4])
+    found = place(*together([asked]))
+    assert found[""].rank.tolist() == [[3]]
+    assert found["full/"].rank.tolist() == [[4]]
+    assert found[""].auc.tolist() == found["full/"].auc.tolist() == [0.5]
+    several = place(*together([Asked([0.0] * 6, [2, 3], [0, 1, 5], [4])]))
+    assert several[""].rank.tolist() == [[3, 4]]
+    assert several["full/"].rank.tolist() == [[3, 4]]
+
+
+@pytest.mark.parametrize("also", [0, 2])
+@pytest.mark.parametrize("broken", ["all", "relevant", "others"])
+def test_scores_that_are_no_number_never_rank_well(broken: str, also: int) -> None:
+    scores = torch.linspace(0, 1, 200).repeat(3, 1)
+    target = torch.stack([torch.tensor([199, 150, 30]) - step for step in range(also + 1)], 1)
+    candidates = torch.stack([torch.arange(40, 139)] * 3)
+    own = torch.zeros(3, 200, dtype=torch.bool).scatter(1, target, True)
+    gone = {"all": torch.ones_like(own), "relevant": own, "others": ~own}[broken]
+    question = Question(target, candidates, torch.full((3, 1), 200), torch.arange(3))
+    found = place(scores.masked_fill(gone, math.nan), question)
+    assert found[""].rank.tolist() == [[99 + step for step in range(also + 1)]] * 3
+    assert found["full/"].rank.tolist() == [[199 - also + step for step in range(also + 1)]] * 3
+    for places in found.values():
+        assert places.auc.tolist() == [0.0] * 3
+        for metric in METRICS.values():
+            assert metric(places, 10).tolist() == [0.0] * 3
+
+
+@given(questions(most=14))
+@quick
+def test_the_compiled_counting_is_the_plain_one(asked: list[Asked]) -> None:
+    scores, question = together(asked)
+    same_counts(scores, question)
+
+
+def same_counts(scores: torch.Tensor, question: Question) -> None:
+    there = question.relevant >= 0
+    for ours, plain, against in (
+        (kernels.among, _Plain.among, question.candidates),
+        (kernels.in_catalogue, _Plain.in_catalogue, question.seen),
+    ):
+        above, tied, others = ours(scores, question.owner, question.relevant, against)
+        expected = plain(scores, question.owner, question.relevant, against)
+        assert torch.equal(above[there], expected[0][there])
+        assert torch.equal(tied[there], expected[1][there])
+        assert torch.equal(others, expected[2])
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("values", ["distinct", "few", "with what is no number", "infinite"])
+@pytest.mark.parametrize(("most", "seen"), [(1, 0), (1, 40), (2, 0), (30, 40), (150, 50), (290, 10)])
+def test_the_compiled_counting_is_the_plain_one_at_size(most: int, seen: int, values: str, kind: torch.dtype) -> None:
+    generator = np.random.default_rng(most * 1000 + seen)
+    rows, n_items = 40, 300
+    scores = generator.normal(size=(rows, n_items))
+    if values != "distinct":
+        scores = np.round(scores)
+    if values == "with what is no number":
+        scores[generator.random(scores.shape) < 0.2] = np.nan
+    if values == "infinite":
+        scores[generator.random(scores.shape) < 0.4] = np.inf
+        scores[generator.random(scores.shape) < 0.4] = -np.inf
+    asked = []
+    for _ in range(rows):
+        order = generator.permutation(n_items).tolist()
+        count = int(generator.integers(1, most + 1))
+        left = order[count : count + int(generator.integers(0, seen + 1))]
+        asked.append(Asked([0.0] * n_items, order[:count], order[count : count + 99], sorted(left)))
+    _, question = together(asked)
+    same_counts(torch.from_numpy(scores).to(kind), question)
+    # Padding may stand before the relevant items as well.
+    same_counts(torch.from_numpy(scores).to(kind), question._replace(relevant=question.relevant.flip(1)))
+
+
+def test_no_full_ranking_where_none_is_asked_for() -> None:
+    scores, question = together([Asked([0.1, 0.2, 0.3], [0], [1, 2], [])])
+    assert list(place(scores, question._replace(seen=None))) == [""]
+
+
+@given(questions(), st.integers(0, 3), st.lists(st.integers(1, 15), min_size=1, max_size=3, unique=True))
+@quick
+def test_a_summary_is_the_mean_over_users_of_the_mean_over_their_questions(
+    asked: list[Asked], shift: int, cutoffs: list[int]
 ) -> None:
-    population, scores = world
-    split = leave_one_out(population, protocol=protocol, negatives=negatives, how="latest")
-    users = split.asked()
-    cut = len(users) // 2
+    """Each question of three stands for a user; the fourth, if any, is the first user's second question."""
+    scores, question = together(asked)
+    users = np.array([7, 3, 5, 7])[: len(asked)]
     blocks = [
-        Block(some, torch.from_numpy(scores[some]), questions(split, some))
-        for some in (users[cut:], users[:cut])
-        if len(some)
+        Block(users[row : row + 1], scores[question.owner[row : row + 1]], {"test": one, "valid": one})
+        for row in range(len(asked))
+        for one in [
+            Question(
+                question.relevant[row : row + 1],
+                question.candidates[row : row + 1],
+                None if question.seen is None else question.seen[row : row + 1],
+                torch.tensor([0]),
+            )
+        ]
     ]
-    evaluated = summarise(blocks, ks=(k,))
-    expected = naive_metrics(split, scores, "test", k) | naive_metrics(split, scores, "valid", k)
-    assert evaluated.metrics == pytest.approx(expected, abs=1e-12)
-    assert evaluated.per_user["user"].tolist() == users.tolist()
-    for place, user in enumerate(users.tolist()):
-        sampled = [item for item in split.candidates(np.array([user]), "test")[0].tolist() if item >= 0]
-        assert evaluated.per_user["rank"][place] == naive_rank(scores[user].tolist(), int(split.test[user]), sampled)
+    inside = np.zeros(9, dtype=np.bool_)
+    inside[[3, 8]] = True
+    nobody = np.zeros(9, dtype=np.bool_)
+    found = summarise(blocks, cutoffs, {"few": inside, "none": nobody})
+    expected: dict[str, float] = {}
+    for kind, against in (("", lambda one: one.candidates), ("full/", everything_else)):
+        for k in cutoffs:
+            by_user: dict[int, list[dict[str, float]]] = {}
+            for user, one in zip(users.tolist(), asked, strict=True):
+                by_user.setdefault(user, []).append(naive_metrics(one, against(one), k))
+            for name in [*METRICS, "auc"]:
+                means = {user: sum(row[name] for row in rows) / len(rows) for user, rows in by_user.items()}
+                label = name if name == "auc" else f"{name}@{k}"
+                for prefix in ("", "valid/"):
+                    expected[f"{prefix}{kind}{label}"] = sum(means.values()) / len(means)
+                    if 3 in means:
+                        expected[f"{prefix}few/{kind}{label}"] = means[3]
+    assert found.metrics == pytest.approx(expected, abs=1e-12)
+    who = sorted(set(users.tolist()))
+    k = main_cutoff(cutoffs)
+    assert list(found.per_user) == ["user", f"ndcg@{k}", "rank", f"full/ndcg@{k}", "full/rank"]
+    assert found.per_user["user"].tolist() == who
+    for place_, user in enumerate(who):
+        rows = [one for number, one in zip(users.tolist(), asked, strict=True) if number == user]
+        gains = [naive_metrics(one, one.candidates, k)["ndcg"] for one in rows]
+        assert found.per_user[f"ndcg@{k}"][place_] == pytest.approx(sum(gains) / len(gains), abs=1e-12)
+        firsts = [naive_ranks(one, one.candidates)[0] for one in rows]
+        assert found.per_user["rank"][place_] == int(sum(firsts) / len(firsts))
+        full = [naive_ranks(one, everything_else(one))[0] for one in rows]
+        assert found.per_user["full/rank"][place_] == int(sum(full) / len(full))
 
 
 def test_the_usual_metrics_have_their_names() -> None:
-    population = Population("toy", np.array([0, 4]), np.array([3, 0, 2, 1], dtype=np.int32), n_items=6)
-    split = leave_one_out(population, how="latest")
-    users = split.asked()
-    metrics = summarise([Block(users, torch.rand(1, 6, generator=torch.Generator().manual_seed(0)),
-                               questions(split, users))]).metrics  # fmt: skip
-    parts = [f"{held}{kind}{name}@{k}" for held in ("", "valid/") for kind in ("", "full/")
-             for name in ("hr", "ndcg") for k in (5, 10, 20)]  # fmt: skip
-    assert sorted(metrics) == sorted(parts)
+    scores, question = together([Asked([0.3, 0.1, 0.2], [0], [1], [2])])
+    metrics = summarise([Block(np.array([0]), scores, {"test": question, "valid": question})]).metrics
+    kinds = [f"{held}{kind}" for held in ("", "valid/") for kind in ("", "full/")]
+    at = [f"{name}@{k}" for name in ("hr", "ndcg", "precision", "recall", "mrr") for k in (5, 10, 20)]
+    assert sorted(metrics) == sorted(f"{kind}{name}" for kind in kinds for name in [*at, "auc"])
+    assert CUTOFFS == (5, 10, 20)
 
 
-def test_questions_are_what_the_split_holds_out() -> None:
-    population = Population("toy", np.array([0, 4]), np.array([3, 0, 2, 1], dtype=np.int32), n_items=6)
-    asked = questions(leave_one_out(population, how="latest", negatives=2), np.array([0]))
-    assert asked["valid"].target.tolist() == [2]
-    assert asked["test"].target.tolist() == [1]
-    assert sorted(asked["test"].candidates[0].tolist()) == [4, 5]
-    assert [item for item in asked["test"].seen[0].tolist() if item < 6] == [0, 2, 3]
-    assert [item for item in asked["valid"].seen[0].tolist() if item < 6] == [0, 3]
-
-
-@pytest.mark.parametrize("protocol", ["strict", "isolated", "published"])
-def test_the_protocol_is_said_beside_a_number(protocol: str) -> None:
-    line = describe(protocol, how="random", negatives=7)
-    assert line.startswith(f"protocol {protocol}: ")
-    assert "random item held out" in line
-    assert "7 sampled negatives" in line
-    assert ("flatters" in line) == (protocol == "published")
+@pytest.mark.parametrize(("cutoffs", "main"), [([5, 10, 20], 10), ([1, 30], 1), ([9, 11], 9), ([12], 12), ([20, 5], 5)])
+def test_comparisons_are_made_at_ten_or_near_it(cutoffs: list[int], main: int) -> None:
+    assert main_cutoff(cutoffs) == main

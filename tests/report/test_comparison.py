@@ -77,8 +77,10 @@ def run(parent: Path, method: str, seed: int, ranks: list[int]) -> dict[str, Any
     folder = RunFolder.create(parent, f"{method}-{seed}")
     folder.write_text("recipe.toml", "")
     users = torch.arange(len(ranks))
-    folder.add_ranks(Evaluated({}, {"user": users, "rank": torch.tensor(ranks)}))
     gain = [1 / math.log2(rank + 2) if rank < 10 else 0.0 for rank in ranks]
+    folder.add_ranks(
+        Evaluated({}, {"user": users, "rank": torch.tensor(ranks), "ndcg@10": torch.tensor(gain, dtype=torch.float64)})
+    )
     return {
         "method": method,
         "data": "toy",

@@ -95,7 +95,7 @@ def _described(
     if old is not None:
         again = [name for name in old.names if name in kinds]
         if again:
-            say(f"{path} takes the place of the {role}s' {listed(again)} that {population.name} has already.")
+            say(f"{path.name} takes the place of the {role}s' {listed(again)} that {population.name} has already.")
         kept = [name for name in old.names if name not in kinds]
         rows = old.table.select(kept).hstack(rows)
         kinds = {**{name: old.kinds[name] for name in kept}, **kinds}
@@ -109,7 +109,7 @@ def _id_column(path: Path, present: list[str], role: Role, say: Say) -> str:
             f"{path} has several columns that could be the {role} ({listed(matches)}); rename all but one."
         )
     if not matches:
-        say(f"{path} has no column called {role}, so its first, '{present[0]}', is taken for it.")
+        say(f"{path.name} has no column called {role}, so its first, '{present[0]}', is taken for it.")
     key = matches[0] if matches else present[0]
     if len(present) == 1:
         raise HomebodyError(f"{path} has only the column '{key}', so it says nothing about any {role}.")
@@ -128,7 +128,7 @@ def _guessed(path: Path, table: pl.DataFrame, wanted: Mapping[str, Kind], role: 
             kinds[name] = "text"
         guesses.append(f"{name} as {kinds[name]}")
     if guesses:
-        say(f"{path}: took {', '.join(guesses)} (--kind COLUMN=KIND takes it otherwise).")
+        say(f"{path.name}: took {', '.join(guesses)} (--kind COLUMN=KIND takes it otherwise).")
     return kinds
 
 
@@ -145,7 +145,7 @@ def _matched(
             f"first of the population's '{example}'."
         )
     if strangers:
-        say(f"{path} has {_rows(strangers)} about {role}s that have no interactions; left out.")
+        say(f"{path.name} has {_rows(strangers)} about {role}s that have no interactions; left out.")
     # A list is one value here, and two rows are the same if they look the same.
     looks = table.with_columns(pl.selectors.by_dtype(pl.List(pl.String)).list.join("\x1f"))
     rows = looks.with_columns(place.alias(" place"), found.alias(" id"), pl.int_range(table.height).alias(" row"))
@@ -159,9 +159,9 @@ def _matched(
             f"{role}{'' if many == 1 else 's'}); leave one row for each."
         )
     if distinct.height < rows.height:
-        say(f"{path} repeats itself in {_rows(rows.height - distinct.height)}; the first of each counts.")
+        say(f"{path.name} repeats itself in {_rows(rows.height - distinct.height)}; the first of each counts.")
     if distinct.height < count:
-        say(f"{path} misses {count - distinct.height:,} of {count:,} {role}s; nothing is known of them.")
+        say(f"{path.name} misses {count - distinct.height:,} of {count:,} {role}s; nothing is known of them.")
     at = pl.DataFrame({"place": distinct[" place"], "row": distinct[" row"]})
     order = pl.DataFrame({"place": pl.int_range(count, eager=True)}).join(
         at, on="place", how="left", maintain_order="left"

@@ -54,7 +54,7 @@ def attach_impressions(population: Population, path: Path, say: Say) -> Populati
     _refuse_shared(rows, path)
     kept = _usable(rows, path, say)
     if population.impressions is not None:
-        say(f"{path} takes the place of the impressions that {population.name} has already.")
+        say(f"{path.name} takes the place of the impressions that {population.name} has already.")
     return replace(population, impressions=_impressions(kept))
 
 
@@ -103,18 +103,18 @@ def _usable(rows: pl.DataFrame, path: Path, say: Say) -> pl.DataFrame:
     strangers = rows.filter(pl.col("user").is_null())
     if strangers.height:
         many = _count(strangers["impression"].n_unique(), "impression")
-        say(f"{path} has {many} of users who have no interactions; left out.")
+        say(f"{path.name} has {many} of users who have no interactions; left out.")
         rows = rows.filter(pl.col("user").is_not_null())
     unknown = rows["item"].null_count()
     if unknown:
-        say(f"{path} shows items that the population does not have in {_count(unknown, 'row')}; those are left out.")
+        say(f"{path.name} shows items that the population does not have in {_count(unknown, 'row')}; those are left out.")
         rows = rows.filter(pl.col("item").is_not_null())
     once = rows.group_by("impression", "item", maintain_order=True).agg(
         pl.col("user", "time").first(), pl.col("clicked").any()
     )
     if once.height < rows.height:
         say(
-            f"{path} shows an item again in the same impression in {_count(rows.height - once.height, 'row')}; "
+            f"{path.name} shows an item again in the same impression in {_count(rows.height - once.height, 'row')}; "
             "it counts once, as clicked if once clicked."
         )
     clicks = pl.col("clicked").sum().over("impression")
@@ -122,7 +122,7 @@ def _usable(rows: pl.DataFrame, path: Path, say: Say) -> pl.DataFrame:
     for problem, sentence in ((clicks == 0, "no click"), (clicks == shown, "nothing that was not clicked")):
         useless = once.filter(problem)["impression"].n_unique()
         if useless:
-            say(f"{path} has {_count(useless, 'impression')} with {sentence}; left out, as there is nothing to rank.")
+            say(f"{path.name} has {_count(useless, 'impression')} with {sentence}; left out, as there is nothing to rank.")
     once = once.filter((clicks > 0) & (clicks < shown))
     if once.height == 0:
         raise HomebodyError(

@@ -137,7 +137,7 @@ def _ratio(kept: Kept, settings: Mapping[str, float]) -> Parts:
     most = np.maximum(kept.lengths - 1, 0)
     test = np.minimum(np.floor(settings["test"] * kept.lengths + 0.5).astype(np.int64), most)
     valid = np.minimum(np.floor(settings["valid"] * kept.lengths + 0.5).astype(np.int64), most - test)
-    whole = int(((test == 0) & (kept.lengths > 0)).sum())
+    whole = int(((test + valid == 0) & (kept.lengths > 0)).sum())
     notes = (f"{whole:,} users have too few interactions to be asked; they train.",) if whole else ()
     return _by_count(kept, valid, test, np.ones(len(test), dtype=np.bool_), notes)
 
@@ -180,13 +180,20 @@ def _impressions(kept: Kept, settings: Mapping[str, float]) -> Parts:
         raise HomebodyError(
             f"{kept.population.name} has no impressions to ask about; give some with --impressions FILE."
         )
-    # The first half of each user's impressions is for validation, the rest for test.
-    first = np.searchsorted(shown.users, shown.users, side="left")
-    count = np.searchsorted(shown.users, shown.users, side="right") - first
-    early = np.arange(len(shown.users)) - first < np.floor(settings["valid"] * count)
+    clicks = np.concatenate([[0], np.cumsum(shown.clicked)])[shown.indptr]
+    told = (np.diff(clicks) > 0) & (np.diff(clicks) < np.diff(shown.indptr))
+    asked = np.flatnonzero(told)
+    users, some = shown.users[asked], int((~told).sum())
+    notes = (f"{some:,} impressions are not asked: nothing or everything in them was clicked.",) if some else ()
+    # The first half of each user's impressions is for validation, the rest for test; the seed decides about halves,
+    # so that many users with one impression each are divided too.
+    first = np.searchsorted(users, users, side="left")
+    count = np.searchsorted(users, users, side="right") - first
+    coin = Rng.of(kept.seed, "split", "impressions").fold(torch.from_numpy(users)).uniform().numpy()
+    early = np.arange(len(users)) - first < np.floor(settings["valid"] * count + coin)
     nothing = np.zeros(len(kept.lengths), dtype=np.int64)
-    parts = _by_count(kept, nothing, nothing, np.ones(len(nothing), dtype=np.bool_), ())
-    return parts._replace(shown={"valid": np.flatnonzero(early), "test": np.flatnonzero(~early)})
+    parts = _by_count(kept, nothing, nothing, np.ones(len(nothing), dtype=np.bool_), notes)
+    return parts._replace(shown={"valid": asked[early], "test": asked[~early]})
 
 
 WAYS: dict[str, Way] = {

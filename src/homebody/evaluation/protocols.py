@@ -24,7 +24,8 @@ HELD: tuple[Held, ...] = ("valid", "test")
 def questions(split: Split, users: Users, device: torch.device | str = "cpu") -> dict[str, Question]:
     """What these users are asked, for validation and for test; whoever is not asked has no row."""
     if split.shown is not None:
-        return {held: _about_impressions(split, split.shown[held], users, device) for held in HELD}
+        about = {held: _about_impressions(split, split.shown[held], users, device) for held in HELD}
+        return {held: question for held, question in about.items() if len(question.owner)}
     asked: dict[str, Question] = {}
     for held in HELD:
         owner = np.flatnonzero(split.sizes(held)[users] > 0)
@@ -63,19 +64,21 @@ def _to_the_left(table: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def sliced(population: Population, slices: Sequence[str]) -> dict[str, npt.NDArray[np.bool_]]:
-    """Groups of users by how many interactions they have: 20-30 for 20 to 30, -19 for at most 19, 50- for more.
+    """Groups of users by how many interactions they have: 20-30 from 20 to under 30, -20 under 20, 50- from 50 on.
+
+    The upper end is left out, so that neighbours share nobody: so PFedRec's authors count (their table 9).
 
     >>> two = Population("toy", np.array([0, 2, 5]), np.array([0, 1, 1, 1, 0], dtype=np.int32), n_items=2)
-    >>> sliced(two, ["-2", "2-9"])
-    {'-2': array([ True, False]), '2-9': array([ True,  True])}
+    >>> sliced(two, ["-3", "2-9"])
+    {'-3': array([ True, False]), '2-9': array([ True,  True])}
     """
     groups = {}
     for text in slices:
         found = re.fullmatch(r"(\d*)-(\d*)", str(text))
         if not found or not any(found.groups()):
-            raise HomebodyError(f"A slice of users is a range of interactions such as 20-30, -19 or 50-, not '{text}'.")
-        low, high = (int(end) if end else None for end in found.groups())
-        inside = (population.lengths >= (low or 0)) & (population.lengths <= (2**62 if high is None else high))
+            raise HomebodyError(f"A slice of users is a range of interactions such as 20-30, -20 or 50-, not '{text}'.")
+        low, high = (int(end or default) for end, default in zip(found.groups(), (0, 2**62), strict=True))
+        inside = (population.lengths >= low) & (population.lengths < high)
         if not inside.any():
             raise HomebodyError(f"No user of {population.name} has {text} interactions.")
         groups[text] = inside
