@@ -64,8 +64,8 @@ class TestRows:
     def test_text_ids_meet_numbers_as_they_are_written(self, people: Population, file: Path, said: list[str]) -> None:
         found = users_of(people, file, "user,age\n007,1.5\nx,2.5\n9,3.5\n", said)
         assert found["age"].to_list() == [None, 3.5, None]
-        assert f"{file} has 2 rows about users that have no interactions; left out." in said
-        assert f"{file} misses 2 of 3 users; nothing is known of them." in said
+        assert f"{file.name} has 2 rows about users that have no interactions; left out." in said
+        assert f"{file.name} misses 2 of 3 users; nothing is known of them." in said
 
     def test_number_ids_meet_texts(self, people: Population, tmp_path: Path, said: list[str]) -> None:
         named = Population("t", np.array([0, 1]), np.zeros(1, np.int32), 2, item_ids=pl.Series(["10", "x"]))
@@ -81,7 +81,7 @@ class TestRows:
     def test_the_first_of_identical_rows_counts(self, people: Population, file: Path, said: list[str]) -> None:
         text = "user,age,tags\n7,1.5,a|b\n9,2.5,\n7,1.50,a|b\n12,3.5,c\n7,1.5,a|b\n"
         assert users_of(people, file, text, said)["age"].to_list() == [1.5, 2.5, 3.5]
-        assert f"{file} repeats itself in 2 rows; the first of each counts." in said
+        assert f"{file.name} repeats itself in 2 rows; the first of each counts." in said
         assert len(said) == 2  # the kinds as well
 
     def test_contradicting_rows_are_refused(self, people: Population, file: Path, said: list[str]) -> None:
@@ -128,7 +128,7 @@ class TestRows:
         )
         found = users_of(known, file, "user,age\n7,1.5\n9,2.5\n12,3.5\n", said)
         assert found.to_dict(as_series=False) == {"job": ["x", "y", "z"], "age": [1.5, 2.5, 3.5]}
-        assert f"{file} takes the place of the users' 'age' that toy has already." in said
+        assert f"{file.name} takes the place of the users' 'age' that toy has already." in said
 
 
 class TestKinds:
@@ -161,7 +161,7 @@ class TestKinds:
         text = "user,year,code,tags\n7,1999,5,x\n9,2001,5,y|x|y\n12,1999,5,\n"
         plain = users_of(people, file, text, said)
         took = "took year as numeric, code as categorical, tags as multi-hot"
-        assert said == [f"{file}: {took} (--kind COLUMN=KIND takes it otherwise)."]
+        assert said == [f"{file.name}: {took} (--kind COLUMN=KIND takes it otherwise)."]
         assert plain["tags"].to_list() == [["x"], ["y", "x"], None]
         given = users_of(people, file, text, said, year="categorical", code="numeric", tags="text")
         assert given.rows() == [(1999, 5, "x"), (2001, 5, "y|x|y"), (1999, 5, None)]
@@ -323,11 +323,11 @@ class TestImpressions:
         assert found.users.tolist() == [1]
         assert found.items.tolist() == [2, 3]
         assert said == [
-            f"{path} has 1 impression of users who have no interactions; left out.",
-            f"{path} shows items that the population does not have in 2 rows; those are left out.",
-            f"{path} shows an item again in the same impression in 2 rows; it counts once, as clicked if once clicked.",
-            f"{path} has 1 impression with no click; left out, as there is nothing to rank.",
-            f"{path} has 3 impressions with nothing that was not clicked; left out, as there is nothing to rank.",
+            f"{path.name} has 1 impression of users who have no interactions; left out.",
+            f"{path.name} shows items that the population does not have in 2 rows; those are left out.",
+            "i.csv shows an item again in the same impression in 2 rows; it counts once, as clicked if once clicked.",
+            f"{path.name} has 1 impression with no click; left out, as there is nothing to rank.",
+            f"{path.name} has 3 impressions with nothing that was not clicked; left out, as there is nothing to rank.",
         ]
 
     @pytest.mark.parametrize(

@@ -399,10 +399,13 @@ def test_a_users_first_impressions_validate_and_the_others_test(lines: list[tupl
     population = replace(people(*[[0, 1, 5]] * 5), impressions=impressions)
     done = split(population, f"impressions:valid={share}")
     assert done.shown is not None
-    valid, test = [], []
+    valid, test, alone = [], [], 0
     for user in range(5):
         numbers = [n for n, line in enumerate(told) if line == (user, True)]
         early = math.floor(share * len(numbers))
+        if len(numbers) == 1:  # in turn
+            early = math.floor(share * (alone + 1)) - math.floor(share * alone)
+            alone += 1
         valid += numbers[:early]
         test += numbers[early:]
     assert done.shown["valid"].tolist() == valid

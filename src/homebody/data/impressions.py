@@ -107,7 +107,8 @@ def _usable(rows: pl.DataFrame, path: Path, say: Say) -> pl.DataFrame:
         rows = rows.filter(pl.col("user").is_not_null())
     unknown = rows["item"].null_count()
     if unknown:
-        say(f"{path.name} shows items that the population does not have in {_count(unknown, 'row')}; those are left out.")
+        many = _count(unknown, "row")
+        say(f"{path.name} shows items that the population does not have in {many}; those are left out.")
         rows = rows.filter(pl.col("item").is_not_null())
     once = rows.group_by("impression", "item", maintain_order=True).agg(
         pl.col("user", "time").first(), pl.col("clicked").any()
@@ -122,7 +123,8 @@ def _usable(rows: pl.DataFrame, path: Path, say: Say) -> pl.DataFrame:
     for problem, sentence in ((clicks == 0, "no click"), (clicks == shown, "nothing that was not clicked")):
         useless = once.filter(problem)["impression"].n_unique()
         if useless:
-            say(f"{path.name} has {_count(useless, 'impression')} with {sentence}; left out, as there is nothing to rank.")
+            many = _count(useless, "impression")
+            say(f"{path.name} has {many} with {sentence}; left out, as there is nothing to rank.")
     once = once.filter((clicks > 0) & (clicks < shown))
     if once.height == 0:
         raise HomebodyError(

@@ -185,12 +185,13 @@ def _impressions(kept: Kept, settings: Mapping[str, float]) -> Parts:
     asked = np.flatnonzero(told)
     users, some = shown.users[asked], int((~told).sum())
     notes = (f"{some:,} impressions are not asked: nothing or everything in them was clicked.",) if some else ()
-    # The first half of each user's impressions is for validation, the rest for test; the seed decides about halves,
-    # so that many users with one impression each are divided too.
+    # The first half of each user's impressions is for validation, the rest for test; who has one only, goes to
+    # either in turn.
     first = np.searchsorted(users, users, side="left")
     count = np.searchsorted(users, users, side="right") - first
-    coin = Rng.of(kept.seed, "split", "impressions").fold(torch.from_numpy(users)).uniform().numpy()
-    early = np.arange(len(users)) - first < np.floor(settings["valid"] * count + coin)
+    early = np.arange(len(users)) - first < np.floor(settings["valid"] * count)
+    turn = np.floor(settings["valid"] * np.arange((count == 1).sum() + 1))
+    early[count == 1] = np.diff(turn) > 0
     nothing = np.zeros(len(kept.lengths), dtype=np.int64)
     parts = _by_count(kept, nothing, nothing, np.ones(len(nothing), dtype=np.bool_), notes)
     return parts._replace(shown={"valid": asked[early], "test": asked[~early]})
