@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["HomebodyError", "unknown_name"]
+__all__ = ["Diverged", "HomebodyError", "unknown_name"]
 
 
 class HomebodyError(Exception):
@@ -16,6 +16,10 @@ class HomebodyError(Exception):
         ...
     homebody.errors.HomebodyError: Rounds must be at least 1, not 0.
     """
+
+
+class Diverged(HomebodyError):
+    """Training left the finite numbers; the same recipe would do it again."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> HomebodyError:

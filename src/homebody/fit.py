@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from homebody.core import Cohort, Evaluated, Method, Runtime, Tree, Users
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import Diverged, HomebodyError, unknown_name
 from homebody.privacy import Ledger
 from homebody.rng import Rng
 
@@ -257,6 +257,6 @@ def _refuse_nonsense(method: Method, before: dict[str, torch.Size], shared: Tree
         )
     for name, value in shared.items():
         if not bool(torch.isfinite(value).all()):
-            raise HomebodyError(
+            raise Diverged(
                 f"Training diverged in round {number}: '{name}' is no longer finite. A smaller learning rate helps."
             )

@@ -51,11 +51,15 @@ class Watcher:
 QUIET = Watcher()
 
 
-def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET) -> dict[str, Any]:
-    """Run a recipe in a new folder below `out`. Nothing is written before everything given was checked."""
+def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | None = None) -> dict[str, Any]:
+    """Run a recipe in a new folder below `out`. Nothing is written before everything given was checked.
+
+    name: what the folder is called, exactly; by default after the recipe and the time.
+    """
     method, split = _prepare(recipe, watcher)
     recipe = replace(recipe, rounds=_rounds(recipe, method))
-    folder = RunFolder.create(out, f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    stamped = f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = RunFolder.create(out, name or stamped, exact=name is not None)
     with folder.alone():
         try:
             folder.write_text("recipe.toml", recipe.to_toml())
@@ -66,7 +70,7 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET) -> dict[str, An
             if not folder.rounds():
                 shutil.rmtree(folder.path, ignore_errors=True)
             elif isinstance(error, HomebodyError):
-                raise HomebodyError(f"{error} The rounds before are recorded in {folder.path}.") from error
+                raise type(error)(f"{error} The rounds before are recorded in {folder.path}.") from error
             raise
 
 

@@ -52,8 +52,8 @@ class RunFolder:
         self._saved = time.monotonic()
 
     @classmethod
-    def create(cls, parent: Path, name: str) -> RunFolder:
-        """A new folder below the parent, its name made unique by a number where needed."""
+    def create(cls, parent: Path, name: str, *, exact: bool = False) -> RunFolder:
+        """A new folder below the parent, its name made unique by a number where needed and not `exact`."""
         try:
             parent.mkdir(parents=True, exist_ok=True)
             for number in range(1, 10_000):
@@ -61,6 +61,8 @@ class RunFolder:
                 try:
                     path.mkdir()
                 except FileExistsError:
+                    if exact:
+                        raise HomebodyError(f"{path} is there already: a run is not written over another.") from None
                     continue
                 return cls(path)
         except OSError as error:

@@ -1,0 +1,270 @@
+"""A cell is one recipe, run once and kept.
+
+A cell's folder is a run's record under a name of its own: what was run, a hash of the recipe and of the code.
+A finished cell is never run again, an interrupted one goes on from its checkpoint, and one whose code has
+changed since is a new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from homebody import __version__
+from homebody.errors import Diverged, HomebodyError
+from homebody.fit import Round
+from homebody.recipe import Recipe, fingerprint
+from homebody.report import RunFolder
+from homebody.run import QUIET, Watcher, execute, resume
+from homebody.studies.pool import Pool
+
+__all__ = ["Progress", "cell_key", "code_version", "commit", "run_cell", "run_cells"]
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the cells are; told whenever a cell has done a round, or is finished."""
+
+    cell: int
+    """Which of the recipes."""
+    recipe: Recipe
+    done: int
+    """Rounds of this cell, and how many there will be; both 0 for one that was finished before."""
+    planned: int
+    finished: int
+    """Cells, over all."""
+    result: dict[str, Any] | None = None
+    """Once this cell is finished."""
+
+
+def run_cells(
+    recipes: Sequence[Recipe],
+    root: Path,
+    *,
+    jobs: int = 1,
+    watch: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] | None = None,
+    on_error: Literal["raise", "keep"] = "raise",
+    keep_state: bool = True,
+) -> list[dict[str, Any]]:
+    """The results of the recipes, in their order; what `root` holds already is not run again.
+
+    jobs: processes; with 1 the cells run in this one. say: gets what happened to the data, each sentence once.
+    on_error: "keep" gives {"error": sentence, …} for a cell that failed, in place of its result.
+    keep_state: False removes the models of finished cells, which are large; their figures stay.
+    """
+    if jobs < 1:
+        raise HomebodyError(f"Jobs must be at least 1, not {jobs}.")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HomebodyError(f"No run can be written below {root}: {error.strerror}.") from error
+    with RunFolder(root).alone():
+        return _Cells(recipes, root, watch or _nothing, _once(say or _nothing), on_error, keep_state).run(jobs)
+
+
+def run_cell(recipe: Recipe, path: Path, watcher: Watcher = QUIET, *, keep_state: bool = True) -> dict[str, Any]:
+    """Finish the cell in this folder: begin it, go on with it, or just say its result."""
+    failed = path / "error.json"
+    if failed.exists():
+        raise Diverged(RunFolder(path).read_json("error.json")["error"])
+    try:
+        if (path / "recipe.toml").exists():
+            result = resume(path, watcher)
+        else:
+            shutil.rmtree(path, ignore_errors=True)  # killed before it began
+            result = execute(recipe, path.parent, watcher, name=path.name)
+    except Diverged as error:
+        path.mkdir(exist_ok=True)  # a run without a whole round leaves none
+        RunFolder(path).write_json("error.json", {"error": str(error)})
+        if not keep_state:
+            _drop_state(path)
+        raise
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
+            raise
+        raise HomebodyError(f"{recipe.name} does not fit in memory: {str(error).splitlines()[-1][-200:]}") from error
+    if not keep_state:
+        _drop_state(path)
+    return result
+
+
+def cell_key(recipe: Recipe) -> str:
+    """The name of a cell's folder.
+
+    >>> cell_key(Recipe("fedmf", "ml-100k")).rpartition("-")[0]
+    'fedmf-ml-100k-strict-seed0'
+    >>> cell_key(Recipe("fedmf", "ml-100k")) == cell_key(Recipe("fedmf", "ml-100k", fields={"factors": 8}))
+    False
+    """
+    parts = {"recipe": recipe.to_toml().encode(), "code": code_version(recipe).encode()}
+    return f"{recipe.name}-{fingerprint(parts)[:12]}"
+
+
+def code_version(recipe: Recipe | None = None) -> str:
+    """A fingerprint of this package's code, and of the recipe's method where it is a file of one's own."""
+    own, colon, _ = (recipe.method if recipe else "").rpartition(":")
+    if not (colon and own.endswith(".py") and Path(own).is_file()):
+        return _package_version()
+    return fingerprint({"package": _package_version().encode(), "method": Path(own).read_bytes()})
+
+
+@cache
+def _package_version() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        code = path.read_bytes()
+        digest.update(f"{path.relative_to(PACKAGE).as_posix()} {len(code)}\n".encode())
+        digest.update(code)
+    return digest.hexdigest()[:16]
+
+
+@cache
+def commit() -> str:
+    """The commit of the source checkout, "+changes" if the package differs from it; else the version."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=PACKAGE, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # an installed package may lie in anyone's checkout
+        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if git("status", "--porcelain", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return __version__
+
+
+class _Cells:
+    """One call of `run_cells`: what is to do, and what came of it."""
+
+    def __init__(
+        self,
+        recipes: Sequence[Recipe],
+        root: Path,
+        watch: Callable[[Progress], None],
+        say: Callable[[str], None],
+        on_error: Literal["raise", "keep"],
+        keep_state: bool,
+    ) -> None:
+        self.recipes, self.root, self.watch, self.say = list(recipes), root, watch, say
+        self.on_error, self.keep_state = on_error, keep_state
+        self.places: dict[str, list[int]] = {}
+        for place, recipe in enumerate(self.recipes):
+            recipe.check()
+            self.places.setdefault(cell_key(recipe), []).append(place)
+        self.results: dict[str, dict[str, Any]] = {}
+        self.planned = dict.fromkeys(self.places, 0)
+        self.done = dict.fromkeys(self.places, 0)
+
+    def run(self, jobs: int) -> list[dict[str, Any]]:
+        known = [key for key in self.places if any((self.root / key / f"{n}.json").exists() for n in END)]
+        for key in known:
+            self._run_here(key)
+        todo = [key for key in self.places if key not in self.results]
+        if jobs == 1:
+            for key in todo:
+                self._run_here(key)
+        else:
+            self._run_apart(todo, jobs)
+        return [self.results[cell_key(recipe)] for recipe in self.recipes]
+
+    def _run_here(self, key: str) -> None:
+        watcher = Watcher(
+            say=self.say,
+            start=lambda rounds: self._start(key, rounds),
+            on_round=lambda line: self._round(key, line),
+        )
+        try:
+            result = run_cell(self._recipe(key), self.root / key, watcher, keep_state=self.keep_state)
+        except HomebodyError as error:
+            self._fail(key, error)
+        else:
+            self._finish(key, result)
+
+    def _run_apart(self, todo: list[str], jobs: int) -> None:
+        tasks = {
+            key: {"recipe": self._recipe(key).to_toml(), "path": str(self.root / key), "keep_state": self.keep_state}
+            for key in todo
+        }
+        with Pool(jobs, tasks) as pool:
+            for key, told in pool.messages():
+                if "say" in told:
+                    self.say(told["say"])
+                elif "planned" in told:
+                    self.planned[key], self.done[key] = told["planned"], told["done"]
+                    self._tell(key)
+                elif "error" in told:
+                    self._fail(key, (Diverged if told.get("diverged") else HomebodyError)(told["error"]))
+                else:
+                    self._finish(key, told["result"])
+
+    def _recipe(self, key: str) -> Recipe:
+        return self.recipes[self.places[key][0]]
+
+    def _start(self, key: str, rounds: int) -> None:
+        self.planned[key] = rounds
+        self._tell(key)
+
+    def _round(self, key: str, line: Round) -> None:
+        self.done[key] = line.step
+        self._tell(key)
+
+    def _fail(self, key: str, error: HomebodyError) -> None:
+        if self.on_error == "raise":
+            raise error
+        recipe = self._recipe(key)
+        named = {"method": recipe.method, "data": recipe.data, "protocol": recipe.protocol, "seed": recipe.seed}
+        self._finish(key, {"error": str(error), **named, "run": str(self.root / key)})
+
+    def _finish(self, key: str, result: dict[str, Any]) -> None:
+        self.results[key] = result
+        if "error" not in result and self.planned[key]:
+            self.done[key] = self.planned[key]
+        self._tell(key)
+
+    def _tell(self, key: str) -> None:
+        finished = sum(len(self.places[other]) for other in self.results)
+        for place in self.places[key]:
+            self.watch(
+                Progress(
+                    cell=place,
+                    recipe=self.recipes[place],
+                    done=self.done[key],
+                    planned=self.planned[key],
+                    finished=finished,
+                    result=self.results.get(key),
+                )
+            )
+
+
+END = ("result", "error")
+"""Files that say a cell needs no more work."""
+
+
+def _drop_state(path: Path) -> None:
+    """The pointer goes first: one that names a missing file would look like damage."""
+    for file in (path / "state.json", *path.glob("state-*.safetensors")):
+        file.unlink(missing_ok=True)
+
+
+def _once(say: Callable[[str], None]) -> Callable[[str], None]:
+    said: set[str] = set()
+
+    def once(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            say(text)
+
+    return once
+
+
+def _nothing(_: Any) -> None:
+    """Tell nobody."""
