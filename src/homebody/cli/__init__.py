@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from homebody import __version__
-from homebody.cli import compare, data, methods, recommend, run, show
+from homebody.cli import compare, data, leaderboard, methods, recommend, reproduce, run, show
 from homebody.cli.progress import Interrupted
 from homebody.errors import HomebodyError
 
@@ -38,6 +38,8 @@ def _options(
 
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("leaderboard")(leaderboard.leaderboard)
+app.command("reproduce")(reproduce.reproduce)
 app.command("methods")(methods.methods)
 app.command("show")(show.show)
 app.command("recommend")(recommend.recommend)
