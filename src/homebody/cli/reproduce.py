@@ -59,7 +59,7 @@ def reproduce(
         rounds=rounds,
         data_dir=options.folder_anywhere(data_dir),
     )
-    with watching_cells(planned.paper.name, len(planned.cells), quiet=as_json) as (watch, say):
+    with watching_cells(planned.paper.name, len(planned.recipes), quiet=as_json) as (watch, say):
         result = run_plan(planned, out, jobs=jobs, watch=watch, say=say)
     made = out / "reproduce" / planned.paper.name
     if write:
@@ -150,12 +150,13 @@ def _print(result: dict[str, Any], folder: Path, labels: list[str]) -> None:
             continue
         for data, part in study["data"].items():
             scale = f" × {study['scale']:g}" if study["scale"] != 1 else ""
-            shown = Table(title=f"{study['label']}, {data}{scale}, {part['seeds']} seeds", box=box.SIMPLE_HEAD)
+            title = f"{study['label']}, {data}{scale}, {part['seeds']} seed{'s' if part['seeds'] > 1 else ''}"
+            shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
             shown.add_column("method", overflow="fold")
             shown.add_column("metric", no_wrap=True)
-            for heading in ("published", *study["protocols"], "difference"):
-                ours = heading in study["protocols"]
-                shown.add_column(f"obtained,\n{heading}" if ours else heading, justify="right", no_wrap=True)
+            ours = [f"obtained,\n{protocol}" for protocol in study["protocols"]]
+            for heading in ("published", *ours, "differ-\nence"):
+                shown.add_column(heading, justify="right", no_wrap=True)
             for row in part["rows"]:
                 for place, metric in enumerate(study["metrics"]):
                     cells = [_cell(row, protocol, metric, study["scale"]) for protocol in study["protocols"]]

@@ -183,7 +183,8 @@ def _privacy_view(rows: Sequence[Mapping[str, Any]], observer: str, metric: str)
                 "y": found["mean"],
                 "sd": found["sd"] or 0.0,
                 "told": f"{told}ε, {escape(observer)}: {epsilon(value)}",
-                "side": "top center",
+                # Above and below are error bars; at the right end there is no room on the right.
+                "side": "middle left" if x > zone[0] + 0.6 * (zone[1] - zone[0]) else "middle right",
             }
         )
     decades = list(range(low, high + 1)) if logs else []
@@ -191,7 +192,7 @@ def _privacy_view(rows: Sequence[Mapping[str, Any]], observer: str, metric: str)
     lows = [point["y"] - point["sd"] for point in points]
     room = (max(tops) - min(lows)) * 0.12 or 0.05
     return {
-        "x": f"ε against {escape(observer)}, certified (logarithmic)",
+        "x": f"ε, {escape(observer)}, on a log scale",
         "y": metric_name(metric),
         "points": points,
         "range": [low - 0.25 if logs else zone[0], zone[1]],

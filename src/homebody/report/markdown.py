@@ -12,6 +12,7 @@ from homebody.report.words import duration, epsilon, metric_name, number, points
 __all__ = ["leaderboard_markdown", "plain", "reproduction_markdown"]
 
 SHORT = "▼"
+UNKNOWN = "The recipe names no reason."
 
 
 def plain(text: object) -> str:
@@ -48,9 +49,21 @@ def reproduction_markdown(result: Mapping[str, Any]) -> str:
         if not study["data"]:
             lines += ["Not run yet.", ""]
             continue
+        for data, part in study["data"].items():
+            lines += [f"{plain(data)}: {sentence}" for sentence in state(part)]
         show = {"table": _table, "convergence": _convergence, "sweep": _sweep}[study["kind"]]
         lines += [*show(study, result["tolerance"]), ""]
     return "\n".join(lines)
+
+
+def state(part: Mapping[str, Any]) -> list[str]:
+    """What a reader must know before the figures: that some are missing, or that the runs were cut short."""
+    said = []
+    if part["finished"] < part["planned"]:
+        said.append(f"Not complete: {part['finished']} of {part['planned']} runs are finished.")
+    if part["rounds"]:
+        said.append(f"Every run was given {part['rounds']} rounds on the command line, not the recipe's.")
+    return said
 
 
 def _made(result: Mapping[str, Any]) -> Iterator[str]:
@@ -144,7 +157,7 @@ def _remarks(study: Mapping[str, Any], row: Mapping[str, Any], data: str, tolera
         for error in row["obtained"].get(protocol, {}).get("errors", []):
             yield f"{where}failed ({protocol}): {plain(error)}"
     if row["short"]:
-        reason = plain(row["note"]) if row["note"] else "No reason is known yet."
+        reason = plain(row["note"]) if row["note"] else UNKNOWN
         yield f"{where}{SHORT} short by more than {tolerance:g} points. {reason}"
     elif row["note"]:
         yield f"{where}{plain(row['note'])}"

@@ -30,9 +30,9 @@
         text: line.told, hovertemplate: "%{text}<extra>" + line.name + "</extra>",
       });
     });
-    const x = { title: { text: view.x, standoff: 6 } };
+    const x = { title: { text: view.x, standoff: 6, font: { size: 13 } } };
     if (view.ticks) Object.assign(x, { tickmode: "array", tickvals: view.ticks.at, ticktext: view.ticks.text });
-    return [traces, { xaxis: x, yaxis: { title: { text: view.y, standoff: 6 } }, hovermode: "x unified" }];
+    return [traces, { xaxis: x, yaxis: { title: { text: view.y, standoff: 6, font: { size: 13 } } }, hovermode: "x unified" }];
   }
 
   function privacy(view) {
@@ -54,10 +54,10 @@
     const [left, right] = view.zone;
     const layout = {
       xaxis: {
-        title: { text: view.x, standoff: 6 }, range: view.range, zeroline: false,
+        title: { text: view.x, standoff: 6, font: { size: 13 } }, range: view.range, zeroline: false,
         tickmode: "array", tickvals: view.ticks.at, ticktext: view.ticks.text,
       },
-      yaxis: { title: { text: view.y, standoff: 6 }, range: view.height },
+      yaxis: { title: { text: view.y, standoff: 6, font: { size: 13 } }, range: view.height },
       hovermode: "closest",
       shapes: [{
         type: "rect", xref: "x", yref: "paper", x0: left, x1: right, y0: 0, y1: 1, layer: "below",
@@ -83,7 +83,7 @@
     const layout = {
       ...own,
       xaxis: { ...axis, ...own.xaxis }, yaxis: { ...axis, ...own.yaxis },
-      font: { family: "system-ui, sans-serif", size: 12.5, color: ink },
+      font: { family: "system-ui, sans-serif", size: 12, color: ink },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 12, r: 12, t: own.annotations ? 26 : 10, b: 12 },
       legend: { orientation: "h", x: 0, y: -0.24, yanchor: "top", font: { color: colour("--ink") } },

@@ -17,7 +17,7 @@ from typing import Any
 
 from homebody.errors import HomebodyError
 from homebody.report.charts import choice_of, convergence_charts, privacy_chart, sweep_charts
-from homebody.report.markdown import obtained, p_text
+from homebody.report.markdown import SHORT, UNKNOWN, obtained, p_text, state
 from homebody.report.tables import kilobytes
 from homebody.report.words import duration, epsilon, metric_name, number, points
 
@@ -143,11 +143,7 @@ def _table(study: Mapping[str, Any], data: str, part: Mapping[str, Any], toleran
 
 
 def _state(part: Mapping[str, Any]) -> str:
-    said = []
-    if part["finished"] < part["planned"]:
-        said.append(f"Not complete: {part['finished']} of {part['planned']} runs are finished.")
-    if part["rounds"]:
-        said.append(f"Every run was given {part['rounds']} rounds on the command line, not the recipe's.")
+    said = state(part)
     return f'<p class="down">{" ".join(said)}</p>' if said else ""
 
 
@@ -158,7 +154,7 @@ def _table_row(study: Mapping[str, Any], part: Mapping[str, Any], row: Mapping[s
     for protocol, found in row["obtained"].items():
         remarks += [f"failed ({protocol}): {error}" for error in found["errors"]]
     if row["short"] and not row["note"]:
-        remarks.append("▼ falls short; no reason is known yet")
+        remarks.append(f"{SHORT} falls short. {UNKNOWN}")
     if row["note"]:
         remarks.append(row["note"])
     small = "".join(f'<span class="small">{escape(remark)}</span>' for remark in remarks)
@@ -349,7 +345,7 @@ def _leader(row: Mapping[str, Any], metrics: Sequence[str], tops: Mapping[str, f
     cells += [f"<td>{text}</td>" for text in (kilobytes(row["bytes_up"]), kilobytes(row["bytes_down"]))]
     cells.append(f"<td>{row['seconds']:.1f}</td>")
     shape = "key central" if row["kind"] == "centralised" else "key"
-    name = f'<span class="{shape}" aria-hidden="true"></span> {escape(row["name"])}'
+    name = f'<span class="{shape}" aria-hidden="true"></span>&nbsp;{escape(row["name"])}'
     kind = f'<span class="small">{escape(row["kind"])}</span>'
     return f'<tr><th scope="row" class="row">{name}{kind}</th>{"".join(cells)}</tr>'
 

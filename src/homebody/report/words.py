@@ -61,11 +61,11 @@ def points(difference: float | None) -> str:
 def epsilon(value: float | str) -> str:
     """ε for people.
 
-    >>> epsilon("inf"), epsilon(2.446)
-    ('∞', '2.45')
+    >>> epsilon("inf"), epsilon(2.446), epsilon(4512.3)
+    ('∞', '2.45', '4,512')
     """
     found = float(value)
-    return "∞" if found == math.inf else f"{found:.3g}"
+    return "∞" if found == math.inf else f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ class Cell:
     data: str
     protocol: str
     point: int
-    recipe: Recipe
+    run: int
+    """Which of the plan's recipes: a table and a figure may show the same run."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Plan:
 
     paper: Paper
     studies: list[tuple[Study, list[str]]]
+    recipes: list[Recipe]
     cells: list[Cell]
     command: str
     rounds: int | None
@@ -77,18 +80,21 @@ def plan(
         wanted = [name for name in study.data if not data or name in data]
         if wanted:
             studies.append((replace(study, seeds=seeds or study.seeds), wanted))
-    cells = [
-        Cell(study, row, name, protocol, point, _recipe(study, row, name, protocol, seed, value, rounds, data_dir))
-        for study, names in studies
-        for name in names
-        for row in study.rows
-        if row.method is not None
-        for protocol in study.protocols
-        for point, value in enumerate(study.points)
-        for seed in range(study.seeds)
-    ]
+    recipes: dict[str, Recipe] = {}
+    cells = []
+    for study, names in studies:
+        rows = [row for row in study.rows if row.method is not None]
+        points = list(enumerate(study.points))
+        for name, row, protocol, (point, value), seed in product(
+            names, rows, study.protocols, points, range(study.seeds)
+        ):
+            recipe = study.recipe(row, name, protocol, seed, value)
+            recipe = replace(recipe, rounds=rounds or recipe.rounds, data_dir=data_dir)
+            recipes.setdefault(recipe.to_toml(), recipe)
+            cells.append(Cell(study, row, name, protocol, point, list(recipes).index(recipe.to_toml())))
     options = {"table": table, "figure": figure, "data": list(data), "seeds": seeds, "rounds": rounds}
-    return Plan(paper, studies, cells, command_text(f"homebody reproduce {paper.name}", options), rounds)
+    command = command_text(f"homebody reproduce {paper.name}", options)
+    return Plan(paper, studies, list(recipes.values()), cells, command, rounds)
 
 
 def _named(kind: str, wanted: str | None, studies: Sequence[Study], otherwise: bool) -> list[Study]:
@@ -98,20 +104,6 @@ def _named(kind: str, wanted: str | None, studies: Sequence[Study], otherwise: b
     if not found:
         raise unknown_name(kind, wanted, [study.id for study in studies])
     return found
-
-
-def _recipe(
-    study: Study,
-    row: Row,
-    data: str,
-    protocol: str,
-    seed: int,
-    value: Any,
-    rounds: int | None,
-    data_dir: str | None,
-) -> Recipe:
-    recipe = study.recipe(row, data, protocol, seed, value)
-    return replace(recipe, rounds=rounds or recipe.rounds, data_dir=data_dir)
 
 
 def reproduce(
@@ -142,7 +134,7 @@ def reproduce(
 
     try:
         run_cells(
-            [cell.recipe for cell in planned.cells],
+            planned.recipes,
             out / "cells",
             jobs=jobs,
             watch=on_progress,
@@ -166,8 +158,8 @@ class _Book:
         self.made = made(planned.command)
         self.began = time.monotonic()
 
-    def add(self, cell: int, result: Mapping[str, Any]) -> None:
-        self.results[cell] = result
+    def add(self, run: int, result: Mapping[str, Any]) -> None:
+        self.results[run] = result
 
     def write(self) -> dict[str, Any]:
         result = self.result()
@@ -222,8 +214,8 @@ class _Book:
         }
 
     def _part(self, study: Study, data: str) -> dict[str, Any]:
-        mine = [n for n, cell in enumerate(self.planned.cells) if cell.study is study and cell.data == data]
-        done = [self.results[n] for n in mine if n in self.results]
+        mine = {cell.run for cell in self.planned.cells if cell.study is study and cell.data == data}
+        done = [self.results[n] for n in sorted(mine) if n in self.results]
         whole = [result for result in done if "error" not in result]
         show = {"table": self._row, "convergence": self._curves, "sweep": self._points}[study.kind]
         return {
@@ -232,16 +224,16 @@ class _Book:
             "rounds": self.planned.rounds,
             "planned": len(mine),
             "finished": len(done),
-            "meanings": {str(result["protocol"]): without_paths(str(result["meaning"])) for result in whole},
+            "meanings": {result["protocol"]: _meaning(result) for result in whole},
             "notes": list(dict.fromkeys(without_paths(note) for result in whole for note in result["notes"])),
             "rows": [show(study, row, data) for row in study.rows],
         }
 
     def _cells(self, study: Study, row: Row, data: str, protocol: str, point: int = 0) -> list[Mapping[str, Any]]:
         return [
-            self.results[n]
-            for n, cell in enumerate(self.planned.cells)
-            if cell.study is study and cell.row is row and n in self.results
+            self.results[cell.run]
+            for cell in self.planned.cells
+            if cell.study is study and cell.row is row and cell.run in self.results
             if (cell.data, cell.protocol, cell.point) == (data, protocol, point)
         ]
 
@@ -286,6 +278,10 @@ class _Book:
 def against(study: Study) -> str:
     """The protocol whose figures are set against the published ones."""
     return "published" if "published" in study.protocols else study.protocols[0]
+
+
+def _meaning(result: Mapping[str, Any]) -> str:
+    return without_paths(str(result["meaning"])).removeprefix(f"protocol {result['protocol']}: ")
 
 
 def _named_row(row: Row, data: str) -> dict[str, Any]:
