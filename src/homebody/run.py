@@ -32,7 +32,7 @@ from homebody.report import RunFolder
 from homebody.rng import Rng
 from homebody.runtime import Simulator, usable_device
 
-__all__ = ["Watcher", "execute", "reopen", "resume"]
+__all__ = ["Watcher", "check", "execute", "reopen", "resume"]
 
 SCORES_AT_ONCE = 1 << 23
 
@@ -72,6 +72,11 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
             elif isinstance(error, HomebodyError):
                 raise type(error)(f"{error} The rounds before are recorded in {folder.path}.") from error
             raise
+
+
+def check(recipe: Recipe, watcher: Watcher = QUIET) -> None:
+    """Refuse a recipe that could not run, as `execute` would; nothing is written."""
+    _prepare(recipe, watcher)
 
 
 def resume(path: Path, watcher: Watcher = QUIET) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from homebody import __version__
-from homebody.cli import compare, data, leaderboard, methods, recommend, reproduce, run, show
+from homebody.cli import compare, data, leaderboard, methods, recommend, reproduce, run, show, tune
 from homebody.cli.progress import Interrupted
 from homebody.errors import HomebodyError
 
@@ -39,6 +39,7 @@ def _options(
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("leaderboard")(leaderboard.leaderboard)
+app.command("tune")(tune.tune)
 app.command("reproduce")(reproduce.reproduce)
 app.command("methods")(methods.methods)
 app.command("show")(show.show)
@@ -54,8 +55,9 @@ def main() -> None:
         typer.echo(f"homebody: {error}", err=True)
         sys.exit(2)
     except Interrupted as stopped:
-        go_on = f" Go on with `homebody run --resume {stopped.run}`." if stopped.run and stopped.run.exists() else ""
-        typer.echo(f"homebody: interrupted.{go_on}", err=True)
+        known = stopped.run and stopped.run.exists()
+        go_on = stopped.go_on or (f"Go on with `homebody run --resume {stopped.run}`." if known else "")
+        typer.echo(f"homebody: interrupted. {go_on}".rstrip(), err=True)
         sys.exit(130)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "memory" not in str(error).lower():

@@ -7,15 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import typer
+from homebody.cli.progress import EVERY, Interrupted
 
 if TYPE_CHECKING:
     from homebody.studies.cells import Progress
 
 __all__ = ["watching_cells"]
-
-EVERY = 5.0
-"""Seconds between lines where there is no terminal to draw a bar on."""
 
 
 @contextmanager
@@ -63,12 +60,7 @@ def watching_cells(
     try:
         yield watch, say
     except KeyboardInterrupt:
-        bar.stop()
-        typer.echo(
-            f"homebody: interrupted; {finished} of {total} runs are finished and kept. "
-            "Give the same command again to go on.",
-            err=True,
-        )
-        raise typer.Exit(130) from None
+        kept = f"{finished} of {total} runs are finished and kept; give the same command again to go on."
+        raise Interrupted(None, go_on=kept) from None
     finally:
         bar.stop()

@@ -42,21 +42,25 @@ def methods(
     console.print(f"[bold]{one['name']}[/bold] ({one['kind']}): {one['title']}", highlight=False)
     if one["paper"]:
         console.print(one["paper"], highlight=False)
-    table = Table("field", "default", "bounds", "meaning")
+    table = Table("field", "default", "bounds", "search", "meaning")
     for field in one["fields"]:
         low, high = field["low"], field["high"]
         bounds = f"{'' if low is None else low} … {'' if high is None else high}" if (low, high) != (None, None) else ""
-        table.add_row(field["name"], str(field["default"]), bounds, field["doc"])
+        table.add_row(field["name"], str(field["default"]), bounds, field["search"] or "", field["doc"])
     if one["fields"]:
         console.print(table)
+        declared = "as it declares" if one["search_declared"] else "around the defaults, as it declares none"
+        console.print(f"search: where `homebody tune` looks, {declared}.", highlight=False)
 
 
 def _describe(name: str) -> dict[str, Any]:
     from homebody.core import Method
     from homebody.methods import find
     from homebody.params import params
+    from homebody.studies.space import search_space, space_text
 
     found = find(name)
+    space, declared = search_space(found)
     federated = issubclass(found, Method)
     return {
         "name": name,
@@ -64,5 +68,14 @@ def _describe(name: str) -> dict[str, Any]:
         "title": found.title,
         "paper": found.paper,
         "default_rounds": found.default_rounds,
-        "fields": [{"name": spec.name, "default": spec.default, **spec.metadata} for spec in params(found)],
+        "search_declared": declared,
+        "fields": [
+            {
+                "name": spec.name,
+                "default": spec.default,
+                **spec.metadata,
+                "search": space_text(space[spec.name]) if spec.name in space else None,
+            }
+            for spec in params(found)
+        ],
     }

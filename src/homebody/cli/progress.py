@@ -21,11 +21,11 @@ EVERY = 5.0
 
 
 class Interrupted(Exception):
-    """Ctrl-C while a run was going on; `run` is its folder, once there is one."""
+    """Ctrl-C while a run was going on; `run` is its folder, once there is one, or `go_on` says how to go on."""
 
-    def __init__(self, run: Path | None) -> None:
+    def __init__(self, run: Path | None, go_on: str = "") -> None:
         super().__init__()
-        self.run = run
+        self.run, self.go_on = run, go_on
 
 
 @contextmanager

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, param
+from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
 
@@ -34,9 +35,11 @@ class FedIALS(Method):
     """Each client solves its own vector and contributes sufficient statistics; the server solves the items'."""
 
     uplink: Channel = Channel()
-    factors: int = param(16, "size of a user's and of an item's vector", low=1)
-    confidence: float = param(5.0, "α: extra weight of an interaction over a non-interaction", low=0)
-    regularisation: float = param(1.0, "λ", low=1e-9)
+    factors: int = param(16, "size of a user's and of an item's vector", low=1, search=(8, 16, 32, 64))
+    confidence: float = param(
+        5.0, "α: extra weight of an interaction over a non-interaction", low=0, search=Range(0.5, 50, log=True)
+    )
+    regularisation: float = param(1.0, "λ", low=1e-9, search=Range(0.01, 100, log=True))
     init_scale: float = param(0.1, "spread of the initial item factors, over √factors", low=1e-9)
 
     title: ClassVar[str] = "implicit ALS: clients add sufficient statistics, the server solves; exact"

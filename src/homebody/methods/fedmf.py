@@ -24,6 +24,7 @@ from homebody import ops
 from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, param
 from homebody.methods import factor_kernels
 from homebody.models.logistic import logistic
+from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
 
@@ -35,12 +36,14 @@ class FedMF(Method):
     """Matrix factorisation with private user vectors and a shared item table."""
 
     uplink: Channel = Channel()
-    factors: int = param(32, "size of a user's and of an item's vector", low=1)
-    learning_rate: float = param(0.1, "γ: step on the user vector", low=0)
-    item_rate: float = param(80.0, "the step on item rows is γ × number of items × this", low=0)
-    negatives: int = param(4, "negatives drawn for each positive, anew each round", low=1)
+    factors: int = param(32, "size of a user's and of an item's vector", low=1, search=(16, 32, 64))
+    learning_rate: float = param(0.1, "γ: step on the user vector", low=0, search=Range(0.01, 1, log=True))
+    item_rate: float = param(
+        80.0, "the step on item rows is γ × number of items × this", low=0, search=Range(8, 800, log=True)
+    )
+    negatives: int = param(4, "negatives drawn for each positive, anew each round", low=1, search=Range(1, 8))
     batch_size: int = param(256, "samples in a step", low=1)
-    epochs: int = param(1, "passes over the round's samples", low=1)
+    epochs: int = param(1, "passes over the round's samples", low=1, search=Range(1, 4))
 
     title: ClassVar[str] = "matrix factorisation: private user vectors, one shared item table"
     paper: ClassVar[str] = "Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020"

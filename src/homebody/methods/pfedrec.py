@@ -26,6 +26,7 @@ from homebody import ops
 from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, param
 from homebody.methods import factor_kernels
 from homebody.models.logistic import logistic
+from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
 
@@ -37,12 +38,14 @@ class PFedRec(Method):
     """Private one-layer score function, item table tuned per user; only the table is averaged."""
 
     uplink: Channel = Channel()
-    factors: int = param(32, "size of an item's embedding", low=1)
-    learning_rate: float = param(0.1, "η: step on the score function", low=0)
-    item_rate: float = param(80.0, "the step on item rows is η × number of items × this", low=0)
-    negatives: int = param(4, "negatives drawn for each positive, anew each round", low=1)
+    factors: int = param(32, "size of an item's embedding", low=1, search=(16, 32, 64))
+    learning_rate: float = param(0.1, "η: step on the score function", low=0, search=Range(0.01, 1, log=True))
+    item_rate: float = param(
+        80.0, "the step on item rows is η × number of items × this", low=0, search=Range(8, 800, log=True)
+    )
+    negatives: int = param(4, "negatives drawn for each positive, anew each round", low=1, search=Range(1, 8))
     batch_size: int = param(256, "B: samples in a step", low=1)
-    epochs: int = param(1, "E: passes over the round's samples", low=1)
+    epochs: int = param(1, "E: passes over the round's samples", low=1, search=Range(1, 4))
 
     title: ClassVar[str] = "dual personalisation: private score function, item table tuned per user"
     paper: ClassVar[str] = "Zhang et al., Dual Personalization on Federated Recommendation, IJCAI 2023"

@@ -167,7 +167,12 @@ def _table_row(study: Mapping[str, Any], part: Mapping[str, Any], row: Mapping[s
         mark = "▼ " if metric in row["short"] else ""
         cells.append(f'<td class="{kind}">{mark}{points(gap)}</td>')
     away = ' class="away"' if row["missing"] else ""
-    return f'<tr{away}><th scope="row" class="row">{escape(row["name"])}{small}</th>{"".join(cells)}</tr>'
+    return f'<tr{away}><th scope="row" class="row">{_name(row["name"])}{small}</th>{"".join(cells)}</tr>'
+
+
+def _name(name: str) -> str:
+    """A long name may break after a plus sign."""
+    return escape(name).replace("+", "+<wbr>")
 
 
 def _obtained(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,9 +25,13 @@ from homebody.report import RunFolder
 from homebody.run import QUIET, Watcher, execute, resume
 from homebody.studies.pool import Pool
 
-__all__ = ["Progress", "cell_key", "code_version", "commit", "run_cell", "run_cells"]
+__all__ = ["Progress", "cell_key", "code_version", "commit", "is_finished", "run_cell", "run_cells"]
 
 PACKAGE = Path(__file__).resolve().parents[1]
+END = ("result.json", "error.json")
+"""Files that say a cell needs no more work."""
+PATIENCE = 100
+"""Tenths of a second that a folder may be held by a worker on its way out."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,11 @@ def run_cell(recipe: Recipe, path: Path, watcher: Watcher = QUIET, *, keep_state
     return result
 
 
+def is_finished(path: Path) -> bool:
+    """Whether this cell has its result, or diverged and would again."""
+    return any((path / name).exists() for name in END)
+
+
 def cell_key(recipe: Recipe) -> str:
     """The name of a cell's folder.
 
@@ -165,10 +175,12 @@ class _Cells:
         self.done = dict.fromkeys(self.places, 0)
 
     def run(self, jobs: int) -> list[dict[str, Any]]:
-        known = [key for key in self.places if any((self.root / key / f"{n}.json").exists() for n in END)]
+        known = [key for key in self.places if is_finished(self.root / key)]
         for key in known:
             self._run_here(key)
         todo = [key for key in self.places if key not in self.results]
+        for key in todo:
+            _wait_for(self.root / key)
         if jobs == 1:
             for key in todo:
                 self._run_here(key)
@@ -245,8 +257,18 @@ class _Cells:
             )
 
 
-END = ("result", "error")
-"""Files that say a cell needs no more work."""
+def _wait_for(path: Path) -> None:
+    """We hold the root, so only a dying worker of a process that was killed can hold a cell, and not for long."""
+    if not path.exists():
+        return
+    for patience in range(PATIENCE, -1, -1):
+        try:
+            with RunFolder(path).alone():
+                return
+        except HomebodyError:
+            if not patience:
+                raise
+        time.sleep(0.1)
 
 
 def _drop_state(path: Path) -> None:

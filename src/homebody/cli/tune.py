@@ -1,0 +1,188 @@
+"""`homebody tune`: look for better hyper-parameters, and keep every trial."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homebody.cli import options
+from homebody.cli.progress import EVERY, Interrupted
+
+if TYPE_CHECKING:
+    from homebody.run import Watcher
+    from homebody.studies.cells import Progress
+
+__all__ = ["tune"]
+
+TOP = 10
+"""Trials that the table shows."""
+
+
+def tune(
+    method: Annotated[str, typer.Argument(help="A name from `homebody methods`, or path/to/file.py:Class.")],
+    data: options.Data = "ml-100k",
+    trials: Annotated[int, typer.Option("--trials", help="Settings to try; the first is the defaults.")] = 8,
+    search: Annotated[
+        list[str] | None,
+        typer.Option("--search", help="Where to look: field=low:high, field=low:high:log or field=a,b,c; repeat."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="field=value, the same in every trial; repeat.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each trial; validation is averaged.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Trials at a time; by default as many as processors.")
+    ] = None,
+    rounds: options.Rounds = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the first run of each trial, and of the draw.")] = 0,
+    protocol: options.Protocol = "strict",
+    cohort: options.Cohort = None,
+    evaluate_every: options.EvaluateEvery = 1,
+    held_out: options.HeldOut = None,
+    device: options.Device = "cpu",
+    out: options.Out = Path("runs"),
+    as_json: options.Json = False,
+    data_dir: options.DataDir = None,
+    user_col: options.UserCol = None,
+    item_col: options.ItemCol = None,
+    time_col: options.TimeCol = None,
+    rating_col: options.RatingCol = None,
+) -> None:
+    """Try settings of a method's fields, and choose one on validation; test metrics are shown of that one alone.
+
+    The same command goes on where it was stopped or killed, and more --trials add to those that are done.
+    """
+    from homebody.methods import find
+    from homebody.recipe import Recipe, parse_fields
+    from homebody.studies.pool import cores
+    from homebody.studies.space import parse_search, search_space, space_text
+    from homebody.studies.tune import Study
+    from homebody.studies.tune import tune as run_study
+
+    found = find(method)
+    fixed = parse_fields(method, settings or [])
+    asked = parse_search(found, search or [])
+    space, declared = search_space(found)
+    recipe = Recipe(
+        method=options.method_anywhere(method),
+        data=options.data_anywhere(data),
+        fields=fixed,
+        rounds=rounds,
+        seed=seed,
+        protocol=protocol,
+        held_out=held_out,
+        cohort=cohort,
+        evaluate_every=evaluate_every,
+        device=device,
+        columns=options.columns(user_col, item_col, time_col, rating_col),
+        data_dir=options.folder_anywhere(data_dir),
+    )
+    varied = {**{name: where for name, where in space.items() if name not in fixed}, **asked}
+    study = Study(recipe, varied, trials, seeds)
+    with _watching(study.recipe.short_method, trials, trials * seeds, recipe.select, quiet=as_json) as (watcher, watch):
+        if not declared and varied:
+            looked = ", ".join(f"{name} {space_text(where)}" for name, where in varied.items())
+            watcher.say(f"{found.__name__} declares no search ranges; looking around its defaults: {looked}.")
+        record = run_study(study, out, jobs=jobs if jobs is not None else cores(), watch=watch, watcher=watcher)
+    if as_json:
+        typer.echo(json.dumps(record))
+        return
+    _print(record)
+
+
+@contextmanager
+def _watching(
+    label: str, trials: int, runs: int, select: str, *, quiet: bool
+) -> Iterator[tuple[Watcher, Callable[[Progress, dict[str, Any]], None] | None]]:
+    """A bar over all rounds of all trials, with the best so far; lines where there is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+
+    from homebody.cli.data import fetching
+    from homebody.run import Watcher
+
+    console = Console(stderr=True, quiet=quiet)
+    bar = Progress(
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=12),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[told]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        console=console,
+        expand=True,
+    )
+    task = bar.add_task(f"tune {label}", total=runs, told="")
+    share = [0.0] * runs
+    begun, last_line = False, time.monotonic()
+
+    def start(_: Path) -> None:
+        nonlocal begun
+        begun = True
+        if console.is_terminal and not quiet:
+            bar.start()
+
+    def watch(now: Any, record: dict[str, Any]) -> None:
+        nonlocal last_line
+        share[now.cell] = 1.0 if now.result is not None else now.done / max(1, now.planned)
+        best = record["best"]
+        over = sum(trial["status"] != "waiting" for trial in record["trials"])
+        told = f"{over}/{trials} trials"
+        if best:
+            told += f" · best {select} {best['validation']:.4f} (trial {best['trial']})"
+        bar.update(task, completed=sum(share), told=told)
+        if not console.is_terminal and time.monotonic() - last_line > EVERY:
+            last_line = time.monotonic()
+            console.print(f"tune {label}: {told}", highlight=False, soft_wrap=True)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    with fetching(quiet=quiet) as (_, fetched):
+        try:
+            yield Watcher(say=say, begun=start, fetched=fetched), watch
+        except KeyboardInterrupt:
+            raise Interrupted(None, "The same command goes on from here." if begun else "") from None
+        finally:
+            bar.stop()
+
+
+def _print(record: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    spec, best = record["spec"], record["best"]
+    done = sorted(
+        (trial for trial in record["trials"] if trial["status"] == "done"),
+        key=lambda trial: (-trial["validation"], trial["trial"]),
+    )
+    title = f"{spec['recipe']['method'].rpartition(':')[2]} on {spec['data']}, {len(record['trials'])} trials"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("trial", *spec["search"], spec["select"].replace("/", "/\n"), "s"):
+        table.add_column(heading, justify="right", overflow="fold")
+    for trial in done[:TOP]:
+        values = (str(trial["fields"][name]) for name in spec["search"])
+        table.add_row(str(trial["trial"]), *values, f"{trial['validation']:.4f}", f"{trial['seconds']:.1f}")
+    console.print(table)
+    failed = [trial for trial in record["trials"] if trial["status"] == "failed"]
+    cut = spec["select"].partition("@")[2]
+    test = {name: value for name, value in best["test"].items() if name.partition("@")[2] in ("", cut)}
+    over = f", mean of {spec['seeds']} seeds" if spec["seeds"] > 1 else ""
+    lines = [
+        *([f"the best {TOP} of {len(done)} are shown"] if len(done) > TOP else []),
+        *([f"{len(failed)} failed; trial {failed[0]['trial']}: {failed[0]['error']}"] if failed else []),
+        f"chosen on validation{over}: trial {best['trial']}"
+        + (" (the defaults)" if best["trial"] == 0 and not spec["recipe"]["fields"] else ""),
+        "its test metrics: " + ", ".join(f"{name} {value:.4f}" for name, value in test.items()),
+        f"run it: {best['command']}",
+        f"record: {record['study']}",
+    ]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,236 @@
+"""Look for better hyper-parameters: trials over a search space, chosen on validation, kept and continued.
+
+| file       | what                                                                              |
+|------------|-----------------------------------------------------------------------------------|
+| study.json | what was asked, every trial with its validation metric, and the best               |
+| best.toml  | the recipe of the best trial                                                       |
+| trials/    | a run's record for each trial and seed                                             |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import statistics
+from collections.abc import Callable
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from homebody.errors import HomebodyError
+from homebody.methods import find
+from homebody.params import params
+from homebody.recipe import Recipe, fingerprint
+from homebody.report import RunFolder
+from homebody.run import Watcher, check
+from homebody.studies.cells import Progress, cell_key, code_version, commit, is_finished, run_cells
+from homebody.studies.space import Space, points, space_text
+
+__all__ = ["Study", "command", "tune"]
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is tried: a recipe, where to look, and how often."""
+
+    recipe: Recipe
+    """Its `fields` are fixed; its seed is the first one, and that of the draw."""
+    space: Space
+    trials: int = 8
+    seeds: int = 1
+
+    @property
+    def name(self) -> str:
+        """A folder's name. More trials are the same study, so that it can go on."""
+        asked = {"recipe": self.recipe.to_toml(), "space": _texts(self.space), "seeds": self.seeds}
+        short = (self.recipe.short_method, Path(self.recipe.data).stem)
+        readable = "-".join(re.sub(r"[^\w.-]+", "_", part)[:40] for part in short)
+        return f"tune-{readable}-{fingerprint({'study': json.dumps(asked).encode()})[:12]}"
+
+    def settings(self) -> list[dict[str, Any]]:
+        """The varied fields of each trial: the defaults first, and none twice; fewer if there are no more."""
+        defaults = {spec.name: spec.default for spec in params(find(self.recipe.method))}
+        first = {name: defaults[name] for name in self.space}
+        others = (point for point in points(self.space, self.recipe.seed) if point != first)
+        return [first, *islice(others, self.trials - 1)]
+
+    def recipes(self, setting: dict[str, Any]) -> list[Recipe]:
+        """A trial's runs, one for each seed."""
+        chosen = {**self.recipe.fields, **setting}
+        return [replace(self.recipe, fields=chosen, seed=self.recipe.seed + k) for k in range(self.seeds)]
+
+
+def tune(
+    study: Study,
+    out: Path,
+    *,
+    jobs: int = 1,
+    watch: Callable[[Progress, dict[str, Any]], None] | None = None,
+    watcher: Watcher | None = None,
+) -> dict[str, Any]:
+    """Run the trials that are not done yet, and give the study's record; `watch` gets it as it grows."""
+    _check(study)
+    watcher = watcher or Watcher()
+    path = out / study.name
+    settings = study.settings()
+    recipes = [recipe for setting in settings for recipe in study.recipes(setting)]
+    if not all(is_finished(path / "trials" / cell_key(recipe)) for recipe in recipes):
+        check(recipes[0], watcher)
+    if len(settings) < study.trials:
+        watcher.say(f"There are only {len(settings)} different settings to try.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HomebodyError(f"No study can be written below {out}: {error.strerror}.") from error
+    folder = RunFolder(path)
+    with folder.alone():
+        watcher.begun(path)
+        results: list[dict[str, Any] | None] = [None] * len(recipes)
+        record = _record(study, settings, recipes, results)
+        folder.write_json("study.json", record)
+
+        def progress(now: Progress) -> None:
+            nonlocal record
+            if now.result is not None:
+                results[now.cell] = now.result
+                trial = now.cell // study.seeds
+                if None not in results[trial * study.seeds : (trial + 1) * study.seeds]:
+                    record = _record(study, settings, recipes, results)
+                    folder.write_json("study.json", record)
+            if watch:
+                watch(now, record)
+
+        run_cells(
+            recipes,
+            path / "trials",
+            jobs=jobs,
+            watch=progress,
+            say=watcher.say,
+            on_error="keep",
+            keep_state=False,
+        )
+        best = record["best"]
+        if best is None:
+            first = next(row["error"] for row in record["trials"])
+            raise HomebodyError(f"None of the {len(settings)} trials came to an end; the first: {first}")
+        folder.write_text("best.toml", study.recipes(settings[best["trial"]])[0].to_toml())
+        return {**record, "study": str(path)}
+
+
+def command(recipe: Recipe) -> str:
+    """What to type to run a recipe.
+
+    >>> command(Recipe("fedmf", "ml-100k", fields={"factors": 8}, rounds=20))
+    'homebody run fedmf --data ml-100k --rounds 20 --set factors=8'
+    """
+    words = ["homebody", "run", recipe.method, "--data", recipe.data]
+    for spec in fields(recipe):
+        value = getattr(recipe, spec.name)
+        default = spec.default if spec.default_factory is MISSING else spec.default_factory()
+        if spec.name in ("method", "data", "fields") or value == default:
+            continue
+        if spec.name == "fused":
+            words.append("--plain")
+        elif spec.name == "columns":
+            words += [word for name, column in value.items() for word in (_option(name), column)]
+        else:
+            several = value if isinstance(value, list) else [value]
+            words += [word for one in several for word in (_option(spec.name), str(one))]
+    for name, value in recipe.fields.items():
+        words += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+    return shlex.join(words)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _check(study: Study) -> None:
+    recipe = study.recipe
+    recipe.check()
+    recipe.build()
+    if study.trials < 1:
+        raise HomebodyError(f"Trials must be at least 1, not {study.trials}.")
+    if study.seeds < 1:
+        raise HomebodyError(f"Seeds must be at least 1, not {study.seeds}.")
+    if not recipe.select.startswith("valid/"):
+        raise HomebodyError(f"Trials are chosen on validation, by a metric under valid/, not by '{recipe.select}'.")
+    for name in study.space:
+        if name in recipe.fields:
+            raise HomebodyError(f"{name} is fixed and searched at once: leave out --set {name} or --search {name}.")
+    if not study.space and study.trials > 1:
+        raise HomebodyError(
+            f"There is nothing to vary in {recipe.short_method}: name a field and where to look, "
+            "as --search field=low:high."
+        )
+
+
+def _record(
+    study: Study, settings: list[dict[str, Any]], recipes: list[Recipe], results: list[dict[str, Any] | None]
+) -> dict[str, Any]:
+    """All that is known so far. Only the best trial's test metrics are in it, and only once all are done."""
+    trials = []
+    for number, setting in enumerate(settings):
+        part = slice(number * study.seeds, (number + 1) * study.seeds)
+        trials.append({"trial": number, "fields": setting, **_outcome(study, recipes[part], results[part])})
+    done = [trial for trial in trials if trial["status"] == "done"]
+    best: dict[str, Any] | None = None
+    if done:
+        top = max(done, key=lambda trial: (trial["validation"], -trial["trial"]))
+        chosen = study.recipes(settings[top["trial"]])[0]
+        best = {name: top[name] for name in ("trial", "fields", "validation")}
+        best |= {"command": command(chosen), "test": None}
+        if None not in results:
+            part = slice(top["trial"] * study.seeds, (top["trial"] + 1) * study.seeds)
+            best["test"] = _mean([result["metrics"] for result in results[part] if result])
+    known = {name: value for name, value in asdict(study.recipe).items() if value is not None}
+    return {
+        "schema": SCHEMA_VERSION,
+        "spec": {
+            "method": study.recipe.method,
+            "data": study.recipe.data,
+            "trials": study.trials,
+            "seeds": study.seeds,
+            "select": study.recipe.select,
+            "search": _texts(study.space),
+            "recipe": known,
+        },
+        "commit": commit(),
+        "code": code_version(study.recipe),
+        "complete": None not in results,
+        "trials": trials,
+        "best": best,
+    }
+
+
+def _outcome(study: Study, recipes: list[Recipe], results: list[dict[str, Any] | None]) -> dict[str, Any]:
+    """What came of one trial."""
+    runs = [f"trials/{cell_key(recipe)}" for recipe in recipes]
+    known = [result for result in results if result is not None]
+    failed = next((result["error"] for result in known if "error" in result), None)
+    nothing = {"validation": None, "by_seed": None, "seconds": None, "runs": runs}
+    if len(known) < len(results):
+        return {"status": "waiting", **nothing}
+    if failed is not None:
+        return {"status": "failed", **nothing, "error": failed}
+    metric = study.recipe.select.removeprefix("valid/")
+    values = [float(result["validation"][metric]) for result in known]
+    return {
+        "status": "done",
+        "validation": statistics.fmean(values),
+        "by_seed": values,
+        "seconds": sum(result["seconds"] for result in known),
+        "runs": runs,
+    }
+
+
+def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.fmean(one[name] for one in metrics) for name in metrics[0]}
+
+
+def _texts(space: Space) -> dict[str, str]:
+    return {name: space_text(where) for name, where in space.items()}
