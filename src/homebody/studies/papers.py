@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ import homebody
 from homebody.data.splits import PROTOCOLS
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import METHODS
-from homebody.params import KINDS
 from homebody.recipe import Recipe
+from homebody.studies.reader import Reader, at, insist_distinct
 
 __all__ = ["Paper", "Row", "Study", "find_paper", "list_papers", "read_paper"]
 
@@ -155,28 +155,28 @@ def read_paper(folder: Path) -> Paper:
         raise HomebodyError(f"{where} is not valid TOML: {error}.") from error
     except OSError as error:
         raise HomebodyError(f"{where} cannot be read: {error.strerror}.") from error
-    top = _Reader(values, where)
+    top = Reader(values, where)
     if top.take("schema", int, SCHEMA_VERSION) > SCHEMA_VERSION:
         raise HomebodyError(f"{where} was written for a newer Homebody; update to run it.")
     title, citation = top.take("title", str), top.take("citation", str)
     docs, note = top.take("docs", str, ""), top.take("note", str, "")
     tables = [
-        _study(_Reader(table, f"{where}, table {number}"), folder, "table")
+        _study(Reader(table, f"{where}, table {number}"), folder, "table")
         for number, table in enumerate(top.tables("table"), 1)
     ]
     figures = [
-        _figure(_Reader(figure, f"{where}, figure {number}"), folder, tables)
+        _figure(Reader(figure, f"{where}, figure {number}"), folder, tables)
         for number, figure in enumerate(top.tables("figure"), 1)
     ]
     top.done()
     if not tables and not figures:
         raise HomebodyError(f"{where} has neither a [[table]] nor a [[figure]].")
     for studies in (tables, figures):
-        _distinct([study.id for study in studies], where, f"{'tables' if studies is tables else 'figures'} of id")
+        insist_distinct([study.id for study in studies], where, f"{'tables' if studies is tables else 'figures'} of id")
     return Paper(name, folder, title, citation, docs, note, tables, figures)
 
 
-def _study(reader: _Reader, folder: Path, kind: str, vary: str = "", values: Sequence[Any] = ()) -> Study:
+def _study(reader: Reader, folder: Path, kind: str, vary: str = "", values: Sequence[Any] = ()) -> Study:
     identity = reader.identity()
     study = Study(
         kind=kind,
@@ -196,13 +196,13 @@ def _study(reader: _Reader, folder: Path, kind: str, vary: str = "", values: Seq
     )
     for number, row in enumerate(reader.tables("row"), 1):
         called = f" '{row['name']}'" if isinstance(row.get("name"), str) else f" {number}"
-        study.rows.append(_row(_Reader(row, f"{reader.where}, row{called}"), folder))
+        study.rows.append(_row(Reader(row, f"{reader.where}, row{called}"), folder))
     reader.done()
     _check(study, reader.where)
     return study
 
 
-def _figure(reader: _Reader, folder: Path, tables: Sequence[Study]) -> Study:
+def _figure(reader: Reader, folder: Path, tables: Sequence[Study]) -> Study:
     kind = reader.take("kind", str)
     if kind not in FIGURES:
         raise reader.wrong(unknown_name("kind of figure", kind, FIGURES))
@@ -248,7 +248,7 @@ def _figure(reader: _Reader, folder: Path, tables: Sequence[Study]) -> Study:
     return study
 
 
-def _row(reader: _Reader, folder: Path) -> Row:
+def _row(reader: Reader, folder: Path) -> Row:
     name = reader.take("name", str)
     missing = reader.take("missing", str, "")
     method = reader.take("method", str, "" if missing else MISSING)
@@ -279,23 +279,23 @@ def _check(study: Study, where: str) -> None:
     """What only shows when a whole table is read: figures that do not fit, methods that refuse their fields."""
     for protocol in study.protocols:
         if protocol not in PROTOCOLS:
-            raise _at(where, unknown_name("protocol", protocol, PROTOCOLS))
+            raise at(where, unknown_name("protocol", protocol, PROTOCOLS))
     if not study.rows:
         raise HomebodyError(f"{where}: it has no [[row]].")
     if study.seeds < 1:
         raise HomebodyError(f"{where}: seeds must be at least 1, not {study.seeds}.")
     if not study.scale > 0:
         raise HomebodyError(f"{where}: scale must be above 0, not {study.scale:g}.")
-    _distinct([row.name for row in study.rows], where, "rows named")
+    insist_distinct([row.name for row in study.rows], where, "rows named")
     for row in study.rows:
         here = f"{where}, row '{row.name}'"
         for name in (*study.run, *row.run):
             if name not in RUN:
-                raise _at(here, unknown_name("setting of a run", name, RUN))
+                raise at(here, unknown_name("setting of a run", name, RUN))
         for part in ("on", "published", "notes"):
             for data, value in getattr(row, part).items():
                 if data not in study.data:
-                    raise _at(here, unknown_name(f"data set of this table in '{part}'", data, study.data))
+                    raise at(here, unknown_name(f"data set of this table in '{part}'", data, study.data))
                 if part == "on" and not isinstance(value, dict):
                     raise HomebodyError(f"{here}: on.{data} must be a table of fields, not {value!r}.")
                 if part == "notes" and not isinstance(value, str):
@@ -311,7 +311,7 @@ def _check(study: Study, where: str) -> None:
                     recipe.check()
                     recipe.build()
                 except HomebodyError as error:
-                    raise _at(here, error) from error
+                    raise at(here, error) from error
 
 
 def _check_published(study: Study, data: str, given: Any, where: str) -> None:
@@ -336,66 +336,3 @@ def published(study: Study, row: Row, data: str, point: int = 0) -> dict[str, fl
         for metric, figure in zip(study.metrics, figures, strict=False)
         if not math.isnan(figure)
     }
-
-
-def _distinct(names: Sequence[str], where: str, what: str) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise HomebodyError(f"{where}: there are {names.count(name)} {what} '{name}'; each needs its own.")
-
-
-def _at(where: str, error: HomebodyError) -> HomebodyError:
-    return HomebodyError(f"{where}: {error}")
-
-
-class _Reader:
-    """Takes values out of a TOML table one by one, each of its kind; what is left over is refused."""
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values, self.where = dict(values), where
-        self.known: list[str] = []
-
-    def take(self, name: str, kind: type, default: Any = MISSING) -> Any:
-        self.known.append(name)
-        if name not in self.values:
-            if default is MISSING:
-                raise self.error(f"'{name}' is missing")
-            return default
-        value = self.values.pop(name)
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            raise self.error(f"'{name}' must be {({**KINDS, list: 'a list', dict: 'a table'})[kind]}, not {value!r}")
-        return value
-
-    def identity(self) -> str:
-        """The number or letter that the paper gives it, written as a text or as a number."""
-        if type(self.values.get("id")) is int:
-            self.values["id"] = str(self.values["id"])
-        identity: str = self.take("id", str)
-        self.where = f"{self.where.rpartition(' ')[0]} {identity}"
-        return identity
-
-    def texts(self, name: str, default: Any = MISSING) -> list[str]:
-        values: list[str] = self.take(name, list, default)
-        if not values or not all(isinstance(value, str) for value in values):
-            raise self.error(f"'{name}' must be a list of at least one text, not {values!r}")
-        _distinct(values, self.where, f"entries of '{name}' called")
-        return list(values)
-
-    def tables(self, name: str) -> Iterator[dict[str, Any]]:
-        values = self.take(name, list, [])
-        for value in values:
-            if not isinstance(value, dict):
-                raise self.error(f"'{name}' must be written as [[{name}]], not {value!r}")
-            yield value
-
-    def done(self) -> None:
-        for name in self.values:
-            raise self.wrong(unknown_name("key", name, self.known))
-
-    def error(self, text: str) -> HomebodyError:
-        return HomebodyError(f"{self.where}: {text}.")
-
-    def wrong(self, error: HomebodyError) -> HomebodyError:
-        return _at(self.where, error)
