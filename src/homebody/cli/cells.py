@@ -55,7 +55,8 @@ def watching_cells(
     def say(text: str) -> None:
         console.print(f"{label}: {text}", highlight=False, soft_wrap=True, markup=False)
 
-    if console.is_terminal and not quiet:
+    drawn = console.is_terminal and not quiet
+    if drawn:
         bar.start()
     try:
         yield watch, say
@@ -63,4 +64,5 @@ def watching_cells(
         kept = f"{finished} of {total} runs are finished and kept; give the same command again to go on."
         raise Interrupted(None, go_on=kept) from None
     finally:
-        bar.stop()
+        if drawn:
+            bar.stop()

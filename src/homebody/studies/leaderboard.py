@@ -10,6 +10,7 @@ from typing import Any
 
 from homebody.core import Method
 from homebody.data import Population
+from homebody.data.splits import PROTOCOLS
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import METHODS, find
 from homebody.recipe import Recipe
@@ -76,6 +77,8 @@ def leaderboard(
     The recipe's method and seed are set here. A method that fails is told of and stops nothing.
     """
     began = time.monotonic()
+    if recipe.protocol not in PROTOCOLS:
+        raise unknown_name("protocol", recipe.protocol, PROTOCOLS)
     field = fitting(population, methods)
     if not field.methods:
         reasons = "; ".join(f"{one['name']} {one['reason']}" for one in field.skipped)
