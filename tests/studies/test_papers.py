@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -180,6 +181,13 @@ def test_every_paper_here_can_be_read(folder: Path) -> None:
     assert not anchor or f"## {anchor}" in (ROOT / page).read_text(encoding="utf-8")
     for study in paper.studies:
         assert any(row.method in METHODS for row in study.rows)
+
+
+def test_the_recipe_in_the_docs_can_be_read(tmp_path: Path, write_paper: Write) -> None:
+    page = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    paper = read_paper(write_paper(tmp_path, recipe))
+    assert [study.label for study in paper.studies] == ["Table 2", "Figure 3", "Figure 4"]
 
 
 def test_pfedrec_has_its_table() -> None:
