@@ -180,6 +180,20 @@ def test_a_run_that_fails_is_told_of_and_stops_nothing(tmp_path: Path, write_pap
     assert str(tmp_path) not in told
 
 
+def test_a_failure_tells_no_path(tmp_path: Path, write_paper: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*arguments: Any, **named: Any) -> dict[str, Any]:
+        raise HomebodyError(f"It broke in {tmp_path}/runs/fedmf-1.")
+
+    monkeypatch.setattr(cells, "execute", failing)
+    result = reproduce.reproduce(plan(read_paper(write_paper(tmp_path)), seeds=1), tmp_path / "runs")
+    assert part(result, "Table 1")["rows"][1]["obtained"]["strict"]["errors"] == ["It broke in …/fedmf-1."]
+    assert part(result, "Figure 2")["rows"][0]["errors"] == ["It broke in …/fedmf-1."]
+    assert part(result, "Figure 3")["rows"][0]["points"][0]["obtained"]["strict"]["errors"] == [
+        "It broke in …/fedmf-1."
+    ]
+    assert str(tmp_path) not in json.dumps(result)
+
+
 def test_without_plotly_there_is_no_page_but_all_else(
     tmp_path: Path, write_paper: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
