@@ -85,7 +85,7 @@ def tune(
     )
     varied = {**{name: where for name, where in space.items() if name not in fixed}, **asked}
     study = Study(recipe, varied, trials, seeds)
-    with _watching(study.recipe.short_method, trials, trials * seeds, recipe.select, quiet=as_json) as (watcher, watch):
+    with _watching(recipe.short_method, recipe.select, quiet=as_json) as (watcher, watch):
         if not declared and varied:
             looked = ", ".join(f"{name} {space_text(where)}" for name, where in varied.items())
             watcher.say(f"{found.__name__} declares no search ranges; looking around its defaults: {looked}.")
@@ -98,8 +98,8 @@ def tune(
 
 @contextmanager
 def _watching(
-    label: str, trials: int, runs: int, select: str, *, quiet: bool
-) -> Iterator[tuple[Watcher, Callable[[Progress, dict[str, Any]], None] | None]]:
+    label: str, select: str, *, quiet: bool
+) -> Iterator[tuple[Watcher, Callable[[Progress, dict[str, Any]], None]]]:
     """A bar over all rounds of all trials, with the best so far; lines where there is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -117,8 +117,8 @@ def _watching(
         console=console,
         expand=True,
     )
-    task = bar.add_task(f"tune {label}", total=runs, told="")
-    share = [0.0] * runs
+    task = bar.add_task(f"tune {label}", total=None, told="")
+    share: dict[int, float] = {}
     begun, last_line = False, time.monotonic()
 
     def start(_: Path) -> None:
@@ -130,12 +130,11 @@ def _watching(
     def watch(now: Any, record: dict[str, Any]) -> None:
         nonlocal last_line
         share[now.cell] = 1.0 if now.result is not None else now.done / max(1, now.planned)
-        best = record["best"]
-        over = sum(trial["status"] != "waiting" for trial in record["trials"])
-        told = f"{over}/{trials} trials"
+        best, trials = record["best"], record["trials"]
+        told = f"{sum(trial['status'] != 'waiting' for trial in trials)}/{len(trials)} trials"
         if best:
             told += f" · best {select} {best['validation']:.4f} (trial {best['trial']})"
-        bar.update(task, completed=sum(share), told=told)
+        bar.update(task, total=len(trials) * record["spec"]["seeds"], completed=sum(share.values()), told=told)
         if not console.is_terminal and time.monotonic() - last_line > EVERY:
             last_line = time.monotonic()
             console.print(f"tune {label}: {told}", highlight=False, soft_wrap=True)

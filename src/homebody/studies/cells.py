@@ -25,7 +25,7 @@ from homebody.report import RunFolder
 from homebody.run import QUIET, Watcher, execute, resume
 from homebody.studies.pool import Pool
 
-__all__ = ["Progress", "cell_key", "code_version", "commit", "is_finished", "run_cell", "run_cells"]
+__all__ = ["Progress", "cell_key", "check_jobs", "code_version", "commit", "is_finished", "run_cell", "run_cells"]
 
 PACKAGE = Path(__file__).resolve().parents[1]
 END = ("result.json", "error.json")
@@ -66,8 +66,7 @@ def run_cells(
     on_error: "keep" gives {"error": sentence, …} for a cell that failed, in place of its result.
     keep_state: False removes the models of finished cells, which are large; their figures stay.
     """
-    if jobs < 1:
-        raise HomebodyError(f"Jobs must be at least 1, not {jobs}.")
+    check_jobs(jobs)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -100,6 +99,12 @@ def run_cell(recipe: Recipe, path: Path, watcher: Watcher = QUIET, *, keep_state
     if not keep_state:
         _drop_state(path)
     return result
+
+
+def check_jobs(jobs: int) -> None:
+    """Refuse a number of processes that makes no sense."""
+    if jobs < 1:
+        raise HomebodyError(f"Jobs must be at least 1, not {jobs}.")
 
 
 def is_finished(path: Path) -> bool:

@@ -25,7 +25,7 @@ from homebody.params import params
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
 from homebody.run import Watcher, check
-from homebody.studies.cells import Progress, cell_key, code_version, commit, is_finished, run_cells
+from homebody.studies.cells import Progress, cell_key, check_jobs, code_version, commit, is_finished, run_cells
 from homebody.studies.space import Space, points, space_text
 
 __all__ = ["Study", "command", "tune"]
@@ -74,6 +74,7 @@ def tune(
 ) -> dict[str, Any]:
     """Run the trials that are not done yet, and give the study's record; `watch` gets it as it grows."""
     _check(study)
+    check_jobs(jobs)
     watcher = watcher or Watcher()
     path = out / study.name
     settings = study.settings()
