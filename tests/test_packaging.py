@@ -52,7 +52,11 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     source = ROOT / "src" / "homebody"
     modules = {p.relative_to(source).as_posix() for p in source.rglob("*.py")}
 
+    papers = {p.relative_to(ROOT).as_posix() for p in (ROOT / "experiments").glob("*/recipe.toml")}
+
     assert "py.typed" in shipped
+    assert papers
+    assert papers | {"report/page.css", "report/page.js"} <= shipped
     assert modules <= shipped
     assert any(n.endswith(".dist-info/licenses/LICENSE") for n in names)
     assert {n.split("/")[0] for n in names if ".dist-info/" not in n} == {"homebody"}
@@ -103,5 +107,6 @@ def test_installed_wheel_runs_on_its_own(wheel: Path, metadata: dict[str, list[s
     where = call(python, "-c", "import homebody; print(homebody.__file__)", cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(site)
 
+    assert "pfedrec: " in call(scripts / "homebody", "reproduce", cwd=tmp_path)
     (version,) = metadata["Version"]
     assert version in call(scripts / "homebody", "--version", cwd=tmp_path).split()

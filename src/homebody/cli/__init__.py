@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from homebody import __version__
-from homebody.cli import compare, data, methods, recommend, run, show, tune
+from homebody.cli import compare, data, leaderboard, methods, recommend, reproduce, run, show, tune
 from homebody.cli.progress import Interrupted
 from homebody.errors import HomebodyError
 
@@ -38,7 +38,9 @@ def _options(
 
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("leaderboard")(leaderboard.leaderboard)
 app.command("tune")(tune.tune)
+app.command("reproduce")(reproduce.reproduce)
 app.command("methods")(methods.methods)
 app.command("show")(show.show)
 app.command("recommend")(recommend.recommend)

@@ -1,0 +1,68 @@
+"""How commands of many runs show how far they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from homebody.cli.progress import EVERY, Interrupted
+
+if TYPE_CHECKING:
+    from homebody.studies.cells import Progress
+
+__all__ = ["watching_cells"]
+
+
+@contextmanager
+def watching_cells(
+    label: str, total: int, *, quiet: bool = False
+) -> Iterator[tuple[Callable[[Progress], None], Callable[[str], None]]]:
+    """A bar over runs on the error stream, narrow enough for 80 columns; Ctrl-C says how to go on."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+    from rich.table import Column
+
+    console = Console(stderr=True, quiet=quiet)
+    bar = Bar(
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[told]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        console=console,
+        expand=True,
+    )
+    task = bar.add_task(label, total=total, told="")
+    finished, last = 0, time.monotonic()
+
+    def watch(progress: Progress) -> None:
+        nonlocal finished, last
+        finished = progress.finished
+        recipe = progress.recipe
+        told = f"{recipe.short_method} {recipe.data} {recipe.protocol} seed {recipe.seed}"
+        if progress.planned:
+            told += f", round {progress.done}/{progress.planned}"
+        bar.update(task, completed=finished, told=told)
+        if not console.is_terminal and time.monotonic() - last > EVERY:
+            last = time.monotonic()
+            console.print(
+                f"{label}: {finished} of {total} runs · {told}", highlight=False, soft_wrap=True, markup=False
+            )
+
+    def say(text: str) -> None:
+        console.print(f"{label}: {text}", highlight=False, soft_wrap=True, markup=False)
+
+    drawn = console.is_terminal and not quiet
+    if drawn:
+        bar.start()
+    try:
+        yield watch, say
+    except KeyboardInterrupt:
+        kept = f"{finished} of {total} runs are finished and kept; give the same command again to go on."
+        raise Interrupted(None, go_on=kept) from None
+    finally:
+        if drawn:
+            bar.stop()

@@ -1,0 +1,139 @@
+"""`homebody leaderboard`: every method that fits a data set, with what it costs and what it tells whom."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from homebody.cli import options
+from homebody.errors import HomebodyError
+
+__all__ = ["leaderboard"]
+
+
+def leaderboard(
+    data: options.Data = "ml-100k",
+    seeds: Annotated[int, typer.Option("--seeds", help="Run each method with seeds 0 to this less 1.")] = 3,
+    protocol: options.Protocol = "strict",
+    methods: Annotated[
+        str | None, typer.Option("--methods", help="Only these, with commas between; by default all that fit.")
+    ] = None,
+    rounds: options.Rounds = None,
+    jobs: Annotated[int, typer.Option("--jobs", help="Runs at a time.")] = 1,
+    held_out: options.HeldOut = None,
+    out: options.Out = Path("runs"),
+    as_json: options.Json = False,
+    data_dir: options.DataDir = None,
+    user_col: options.UserCol = None,
+    item_col: options.ItemCol = None,
+    time_col: options.TimeCol = None,
+    rating_col: options.RatingCol = None,
+) -> None:
+    """Accuracy, ε, bytes and seconds of all methods on one data set, as JSON, Markdown and a page with a plot.
+
+    Runs that are finished are kept: what was interrupted goes on when the same command is given again.
+    """
+    from homebody.cli.cells import watching_cells
+    from homebody.cli.data import fetching
+    from homebody.data import load
+    from homebody.recipe import Recipe
+    from homebody.report.pages import NEEDS, has_plotly
+    from homebody.studies.leaderboard import fitting
+    from homebody.studies.leaderboard import leaderboard as run_all
+    from homebody.studies.made import command_text
+
+    if seeds < 1:
+        raise HomebodyError(f"Seeds must be at least 1, not {seeds}.")
+    named = [options.method_anywhere(name.strip()) for name in (methods or "").split(",") if name.strip()]
+    columns = options.columns(user_col, item_col, time_col, rating_col)
+    recipe = Recipe(
+        method="popularity",
+        data=options.data_anywhere(data),
+        rounds=rounds,
+        protocol=protocol,
+        held_out=held_out,
+        columns=columns,
+        data_dir=options.folder_anywhere(data_dir),
+    )
+    with fetching(quiet=as_json) as (say, progress):
+        population = load(recipe.data, data_dir=recipe.data_dir, say=say, progress=progress, **columns)
+    named = list(dict.fromkeys(named))
+    total = len(fitting(population, named).methods) * seeds
+    given = {
+        "data": Path(data).name if Path(data).is_file() else data,
+        "seeds": seeds,
+        "protocol": protocol,
+        "methods": ",".join(name.rpartition("/")[2] for name in named) or None,
+        "rounds": rounds,
+        "held-out": held_out,
+        **{name.replace("_", "-"): value for name, value in columns.items()},
+    }
+    with watching_cells("leaderboard", total, quiet=as_json) as (watch, tell):
+        result = run_all(
+            recipe,
+            population,
+            out,
+            methods=named,
+            seeds=seeds,
+            jobs=jobs,
+            command=command_text("homebody leaderboard", given),
+            watch=watch,
+            say=tell,
+        )
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        _print(result)
+    if not has_plotly():
+        typer.echo(f"homebody: {NEEDS}", err=True)
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from homebody.report.markdown import p_text
+    from homebody.report.tables import kilobytes
+    from homebody.report.words import epsilon
+
+    console = Console()
+    seeds = len(result["seeds"])
+    title = f"{result['data']}, protocol {result['protocol']}, {seeds} seed{'s' if seeds > 1 else ''}"
+    # Narrow enough for a terminal of 80 columns: headings and deviations go below one another.
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("method", overflow="fold", min_width=10)
+    observers = result["observers"]
+    headings = ("HR\n@10", "NDCG\n@10", "full\nHR\n@10", "full\nNDCG\n@10", "p", "ε", "KB\nup", "KB\ndown", "time\ns")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=heading != "ε")
+    for row in result["methods"]:
+        values = [epsilon(row["epsilon"][observer]) for observer in observers]
+        one = set(values)
+        told = one.pop() if len(one) == 1 else "\n".join(f"{w[0]} {v}" for w, v in zip(observers, values, strict=True))
+        table.add_row(
+            row["name"] + (" (c)" if row["kind"] == "centralised" else ""),
+            *(_spread(row["metrics"][name]) for name in ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")),
+            p_text(row["p_against_best"]),
+            told,
+            kilobytes(row["bytes_up"]),
+            kilobytes(row["bytes_down"]),
+            f"{row['seconds']:.1f}",
+        )
+    console.print(table)
+    folder = Path(result["folder"])
+    page = "index.html" if (folder / "index.html").exists() else "LEADERBOARD.md"
+    for line in (
+        f"(c): centralised; ε against {', '.join(observers)}, one value where they agree",
+        *result["legend"],
+        *(f"not in the table: {one['name']}: {one['reason']}" for one in result["skipped"]),
+        f"page: {folder / page}",
+    ):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _spread(value: dict[str, float | None]) -> str:
+    return f"{value['mean']:.4f}" if value["sd"] is None else f"{value['mean']:.4f}\n±{value['sd']:.3f}"

@@ -1,0 +1,210 @@
+"""What charts show, as plain data; page.js draws it in the colours of the day."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from homebody.report.words import epsilon, metric_name, number, spread
+
+__all__ = ["choice_of", "convergence_charts", "privacy_chart", "sweep_charts"]
+
+
+def choice_of(anchor: str) -> str:
+    """The name of the radio buttons that choose among a part's views."""
+    return f"{anchor}-view"
+
+
+def _axis(metric: str, scale: float) -> str:
+    return metric_name(metric) + ("" if scale == 1 else f" × {scale:g}")
+
+
+def _chart(anchor: str, place: int, title: str, label: str, views: Mapping[str, Any], table: Any) -> dict[str, Any]:
+    return {
+        "id": f"{anchor}-chart-{place}",
+        "kind": "curves",
+        "choice": choice_of(anchor),
+        "title": title,
+        "label": label,
+        "views": dict(views),
+        "table": table,
+    }
+
+
+def convergence_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, Any]]:
+    """A chart a data set and metric: the metric over rounds, mean and band of each method."""
+    scale = study["scale"]
+    charts: list[dict[str, Any]] = []
+    for data, part in study["data"].items():
+        for metric in study["metrics"]:
+            views, rows = {}, []
+            for protocol in study["protocols"]:
+                series = []
+                for place, row in enumerate(part["rows"]):
+                    curve = row["curves"].get(protocol, {}).get(metric)
+                    if curve is None:
+                        continue
+                    series.append(_series(row["name"], place, curve["round"], curve, scale, "round"))
+                    first, last = curve["mean"][0], curve["mean"][-1]
+                    best = max(curve["mean"])
+                    at = curve["round"][curve["mean"].index(best)]
+                    values = [number(value, scale) for value in (first, last, best)]
+                    start = (row["name"], data, protocol, metric_name(metric))
+                    rows.append((start, (str(curve["n"]), *values, str(at))))
+                views[protocol] = {"x": "round", "y": _axis(metric, scale), "series": series}
+            columns = ("method", "data", "protocol", "metric", "seeds", "first round", "last round", "best", "at round")
+            table = {"caption": "Mean over seeds", "columns": columns, "left": 4, "rows": rows}
+            named = ", ".join(row["name"] for row in part["rows"])
+            label = (
+                f"Curves of {metric_name(metric)} over rounds on {data}, for {named}. The figures are in a table below."
+            )
+            title = f"{data}: {metric_name(metric)}"
+            charts.append(_chart(anchor, len(charts), title, label, views, table))
+    return charts
+
+
+def sweep_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, Any]]:
+    """A chart a data set and metric: the metric over the values of one field."""
+    scale, field = study["scale"], study["vary"].partition(".")[2]
+    charts: list[dict[str, Any]] = []
+    for data, part in study["data"].items():
+        for metric in study["metrics"]:
+            views, rows = {}, []
+            for protocol in study["protocols"]:
+                series = []
+                for place, row in enumerate(part["rows"]):
+                    found = [(point, _at(point, protocol, metric)) for point in row["points"]]
+                    known = [(point["value"], spread_) for point, spread_ in found if spread_ is not None]
+                    if known:
+                        curve = {
+                            "mean": [one["mean"] for _, one in known],
+                            "low": [min(one["values"]) for _, one in known],
+                            "high": [max(one["values"]) for _, one in known],
+                            "n": max(len(one["values"]) for _, one in known),
+                        }
+                        series.append(_series(row["name"], place, [value for value, _ in known], curve, scale, field))
+                    given = [(point["value"], point["published"].get(metric)) for point in row["points"]]
+                    print_ = [(value, figure) for value, figure in given if figure is not None]
+                    if print_:
+                        curve = {"mean": [figure for _, figure in print_], "n": 0}
+                        values = [value for value, _ in print_]
+                        one = _series(f"{row['name']}, published", place, values, curve, scale, field)
+                        series.append({**one, "loose": True})
+                    for point, one in found:
+                        start = (row["name"], data, protocol, metric_name(metric), str(point["value"]))
+                        figures = (number(point["published"].get(metric), scale), spread(one, scale))
+                        rows.append((start, figures))
+                ticks = _ticks(series)
+                views[protocol] = {"x": escape(field), "y": _axis(metric, scale), "series": series, "ticks": ticks}
+            columns = ("method", "data", "protocol", "metric", field, "published", "obtained")
+            table = {"caption": "Mean over seeds", "columns": columns, "left": 4, "rows": rows}
+            label = f"Curves of {metric_name(metric)} over {field} on {data}. The figures are in a table below."
+            title = f"{data}: {metric_name(metric)}"
+            charts.append(_chart(anchor, len(charts), title, label, views, table))
+    return charts
+
+
+def _at(point: Mapping[str, Any], protocol: str, metric: str) -> Any:
+    return point["obtained"].get(protocol, {}).get("metrics", {}).get(metric)
+
+
+def _ticks(series: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Texts and truths have no place on a scale: they stand side by side."""
+    values = list(dict.fromkeys(value for one in series for value in one["x"]))
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return {"at": values, "text": [f"{value:g}" for value in values]} if len(values) < 9 else None
+    return {"at": values, "text": [escape(str(value)) for value in values]}
+
+
+def _series(
+    name: str, place: int, x: Sequence[Any], curve: Mapping[str, Any], scale: float, field: str
+) -> dict[str, Any]:
+    """One line, its band where there are several seeds, and what the tooltip says at each point."""
+    x = [value if isinstance(value, int | float) and not isinstance(value, bool) else str(value) for value in x]
+    mean = [value * scale for value in curve["mean"]]
+    banded = curve["n"] > 1
+    low = [value * scale for value in curve["low"]] if banded else None
+    high = [value * scale for value in curve["high"]] if banded else None
+    told = [number(value, scale) for value in curve["mean"]]
+    if low is not None:
+        limits = zip(curve["low"], curve["high"], strict=True)
+        told = [
+            f"{text} ({number(a, scale)} to {number(b, scale)}, {curve['n']} seeds)"
+            for text, (a, b) in zip(told, limits, strict=True)
+        ]
+    return {"name": escape(name), "place": place, "x": x, "mean": mean, "low": low, "high": high, "told": told}
+
+
+def privacy_chart(result: Mapping[str, Any], metric: str = "ndcg@10") -> dict[str, Any]:
+    """NDCG against ε of an observer, on a logarithmic scale that ends in ∞."""
+    views = {observer: _privacy_view(result["methods"], observer, metric) for observer in result["observers"]}
+    named = "; ".join(
+        f"{row['name']} ({row['kind']}): {metric_name(metric)} {spread(row['metrics'][metric])}, ε "
+        + ", ".join(f"{observer} {epsilon(value)}" for observer, value in row["epsilon"].items())
+        for row in result["methods"]
+    )
+    return {
+        "id": "privacy-chart",
+        "kind": "privacy",
+        "choice": choice_of("privacy"),
+        "title": f"{metric_name(metric)} against certified ε, one user, whole training",
+        "label": f"Privacy against utility. {named}.",
+        "views": views,
+    }
+
+
+def _privacy_view(rows: Sequence[Mapping[str, Any]], observer: str, metric: str) -> dict[str, Any]:
+    values = {row["name"]: float(row["epsilon"][observer]) for row in rows}
+    finite = [value for value in values.values() if math.isfinite(value)]
+    logs = [math.log10(max(value, 1e-3)) for value in finite]
+    low, high = (math.floor(min(logs)), math.ceil(max(logs))) if logs else (0, 0)
+    if logs and high == low:
+        high = low + 1
+    # The part for ∞ is as wide as it takes to keep names apart.
+    unbounded = sorted((row for row in rows if not math.isfinite(values[row["name"]])), key=lambda r: _mean(r, metric))
+    width = max(1.0, (high - low) * 0.6) if unbounded else 0.5
+    zone = (high + 0.25, high + 0.25 + width) if logs else (0.0, 1.0)
+    places = {
+        row["name"]: zone[0] + (zone[1] - zone[0]) * (number_ + 0.5) / len(unbounded)
+        for number_, row in enumerate(unbounded)
+    }
+    points = []
+    for row in sorted(rows, key=lambda r: _mean(r, metric)):
+        value, found = values[row["name"]], row["metrics"][metric]
+        x = places.get(row["name"], math.log10(max(value, 1e-3)) if math.isfinite(value) else 0.0)
+        told = f"<b>{escape(row['name'])}</b> ({row['kind']})<br>{metric_name(metric)} {spread(found)}<br>"
+        points.append(
+            {
+                "name": escape(row["name"]),
+                "kind": row["kind"],
+                "x": x,
+                "y": found["mean"],
+                "sd": found["sd"] or 0.0,
+                "told": f"{told}ε, {escape(observer)}: {epsilon(value)}",
+                # Above and below are error bars; at the right end there is no room on the right.
+                "side": "middle left" if x > zone[0] + 0.6 * (zone[1] - zone[0]) else "middle right",
+            }
+        )
+    decades = list(range(low, high + 1)) if logs else []
+    tops = [point["y"] + point["sd"] for point in points]
+    lows = [point["y"] - point["sd"] for point in points]
+    room = (max(tops) - min(lows)) * 0.12 or 0.05
+    return {
+        "x": f"ε, {escape(observer)}, on a log scale",
+        "y": metric_name(metric),
+        "points": points,
+        "range": [low - 0.25 if logs else zone[0], zone[1]],
+        "height": [max(0.0, min(lows) - room), max(tops) + 1.6 * room],
+        "zone": zone,
+        "zone_text": "no bound",
+        "ticks": {
+            "at": [*decades, (zone[0] + zone[1]) / 2],
+            "text": [*(f"{10.0**decade:g}" for decade in decades), "∞"],
+        },
+    }
+
+
+def _mean(row: Mapping[str, Any], metric: str) -> float:
+    return float(row["metrics"][metric]["mean"])

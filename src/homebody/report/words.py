@@ -1,0 +1,79 @@
+"""How figures are written for people, the same on every page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["duration", "epsilon", "metric_name", "number", "points", "spread"]
+
+MINUS = "−"
+
+
+def metric_name(metric: str) -> str:
+    """A metric as papers write it.
+
+    >>> metric_name("ndcg@10"), metric_name("full/hr@10"), metric_name("precision@5")
+    ('NDCG@10', 'full HR@10', 'Precision@5')
+    """
+    prefix, slash, name = metric.rpartition("/")
+    word, at, k = name.partition("@")
+    word = word.upper() if word in ("hr", "ndcg", "mrr", "auc", "map") else word.capitalize()
+    return f"{prefix} {word}{at}{k}" if slash else f"{word}{at}{k}"
+
+
+def number(value: float | None, scale: float = 1.0) -> str:
+    """A metric, on the paper's scale, with four digits behind the point of one.
+
+    >>> number(0.71625, 100), number(0.1681), number(None)
+    ('71.62', '0.1681', '–')
+    """
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value * scale:.{max(0, 4 - round(math.log10(scale)))}f}"
+
+
+def spread(found: Mapping[str, Any] | None, scale: float = 1.0) -> str:
+    """Mean and deviation over seeds.
+
+    >>> spread({"mean": 0.729, "sd": 0.0012}, 100), spread({"mean": 0.5, "sd": None}), spread(None)
+    ('72.90 ± 0.12', '0.5000', '–')
+    """
+    if found is None:
+        return "–"
+    mean = number(found["mean"], scale)
+    return mean if found["sd"] is None else f"{mean} ± {number(found['sd'], scale)}"
+
+
+def points(difference: float | None) -> str:
+    """A difference in hundredths, with its sign.
+
+    >>> points(1.284), points(-0.5), points(-0.001)
+    ('+1.28', '−0.50', '0.00')
+    """
+    if difference is None:
+        return "–"
+    text = f"{abs(difference):.2f}"
+    return text if text == "0.00" else f"{'+' if difference > 0 else MINUS}{text}"
+
+
+def epsilon(value: float | str) -> str:
+    """ε for people.
+
+    >>> epsilon("inf"), epsilon(2.446), epsilon(4512.3)
+    ('∞', '2.45', '4,512')
+    """
+    found = float(value)
+    return "∞" if found == math.inf else f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(4.21), duration(75), duration(7384)
+    ('4.2 s', '1 min 15 s', '2 h 3 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

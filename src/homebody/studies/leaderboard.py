@@ -1,0 +1,139 @@
+"""Every method that fits a data set, one protocol, several seeds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from homebody.core import Method
+from homebody.data import Population
+from homebody.data.splits import PROTOCOLS
+from homebody.errors import HomebodyError, unknown_name
+from homebody.methods import METHODS, find
+from homebody.recipe import Recipe
+from homebody.report.comparison import summarise_runs
+from homebody.report.markdown import leaderboard_markdown
+from homebody.report.pages import has_plotly, leaderboard_page
+from homebody.studies.cells import Progress, run_cells
+from homebody.studies.made import made, slug, without_paths, write_all
+
+__all__ = ["Field", "fitting", "leaderboard"]
+
+SCHEMA_VERSION = 1
+NEEDS: dict[str, tuple[str, Callable[[Population], bool]]] = {
+    "ratings": ("ratings", lambda data: data.ratings is not None),
+    "times": ("times", lambda data: data.times is not None),
+    "features": (
+        "features of users or items",
+        lambda data: data.user_features is not None or data.item_features is not None,
+    ),
+    "impressions": ("impressions", lambda data: data.impressions is not None),
+}
+"""What a method may declare in `needs`: how it is called, and whether a population has it."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """Who takes part, and who cannot."""
+
+    methods: list[str]
+    skipped: list[dict[str, str]]
+
+
+def fitting(population: Population, methods: Sequence[str] = ()) -> Field:
+    """The methods and references that this data has enough for: those named, or all."""
+    fit, skipped = [], []
+    for name in methods or METHODS:
+        found = find(name)
+        wanted: Sequence[str] = getattr(found, "needs", ())
+        for need in wanted:
+            if need not in NEEDS:
+                raise unknown_name(f"kind of data, which {name} says it needs,", need, NEEDS)
+        absent = [NEEDS[need][0] for need in wanted if not NEEDS[need][1](population)]
+        if absent:
+            skipped.append({"name": _short(name), "reason": f"needs {' and '.join(absent)}, which this data lacks"})
+        else:
+            fit.append(name)
+    return Field(fit, skipped)
+
+
+def leaderboard(
+    recipe: Recipe,
+    population: Population,
+    out: Path,
+    *,
+    methods: Sequence[str] = (),
+    seeds: int = 3,
+    jobs: int = 1,
+    command: str = "homebody leaderboard",
+    watch: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Run every method that fits, as the recipe says; out/leaderboard/DATA-PROTOCOL has the pages.
+
+    The recipe's method and seed are set here. A method that fails is told of and stops nothing.
+    """
+    began = time.monotonic()
+    if recipe.protocol not in PROTOCOLS:
+        raise unknown_name("protocol", recipe.protocol, PROTOCOLS)
+    field = fitting(population, methods)
+    if not field.methods:
+        reasons = "; ".join(f"{one['name']} {one['reason']}" for one in field.skipped)
+        raise HomebodyError(f"No method fits this data: {reasons}.")
+    cells = [replace(recipe, method=name, seed=seed) for name in field.methods for seed in range(seeds)]
+    results = run_cells(cells, out / "cells", jobs=jobs, watch=watch, say=say, on_error="keep", keep_state=False)
+    failed = {str(one["method"]): without_paths(str(one["error"])) for one in results if "error" in one}
+    whole = [result for result in results if str(result["method"]) not in failed]
+    if not whole:
+        raise HomebodyError(f"No method got through: {next(iter(failed.values()))}")
+    result = _result(whole, field, failed)
+    result["made"] = {**made(command), "seconds": time.monotonic() - began}
+    folder = out / "leaderboard" / f"{slug(str(result['data']))}-{slug(recipe.protocol)}"
+    result["folder"] = str(folder)
+    kept = {name: value for name, value in result.items() if name != "folder"}
+    files: dict[str, Any] = {"result.json": kept, "LEADERBOARD.md": leaderboard_markdown(kept)}
+    if has_plotly():
+        files["index.html"] = leaderboard_page(kept)
+    write_all(folder, files)
+    return result
+
+
+def _result(results: Sequence[dict[str, Any]], field: Field, failed: dict[str, str]) -> dict[str, Any]:
+    summary = summarise_runs(results)
+    rows = []
+    for row in sorted(summary["methods"], key=lambda row: -row["metrics"]["ndcg@10"]["mean"]):
+        federated = issubclass(find(row["method"]), Method)
+        rows.append(
+            {
+                "name": _short(row["method"]),
+                "kind": "federated" if federated else "centralised",
+                **{name: value for name, value in row.items() if name not in ("method", "runs")},
+                "cells": [Path(run).name for run in row["runs"]],
+            }
+        )
+    failures = [{"name": _short(name), "reason": f"failed: {why}"} for name, why in failed.items()]
+    return {
+        "schema": SCHEMA_VERSION,
+        "data": summary["data"],
+        "protocol": summary["protocol"],
+        "seeds": summary["seeds"],
+        "observers": list(rows[0]["epsilon"]),
+        "best": _short(summary["best"]),
+        "methods": rows,
+        "skipped": [*field.skipped, *failures],
+        "legend": [
+            summary["meaning"],
+            f"p: {summary['test']}",
+            "ε: certified, one user, whole training; ∞ means no bound: updates (or raw data) leave as they are",
+            "KB: per client and round; a centralised method's is the raw history, sent once",
+            "seconds: wall time of a run's training and evaluation, mean over seeds",
+            *(without_paths(note) for note in summary["notes"]),
+        ],
+    }
+
+
+def _short(method: str) -> str:
+    return method.rpartition(":")[2]

@@ -1,0 +1,182 @@
+"""`homebody reproduce` and `homebody leaderboard`, as they are typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from homebody.cli import main
+
+DATA = "synthetic:users=40,items=60,mean=12"
+RECIPE = f"""
+title = "A tiny paper"
+citation = "Nobody, Nowhere 2020"
+[[table]]
+id = "1"
+title = "Two methods"
+metrics = ["hr@10", "ndcg@10"]
+scale = 100
+data = ["{DATA}"]
+seeds = 2
+rounds = 2
+row = [
+  {{ name = "Popularity", method = "popularity", published = {{ "{DATA}" = [99, 98] }} }},
+  {{ name = "iALS", method = "ials" }},
+]
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own, with a paper in it."""
+    folder = tmp_path / "experiments" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0
+) -> tuple[str, str]:
+    monkeypatch.setattr(sys, "argv", ["homebody", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    output, errors = capsys.readouterr()
+    assert ended.value.code == code, errors
+    return output, errors
+
+
+def test_what_can_be_reproduced(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, _ = typed(monkeypatch, capsys, "reproduce")
+    assert "tiny: A tiny paper" in output
+    assert "pfedrec: Dual Personalization" in output
+    assert "Figure 4" in output
+    listed = json.loads(typed(monkeypatch, capsys, "reproduce", "--json")[0])["papers"]
+    (tiny,) = (paper for paper in listed if paper["name"] == "tiny")
+    assert tiny["tables"] == [{"id": "1", "title": "Two methods", "data": [DATA]}]
+
+
+def test_a_paper_for_people(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    output, _ = typed(monkeypatch, capsys, "reproduce", "tiny", "--write")
+    assert all(len(line) <= 80 for line in output.splitlines())
+    line = next(line for line in output.splitlines() if line.strip().startswith("Popularity"))
+    assert re.search(r"HR@10 +99\.00 +\d+\.\d\d ± \d+\.\d\d +\d+\.\d\d ± \d+\.\d\d +▼ −\d+\.\d\d", line)
+    assert "page: runs/reproduce/tiny/index.html" in output
+    assert "▼ −" in (here / "runs/reproduce/tiny/index.html").read_text(encoding="utf-8")
+    written = (here / "experiments/tiny/RESULTS.md").read_text(encoding="utf-8")
+    assert written == (here / "runs/reproduce/tiny/RESULTS.md").read_text(encoding="utf-8")
+    assert "`homebody reproduce tiny`" in written
+
+
+def test_a_paper_as_json(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("reproduce", "experiments/tiny", "--seeds", "1", "--rounds", "1", "--data", DATA, "--json")
+    output, errors = typed(monkeypatch, capsys, *words, "--out", "elsewhere")
+    assert errors == ""
+    result = json.loads(output)
+    assert result["folder"] == "elsewhere/reproduce/tiny"
+    assert result["invocations"][0]["command"] == f"homebody reproduce tiny --data {DATA} --seeds 1 --rounds 1"
+    assert not (here / "experiments/tiny/RESULTS.md").exists()
+
+
+def test_a_failed_run_does_not_end_as_if_all_were_well(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = here / "experiments/tiny/recipe.toml"
+    recipe.write_text(recipe.read_text().replace(DATA, "missing.csv"), encoding="utf-8")
+    _, errors = typed(monkeypatch, capsys, "reproduce", "tiny", "--seeds", "1", code=2)
+    assert re.search(r"homebody: Table 1, Popularity on missing\.csv failed: .*4 failed in all", errors)
+    assert "failed" in (here / "runs/reproduce/tiny/RESULTS.md").read_text(encoding="utf-8")
+
+
+def test_without_plotly_a_sentence_says_so(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("homebody.report.pages.importlib.util.find_spec", lambda name: None)
+    words = ("reproduce", "tiny", "--seeds", "1", "--rounds", "1")
+    output, errors = typed(monkeypatch, capsys, *words)
+    assert "install homebody[report]" in errors
+    assert "page: runs/reproduce/tiny/RESULTS.md" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("reproduce", "tinny"), "There is no paper 'tinny'; did you mean 'tiny'?"),
+        (("reproduce", "tiny", "--table", "2"), "There is no table '2'"),
+        (("reproduce", "tiny", "--jobs", "0"), "Jobs must be at least 1, not 0."),
+        (("leaderboard", "--data", DATA, "--seeds", "0"), "Seeds must be at least 1, not 0."),
+        (("leaderboard", "--data", DATA, "--methods", "fedmf,nobody"), "There is no method 'nobody'"),
+        (("leaderboard", "--data", DATA, "--protocol", "loose"), "loose"),
+        (("leaderboard", "--data", "nothing.csv"), "nothing.csv"),
+    ],
+)
+def test_bad_words(
+    words: tuple[str, ...],
+    expected: str,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output, errors = typed(monkeypatch, capsys, *words, code=2)
+    assert output == ""
+    assert expected in errors
+    assert errors.count("\n") == 1
+    assert not (here / "runs" / "leaderboard").exists()
+
+
+def test_a_leaderboard(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("leaderboard", "--data", DATA, "--seeds", "2", "--rounds", "1", "--methods", "popularity, ials,popularity")
+    output, _ = typed(monkeypatch, capsys, *words)
+    table = output.partition("(c): centralised")[0]
+    assert all(len(line) <= 80 for line in table.splitlines())
+    assert "popularity (c)" in table
+    assert "±" in table
+    assert "page: runs/leaderboard/synthetic-users-40-items-60-mean-12-strict/index.html" in output
+    output, errors = typed(monkeypatch, capsys, *words, "--json")
+    assert errors == ""
+    result = json.loads(output)
+    assert result["made"]["command"] == (
+        f"homebody leaderboard --data {DATA} --seeds 2 --protocol strict --methods popularity,ials --rounds 1"
+    )
+    assert [row["kind"] for row in result["methods"]] == ["centralised", "centralised"]
+
+
+def test_interrupted_by_hand(here: Path) -> None:
+    """Ctrl-C in the middle: exit code 130, a sentence, and the same command goes on."""
+    recipe = here / "experiments/tiny/recipe.toml"
+    text = recipe.read_text().replace('"ials"', '"fedmf", rounds = 400')
+    recipe.write_text(text.replace("mean=12", "mean=12,seed=1"), encoding="utf-8")
+    command = [sys.executable, "-c", "from homebody.cli import main; main()", "reproduce", "tiny", "--seeds", "1"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "80"}
+    )
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if any(file.stat().st_size for file in here.glob("runs/cells/fedmf-*/metrics.jsonl")):
+            process.send_signal(signal.SIGINT)
+            break
+        time.sleep(0.02)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert re.search(r"interrupted\. \d of 4 runs are finished and kept; give the same command again to go on", errors)
+    finished = {path.parent.name for path in here.glob("runs/cells/*/result.json")}
+    assert any(name.startswith("popularity") for name in finished)
+    assert "Not complete" in (here / "runs/reproduce/tiny/RESULTS.md").read_text(encoding="utf-8")
+    before = {name: (here / "runs/cells" / name / "result.json").stat().st_mtime_ns for name in finished}
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    (study,) = json.loads(done.stdout)["studies"]
+    ((_, part),) = study["data"].items()
+    assert (part["finished"], part["planned"]) == (4, 4)
+    assert {name: (here / "runs/cells" / name / "result.json").stat().st_mtime_ns for name in finished} == before

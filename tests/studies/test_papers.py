@@ -1,0 +1,205 @@
+"""A paper's recipe: found, read, and refused with the place of the mistake."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import homebody
+from homebody.errors import HomebodyError
+from homebody.methods import METHODS
+from homebody.studies import papers
+from homebody.studies.papers import find_paper, list_papers, published, read_paper
+
+Write = Callable[..., Path]
+DATA = "synthetic:users=40,items=60,mean=12"
+ROOT = Path(__file__).parents[2]
+
+
+class TestReading:
+    def test_what_a_cell_runs(self, tmp_path: Path, write_paper: Write) -> None:
+        paper = read_paper(write_paper(tmp_path))
+        (table,) = paper.tables
+        popularity, fedmf, absent = table.rows
+        recipe = table.recipe(fedmf, DATA, "published", 1)
+        assert (recipe.method, recipe.data, recipe.protocol, recipe.seed) == ("fedmf", DATA, "published", 1)
+        assert recipe.fields == {"factors": 4, "learning_rate": 0.05}
+        assert recipe.rounds == 3
+        assert table.recipe(popularity, DATA, "strict", 0).rounds == 1
+        assert absent.method is None
+        assert (paper.name, paper.title, table.label, table.protocols) == (
+            "tiny",
+            "A tiny paper",
+            "Table 1",
+            ["published", "strict"],
+        )
+
+    def test_a_figure_takes_a_tables_rows_and_nothing_is_run_twice(self, tmp_path: Path, write_paper: Write) -> None:
+        paper = read_paper(write_paper(tmp_path))
+        figure = paper.figures[0]
+        assert [row.name for row in figure.rows] == ["FedMF+<x>"]
+        assert figure.rows[0].published == {}
+        table = paper.tables[0]
+        assert figure.recipe(figure.rows[0], DATA, "strict", 1) == table.recipe(table.rows[1], DATA, "strict", 1)
+
+    def test_a_sweep_varies_one_field(self, tmp_path: Path, write_paper: Write) -> None:
+        sweep = read_paper(write_paper(tmp_path)).figures[1]
+        factors = [sweep.recipe(sweep.rows[0], DATA, "strict", 0, value).fields["factors"] for value in sweep.points]
+        assert factors == [2, 4]
+        assert [published(sweep, sweep.rows[0], DATA, n) for n in (0, 1)] == [{"ndcg@10": 0.1}, {"ndcg@10": 0.2}]
+
+    def test_a_sweep_may_vary_the_run(self, tmp_path: Path, write_paper: Write, tiny: str) -> None:
+        text = tiny.replace('vary = "fields.factors"', 'vary = "run.cohort"')
+        sweep = read_paper(write_paper(tmp_path, text)).figures[1]
+        assert sweep.recipe(sweep.rows[0], DATA, "strict", 0, 4).cohort == 4
+
+    def test_published_figures_are_parts_of_one_and_nan_is_none(self, tmp_path: Path, write_paper: Write) -> None:
+        (table,) = read_paper(write_paper(tmp_path)).tables
+        assert published(table, table.rows[0], DATA) == {"hr@10": pytest.approx(0.995)}
+        assert math.isnan(table.rows[0].published[DATA][1])
+
+    def test_a_metric_at_another_length_asks_for_it(self, tmp_path: Path, write_paper: Write, tiny: str) -> None:
+        usual = read_paper(write_paper(tmp_path, name="usual")).tables[0]
+        assert usual.recipe(usual.rows[0], DATA, "strict", 0).cutoffs == [5, 10, 20]
+        text = tiny.replace('metrics = ["hr@10", "ndcg@10"]', 'metrics = ["hr@10", "ndcg@30"]')
+        table = read_paper(write_paper(tmp_path, text)).tables[0]
+        assert table.recipe(table.rows[0], DATA, "strict", 0).cutoffs == [5, 10, 20, 30]
+
+    def test_settings_of_the_run(self, tmp_path: Path, write_paper: Write, tiny: str) -> None:
+        text = tiny.replace("scale = 100\n", 'scale = 100\nrun = { held_out = "random", negatives = 20 }\n')
+        text = text.replace("rounds = 1\n", "rounds = 1\nrun = { negatives = 10 }\n")
+        table = read_paper(write_paper(tmp_path, text)).tables[0]
+        recipes = [table.recipe(row, DATA, "strict", 0) for row in table.rows[:2]]
+        assert [(recipe.held_out, recipe.negatives) for recipe in recipes] == [("random", 10), ("random", 20)]
+
+    def test_a_method_of_the_authors_own_lies_beside_the_recipe(
+        self, tmp_path: Path, write_paper: Write, tiny: str
+    ) -> None:
+        folder = write_paper(tmp_path, tiny.replace('method = "popularity"', 'method = "own.py:BiasedMF"'))
+        shutil.copy(ROOT / "docs" / "examples" / "biased_mf.py", folder / "own.py")
+        row = read_paper(folder).tables[0].rows[0]
+        assert row.method == f"{folder.resolve() / 'own.py'}:BiasedMF"
+
+    def test_a_row_runs_once_its_method_exists(self, tmp_path: Path, write_paper: Write, tiny: str) -> None:
+        later = tiny.replace('missing = "nobody wrote it"', 'method = "later"\nmissing = "nobody wrote it"')
+        assert read_paper(write_paper(tmp_path, later)).tables[0].rows[2].method is None
+        now = later.replace('method = "later"', 'method = "fedials"')
+        assert read_paper(write_paper(tmp_path, now, "now")).tables[0].rows[2].method == "fedials"
+
+
+BAD = {
+    "an unknown key": ('docs = "', 'doc = "', "There is no key 'doc'; did you mean 'docs'?"),
+    "a missing title": ('title = "A tiny paper"', 'titel = "A"', r"'title' is missing \(is 'titel' meant\?\)"),
+    "an unknown key of a row": ("note = ", "remark = ", "table 1, row 'Popularity': There is no key 'remark'"),
+    "an unknown method": ('"popularity"', '"popularty"', "row 'Popularity': There is no method 'popularty'; did you"),
+    "no method": ('method = "popularity"\n', "", "row 'Popularity': 'method' is missing"),
+    "too many figures": ("[50, 25]", "[50, 25, 12]", "row 'Absent': published.* has 3 figures, and the table 2"),
+    "too few figures": ("[1.0, 0.5]", "[1.0]", "published.* has 1 figures, and the table 2 figures .hr@10, ndcg@10"),
+    "a figure that is a text": ("[1.0, 0.5]", '[1.0, "x"]', "must be a list of 2 figures"),
+    "figures for other data": (f'"{DATA}" = [50, 25]', "ml-1m = [50, 25]", "no data set of this table in 'published'"),
+    "an unknown field": ("factors = 4 }", "factor = 4 }", "row 'FedMF.<x>': There is no field of fedmf 'factor'"),
+    "a field out of bounds": ("factors = 4 }", "factors = 0 }", "row 'FedMF.<x>': factors must be at least 1"),
+    "a field of a data set": ("learning_rate = 0.05", 'learning_rate = "x"', "learning_rate must be a number"),
+    "an unknown protocol": (
+        "seeds = 2\n",
+        'seeds = 2\nprotocols = ["loose"]\n',
+        "table 1: There is no protocol 'loose'",
+    ),
+    "seeds": ("seeds = 2", "seeds = 0", "table 1: seeds must be at least 1"),
+    "seeds of the wrong kind": ("seeds = 2", 'seeds = "2"', "table 1: 'seeds' must be a whole number, not '2'"),
+    "a scale": ("scale = 100", "scale = 0", "table 1: scale must be above 0"),
+    "metrics": ('metrics = ["hr@10", "ndcg@10"]', "metrics = []", "'metrics' must be a list of at least one text"),
+    "a setting": ("scale = 100\n", "scale = 100\nrun = { seed = 3 }\n", "There is no setting of a run 'seed'"),
+    "a setting of the wrong kind": ("scale = 100\n", 'scale = 100\nrun = { cohort = "x" }\n', "cohort must be a whole"),
+    "a repeated row": ('name = "Absent"', 'name = "Popularity"', "there are 2 rows named 'Popularity'"),
+    "a repeated id": ('id = "3"', 'id = "2"', "there are 2 figures of id '2'"),
+    "a figure of no table": ('table = "1"', 'table = "7"', "figure 1: There is no table '7'"),
+    "a figure of no row": ('rows = ["FedMF+<x>"]', 'rows = ["FedMF"]', "There is no row of table 1 'FedMF'"),
+    "a kind of figure": ('kind = "convergence"', 'kind = "pie"', "There is no kind of figure 'pie'"),
+    "a sweep of nothing": ('vary = "fields.factors"', 'vary = "factors"', "vary must be fields.NAME or run.NAME"),
+    "a sweep of an unknown field": ("fields.factors", "fields.width", "There is no field of fedmf 'width'"),
+    "a sweep without values": ("values = [2, 4]", "values = []", "values must name at least one"),
+    "a sweep's figures": ("[[0.1], [0.2]]", "[[0.1]]", "must have 2 lists, one for each value"),
+    "TOML": ('title = "A tiny paper"', "title = ", "not valid TOML"),
+    "a newer format": ('title = "A tiny paper"', 'schema = 9\ntitle = "A"', "newer Homebody"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_mistake_is_named_with_its_place(case: str, tmp_path: Path, write_paper: Write, tiny: str) -> None:
+    old, new, expected = BAD[case]
+    assert old in tiny
+    with pytest.raises(HomebodyError, match=rf"^tiny/recipe.toml.*{expected}"):
+        read_paper(write_paper(tmp_path, tiny.replace(old, new, 1)))
+
+
+def test_a_paper_of_nothing_is_refused(tmp_path: Path, write_paper: Write) -> None:
+    with pytest.raises(HomebodyError, match="neither a"):
+        read_paper(write_paper(tmp_path, 'title = "A"\ncitation = "B"\n'))
+
+
+class TestFinding:
+    def test_here_first_then_the_sources(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_paper: Write
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert find_paper("pfedrec").resolve() == ROOT / "experiments" / "pfedrec"
+        mine = write_paper(tmp_path / "experiments", name="pfedrec")
+        assert find_paper("pfedrec").resolve() == mine.resolve()
+        assert [folder.name for folder in list_papers()].count("pfedrec") == 1
+
+    def test_a_folder_itself(self, tmp_path: Path, write_paper: Write) -> None:
+        folder = write_paper(tmp_path / "somewhere")
+        assert find_paper(str(folder)) == folder
+
+    def test_the_installed_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_paper: Write) -> None:
+        package = tmp_path / "lib" / "site" / "homebody"
+        folder = write_paper(package / "experiments")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(homebody, "__file__", str(package / "__init__.py"))
+        assert [found.resolve() for found in list_papers()] == [folder.resolve()]
+
+    def test_a_name_that_is_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(HomebodyError, match="no paper 'pfedrek'; did you mean 'pfedrec'"):
+            find_paper("pfedrek")
+        with pytest.raises(HomebodyError, match=r"holds no recipe\.toml"):
+            find_paper(str(tmp_path))
+
+
+@pytest.mark.parametrize("folder", sorted((ROOT / "experiments").glob("*/")), ids=lambda folder: folder.name)
+def test_every_paper_here_can_be_read(folder: Path) -> None:
+    paper = read_paper(folder)
+    assert paper.title
+    page, _, anchor = paper.docs.partition("#")
+    assert (ROOT / page).is_file()
+    assert not anchor or f"## {anchor}" in (ROOT / page).read_text(encoding="utf-8")
+    for study in paper.studies:
+        assert any(row.method in METHODS for row in study.rows)
+
+
+def test_the_recipe_in_the_docs_can_be_read(tmp_path: Path, write_paper: Write) -> None:
+    page = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    paper = read_paper(write_paper(tmp_path, recipe))
+    assert [study.label for study in paper.studies] == ["Table 2", "Figure 3", "Figure 4"]
+
+
+def test_pfedrec_has_its_table() -> None:
+    """Every row of the paper's Table 1, with the figures for all four data sets."""
+    (table,) = read_paper(ROOT / "experiments" / "pfedrec").tables
+    assert len(table.rows) == 8
+    assert all(set(row.published) == set(table.data) for row in table.rows)
+    ours = {row.name: row for row in table.rows}
+    assert published(table, ours["PFedRec"], "ml-1m") == {
+        "hr@10": pytest.approx(0.7326),
+        "ndcg@10": pytest.approx(0.4436),
+    }
+    rates = [table.recipe(ours["PFedRec"], data, "strict", 0).fields["learning_rate"] for data in table.data]
+    assert rates == [0.1, 0.1, 0.05, 0.01]
+    assert papers.SCHEMA_VERSION == 1
