@@ -34,7 +34,7 @@ from homebody.report import RunFolder
 from homebody.rng import Rng
 from homebody.runtime import Simulator, usable_device
 
-__all__ = ["Watcher", "check", "execute", "reopen", "resume"]
+__all__ = ["Watcher", "check", "execute", "population_of", "reopen", "resume"]
 
 SCORES_AT_ONCE = 1 << 22
 
@@ -156,12 +156,9 @@ def _parts(split: Split) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         yield from (("shown", shown.items), ("to", shown.users), ("in", shown.indptr), ("clicked", shown.clicked))
 
 
-def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Split]:
-    recipe.check()
-    usable_device(recipe.device)
-    method = recipe.build()
-    _rounds(recipe, method)
-    population: Population = load(
+def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
+    """The people that a recipe is about, with their features, after its filters."""
+    return load(
         recipe.data,
         data_dir=recipe.data_dir,
         **cast(dict[str, Any], recipe.columns),
@@ -173,6 +170,14 @@ def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Spli
         say=watcher.say,
         progress=watcher.fetched,
     )
+
+
+def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Split]:
+    recipe.check()
+    usable_device(recipe.device)
+    method = recipe.build()
+    _rounds(recipe, method)
+    population = population_of(recipe, watcher)
     if lacking := population.lacks(method.needs):
         raise HomebodyError(f"{recipe.method} needs {lacking}, which {population.name} does not have.")
     split = split_population(

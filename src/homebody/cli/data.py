@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homebody.cli.options import pairs
+from homebody.cli.options import DataDir, Json, pairs
 
 if TYPE_CHECKING:
     from homebody.data.fetch import Progress
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["app", "fetching", "pairs"]
 
 app = typer.Typer(help="List, fetch and inspect datasets.", no_args_is_help=True)
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="A folder with a folder per dataset; read before $HOMEBODY_DATA and the cache."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 @app.command("list")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,23 +15,16 @@ from homebody.errors import HomebodyError
 __all__ = ["leaderboard"]
 
 
+@options.about_data
 def leaderboard(
-    data: options.Data = "ml-100k",
+    given: options.Given,
     seeds: Annotated[int, typer.Option("--seeds", help="Run each method with seeds 0 to this less 1.")] = 3,
-    protocol: options.Protocol = "strict",
     methods: Annotated[
         str | None, typer.Option("--methods", help="Only these, with commas between; by default all that fit.")
     ] = None,
-    rounds: options.Rounds = None,
     jobs: Annotated[int, typer.Option("--jobs", help="Runs at a time.")] = 1,
-    held_out: options.HeldOut = None,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
-    data_dir: options.DataDir = None,
-    user_col: options.UserCol = None,
-    item_col: options.ItemCol = None,
-    time_col: options.TimeCol = None,
-    rating_col: options.RatingCol = None,
 ) -> None:
     """Accuracy, ε, bytes and seconds of all methods on one data set, as JSON, Markdown and a page with a plot.
 
@@ -38,39 +32,22 @@ def leaderboard(
     """
     from homebody.cli.cells import watching_cells
     from homebody.cli.data import fetching
-    from homebody.data import load
-    from homebody.recipe import Recipe
     from homebody.report.pages import NEEDS, has_plotly
+    from homebody.run import Watcher, population_of
     from homebody.studies.leaderboard import fitting
     from homebody.studies.leaderboard import leaderboard as run_all
-    from homebody.studies.made import command_text
+    from homebody.studies.made import without_paths
 
     if seeds < 1:
         raise HomebodyError(f"Seeds must be at least 1, not {seeds}.")
-    named = [options.method_anywhere(name.strip()) for name in (methods or "").split(",") if name.strip()]
-    columns = options.columns(user_col, item_col, time_col, rating_col)
-    recipe = Recipe(
-        method="popularity",
-        data=options.data_anywhere(data),
-        rounds=rounds,
-        protocol=protocol,
-        held_out=held_out,
-        columns=columns,
-        data_dir=options.folder_anywhere(data_dir),
-    )
+    names = dict.fromkeys(name.strip() for name in (methods or "").split(",") if name.strip())
+    recipe = given.recipe("popularity")
+    named = [given.recipe(name).method for name in names]
     with fetching(quiet=as_json) as (say, progress):
-        population = load(recipe.data, data_dir=recipe.data_dir, say=say, progress=progress, **columns)
-    named = list(dict.fromkeys(named))
+        population = population_of(recipe, Watcher(say=say, fetched=progress))
     total = len(fitting(population, named).methods) * seeds
-    given = {
-        "data": Path(data).name if Path(data).is_file() else data,
-        "seeds": seeds,
-        "protocol": protocol,
-        "methods": ",".join(name.rpartition("/")[2] for name in named) or None,
-        "rounds": rounds,
-        "held-out": held_out,
-        **{name.replace("_", "-"): value for name, value in columns.items()},
-    }
+    chosen = ["--methods", ",".join(names)] if names else []
+    words = ["homebody", "leaderboard", *recipe.options(), "--seeds", str(seeds), *chosen]
     with watching_cells("leaderboard", total, quiet=as_json) as (watch, tell):
         result = run_all(
             recipe,
@@ -79,7 +56,7 @@ def leaderboard(
             methods=named,
             seeds=seeds,
             jobs=jobs,
-            command=command_text("homebody leaderboard", given),
+            command=without_paths(shlex.join(words)),
             watch=watch,
             say=tell,
         )
@@ -97,7 +74,7 @@ def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     from homebody.report.markdown import p_text
-    from homebody.report.tables import kilobytes
+    from homebody.report.tables import kilobytes, spread
     from homebody.report.words import epsilon
 
     console = Console()
@@ -116,7 +93,7 @@ def _print(result: dict[str, Any]) -> None:
         told = one.pop() if len(one) == 1 else "\n".join(f"{w[0]} {v}" for w, v in zip(observers, values, strict=True))
         table.add_row(
             row["name"] + (" (c)" if row["kind"] == "centralised" else ""),
-            *(_spread(row["metrics"][name]) for name in ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")),
+            *(spread(row["metrics"].get(name)) for name in ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")),
             p_text(row["p_against_best"]),
             told,
             kilobytes(row["bytes_up"]),
@@ -133,7 +110,3 @@ def _print(result: dict[str, Any]) -> None:
         f"page: {folder / page}",
     ):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
-
-
-def _spread(value: dict[str, float | None]) -> str:
-    return f"{value['mean']:.4f}" if value["sd"] is None else f"{value['mean']:.4f}\n±{value['sd']:.3f}"

@@ -16,10 +16,14 @@ from homebody.errors import HomebodyError
 if TYPE_CHECKING:
     from homebody.recipe import Recipe
 
-__all__ = ["Given", "Json", "Out", "Settings", "about_data", "pairs"]
+__all__ = ["DataDir", "Given", "Json", "Out", "Settings", "about_data", "folder_anywhere", "pairs"]
 
 Out = Annotated[Path, typer.Option("--out", help="The folder that run folders are made in.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="A folder with a folder per dataset; read before $HOMEBODY_DATA and the cache."),
+]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="field=value of the method; repeat.")]
 TRAINING, ASKED, DATA, OWN = "Training", "Evaluation", "Data", "A file of your own"
 
@@ -116,7 +120,7 @@ class Given:
             evaluate_every=self.evaluate_every,
             device=self.device,
             columns={name: value for name, value in columns.items() if value is not None},
-            data_dir=_folder_anywhere(self.data_dir),
+            data_dir=folder_anywhere(self.data_dir),
             user_features=_optional(self.user_features),
             item_features=_optional(self.item_features),
             kinds=pairs(self.kinds, "--kind"),
@@ -197,5 +201,5 @@ def _optional(file: Path | None) -> str | None:
     return None if file is None else _file_anywhere(str(file))
 
 
-def _folder_anywhere(folder: Path | None) -> str | None:
+def folder_anywhere(folder: Path | None) -> str | None:
     return None if folder is None else str(folder.resolve() if folder.is_dir() else folder)

@@ -304,7 +304,8 @@ def leaderboard_page(result: Mapping[str, Any]) -> str:
         f'<p class="soft">Protocol {escape(result["protocol"])}; {_seeds(len(result["seeds"]))}.</p>'
     )
     metrics = ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")
-    tops = {m: max(row["metrics"][m]["mean"] for row in result["methods"] if m in row["metrics"]) for m in metrics}
+    found = {m: [row["metrics"][m]["mean"] for row in result["methods"] if m in row["metrics"]] for m in metrics}
+    tops = {metric: max(means) for metric, means in found.items() if means}
     heads = [
         '<th scope="col" class="left">method</th>',
         *(f'<th scope="col">{escape(metric_name(metric))}</th>' for metric in metrics),

@@ -15,7 +15,7 @@ from homebody.errors import HomebodyError
 from homebody.privacy import Ledger
 from homebody.report.record import RunFolder
 
-__all__ = ["epsilon_text", "print_comparison", "print_result", "print_run"]
+__all__ = ["epsilon_text", "print_comparison", "print_result", "print_run", "spread"]
 
 TITLES = {"hr": "HR", "ndcg": "NDCG", "precision": "Precision", "recall": "Recall", "mrr": "MRR"}
 AREAS = {"": "sampled", "full/": "full catalogue"}
@@ -85,7 +85,7 @@ def print_comparison(comparison: Mapping[str, Any], console: Console | None = No
         p = row["p_against_best"]
         table.add_row(
             row["method"].rpartition(":")[2],
-            *(_spread(row["metrics"][name]) for name in ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")),
+            *(spread(row["metrics"].get(name)) for name in ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")),
             "best" if p is None else f"{p:.3f}" if p >= 0.001 else "<.001",
             f"{epsilon_text(row['epsilon']['server'])} / {epsilon_text(row['epsilon']['public'])}",
             f"{row['seconds']:.1f}",
@@ -160,7 +160,14 @@ def _told(metrics: Mapping[str, float], prefix: str, cuts: list[str]) -> list[st
     return [name for name in TITLES if not (single and name in ("precision", "recall"))]
 
 
-def _spread(value: Mapping[str, float | None]) -> str:
+def spread(value: Mapping[str, float | None] | None) -> str:
+    """A mean, its deviation below it.
+
+    >>> spread({"mean": 0.5, "sd": 0.01})
+    '0.5000\\n±0.010'
+    """
+    if value is None:  # impressions have no full ranking
+        return ""
     return f"{value['mean']:.4f}" if value["sd"] is None else f"{value['mean']:.4f}\n±{value['sd']:.3f}"
 
 

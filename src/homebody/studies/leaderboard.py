@@ -23,16 +23,6 @@ from homebody.studies.made import made, slug, without_paths, write_all
 __all__ = ["Field", "fitting", "leaderboard"]
 
 SCHEMA_VERSION = 1
-NEEDS: dict[str, tuple[str, Callable[[Population], bool]]] = {
-    "ratings": ("ratings", lambda data: data.ratings is not None),
-    "times": ("times", lambda data: data.times is not None),
-    "features": (
-        "features of users or items",
-        lambda data: data.user_features is not None or data.item_features is not None,
-    ),
-    "impressions": ("impressions", lambda data: data.impressions is not None),
-}
-"""What a method may declare in `needs`: how it is called, and whether a population has it."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +37,9 @@ def fitting(population: Population, methods: Sequence[str] = ()) -> Field:
     """The methods and references that this data has enough for: those named, or all."""
     fit, skipped = [], []
     for name in methods or METHODS:
-        found = find(name)
-        wanted: Sequence[str] = getattr(found, "needs", ())
-        for need in wanted:
-            if need not in NEEDS:
-                raise unknown_name(f"kind of data, which {name} says it needs,", need, NEEDS)
-        absent = [NEEDS[need][0] for need in wanted if not NEEDS[need][1](population)]
+        absent = population.lacks(find(name).needs)
         if absent:
-            skipped.append({"name": _short(name), "reason": f"needs {' and '.join(absent)}, which this data lacks"})
+            skipped.append({"name": _short(name), "reason": f"needs {absent}, which this data lacks"})
         else:
             fit.append(name)
     return Field(fit, skipped)
@@ -72,7 +57,7 @@ def leaderboard(
     watch: Callable[[Progress], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Run every method that fits, as the recipe says; out/leaderboard/DATA-PROTOCOL has the pages.
+    """Run every method that fits, as the recipe says; out/leaderboard/DATA-PROTOCOL… has the pages.
 
     The recipe's method and seed are set here. A method that fails is told of and stops nothing.
     """
@@ -91,7 +76,10 @@ def leaderboard(
         raise HomebodyError(f"No method got through: {next(iter(failed.values()))}")
     result = _result(whole, field, failed)
     result["made"] = {**made(command), "seconds": time.monotonic() - began}
-    folder = out / "leaderboard" / f"{slug(str(result['data']))}-{slug(recipe.protocol)}"
+    # One folder for each way to ask: what differs from the defaults is part of its name.
+    asked = slug(" ".join(replace(recipe, data="", protocol="strict").options()[2:]))
+    parts = (slug(str(result["data"])), slug(recipe.protocol), *([asked] if asked != "unnamed" else []))
+    folder = out / "leaderboard" / "-".join(parts)
     result["folder"] = str(folder)
     kept = {name: value for name, value in result.items() if name != "folder"}
     files: dict[str, Any] = {"result.json": kept, "LEADERBOARD.md": leaderboard_markdown(kept)}

@@ -14,7 +14,7 @@ import re
 import shlex
 import statistics
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -128,31 +128,7 @@ def command(recipe: Recipe) -> str:
     >>> command(Recipe("fedmf", "ml-100k", fields={"factors": 8}, rounds=20, filters={"core": 5}))
     'homebody run fedmf --data ml-100k --rounds 20 --filter core=5 --set factors=8'
     """
-    words = ["homebody", "run", recipe.method, "--data", recipe.data]
-    for spec in fields(recipe):
-        value = getattr(recipe, spec.name)
-        default = spec.default if spec.default_factory is MISSING else spec.default_factory()
-        if spec.name in ("method", "data", "fields") or value == default:
-            continue
-        if spec.name == "fused":
-            words.append("--plain")
-        elif spec.name == "columns":
-            words += [word for name, column in value.items() for word in (_option(name), column)]
-        elif spec.name in ("kinds", "filters"):
-            option = _option(spec.name.removesuffix("s"))
-            words += [word for name, one in value.items() for word in (option, f"{name}={one}")]
-        elif spec.name == "slices":
-            words += [word for one in value for word in ("--slice", one)]
-        else:
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            words += [_option(spec.name), text]
-    for name, value in recipe.fields.items():
-        words += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
-    return shlex.join(words)
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return shlex.join(["homebody", "run", recipe.method, *recipe.options()])
 
 
 def _check(study: Study) -> None:
