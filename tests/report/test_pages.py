@@ -252,7 +252,8 @@ class TestPage:
 
     def test_equals_to_the_digits_shown_are_both_best(self) -> None:
         result = board()
-        result["methods"][1]["metrics"] = dict.fromkeys(result["methods"][1]["metrics"], {"mean": 0.400001, "sd": 0.01})
+        row = result["methods"][1]
+        row["metrics"] = {metric: {"mean": 0.400001, "sd": 0.01} for metric in row["metrics"]}
         assert leaderboard_page(result).count('class="best"') == 8
 
     def test_a_part_that_is_not_complete_says_so(self) -> None:
