@@ -250,6 +250,12 @@ class TestPage:
         assert page.tags.count("figure") == page.tags.count("figcaption") == text.count('role="img" aria-label="')
         assert "the band reaches from the lowest to the highest seed" in text
 
+    def test_equals_to_the_digits_shown_are_both_best(self) -> None:
+        result = board()
+        row = result["methods"][1]
+        row["metrics"] = {metric: {"mean": 0.400001, "sd": 0.01} for metric in row["metrics"]}
+        assert leaderboard_page(result).count('class="best"') == 8
+
     def test_a_part_that_is_not_complete_says_so(self) -> None:
         result = reproduction()
         result["studies"][0]["data"]["toy"] |= {"finished": 1, "rounds": 7}

@@ -344,7 +344,7 @@ def _leader(row: Mapping[str, Any], metrics: Sequence[str], tops: Mapping[str, f
     cells = []
     for metric in metrics:
         found = row["metrics"].get(metric)
-        best = ' class="best"' if found and found["mean"] == tops[metric] else ""
+        best = ' class="best"' if found and number(found["mean"]) == number(tops[metric]) else ""
         cells.append(f"<td{best}>{_spread(found)}</td>")
     cells.append(f"<td>{p_text(row['p_against_best']).replace('<', '&lt;')}</td>")
     cells += [f"<td>{epsilon(row['epsilon'][observer])}</td>" for observer in observers]
