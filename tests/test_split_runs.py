@@ -118,6 +118,8 @@ def test_the_metrics_that_were_asked_for(tmp_path: Path) -> None:
     assert set(result["metrics"]) == plain | {f"{group}/{name}" for group in ("-10", "10-") for name in plain}
     assert set(result["validation"]) <= set(result["metrics"])
     assert "10-/ndcg@30" in result["validation"]
+    fitted, _ = reopen(Path(result["run"]))
+    assert fitted.runtime.evaluate(fitted.method, fitted.shared).metrics == fitted.metrics
     one = execute(replace(recipe, method="ials", slices=["10-"]), tmp_path / "ials")
     assert set(one["metrics"]) == plain | {f"10-/{name}" for name in plain}
     assert one["metrics"]["10-/auc"] != one["metrics"]["auc"]

@@ -115,7 +115,7 @@ class Shy(FedMF):
     """Learns as FedMF does, and marks whoever adapted."""
 
     def adapt(self, shared: Tree, local: Tree, data: Data, rng: Rng) -> Tree:
-        mark = data.valid.sum() * torch.ones_like(local["user"])
+        mark = (1 + data.valid.sum()) * torch.ones_like(local["user"])
         return {"user": 1000.0 * mark}
 
 
@@ -125,7 +125,7 @@ def test_whoever_trains_or_has_nothing_does_not_adapt(population: Population) ->
     sums = fitted.shared["item"].sum(1)
     for user in range(done.n_users):
         told = dict(fitted.recommend(user, done.n_items))
-        marked = {item: float(1000 * done.lengths[user] * sums[item]) for item in told}
+        marked = {item: float(1000 * (1 + done.lengths[user]) * sums[item]) for item in told}
         if told:  # someone has everything
             assert (told == pytest.approx(marked, rel=1e-4, abs=1e-2)) == (not done.learn[user])
     cold = split(population, "cold-users", seed=3)
