@@ -28,6 +28,8 @@ class Histories(NamedTuple):
     catalogue: Catalogue
     learn: npt.NDArray[np.bool_]
     """Whom the model may learn from. The others came later: what they have places them, and teaches nothing."""
+    avoid: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]] | None = None
+    """What drawn negatives avoid, as compressed rows, ascending and distinct; None: the training items alone."""
 
 
 class Reference:

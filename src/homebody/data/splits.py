@@ -95,7 +95,10 @@ class Split:
         kept = position < np.repeat(self.lengths, np.diff(self.indptr))
         everyone = np.ones(self.n_users, dtype=np.bool_)
         indptr = np.concatenate([[0], np.cumsum(self.lengths)])
-        return Histories(indptr, self.items[kept], Catalogue(self.n_items), everyone)
+        items = self.items[kept]
+        avoid = (indptr, kernels.sort_segments(indptr, items)) if self.protocol == "strict" else None
+        avoid = _distinct(*(avoid or self._avoid or (self.indptr, self.ordered)))
+        return Histories(indptr, items, Catalogue(self.n_items), everyone, avoid)
 
     def asked(self) -> Longs:
         """The users that have something held out."""
@@ -202,6 +205,14 @@ def _first_only(indptr: Longs, items: Ints, n_items: int) -> tuple[Longs, Ints]:
     keep = kernels.first_only(indptr, items, n_items)
     kept_before = np.concatenate([[0], np.cumsum(keep)])
     return kept_before[indptr], items[keep]
+
+
+def _distinct(indptr: Longs, ordered: Ints) -> tuple[Longs, Ints]:
+    """Ascending rows, each entry once."""
+    first = np.ones(len(ordered), dtype=np.bool_)
+    first[1:] = ordered[1:] != ordered[:-1]
+    first[indptr[:-1][np.diff(indptr) > 0]] = True
+    return np.concatenate([[0], np.cumsum(first)])[indptr], ordered[first]
 
 
 def _isolate(split: Split) -> tuple[Longs, Ints]:
