@@ -5,7 +5,7 @@ al. learn (Neural Collaborative Filtering, WWW 2017): the centralised baseline o
 |---------------------------------------|------------------------------------------------------------|
 | p_u, q_i, latent vectors              | rows of `users` and `items`, `factors` wide                |
 | ŷ_ui = σ(p_u · q_i)                   | the logit p_u · q_i ranks                                  |
-| L, log-loss on Y ∪ Y⁻ (equation 7)    | `train_mf`, mean over a batch of `batch_size`              |
+| L, log-loss on Y ∪ Y⁻ (equation 7)    | `train`, mean over a batch of `batch_size`              |
 | Y⁻, 4 negatives a positive            | `draw`, anew each pass                                     |
 | Adam, learning rate                   | `learning_rate`; only touched rows move, as in SparseAdam  |
 
@@ -20,13 +20,11 @@ from functools import partial
 from itertools import count
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from homebody.core import Users, param
-from homebody.methods.mf_kernels import Floats, draw, table, train_mf
+from homebody.methods.mf_kernels import Embeddings, draw, train
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
 
@@ -49,23 +47,18 @@ class MF(Reference):
     paper: ClassVar[str] = "Koren et al., IEEE Computer 2009; log-loss as in He et al., WWW 2017"
 
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
-        rng = Rng.of(seed, "mf")
-        n_users, n_items = len(histories.indptr) - 1, histories.catalogue.n_items
-        users = table(self.init_scale * rng.fold("users").normal(n_users, self.factors))
-        items = table(self.init_scale * rng.fold("items").normal(n_items, self.factors))
-        steps = late_steps = 0
-        late = ~histories.learn
-        for number in count():
-            steps = self._pass(histories, histories.learn, users, items, rng.fold("learn", number), steps)
-            if late.any():
-                late_steps = self._pass(histories, late, users, items, rng.fold("late", number), late_steps)
-            yield partial(_dot, torch.from_numpy(users[:, 0]), torch.from_numpy(items[:, 0]))
-
-    def _pass(self, histories: Histories, who: npt.NDArray[np.bool_], users: Floats, items: Floats, rng: Rng, steps: int) -> int:
-        sampled = draw(histories, who, self.negatives, rng)
-        frozen = who is not histories.learn
+        rng, late = Rng.of(seed, "mf"), ~histories.learn
+        users = Embeddings(self.init_scale * rng.fold("users").normal(len(late), self.factors))
+        items = Embeddings(self.init_scale * rng.fold("items").normal(histories.catalogue.n_items, self.factors))
         rates = self.learning_rate, self.regularisation
-        return int(train_mf(*sampled, users, items, *rates, self.batch_size, steps, frozen))
+        steps = late_steps = 0
+        for number in count():
+            samples = draw(histories, histories.learn, self.negatives, rng.fold("learn", number))
+            steps = train(samples, users, items, rates, self.batch_size, steps, frozen=False)
+            if late.any():
+                samples = draw(histories, late, self.negatives, rng.fold("late", number))
+                late_steps = train(samples, users, items, rates, self.batch_size, late_steps, frozen=True)
+            yield partial(_dot, users.value, items.value)
 
 
 def _dot(p: Tensor, q: Tensor, users: Users, items: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""Compiled parts of the references that learn from sampled negatives: drawing samples, and lazy Adam on rows.
-
-A table of embeddings is an array of rows × 3 × width: the values, then Adam's two moments beside them.
-"""
+"""Compiled parts of the references that learn from sampled negatives: drawing, lazy Adam, a pass of MF."""
 
 from __future__ import annotations
 
@@ -17,27 +14,57 @@ from homebody.kernels import below, nth_outside
 from homebody.reference import Histories
 from homebody.rng import Rng
 
-__all__ = ["Floats", "adam_rows", "draw", "table", "train_mf"]
+__all__ = ["Embeddings", "Samples", "draw", "train"]
 
-Floats = npt.NDArray[np.float32]
+Samples = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]
+"""Users, items and labels."""
 DECAY_1, DECAY_2, EPSILON = 0.9, 0.999, 1e-8  # Adam's own
 
 
-def table(start: Tensor) -> Floats:
-    """Embeddings at their start, with moments of zero."""
-    return torch.stack([start, torch.zeros_like(start), torch.zeros_like(start)], dim=1).numpy()
+class Embeddings:
+    """Rows to be learnt by lazy Adam: a step moves the rows it touches, and the moments of the others wait.
+
+    >>> rows = Embeddings(torch.zeros(3, 2))
+    >>> rows.step(torch.tensor([1, 1]), torch.tensor([[4.0, -1.0], [4.0, 0.0]]), rate=0.5, number=1)
+    >>> rows.value
+    tensor([[ 0.0000,  0.0000],
+            [-0.5000,  0.5000],
+            [ 0.0000,  0.0000]])
+    """
+
+    def __init__(self, start: Tensor) -> None:
+        zero = torch.zeros_like(start)
+        self.rows = torch.stack([start, zero, zero], dim=1).numpy()  # values and moments side by side
+        self.value = torch.from_numpy(self.rows[:, 0])
+        self.slot = np.full(len(start), -1, dtype=np.int64)
+
+    def step(self, index: Tensor, slopes: Tensor, rate: float, number: int) -> None:
+        """The step of this number, from 1, down these slopes; those of one row are added up."""
+        _adam(self.rows, self.slot, index.numpy(), slopes.numpy(), rate, number)
 
 
-def draw(
-    histories: Histories, who: npt.NDArray[np.bool_], negatives: int, rng: Rng
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats]:
-    """Users, items and labels of one pass: these users' training items and fresh negatives, shuffled."""
+def draw(histories: Histories, who: npt.NDArray[np.bool_], negatives: int, rng: Rng) -> Samples:
+    """One pass of samples: these users' training items, and fresh negatives for each, shuffled."""
     avoid = histories.avoid or _own(histories)
-    drawing, shuffling = (int(rng.next_key()) for _ in range(2))
-    packed = _draw(
-        histories.indptr, histories.items, who, *avoid, histories.catalogue.n_items, negatives, drawing, shuffling
-    )
+    keys = (int(rng.next_key()) for _ in range(2))
+    packed = _draw(histories.indptr, histories.items, who, *avoid, histories.catalogue.n_items, negatives, *keys)
     return packed >> 32, (packed >> 1) & 0x7FFFFFFF, (packed & 1).astype(np.float32)
+
+
+def train(
+    samples: Samples,
+    users: Embeddings,
+    items: Embeddings,
+    rates: tuple[float, float],
+    batch_size: int,
+    steps: int,
+    frozen: bool,
+) -> int:
+    """A pass of matrix factorisation in mini-batches; `rates` are Adam's and the regularisation's.
+
+    With `frozen` only the users' rows move. Answers how many steps there were by now.
+    """
+    return int(_train(*samples, users.rows, items.rows, users.slot, items.slot, *rates, batch_size, steps, frozen))
 
 
 def _own(histories: Histories) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -107,8 +134,7 @@ def _step(rows, slot, touched, count, gradient, rate, step):
 
 
 @nb.njit(fastmath=True, error_model="numpy", cache=True)
-def adam_rows(rows, slot, index, slopes, rate, step):
-    """One step of lazy Adam on the indexed rows; `slot` holds -1 for every row, before and after."""
+def _adam(rows, slot, index, slopes, rate, step):
     touched = np.empty(len(index), dtype=np.int64)
     gradient = np.empty_like(slopes)
     count = 0
@@ -120,12 +146,11 @@ def adam_rows(rows, slot, index, slopes, rate, step):
 
 
 @nb.njit(fastmath=True, error_model="numpy", cache=True)
-def train_mf(users, items, labels, user_rows, item_rows, rate, regularisation, batch_size, step, frozen):
-    """A pass of mini-batches of lazy Adam on log-loss; with `frozen`, of the users' rows alone. Answers the steps."""
+def _train(
+    users, items, labels, user_rows, item_rows, user_slot, item_slot, rate, regularisation, batch_size, step, frozen
+):
     width = user_rows.shape[2]
     one = np.float32(1.0)
-    user_slot = np.full(len(user_rows), -1, dtype=np.int64)
-    item_slot = np.full(len(item_rows), -1, dtype=np.int64)
     user_touched, item_touched = np.empty((2, batch_size), dtype=np.int64)
     user_slope, item_slope = np.empty((2, batch_size, width), dtype=np.float32)
     for start in range(0, len(users), batch_size):
