@@ -12,6 +12,7 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,6 +32,7 @@ class IALS(Reference):
     factors: int = param(16, "size of a user's and of an item's vector", low=1)
     confidence: float = param(5.0, "α: extra weight of an interaction over a non-interaction", low=0)
     regularisation: float = param(1.0, "λ", low=1e-9)
+    scaling: float = param(0.0, "ν", low=0, high=1)
     init_scale: float = param(0.1, "spread of the initial item factors, over √factors", low=1e-9)
 
     default_rounds: ClassVar[int] = 5
@@ -47,12 +49,20 @@ class IALS(Reference):
         people = owner[by_item].astype(np.int32)
         sizes = np.bincount(histories.items[learnt], minlength=histories.catalogue.n_items)
         item_indptr = np.concatenate([[0], np.cumsum(sizes)])
-        weights = (self.confidence, self.regularisation)
-        users = half_sweep(histories.indptr, histories.items, items, *weights)
+        counted = histories.learn[:, None]
+        of_user = self._ridge(histories.indptr, histories.catalogue.n_items)
+        of_item = self._ridge(item_indptr, int(counted.sum()))
+        users = half_sweep(histories.indptr, histories.items, items, self.confidence, of_user)
         while True:
-            items = half_sweep(item_indptr, people, np.where(histories.learn[:, None], users, 0.0), *weights)
-            users = half_sweep(histories.indptr, histories.items, items, *weights)
+            items = half_sweep(item_indptr, people, np.where(counted, users, 0.0), self.confidence, of_item)
+            users = half_sweep(histories.indptr, histories.items, items, self.confidence, of_user)
             yield partial(_dot, torch.from_numpy(users).float(), torch.from_numpy(items).float())
+
+
+    def _ridge(self, indptr: npt.NDArray[np.int64], others: int) -> npt.NDArray[np.float64]:
+        """Each row's λ."""
+        weight = np.diff(indptr) + others / max(self.confidence, 1e-9)
+        return np.asarray(self.regularisation * weight**self.scaling)
 
 
 def _dot(x: Tensor, y: Tensor, users: Users, items: Tensor) -> Tensor:

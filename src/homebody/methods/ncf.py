@@ -107,7 +107,13 @@ class NCF(Reference):
         return torch.cat([part.flatten() for part in parts])
 
     def _train(
-        self, samples: Samples, users: Embeddings, items: Embeddings, layers: Embeddings, steps: int, frozen: bool = False
+        self,
+        samples: Samples,
+        users: Embeddings,
+        items: Embeddings,
+        layers: Embeddings,
+        steps: int,
+        frozen: bool = False,
     ) -> int:
         """A pass of mini-batches; with `frozen`, of the users' rows alone."""
         batches = zip(*(torch.from_numpy(part).split(self.batch_size) for part in samples), strict=True)
