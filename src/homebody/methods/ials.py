@@ -58,7 +58,6 @@ class IALS(Reference):
             users = half_sweep(histories.indptr, histories.items, items, self.confidence, of_user)
             yield partial(_dot, torch.from_numpy(users).float(), torch.from_numpy(items).float())
 
-
     def _ridge(self, indptr: npt.NDArray[np.int64], others: int) -> npt.NDArray[np.float64]:
         """Each row's λ."""
         weight = np.diff(indptr) + others / max(self.confidence, 1e-9)
