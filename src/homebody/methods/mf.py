@@ -36,13 +36,13 @@ class MF(Reference):
     """Matrix factorisation on everyone's histories, by Adam on log-loss with sampled negatives."""
 
     factors: int = param(32, "size of a user's and of an item's vector", low=1)
-    learning_rate: float = param(0.0005, "Adam's step", low=0)
+    learning_rate: float = param(0.002, "Adam's step", low=0)
     negatives: int = param(4, "negatives drawn for each positive, anew each pass", low=1)
     batch_size: int = param(256, "samples in a step", low=1)
-    regularisation: float = param(0.0, "λ: a sample adds λ/2 of its two vectors' squared lengths", low=0)
-    init_scale: float = param(0.1, "standard deviation of the initial vectors", low=0)
+    regularisation: float = param(0.005, "λ: a sample adds λ/2 of its two vectors' squared lengths", low=0)
+    init_scale: float = param(0.01, "standard deviation of the initial vectors", low=0)
 
-    default_rounds: ClassVar[int] = 100
+    default_rounds: ClassVar[int] = 50
     title: ClassVar[str] = "matrix factorisation on everyone's histories, in one place"
     paper: ClassVar[str] = "Koren et al., IEEE Computer 2009; log-loss as in He et al., WWW 2017"
 

@@ -55,7 +55,7 @@ class NCF(Reference):
     layers: str = param("64,32,16,8", "widths of the MLP, from its input (two vectors side by side) to its last layer")
     learning_rate: float = param(0.001, "Adam's step", low=0)
     negatives: int = param(4, "negatives drawn for each positive, anew each pass", low=1)
-    batch_size: int = param(256, "samples in a step", low=1)
+    batch_size: int = param(1024, "samples in a step", low=1)
     init_scale: float = param(0.01, "standard deviation of the initial embeddings", low=0)
 
     default_rounds: ClassVar[int] = 30
