@@ -13,11 +13,15 @@ TOGETHER = 8
 
 @nb.njit(fastmath=True, inline="always")
 def _add_squares(system, weight, block):
-    """weight · Σ y yᵀ over the vectors of a block, into the lower half."""
-    for a in range(system.shape[0]):
+    """weight · Σ y yᵀ over the vectors of a block, into the lower half and a little beyond.
+
+    Whole runs of eight columns are one instruction or two each; single ones at the end would cost as much.
+    """
+    size = system.shape[0]
+    for a in range(size):
         w0, w1, w2, w3 = weight * block[0, a], weight * block[1, a], weight * block[2, a], weight * block[3, a]
         w4, w5, w6, w7 = weight * block[4, a], weight * block[5, a], weight * block[6, a], weight * block[7, a]
-        for b in range(a + 1):
+        for b in range(min(size, (a // 8 + 1) * 8)):
             system[a, b] += (
                 (w0 * block[0, b] + w1 * block[1, b])
                 + (w2 * block[2, b] + w3 * block[3, b])
