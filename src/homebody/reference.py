@@ -28,9 +28,9 @@ class Histories(NamedTuple):
     catalogue: Catalogue
     learn: npt.NDArray[np.bool_]
     """Whom the model may learn from. The others came later: what they have places them, and teaches nothing."""
-    avoid_indptr: npt.NDArray[np.int64]
-    avoid_items: npt.NDArray[np.int32]
-    """What each user's training negatives avoid, ascending; which items those are is the protocol's choice."""
+    avoid: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]] | None = None
+    """What training negatives avoid, as compressed rows, ascending and distinct: the protocol's choice. None: the
+    training items alone."""
 
     @classmethod
     def of(cls, histories: Sequence[Sequence[int]], n_items: int) -> Histories:
@@ -39,13 +39,9 @@ class Histories(NamedTuple):
         >>> Histories.of([[2, 0], [1]], n_items=3).indptr.tolist()
         [0, 2, 3]
         """
-
-        def rows(people: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-            ends = np.cumsum([0, *map(len, people)], dtype=np.int64)
-            return ends, np.array([item for own in people for item in own], dtype=np.int32)
-
-        everyone = np.ones(len(histories), dtype=np.bool_)
-        return cls(*rows(histories), Catalogue(n_items), everyone, *rows([sorted(set(own)) for own in histories]))
+        ends = np.cumsum([0, *map(len, histories)], dtype=np.int64)
+        items = np.array([item for own in histories for item in own], dtype=np.int32)
+        return cls(ends, items, Catalogue(n_items), np.ones(len(histories), dtype=np.bool_))
 
 
 class Reference:

@@ -143,12 +143,12 @@ def test_a_leaderboard(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert all(len(line) <= 80 for line in table.splitlines())
     assert "popularity (c)" in table
     assert "±" in table
-    assert "page: runs/leaderboard/synthetic-users-40-items-60-mean-12-strict/index.html" in output
+    assert "page: runs/leaderboard/synthetic-users-40-items-60-mean-12-strict-rounds-1/index.html" in output
     output, errors = typed(monkeypatch, capsys, *words, "--json")
     assert errors == ""
     result = json.loads(output)
     assert result["made"]["command"] == (
-        f"homebody leaderboard --data {DATA} --seeds 2 --protocol strict --methods popularity,ials --rounds 1"
+        f"homebody leaderboard --data {DATA} --rounds 1 --seeds 2 --methods popularity,ials"
     )
     assert [row["kind"] for row in result["methods"]] == ["centralised", "centralised"]
 

@@ -336,8 +336,9 @@ def test_negatives_avoid_what_the_protocol_says_and_references_are_told_the_same
         assert padded.items[row][padded.valid[row]].tolist() == mine
         assert padded.valid[row].tolist() == [True] * len(mine) + [False] * (padded.valid.shape[1] - len(mine))
         assert histories.items[histories.indptr[user] : histories.indptr[user + 1]].tolist() == mine
-        start, stop = histories.avoid_indptr[user : user + 2]
-        assert histories.avoid_items[start:stop].tolist() == avoided
+        assert histories.avoid is not None
+        start, stop = histories.avoid[0][user : user + 2]
+        assert histories.avoid[1][start:stop].tolist() == avoided
 
 
 @every_way

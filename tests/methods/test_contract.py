@@ -9,6 +9,8 @@ from homebody.methods import METHODS, find
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.ials import IALS
+from homebody.methods.mf import MF
+from homebody.methods.ncf import NCF
 from homebody.methods.pfedrec import PFedRec
 from homebody.methods.popularity import Popularity
 from homebody.reference import Reference
@@ -48,10 +50,25 @@ class TestIALS(ReferenceContract):
         return IALS(factors=4)
 
 
+class TestMF(ReferenceContract):
+    def reference(self) -> Reference:
+        return MF(factors=8, learning_rate=0.01, batch_size=64)
+
+
+class TestNCF(ReferenceContract):
+    def reference(self) -> Reference:
+        return NCF(factors=4, layers="8,4", learning_rate=0.01)
+
+
+class TestGMF(ReferenceContract):
+    def reference(self) -> Reference:
+        return NCF(model="gmf", factors=8, learning_rate=0.02)
+
+
 def test_every_known_name_is_under_contract() -> None:
     covered = {
         type(suite.method()) if isinstance(suite, MethodContract) else type(suite.reference())
-        for suite in (TestPFedRec(), TestFedMF(), TestFedIALS(), TestPopularity(), TestIALS())
+        for suite in (TestPFedRec(), TestFedMF(), TestFedIALS(), TestPopularity(), TestIALS(), TestMF(), TestNCF())
     }
     assert covered == {find(name) for name in METHODS}
 

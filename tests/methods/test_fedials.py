@@ -19,12 +19,13 @@ ALPHA, LAMBDA = 3.0, 0.7
 BOTH = Cohort(np.array([0, 1]), "all", size=2, population=2)
 
 
-def solve(other: np.ndarray, taken: np.ndarray) -> np.ndarray:
+def solve(other: np.ndarray, taken: np.ndarray, scaling: float = 0.0) -> np.ndarray:
     """(YᵀCY + λI)⁻¹ YᵀCp with every confidence written out, as in the paper."""
     rows = []
     for preference in taken:
         confidence = np.diag(1 + ALPHA * preference)
-        system = other.T @ confidence @ other + LAMBDA * np.eye(other.shape[1])
+        ridge = LAMBDA * (preference.sum() + len(preference) / ALPHA) ** scaling
+        system = other.T @ confidence @ other + ridge * np.eye(other.shape[1])
         rows.append(np.linalg.inv(system) @ other.T @ confidence @ (preference > 0))
     return np.array(rows)
 
@@ -52,10 +53,10 @@ def test_two_clients_by_hand() -> None:
     assert not expected[2].any(), "nobody took item 2"
 
 
-@pytest.mark.parametrize("rounds", [1, 4])
-def test_it_is_centralised_ials(rounds: int) -> None:
+@pytest.mark.parametrize(("rounds", "scaling"), [(1, 0.0), (4, 0.0), (4, 0.7)])
+def test_it_is_centralised_ials(rounds: int, scaling: float) -> None:
     split = population()
-    fields = {"factors": 6, "confidence": 4.0, "regularisation": 0.5, "init_scale": 0.3}
+    fields = {"factors": 6, "confidence": 4.0, "regularisation": 0.5, "scaling": scaling, "init_scale": 0.3}
     fitted = fit(FedIALS(**fields), Simulator(split), rounds=rounds, seed=3, evaluate_every=0)
     scores = IALS(**fields).trained(split.histories(), 3, rounds)(np.arange(split.n_users), torch.arange(split.n_items))
     for user in range(0, split.n_users, 7):
@@ -63,17 +64,18 @@ def test_it_is_centralised_ials(rounds: int) -> None:
             assert score == pytest.approx(float(scores[user, item]), abs=1e-4)
 
 
-def test_ials_by_hand() -> None:
+@pytest.mark.parametrize("scaling", [0.0, 0.5])
+def test_ials_by_hand(scaling: float) -> None:
     taken = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]])
     everyone = Histories.of([[0, 1], [1, 2], [2], [0, 2]], n_items=3)
     method = FedIALS(factors=2, init_scale=0.5)
     table = method.init_shared(Catalogue(3), Rng.of(8, "train").fold("shared"))["item"].double().numpy()
     for _ in range(3):
-        people = solve(table, taken)
-        table = solve(people, taken.T)
-    reference = IALS(factors=2, confidence=ALPHA, regularisation=LAMBDA, init_scale=0.5)
+        people = solve(table, taken, scaling)
+        table = solve(people, taken.T, scaling)
+    reference = IALS(factors=2, confidence=ALPHA, regularisation=LAMBDA, scaling=scaling, init_scale=0.5)
     scores = reference.trained(everyone, 8, rounds=3)(np.array([2, 0, 1, 3]), torch.arange(3))
-    np.testing.assert_allclose(scores, (solve(table, taken) @ table.T)[[2, 0, 1, 3]], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scores, (solve(table, taken, scaling) @ table.T)[[2, 0, 1, 3]], rtol=1e-4, atol=1e-5)
 
 
 def test_the_seed_is_where_it_begins() -> None:

@@ -51,6 +51,21 @@ def test_a_result(console: Console, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"record: {RESULT['run']}" in text  # on one line, to be copied
 
 
+def test_every_metric_of_everyone_and_of_some(console: Console, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"{name}@{k}" for name in ("hr", "ndcg", "precision", "recall", "mrr") for k in (5, 10)]
+    several = {f"{p}{n}": 0.1 + i / 1000 for p in ("", "full/", "20-30/") for i, n in enumerate([*names, "auc"])}
+    print_result({**RESULT, "metrics": several}, console)
+    text = console.export_text()
+    for row in ("Precision, sampled ", "Recall, full catalogue ", "MRR, sampled, users of 20-30 "):
+        assert row in text
+    assert "HR, full catalogue, users of 20-30" not in text
+    assert "AUC 0.1100 sampled, 0.1100 full catalogue" in text
+    print_result(
+        {**RESULT, "metrics": {**several, "recall@5": several["hr@5"], "recall@10": several["hr@10"]}}, console
+    )
+    assert "Recall, sampled " not in console.export_text()
+
+
 def test_a_comparison(console: Console, capsys: pytest.CaptureFixture[str]) -> None:
     row = {
         "method": "fedmf",

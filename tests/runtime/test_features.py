@@ -135,8 +135,8 @@ def recipe(folder: Path, **changes: object) -> Recipe:
 def test_features_of_ones_own_reach_ones_own_method(tmp_path: Path) -> None:
     result = execute(recipe(tmp_path), tmp_path / "runs")
     assert result["metrics"]["hr@10"] > 0.5
-    filtered = execute(recipe(tmp_path, filters={"users": 30}, slices=["8-8"]), tmp_path / "runs")
-    assert filtered["metrics"]["8-8/hr@10"] == filtered["metrics"]["hr@10"]
+    filtered = execute(recipe(tmp_path, filters={"users": 30}, slices=["8-9"]), tmp_path / "runs")
+    assert filtered["metrics"]["8-9/hr@10"] == filtered["metrics"]["hr@10"]
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class TestFitting:
         bare = replace(population, ratings=None, impressions=None)
         found = fitting(bare, ["demanding", "popularity"])
         assert found.methods == ["popularity"]
-        reason = "needs ratings and impressions, which this data lacks"
+        reason = "needs ratings, which this data lacks"
         assert found.skipped == [{"name": "demanding", "reason": reason}]
 
     @pytest.mark.parametrize(("need", "field"), [("ratings", "ratings"), ("times", "times")])
@@ -73,7 +73,7 @@ class TestFitting:
 
     def test_a_need_that_nobody_knows(self, population: Population, demanding: Callable[..., None]) -> None:
         demanding("rating")
-        with pytest.raises(HomebodyError, match="which demanding says it needs, 'rating'; did you mean 'ratings'"):
+        with pytest.raises(HomebodyError, match="kind of data that a method may need 'rating'; did you mean 'ratings'"):
             fitting(population, ["demanding"])
 
 
@@ -93,7 +93,7 @@ def test_methods_side_by_side(population: Population, tmp_path: Path, monkeypatc
         ("fedmf", 0),
         ("fedmf", 1),
     ]
-    folder = tmp_path / "leaderboard" / "synthetic-users-40-items-60-mean-12-strict"
+    folder = tmp_path / "leaderboard" / "synthetic-users-40-items-60-mean-12-strict-rounds-2"
     assert result["folder"] == str(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["LEADERBOARD.md", "index.html", "result.json"]
     written = json.loads((folder / "result.json").read_text())

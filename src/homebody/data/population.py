@@ -10,9 +10,12 @@ import numpy.typing as npt
 import polars as pl
 
 from homebody.data.features import Features
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, unknown_name
 
 __all__ = ["Impressions", "Population"]
+
+NEEDS = ("ratings", "times", "user features", "item features", "impressions")
+"""What a method may say it needs of the data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +120,9 @@ class Population:
         >>> two.lacks(["times", "ratings"])
         'times'
         """
+        for need in needs:
+            if need not in NEEDS:
+                raise unknown_name("kind of data that a method may need", need, NEEDS)
         return next((need for need in needs if getattr(self, need.replace(" ", "_")) is None), None)
 
     def _row_problem(self) -> str | None:

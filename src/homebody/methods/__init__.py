@@ -18,6 +18,8 @@ METHODS: dict[str, str] = {
     "fedials": "homebody.methods.fedials:FedIALS",
     "fedmf": "homebody.methods.fedmf:FedMF",
     "ials": "homebody.methods.ials:IALS",
+    "mf": "homebody.methods.mf:MF",
+    "ncf": "homebody.methods.ncf:NCF",
     "pfedrec": "homebody.methods.pfedrec:PFedRec",
     "popularity": "homebody.methods.popularity:Popularity",
 }

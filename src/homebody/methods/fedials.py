@@ -3,15 +3,17 @@
 Collaborative Filtering for Implicit Feedback Datasets (Hu, Koren and Volinsky, ICDM 2008), with the split
 between device and server of Federated Collaborative Filtering (Ammad-ud-din et al., 2019) but none of its
 gradient steps: the item half is a sum over people, so each client adds its part and the server solves.
+`scaling` is Rendle et al.'s (Revisiting the Performance of iALS, RecSys 2022): larger rows, larger λ. It
+needs the number of people of an item, so that each row then ends with a 1.
 
 | Hu et al.                                  | here                                              |
 |--------------------------------------------|---------------------------------------------------|
 | y_i, item factors                          | `shared["item"]`, M × `factors`                   |
 | x_u = (YᵀCᵘY + λI)⁻¹ YᵀCᵘp(u)              | `user_vector`, solved on the device when needed   |
 | c_ui = 1 + α where u interacted with i     | `confidence` is α                                 |
-| λ                                          | `regularisation`                                  |
+| λ                                          | `regularisation`, a row's own where `scaling` > 0 |
 | Σ_u x_u x_uᵀ                               | `update["gram"]`                                  |
-| the sums over the people of item i         | `update["item"]`: rows [x, upper half of x xᵀ]     |
+| the sums over the people of item i         | `update["item"]`: rows [x, upper half of x xᵀ]    |
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from homebody.rng import Rng
 
 __all__ = ["FedIALS"]
 
+TINY = 1e-9
+
 
 @dataclass(frozen=True)
 class FedIALS(Method):
@@ -40,6 +44,7 @@ class FedIALS(Method):
         5.0, "α: extra weight of an interaction over a non-interaction", low=0, search=Range(0.5, 50, log=True)
     )
     regularisation: float = param(1.0, "λ", low=1e-9, search=Range(0.01, 100, log=True))
+    scaling: float = param(0.0, "ν: a row with n members has λ (n + others / α)^ν; 0: λ for all", low=0, high=1)
     init_scale: float = param(0.1, "spread of the initial item factors, over √factors", low=1e-9)
 
     title: ClassVar[str] = "implicit ALS: clients add sufficient statistics, the server solves; exact"
@@ -59,17 +64,17 @@ class FedIALS(Method):
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         x = self.user_vector(shared["item"], batch["items"], batch["valid"])
         square = torch.outer(x, x)
-        row = torch.cat([x, square[_upper(self.factors)]])
+        row = torch.cat([x, square[_upper(self.factors)], x.new_ones(int(self.scaling > 0))])
         index = torch.where(batch["valid"], batch["items"], -1)
         return {"gram": square, "item": Rows(index, row.expand(len(index), -1), len(shared["item"]))}, local
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
-        vectors, halves = total.sum["item"].tensor_split([self.factors], dim=1)
         rows, columns = _upper(self.factors)
+        vectors, halves, members = total.sum["item"].tensor_split([self.factors, self.factors + len(rows)], dim=1)
         squares = halves.new_empty(len(halves), self.factors, self.factors)
         squares[:, rows, columns] = halves
         squares[:, columns, rows] = halves
-        return {"item": self._solve(total.sum["gram"], squares, vectors)}, state
+        return {"item": self._solve(total.sum["gram"], squares, vectors, members.sum(1), total.clients)}, state
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         return shared["item"][items] @ self.user_vector(shared["item"], data.items, data.valid)
@@ -77,11 +82,15 @@ class FedIALS(Method):
     def user_vector(self, table: Tensor, items: Tensor, valid: Tensor) -> Tensor:
         """x_u, from what the server sent and the person's own items."""
         own = table[items] * valid[:, None]
-        return self._solve(table.T @ table, own.T @ own, own.sum(0))
+        return self._solve(table.T @ table, own.T @ own, own.sum(0), valid.sum(), len(table))
 
-    def _solve(self, gram: Tensor, squares: Tensor, vectors: Tensor) -> Tensor:
+    def ridge(self, members: Tensor, others: int) -> Tensor:
+        """The λ of rows with so many members, among so many on the other side."""
+        return self.regularisation * (members + others / max(self.confidence, TINY)) ** self.scaling
+
+    def _solve(self, gram: Tensor, squares: Tensor, vectors: Tensor, members: Tensor, others: int) -> Tensor:
         """(G + α Σ yyᵀ + λI)⁻¹ (1 + α) Σ y, for one row or many."""
-        ridge = self.regularisation * torch.eye(self.factors, device=gram.device)
+        ridge = self.ridge(members, others)[..., None, None] * torch.eye(self.factors, device=gram.device)
         system = gram + self.confidence * squares + ridge
         return torch.linalg.solve(system, (1.0 + self.confidence) * vectors)
 

@@ -7,41 +7,79 @@ import numpy as np
 
 __all__ = ["half_sweep"]
 
+TOGETHER = 8
+"""How many members are added to a row's system in one go: the more, the less often it is read and written."""
 
-@nb.njit(parallel=True, cache=True)
+
+@nb.njit(fastmath=True, inline="always")
+def _add_squares(system, weight, block):
+    """weight · Σ y yᵀ over the vectors of a block, into the lower half and a little beyond.
+
+    Whole runs of eight columns are one instruction or two each; single ones at the end would cost as much.
+    """
+    size = system.shape[0]
+    for a in range(size):
+        w0, w1, w2, w3 = weight * block[0, a], weight * block[1, a], weight * block[2, a], weight * block[3, a]
+        w4, w5, w6, w7 = weight * block[4, a], weight * block[5, a], weight * block[6, a], weight * block[7, a]
+        for b in range(min(size, (a // 8 + 1) * 8)):
+            system[a, b] += (
+                (w0 * block[0, b] + w1 * block[1, b])
+                + (w2 * block[2, b] + w3 * block[3, b])
+                + (w4 * block[4, b] + w5 * block[5, b])
+                + (w6 * block[6, b] + w7 * block[7, b])
+            )
+
+
+@nb.njit(fastmath=True, inline="always")
+def _solve(system, right):
+    """Cholesky factorisation of the lower half, then both substitutions; both arguments are overwritten."""
+    size = len(right)
+    for a in range(size):
+        for b in range(a + 1):
+            rest = system[a, b]
+            for c in range(b):
+                rest -= system[a, c] * system[b, c]
+            system[a, b] = np.sqrt(rest) if a == b else rest / system[b, b]
+    for a in range(size):
+        rest = right[a]
+        for c in range(a):
+            rest -= system[a, c] * right[c]
+        right[a] = rest / system[a, a]
+    for a in range(size - 1, -1, -1):
+        right[a] /= system[a, a]
+        for c in range(a):
+            right[c] -= system[a, c] * right[a]
+
+
+@nb.njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
 def half_sweep(indptr, members, other, confidence, regularisation):
-    """Solve every row's vector against the other side's, by Cholesky factorisation."""
+    """Solve every row's vector against the other side's; `regularisation` is each row's own."""
     size = other.shape[1]
     gram = np.zeros((size, size))
-    for i in range(other.shape[0]):
-        for a in range(size):
-            for b in range(a + 1):
-                gram[a, b] += other[i, a] * other[i, b]
-    for a in range(size):
-        gram[a, a] += regularisation
+    block = np.zeros((TOGETHER, size))
+    for start in range(0, other.shape[0], TOGETHER):
+        for i in range(TOGETHER):
+            if start + i < other.shape[0]:
+                block[i] = other[start + i]
+            else:
+                block[i] = 0.0
+        _add_squares(gram, 1.0, block)
     out = np.zeros((len(indptr) - 1, size))
     for row in nb.prange(len(indptr) - 1):
         system = gram.copy()
         right = np.zeros(size)
-        for position in range(indptr[row], indptr[row + 1]):
-            vector = other[members[position]]
-            for a in range(size):
-                right[a] += (1.0 + confidence) * vector[a]
-                for b in range(a + 1):
-                    system[a, b] += confidence * vector[a] * vector[b]
+        own = np.zeros((TOGETHER, size))
+        for start in range(indptr[row], indptr[row + 1], TOGETHER):
+            for i in range(TOGETHER):
+                if start + i < indptr[row + 1]:
+                    own[i] = other[members[start + i]]
+                    for a in range(size):
+                        right[a] += (1.0 + confidence) * own[i, a]
+                else:
+                    own[i] = 0.0
+            _add_squares(system, confidence, own)
         for a in range(size):
-            for b in range(a + 1):
-                rest = system[a, b]
-                for c in range(b):
-                    rest -= system[a, c] * system[b, c]
-                system[a, b] = np.sqrt(rest) if a == b else rest / system[b, b]
-        for a in range(size):
-            for c in range(a):
-                right[a] -= system[a, c] * right[c]
-            right[a] /= system[a, a]
-        for a in range(size - 1, -1, -1):
-            for c in range(a + 1, size):
-                right[a] -= system[c, a] * right[c]
-            right[a] /= system[a, a]
+            system[a, a] += regularisation[row]
+        _solve(system, right)
         out[row] = right
     return out

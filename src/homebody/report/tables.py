@@ -47,15 +47,15 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     table = Table("", *cuts, title=f"{result['method'].rpartition(':')[2]} on {result['data']}, test")
     for group in ("", *_slices(metrics)):
         for label, prefix in (("sampled", group), ("full catalogue", f"{group}full/")):
-            if f"{prefix}auc" not in metrics:
-                continue
             users = f", users of {group.rstrip('/')}" if group else ""
             for name in _told(metrics, prefix, cuts):
-                values = (f"{metrics[prefix + name + cut]:.4f}" for cut in cuts)
-                table.add_row(f"{TITLES[name]}, {label}{users}", *values)
+                values = (metrics.get(prefix + name + cut) for cut in cuts)
+                shown = (f"{value:.4f}" if value is not None else "" for value in values)
+                table.add_row(f"{TITLES[name]}, {label}{users}", *shown)
     console.print(table)
-    areas = (f"{metrics[p + 'auc']:.4f} {label}" for p, label in AREAS.items() if f"{p}auc" in metrics)
-    console.print(f"AUC {', '.join(areas)}", highlight=False)
+    areas = [f"{metrics[p + 'auc']:.4f} {label}" for p, label in AREAS.items() if f"{p}auc" in metrics]
+    if areas:
+        console.print(f"AUC {', '.join(areas)}", highlight=False)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in result["epsilon"].items())
     costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round"
     for line in (
@@ -156,8 +156,9 @@ def _slices(metrics: Mapping[str, float]) -> list[str]:
 
 def _told(metrics: Mapping[str, float], prefix: str, cuts: list[str]) -> list[str]:
     """The metrics that say something: with one relevant item each, recall is HR and precision a part of it."""
-    single = all(metrics[f"{prefix}recall{cut}"] == metrics[f"{prefix}hr{cut}"] for cut in cuts)
-    return [name for name in TITLES if not (single and name in ("precision", "recall"))]
+    there = [name for name in TITLES if any(f"{prefix}{name}{cut}" in metrics for cut in cuts)]
+    single = all(metrics.get(f"{prefix}recall{cut}") == metrics.get(f"{prefix}hr{cut}") for cut in cuts)
+    return [name for name in there if not (single and name in ("precision", "recall"))]
 
 
 def spread(value: Mapping[str, float | None] | None) -> str:
