@@ -19,10 +19,11 @@ import numpy as np
 import torch
 
 from homebody.data import load
-from homebody.data.splits import Split, leave_one_out
+from homebody.data.partitions import leave_one_out
+from homebody.data.splits import Split
+from homebody.evaluation import measure
 from homebody.methods.ials import IALS
 from homebody.reference import Histories, Score
-from homebody.run import _ask
 
 SELECT = "valid/ndcg@10"
 SWEEPS = 10
@@ -65,7 +66,7 @@ def measured(split: Split, histories: Histories, fit: Fit) -> tuple[dict[str, fl
     began = time.process_time()
     score = fit(histories)
     seconds = time.process_time() - began
-    return dict(_ask(split, score).metrics), seconds
+    return dict(measure(split, score).metrics), seconds
 
 
 def search(split: Split, histories: Histories, fit: Callable[..., Score], grid: dict[str, Any]) -> dict[str, Any]:

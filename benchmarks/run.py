@@ -201,8 +201,8 @@ def _full_ranking(split: Any) -> tuple[float, dict[str, float]]:
     import torch
 
     from homebody.evaluation import Block, questions, summarise
+    from homebody.evaluation.protocols import SCORES_AT_ONCE
     from homebody.methods.ials import IALS
-    from homebody.run import SCORES_AT_ONCE
 
     score, everything = IALS(factors=16).trained(split.histories(), rounds=1), torch.arange(split.n_items)
     asked, size = split.asked(), max(1, SCORES_AT_ONCE // split.n_items)

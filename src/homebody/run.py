@@ -25,18 +25,16 @@ from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError, unknown_name
-from homebody.evaluation import Block, describe, questions, sliced, summarise
+from homebody.evaluation import describe, measure
 from homebody.fit import Best, Fitted, Round, fit
 from homebody.privacy import OBSERVERS, Charge, Ledger, NonPrivate
 from homebody.recipe import Recipe, fingerprint
-from homebody.reference import Reference, Score
+from homebody.reference import Reference
 from homebody.report import RunFolder
 from homebody.rng import Rng
 from homebody.runtime import Simulator, usable_device
 
 __all__ = ["Watcher", "check", "execute", "population_of", "reopen", "resume"]
-
-SCORES_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -294,7 +292,9 @@ def _reference(
     for step, score in enumerate(islice(method.fit(histories, recipe.seed), recipe.rounds), start=1):
         trained = time.perf_counter()
         due = not chosen or step == recipe.rounds or step % recipe.evaluate_every == 0
-        found = _ask(recipe, split, score) if recipe.evaluate_every and due else Evaluated({})
+        found = (
+            measure(split, score, recipe.measured(), recipe.slices) if recipe.evaluate_every and due else Evaluated({})
+        )
         if found.metrics and recipe.select not in found.metrics:
             raise unknown_name("metric to choose the round by", recipe.select, found.metrics)
         if found.metrics and (not chosen or found.metrics[recipe.select] > best.metrics[recipe.select]):
@@ -316,17 +316,3 @@ def _reference(
         watcher.on_round(line)
         began = time.perf_counter()
     return best, chosen or step
-
-
-def _ask(recipe: Recipe, split: Split, score: Score) -> Evaluated:
-    """What a reference's scores are worth."""
-    everything = torch.arange(split.n_items)
-
-    def blocks() -> Iterator[Block]:
-        asked = split.asked()
-        size = max(1, SCORES_AT_ONCE // split.n_items)
-        for start in range(0, len(asked), size):
-            users = asked[start : start + size]
-            yield Block(users, score(users, everything), questions(split, users))
-
-    return summarise(blocks(), recipe.measured(), sliced(split.population, recipe.slices))

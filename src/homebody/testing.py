@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.func import vmap
 from torch.testing import assert_close
 
-from homebody.core import Catalogue, Data, Evaluated, Method, Rows, Total, Tree
+from homebody.core import Catalogue, Data, Method, Rows, Total, Tree
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import HomebodyError
-from homebody.evaluation import Block, questions, summarise
+from homebody.evaluation import measure
 from homebody.fit import Fitted, fit
 from homebody.params import params
-from homebody.reference import Reference, Score
+from homebody.reference import Reference
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 
@@ -314,7 +314,7 @@ class ReferenceContract:
         split = population()
         score = self.reference().trained(split.histories())
         mean, error = chance(split)
-        found = _evaluate(split, score).metrics[SELECT]
+        found = measure(split, score).metrics[SELECT]
         assert found > mean + 4 * error, f"{found:.3f} is no better than chance"
 
     def test_late_comers_teach_nothing(self) -> None:
@@ -335,7 +335,7 @@ class ReferenceContract:
         late = np.arange(split.n_users) % 2 == 0
         score = self.reference().trained(given._replace(learn=~late))
         mean, error = chance(split)
-        found = _evaluate(split, score).metrics[SELECT]
+        found = measure(split, score).metrics[SELECT]
         assert found > mean + 4 * error, f"with half of the users late, {found:.3f} is no better than chance"
 
     def test_hyper_parameters_cannot_be_assigned_or_senseless(self) -> None:
@@ -377,11 +377,6 @@ def _prepare(method: Method, stacked: Stacked, keys: Tensor) -> Tree:
 def _scores(method: Method, shared: Tree, locals_: Tree, stacked: Stacked, items: Tensor) -> Tensor:
     one: Callable[..., Tensor] = lambda own, *parts: method.score(shared, own, _data(*parts), items)  # noqa: E731
     return vmap(one)(locals_, *stacked)
-
-
-def _evaluate(split: Split, score: Score) -> Evaluated:
-    users = split.asked()
-    return summarise([Block(users, score(users, torch.arange(split.n_items)), questions(split, users))])
 
 
 def _row(tree: Tree, number: int) -> Tree:

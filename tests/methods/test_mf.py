@@ -9,8 +9,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.testing import assert_close
 
 from homebody.core import Catalogue
+from homebody.data.partitions import leave_one_out
 from homebody.data.population import Population
-from homebody.data.splits import leave_one_out
 from homebody.methods.mf import MF
 from homebody.methods.mf_kernels import Embeddings, draw, train
 from homebody.reference import Histories

@@ -10,7 +10,7 @@ from homebody.evaluation.metrics import (
     place,
     summarise,
 )
-from homebody.evaluation.protocols import HELD, describe, questions, sliced
+from homebody.evaluation.protocols import HELD, describe, measure, questions, sliced
 
 __all__ = [
     "CUTOFFS",
@@ -21,6 +21,7 @@ __all__ = [
     "Question",
     "describe",
     "main_cutoff",
+    "measure",
     "place",
     "questions",
     "sliced",

@@ -9,16 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from homebody.core import Users
+from homebody.core import Evaluated, Users
 from homebody.data.partitions import WAYS
 from homebody.data.population import Population
 from homebody.data.splits import PROTOCOLS, Held, Split
 from homebody.errors import HomebodyError
-from homebody.evaluation.metrics import Question
+from homebody.evaluation.metrics import CUTOFFS, Block, Question, summarise
+from homebody.reference import Score
 
-__all__ = ["HELD", "describe", "questions", "sliced"]
+__all__ = ["HELD", "describe", "measure", "questions", "sliced"]
 
 HELD: tuple[Held, ...] = ("valid", "test")
+SCORES_AT_ONCE = 1 << 22
 
 
 def questions(split: Split, users: Users, device: torch.device | str = "cpu") -> dict[str, Question]:
@@ -83,6 +85,17 @@ def sliced(population: Population, slices: Sequence[str]) -> dict[str, npt.NDArr
             raise HomebodyError(f"No user of {population.name} has {text} interactions.")
         groups[text] = inside
     return groups
+
+
+def measure(split: Split, score: Score, cutoffs: Sequence[int] = CUTOFFS, slices: Sequence[str] = ()) -> Evaluated:
+    """What scores for (users, items) are worth on everything that a split asks, block by block."""
+    everything, asked = torch.arange(split.n_items), split.asked()
+    size = max(1, SCORES_AT_ONCE // split.n_items)
+    blocks = (
+        Block(users, score(users, everything), questions(split, users))
+        for users in (asked[start : start + size] for start in range(0, len(asked), size))
+    )
+    return summarise(blocks, cutoffs, sliced(split.population, slices))
 
 
 def describe(protocol: str, how: str = "latest", negatives: int = 99, way: str = "leave-one-out") -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from homebody.core import Users, param
 from homebody.methods.fedials import FedIALS
 from homebody.methods.ials_kernels import half_sweep
+from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
@@ -30,9 +31,11 @@ __all__ = ["IALS"]
 class IALS(Reference):
     """Alternating least squares on everyone's histories."""
 
-    factors: int = param(64, "size of a user's and of an item's vector", low=1)
-    confidence: float = param(5.0, "α: extra weight of an interaction over a non-interaction", low=0)
-    regularisation: float = param(0.05, "λ", low=1e-9)
+    factors: int = param(64, "size of a user's and of an item's vector", low=1, search=(16, 32, 64))
+    confidence: float = param(
+        5.0, "α: extra weight of an interaction over a non-interaction", low=0, search=Range(0.5, 50, log=True)
+    )
+    regularisation: float = param(0.05, "λ", low=1e-9, search=Range(0.005, 1, log=True))
     scaling: float = param(1.0, "ν: a row with n members has λ (n + others / α)^ν; 0: λ for all", low=0, high=1)
     init_scale: float = param(0.1, "spread of the initial item factors, over √factors", low=1e-9)
 

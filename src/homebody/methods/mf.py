@@ -25,6 +25,7 @@ from torch import Tensor
 
 from homebody.core import Users, param
 from homebody.methods.mf_kernels import Embeddings, draw, train
+from homebody.params import Range
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
 
@@ -35,11 +36,16 @@ __all__ = ["MF"]
 class MF(Reference):
     """Matrix factorisation on everyone's histories, by Adam on log-loss with sampled negatives."""
 
-    factors: int = param(32, "size of a user's and of an item's vector", low=1)
-    learning_rate: float = param(0.002, "Adam's step", low=0)
+    factors: int = param(32, "size of a user's and of an item's vector", low=1, search=(16, 32, 64))
+    learning_rate: float = param(0.002, "Adam's step", low=0, search=Range(0.0003, 0.01, log=True))
     negatives: int = param(4, "negatives drawn for each positive, anew each pass", low=1)
     batch_size: int = param(256, "samples in a step", low=1)
-    regularisation: float = param(0.005, "λ: a sample adds λ/2 of its two vectors' squared lengths", low=0)
+    regularisation: float = param(
+        0.005,
+        "λ: a sample adds λ/2 of its two vectors' squared lengths",
+        low=0,
+        search=Range(0.0005, 0.05, log=True),
+    )
     init_scale: float = param(0.01, "standard deviation of the initial vectors", low=0)
 
     default_rounds: ClassVar[int] = 50

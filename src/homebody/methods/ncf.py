@@ -29,6 +29,7 @@ from homebody.core import Users, param
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods.mf_kernels import Embeddings, Samples, draw
 from homebody.models.ncf import Network
+from homebody.params import Range
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
 
@@ -50,10 +51,10 @@ class Learnt(NamedTuple):
 class NCF(Reference):
     """What a network makes of a user's and an item's embedding, on everyone's histories."""
 
-    model: str = param("neumf", "gmf, mlp, or neumf: both")
-    factors: int = param(32, "size of GMF's vectors", low=1)
+    model: str = param("neumf", "gmf, mlp, or neumf: both", search=("gmf", "mlp", "neumf"))
+    factors: int = param(32, "size of GMF's vectors", low=1, search=(8, 16, 32))
     layers: str = param("64,32,16,8", "widths of the MLP, from its input (two vectors side by side) to its last layer")
-    learning_rate: float = param(0.001, "Adam's step", low=0)
+    learning_rate: float = param(0.001, "Adam's step", low=0, search=Range(0.0003, 0.01, log=True))
     negatives: int = param(4, "negatives drawn for each positive, anew each pass", low=1)
     batch_size: int = param(1024, "samples in a step", low=1)
     init_scale: float = param(0.01, "standard deviation of the initial embeddings", low=0)
