@@ -25,7 +25,7 @@ from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError, unknown_name
-from homebody.evaluation import describe, measure
+from homebody.evaluation import describe, measure, sliced
 from homebody.fit import Best, Fitted, Round, fit
 from homebody.privacy import OBSERVERS, Charge, Ledger, NonPrivate
 from homebody.recipe import Recipe, fingerprint
@@ -176,6 +176,7 @@ def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Spli
     method = recipe.build()
     _rounds(recipe, method)
     population = population_of(recipe, watcher)
+    sliced(population, recipe.slices)  # refuses what it cannot read
     if lacking := population.lacks(method.needs):
         raise HomebodyError(f"{recipe.method} needs {lacking}, which {population.name} does not have.")
     split = split_population(

@@ -202,12 +202,14 @@ def test_a_share_of_the_users_is_set_aside(way: str, population: Population, see
     assert not set(in_test) & set(in_valid)
     assert not done.learn[in_test].any()
     assert not done.learn[in_valid].any()
+    silent = 0
     for user in range(done.n_users):
         found, history = parts(done, user), own(population, user, "strict")
         if way == "held-out-users":
             assert not done.learn[user] or found["train"] == history
             asked = found["valid"] + found["test"]
             assert done.learn[user] or len(asked) == math.floor(0.5 * len(history))
+            silent += not done.learn[user] and not asked
         elif not done.learn[user]:
             assert found["train"] == []
         if way == "cold-users":
@@ -216,6 +218,8 @@ def test_a_share_of_the_users_is_set_aside(way: str, population: Population, see
         how = "with no history at all" if way == "cold-users" else "after adapting to the rest of what they have"
         said = f"{len(in_valid):,} users are asked in validation and {len(in_test):,} in test, {how}."
         assert said in done.notes
+    few = f"{silent:,} held-out users have too few interactions to be asked anything."
+    assert (few in done.notes) == bool(silent)
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(0.2, 2), (0.5, 5), (0.89, 8)])
@@ -443,7 +447,7 @@ MANY = [list(range(10))] * 10
         ("ratio:test", MANY, "The split takes test as a share such as test=0.2, not 'test'"),
         ("ratio:test=0.6,valid=0.4", MANY, "must leave something to train on: together they reach 1"),
         ("cold-items:test=0.9", MANY, "must leave something to train on: together they reach 1"),
-        ("leave-one-out:test=0.2", MANY, "There is no setting of the split leave-one-out 'test'"),
+        ("leave-one-out:test=0.2", MANY, "The split leave-one-out has no settings: leave out ':test=0.2'"),
         ("cold-user", MANY, "There is no split 'cold-user'; did you mean 'cold-users'"),
         ("rato:test=0.2", MANY, "There is no split 'rato'; did you mean 'ratio'"),
         ("", MANY, "There is no split ''"),

@@ -146,9 +146,11 @@ def _held_out_users(kept: Kept, settings: Mapping[str, float]) -> Parts:
     group = _groups(kept, len(kept.lengths), "users", settings)
     asked = np.floor(settings["asked"] * kept.lengths).astype(np.int64)
     valid, test = np.where(group == 1, asked, 0), np.where(group == 2, asked, 0)
-    return _by_count(
-        kept, valid, test, group == 0, _guests(valid, test, "after adapting to the rest of what they have")
-    )
+    notes = _guests(valid, test, "after adapting to the rest of what they have")
+    few = int(((group > 0) & (asked == 0)).sum())
+    if few:
+        notes += (f"{few:,} held-out users have too few interactions to be asked anything.",)
+    return _by_count(kept, valid, test, group == 0, notes)
 
 
 def _cold_users(kept: Kept, settings: Mapping[str, float]) -> Parts:
@@ -219,6 +221,8 @@ def _parse(way: str) -> tuple[str, dict[str, float]]:
     settings = dict(WAYS[name].settings)
     for setting in filter(None, rest.split(",")):
         key, _, text = (part.strip() for part in setting.partition("="))
+        if not settings:
+            raise HomebodyError(f"The split {name} has no settings: leave out ':{rest}'.")
         if key not in settings:
             raise unknown_name(f"setting of the split {name}", key, settings)
         try:
