@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from homebody import ops
-from homebody.core import Cohort, Collected, Data, Evaluated, Method, Rows, Total, Tree, Users
+from homebody.core import Cohort, Collected, Data, Evaluated, Method, Rows, Total, Tree, Update, Users
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, summarise
@@ -83,27 +83,38 @@ class Simulator:
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         rng = Rng(rng.key.to(self.device))
-        work = method.cohort if self.fused else partial(Method.cohort, method)
         sums: Tree = {}
         bytes_up, losses = 0, []
         for users, width in self._store.groups(cohort.users, SAMPLES_AT_ONCE):
-            streams = rng.fold(self._tensor(users))
-            batches = vmap(lambda key, *own: method.prepare(self._client_data(*own), Rng(key)))(
-                streams.key, *self._data(users, width)
-            )
-            update, kept = work(shared, self._locals(method, shared, users), batches)
+            update, kept = self._work(method, shared, users, width, rng)
             self._store.put(users, kept)
             if "loss" in kept:
                 losses.append(kept["loss"].sum())
-            if method.uplink.stages:
-                noise = streams.private.fold("uplink").key
-                update = vmap(lambda key, own: method.uplink.device(own, Rng(key)))(noise, update)
             bytes_up += _add(update, sums)
         if method.scores_from == "base":
             self._remember(shared, cohort.users, step)
         total = method.uplink.server(Total(sums, cohort.size), rng.private.fold("server"))
         down = sum(value.nbytes for value in shared.values()) * len(cohort.users)
         return Collected(total, bytes_up, down, float(sum(losses)) / len(cohort.users) if losses else None)
+
+    def message(self, method: Method, shared: Tree, user: int, rng: Rng) -> Update:
+        """What one client would send in this round, after its half of the channel; nothing is kept of it."""
+        update, _ = self._work(method, shared, np.array([user]), None, Rng(rng.key.to(self.device)))
+        alone: Update = torch.utils._pytree.tree_map(lambda leaf: leaf[0], update)
+        return alone
+
+    def _work(self, method: Method, shared: Tree, users: Users, width: int | None, rng: Rng) -> tuple[Update, Tree]:
+        """A round of some clients: what leaves each of them, and what it keeps."""
+        work = method.cohort if self.fused else partial(Method.cohort, method)
+        streams = rng.fold(self._tensor(users))
+        batches = vmap(lambda key, *own: method.prepare(self._client_data(*own), Rng(key)))(
+            streams.key, *self._data(users, width)
+        )
+        update, kept = work(shared, self._locals(method, shared, users), batches)
+        if method.uplink.stages:
+            noise = streams.private.fold("uplink").key
+            update = vmap(lambda key, own: method.uplink.device(own, Rng(key)))(noise, update)
+        return update, kept
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         everything = torch.arange(self.catalogue.n_items, device=self.device)
