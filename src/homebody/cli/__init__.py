@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from homebody import __version__
-from homebody.cli import compare, data, methods, recommend, run, show
+from homebody.cli import account, compare, data, methods, recommend, run, show
 from homebody.cli.progress import Interrupted
 from homebody.errors import HomebodyError
 
@@ -42,6 +42,7 @@ app.command("methods")(methods.methods)
 app.command("show")(show.show)
 app.command("recommend")(recommend.recommend)
 app.add_typer(data.app, name="data")
+app.add_typer(account.app, name="account")
 
 
 def main() -> None:
