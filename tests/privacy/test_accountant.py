@@ -190,6 +190,9 @@ class TestRules:
         together = epsilon(parts, 1e-6)
         assert together.accountant == "rdp + pld"
         assert max(epsilon([part], 1e-6).epsilon for part in parts) < together.epsilon < sum(apart)
+        # The cohort of fixed size by RDP, all the rest by PLD, each with half of δ.
+        halves = epsilon(parts[:1], 5e-7, only=("rdp",)), epsilon(parts[1:], 5e-7, only=("pld",))
+        assert together.epsilon == pytest.approx(sum(half.epsilon for half in halves))
 
     def test_mixed_without_shuffles_needs_no_split(self) -> None:
         bound = epsilon([(GaussianRelease(1, "replace-one", fixed(30, 4800)), 100), (Reports(0.5), 3)], 1e-6)
@@ -198,6 +201,14 @@ class TestRules:
     def test_delta_of_a_release_counts(self) -> None:
         assert epsilon([(PureRelease(0.1, 1e-7), 10)], 1e-6).epsilon == pytest.approx(1)
         assert epsilon([(PureRelease(0.1, 1e-7), 11)], 1e-6).epsilon == math.inf
+
+    def test_every_accountant_takes_it_off(self) -> None:
+        noise = (GaussianRelease(2, "replace-one"), 5)
+        leaky = epsilon([noise, (PureRelease(0.5, 9e-7), 1)], 1e-6).bounds
+        clean = epsilon([noise, (PureRelease(0.5), 1)], 1e-7).bounds
+        assert leaky["rdp"] == pytest.approx(clean["rdp"], rel=1e-6)
+        assert leaky["pld"] == pytest.approx(clean["pld"], rel=1e-3)
+        assert leaky.keys() == clean.keys() == {"rdp", "pld"}
 
     def test_sampling_amplifies_a_pure_release(self) -> None:
         expected = math.log(1 + 0.01 * (math.e - 1))
@@ -243,7 +254,7 @@ class TestGroups:
             assert epsilon([(one, 7)], 1e-6, group=3).epsilon == epsilon([(three, 7)], 1e-6).epsilon
 
     def test_sampled_groups_by_the_general_rule(self) -> None:
-        event = GaussianRelease(2, "add-remove", poisson(30, 4800))
+        event = GaussianRelease(1, "add-remove", poisson(15, 760))
         pair = epsilon([(event, 1000)], 1e-6, group=2)
         smaller = [10.0 ** -(6 + k / 4) for k in range(20)]
         ones = [(epsilon([(event, 1000)], d, only=("pld",)).epsilon, d) for d in smaller]
@@ -253,6 +264,9 @@ class TestGroups:
 
     def test_add_remove_as_replace_one_is_a_group_of_two(self) -> None:
         mixed = epsilon([(GaussianRelease(4, "add-remove"), 100), (Reports(1e-9), 1)], 1e-3)
+        assert epsilon([(PureRelease(800, 0, "add-remove"), 1), (Reports(1.0), 1)], 0).epsilon == 1601
+        leaky = epsilon([(PureRelease(1, 1e-8, "add-remove"), 1), (Reports(1.0), 1)], 1e-8 * (1 + math.e))
+        assert leaky.bounds["basic"] == 3
         assert mixed.bounds["rdp"] == pytest.approx(gaussian(2, "replace-one", 100, 1e-3).bounds["rdp"], rel=1e-6)
 
 
