@@ -229,7 +229,7 @@ def _row(asked: Question, count: int, delta: float) -> dict[str, Any]:
 
 
 def _calibrated(asked: Question, count: int, delta: float) -> float:
-    from homebody.privacy.accountant import calibrate_events
+    from homebody.privacy.budget import calibrate_events
 
     if asked.about["mechanism"] == "gaussian" and delta == 0:
         raise HomebodyError("Gaussian noise has no ε at δ = 0: give a --delta above 0, or use laplace.")
