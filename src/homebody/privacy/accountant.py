@@ -5,6 +5,7 @@
 | `basic` | anything with an ε of its own: sums ε and δ; the only one at δ = 0 |
 | `optimal` | one (ε, δ)-DP mechanism many times: Kairouz, Oh and Viswanath, exactly |
 | `analytic` | Gaussian noise without sampling, exactly (Balle and Wang); one sampled Gaussian release |
+| `closed-form shuffle` | shuffles alone, within the condition of their theorem |
 | `rdp` | Rényi divergences of `dp-accounting`: all but shuffles |
 | `pld` | privacy loss distributions of `dp-accounting`: all but Gaussian noise on cohorts of fixed size |
 | `rdp + pld` | each on what it covers, with half of δ, where neither covers all |
@@ -129,7 +130,7 @@ def _all(ran: Terms, delta: float, only: tuple[Accountant, ...] | None = None) -
         "rdp + pld": _both,
     }
     found = {name: rule(ran, delta) for name, rule in derive.items() if only is None or name in only}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None and not math.isnan(value)}
 
 
 def _basic(ran: Terms, delta: float) -> float | None:
