@@ -1,0 +1,69 @@
+"""Budgets: kept, counted in rounds, and spent to 0.1 %."""
+
+from __future__ import annotations
+
+import pytest
+
+from homebody.errors import HomebodyError
+from homebody.privacy.accountant import epsilon
+from homebody.privacy.budget import calibrate, calibrate_events, most_rounds, within
+from homebody.privacy.events import Event, GaussianRelease, LaplaceRelease, Relation, Reports, Sampling
+
+
+def fixed(cohort: int, population: int) -> Sampling:
+    return Sampling("fixed", cohort, population)
+
+
+def poisson(cohort: int, population: int) -> Sampling:
+    return Sampling("poisson", cohort, population)
+
+
+class TestBudgets:
+    def test_within(self) -> None:
+        event = GaussianRelease(1, "add-remove", poisson(30, 4800))
+        # Under the cheap accountant's bound, over the tight one's; between the two; and over both.
+        assert within([(event, 1000)], 1.7, 1e-6)
+        assert within([(event, 1000)], 1.3, 1e-6)
+        assert not within([(event, 1000)], 1.29, 1e-6)
+
+    def test_most_rounds(self) -> None:
+        event = Reports(1.0)
+        assert most_rounds(event, 20.5, 0) == 20
+        assert most_rounds(event, 0.5, 0) == 0
+        assert most_rounds(event, 100, 0, limit=7) == 7
+
+    @pytest.mark.parametrize(
+        ("relation", "sampling", "kind"),
+        [
+            ("replace-one", fixed(100, 943), "gaussian"),
+            ("add-remove", poisson(100, 943), "gaussian"),
+            ("add-remove", Sampling(), "gaussian"),
+            ("replace-one", Sampling(), "laplace"),
+        ],
+    )
+    @pytest.mark.parametrize("target", [0.5, 8.0])
+    def test_calibration_spends_the_budget_and_no_more(
+        self, relation: Relation, sampling: Sampling, kind: str, target: float
+    ) -> None:
+        noise = calibrate(target, 1e-5, 100, relation, sampling, kind=kind)  # type: ignore[arg-type]
+        release = GaussianRelease if kind == "gaussian" else LaplaceRelease
+        spent = epsilon([(release(noise, relation, sampling), 100)], 1e-5).epsilon
+        assert target * (1 - 1e-3) <= spent <= target
+
+    def test_calibration_of_a_pure_budget(self) -> None:
+        assert calibrate(5.0, 0, 10, "replace-one", kind="laplace") == pytest.approx(2, rel=2e-3)
+
+    def test_calibration_of_several_events(self) -> None:
+        def events(noise: float) -> list[tuple[Event, int]]:
+            return [(GaussianRelease(noise, "replace-one"), 10), (Reports(1.0), 1)]
+
+        noise = calibrate_events(events, 4.0, 1e-5)
+        assert 4 * (1 - 1e-3) <= epsilon(events(noise), 1e-5).epsilon <= 4
+
+    def test_what_no_noise_can_reach(self) -> None:
+        with pytest.raises(HomebodyError, match="No noise brings"):
+            calibrate_events(lambda z: [(GaussianRelease(z, "replace-one"), 1), (Reports(3.0), 1)], 2.0, 1e-5)
+        with pytest.raises(HomebodyError, match="no ε at δ = 0"):
+            calibrate(1, 0, 1, "add-remove")
+        with pytest.raises(HomebodyError, match="above 0"):
+            calibrate(0, 1e-6, 1, "add-remove")
