@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from rich.console import Console
 from rich.padding import Padding
@@ -83,7 +83,8 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "per user", f"least {summary.shortest:,}, {middle}, most {summary.longest:,}"
     yield "popularity", f"the top tenth of items has {summary.top_tenth:.1%} of the interactions"
     if summary.tied_users is not None and summary.first_time is not None and summary.last_time is not None:
-        yield "times", f"{_moment(summary.first_time)} to {_moment(summary.last_time)}"
+        first, last = _moments(summary.first_time, summary.last_time)
+        yield "times", f"{first} to {last}"
         yield "tied times", f"{summary.tied_users:.1%} of users; their order is the file's"
     else:
         yield "times", "none"
@@ -101,7 +102,14 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
         )
 
 
-def _moment(time: int) -> str:
-    """A date where the number is plainly seconds since 1970, otherwise the number."""
-    in_living_memory = 10**8 < time < 10**10
-    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M}" if in_living_memory else f"{time:,}"
+def _moments(first: int, last: int) -> tuple[str, str]:
+    """Dates where the last is plainly in seconds since 1970, otherwise the numbers.
+
+    >>> _moments(-428_720_400, 1_304_892_000), _moments(3, 70)
+    (('1956-05-31 23:00', '2011-05-08 22:00'), ('3', '70'))
+    """
+    if not (10**8 < last < 10**10 and first > -(10**10)):
+        return f"{first:,}", f"{last:,}"
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    start, end = (f"{epoch + timedelta(seconds=time):%Y-%m-%d %H:%M}" for time in (first, last))
+    return start, end
