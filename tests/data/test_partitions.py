@@ -260,7 +260,7 @@ def test_cold_items_are_nobodys_in_training(way: str, population: Population, se
             assert done.learn[user] or one["train"] == []
     assert done.notes[-1 - len(idle(done)) - bool(withheld(done))] == (
         f"{valid:,} items appear in validation and {test:,} in test alone: "
-        "in training nobody has them, nor meets them as negatives."
+        "in training nobody has them, nor meets them as negatives; they are ranked among themselves."
     )
     assert (f"{withheld(done):,} interactions are in no part." in done.notes) == bool(withheld(done))
 
@@ -297,8 +297,11 @@ def test_cold_both_asks_new_users_about_new_items_of_their_own_group_alone() -> 
         assert found[PARTS[kind]] == mine
         assert found["withheld"] == [item for item in range(20) if group[item] != kind]
     assert kinds == {0: 24, 1: 3, 2: 3}
+    told = (
+        "2 items appear in validation and 2 in test alone: in training nobody has them, nor meets them as negatives; "
+    )
     assert done.notes == (
-        "2 items appear in validation and 2 in test alone: in training nobody has them, nor meets them as negatives.",
+        told + "they are ranked among themselves.",
         f"{24 * 4 + 3 * 18 + 3 * 18:,} interactions are in no part.",
     )
 
@@ -361,9 +364,12 @@ def test_candidates_are_distinct_and_never_the_users_own(
             mine = set(population.history(user).tolist())
             if held == "valid" and protocol == "strict":
                 mine -= set(done.part(user, "test").tolist())
+            free = set(range(done.n_items)) - mine
+            if way in ("cold-items", "cold-both"):
+                free &= asked_about(done, held)
             drawn = [item for item in row if item >= 0]
-            assert len(set(drawn)) == len(drawn) == min(negatives, done.n_items - len(mine))
-            assert not set(drawn) & mine
+            assert len(set(drawn)) == len(drawn) == min(negatives, len(free))
+            assert set(drawn) <= free
             assert row == drawn + [-1] * (negatives - len(drawn))
 
 
@@ -384,7 +390,22 @@ def test_what_is_asked_and_what_a_full_ranking_leaves_out(
             assert asked == sorted(found[held])
             left_out = found["train"] | found["withheld"]
             left_out = left_out | found["valid"] if held == "test" else left_out - found["valid"]
-            assert listed(seen[user], done.n_items) == sorted(left_out - found["test"])
+            expected = left_out - found["test"]
+            if way in ("cold-items", "cold-both"):
+                expected = set(range(done.n_items)) - asked_about(done, held)
+            assert listed(seen[user], done.n_items) == sorted(expected)
+
+
+def asked_about(done: Split, held: str) -> set[int]:
+    """The new items of a part: as many as it should have, and all that anyone is asked about in it."""
+    assert done.unasked is not None
+    fresh = set(range(done.n_items)) - set(done.unasked[held].tolist())  # type: ignore[index]
+    assert fresh <= set(done.absent.tolist())
+    assert all(set(done.part(user, held).tolist()) <= fresh for user in range(done.n_users))  # type: ignore[arg-type]
+    other = set(range(done.n_items)) - set(done.unasked["test" if held == "valid" else "valid"].tolist())
+    assert not fresh & other
+    assert fresh | other == set(done.absent.tolist())
+    return fresh
 
 
 def test_repeats_that_published_keeps_are_asked_once() -> None:
@@ -418,7 +439,12 @@ def test_a_users_first_impressions_validate_and_the_others_test(lines: list[tupl
     assert done.asked().tolist() == sorted({user for user, clicked in told if clicked})
     silent = sum(not clicked for _, clicked in told)
     said = f"{silent:,} impressions are not asked: nothing or everything in them was clicked."
-    assert done.notes == ((said,) if silent else ())
+    asked = [len({told[n][0] for n in numbers}) for numbers in (valid, test)]
+    counts = (
+        f"{asked[0]:,} users are asked about {len(valid):,} impressions in validation, "
+        f"{asked[1]:,} about {len(test):,} in test."
+    )
+    assert done.notes == ((said, counts) if silent else (counts,))
     assert [done.training(user).tolist() for user in range(5)] == [[0, 1, 5]] * 5
     assert done.learn.all()
 
@@ -428,7 +454,7 @@ def test_an_impression_in_which_everything_was_clicked_asks_nothing() -> None:
     done = split(replace(people([0, 1, 5]), impressions=impressions), "impressions")
     assert done.shown is not None
     assert (done.shown["valid"].tolist(), done.shown["test"].tolist()) == ([0], [2])
-    assert done.notes == ("1 impressions are not asked: nothing or everything in them was clicked.",)
+    assert done.notes[0] == "1 impressions are not asked: nothing or everything in them was clicked."
 
 
 MANY = [list(range(10))] * 10

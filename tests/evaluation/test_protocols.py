@@ -36,6 +36,8 @@ def naive(done: Split, scores: np.ndarray, held: str, k: int) -> dict[str, float
         if not relevant:
             continue
         left_out = parts["train"] | parts["withheld"] | (parts["valid"] if held == "test" else set())
+        if done.unasked is not None:  # new items among new items
+            left_out = set(done.unasked[held].tolist())  # type: ignore[index]
         sampled = {item for item in done.candidates(np.array([user]), held)[0].tolist() if item >= 0}  # type: ignore[arg-type]
         own = scores[user].tolist()
         for kind, others in (("", sampled), ("full/", set(range(done.n_items)) - left_out - relevant)):
@@ -199,7 +201,10 @@ def test_the_protocol_and_the_split_are_said_beside_a_number(protocol: str, way:
     line = describe(protocol, how="random", negatives=7, way=given)
     assert line.startswith(f"protocol {protocol}: ")
     assert f"split {given} ({WAYS[way].title})" in line
-    assert ("random held out; ranked against 7 sampled negatives" in line) == (way != "impressions")
+    new = way in ("cold-items", "cold-both")
+    assert ("random held out; ranked against 7 sampled negatives" in line) == (way != "impressions" and not new)
+    assert ("ranked against 7 sampled new items" in line) == new
+    assert ("at most 7" in describe(protocol, negatives=7, way=given, enough=False)) == (way != "impressions")
     assert ("ranked among what was shown" in line) == (way == "impressions")
     assert ("flatters" in line) == (protocol == "published")
     assert line.endswith("round chosen on validation")

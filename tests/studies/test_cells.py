@@ -268,6 +268,20 @@ class TestKeys:
         assert cell_key(recipe) != before
         assert code_version(recipe) != version != code_version()
 
+    def test_a_changed_file_of_data_is_another_cell(self, tmp_path: Path) -> None:
+        file = tmp_path / "mine.csv"
+        file.write_text("user,item\na,1\n")
+        recipe = Recipe("popularity", str(file))
+        before = cell_key(recipe)
+        file.write_text("user,item\na,2\n")
+        assert cell_key(recipe) != before
+        file.write_text("user,item\na,1\n")
+        assert cell_key(recipe) == before
+        assert cell_key(replace(recipe, data="ml-100k", user_features=str(file))) != cell_key(
+            Recipe("popularity", "ml-100k")
+        )
+        assert code_version(recipe) != version != code_version()
+
     def test_the_commit(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert re.fullmatch(rf"[0-9a-f]{{12}}(\+changes)?|{re.escape(__version__)}", commit())
         monkeypatch.setattr(cells, "PACKAGE", tmp_path)

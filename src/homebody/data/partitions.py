@@ -52,6 +52,7 @@ class Parts(NamedTuple):
     bounds: Longs
     learn: Bools
     absent: Ints = np.empty(0, dtype=np.int32)
+    unasked: Mapping[Held, Ints] | None = None
     shown: Mapping[Held, Longs] | None = None
     notes: tuple[str, ...] = ()
 
@@ -102,6 +103,7 @@ def split(
         bounds=parts.bounds,
         learn=parts.learn,
         absent=parts.absent,
+        unasked=parts.unasked,
         shown=parts.shown,
     )
     done = replace(done, notes=(*notes, *parts.notes, *_left_out(done)))
@@ -195,7 +197,10 @@ def _impressions(kept: Kept, settings: Mapping[str, float]) -> Parts:
     turn = np.floor(settings["valid"] * np.arange((count == 1).sum() + 1))
     early[count == 1] = np.diff(turn) > 0
     nothing = np.zeros(len(kept.lengths), dtype=np.int64)
-    parts = _by_count(kept, nothing, nothing, np.ones(len(nothing), dtype=np.bool_), notes)
+    valid, test = len(np.unique(users[early])), len(np.unique(users[~early]))
+    said = f"{valid:,} users are asked about {early.sum():,} impressions in validation, {test:,} about "
+    everyone = np.ones(len(nothing), dtype=np.bool_)
+    parts = _by_count(kept, nothing, nothing, everyone, (*notes, f"{said}{(~early).sum():,} in test."))
     return parts._replace(shown={"valid": asked[early], "test": asked[~early]})
 
 
@@ -283,10 +288,12 @@ def _by_part(kept: Kept, part: Longs, learn: Bools, items: Longs) -> Parts:
     bounds = np.concatenate([[kept.indptr[:-1]], kept.indptr[:-1] + np.cumsum(sizes, axis=1).T])
     absent = np.flatnonzero(items).astype(np.int32)
     told = f"{(items == 1).sum():,} items appear in validation and {(items == 2).sum():,} in test alone: "
-    notes = [told + "in training nobody has them, nor meets them as negatives."]
+    notes = [told + "in training nobody has them, nor meets them as negatives; they are ranked among themselves."]
     if sizes[:, 3].any():
         notes.append(f"{sizes[:, 3].sum():,} interactions are in no part.")
-    return Parts(kept.rows[order], bounds, learn, absent, notes=tuple(notes))
+    validation, test = (np.flatnonzero(items != number).astype(np.int32) for number in (1, 2))
+    unasked: dict[Held, Ints] = {"valid": validation, "test": test}
+    return Parts(kept.rows[order], bounds, learn, absent, unasked, notes=tuple(notes))
 
 
 def _left_out(done: Split) -> list[str]:

@@ -76,6 +76,9 @@ class Split:
     """Who takes part in training; the others are known by what they have, if anything, when they are asked."""
     absent: Ints = field(default_factory=lambda: NOTHING)
     """Items that do not exist yet in training, ascending: nobody's negatives."""
+    unasked: Mapping[Held, Ints] | None = None
+    """Items that a part does not ask about, ascending, where it asks about some alone: new items are ranked among
+    new ones, for what training never met is never pushed down either."""
     shown: Mapping[Held, Longs] | None = None
     """Numbers of the impressions that are asked, where those and not held-out items are the question."""
     notes: tuple[str, ...] = ()
@@ -168,8 +171,11 @@ class Split:
     def seen(self, users: Longs, held: Held) -> Longs:
         """What these users' full ranking leaves out; padded with the size of the catalogue.
 
-        For test, everything of theirs that is not asked; for validation, also not what test will ask.
+        For test, everything of theirs that is not asked; for validation, also not what test will ask. Where only new
+        items are asked about, all others.
         """
+        if self.unasked:
+            return self._merged(users, (), also=self.unasked[held])
         if held == "test":
             return self._merged(users, ("train", "valid", "withheld"), but=("test",))
         return self._merged(users, ("train", "withheld"), but=("valid", "test"))
@@ -180,17 +186,28 @@ class Split:
         Never an item of the user's own; only the strict protocol lets validation meet the test items, as a
         device that does not know the future would.
         """
-        future: Sequence[Part] = ("test",) if held == "valid" and self.protocol == "strict" else ()
-        excluded = self._merged(users, [part for part in PARTS if part not in future], but=future)
+        if self.unasked:
+            excluded = self._merged(users, (held,), also=self.unasked[held])
+        else:
+            future: Sequence[Part] = ("test",) if held == "valid" and self.protocol == "strict" else ()
+            excluded = self._merged(users, [part for part in PARTS if part not in future], but=future)
         keys = Rng.of(self.seed, "candidates", held).fold(torch.from_numpy(users)).key.numpy()
         out = np.empty((len(users), self.negatives), dtype=np.int64)
         kernels.candidates(keys, excluded, self.n_items, out)
         return out
 
+    @property
+    def enough(self) -> bool:
+        """Whether everyone has as many items to be ranked against as the sampled metrics take."""
+        fresh = self.n_items if self.unasked is None else self.n_items - max(map(len, self.unasked.values()))
+        return bool(fresh - int((self.bounds[4] - self.bounds[0]).max(initial=0)) >= self.negatives)
+
     def _merged(self, users: Longs, parts: Sequence[Part], but: Sequence[Part] = (), also: Ints = NOTHING) -> Longs:
         """The users' distinct items of these parts and the others given, ascending; the catalogue's size pads."""
         take, leave = (np.array([name in some for name in PARTS]) for some in (parts, but))
-        width = int(sum(self.sizes(part)[users] for part in parts).max(initial=0))  # type: ignore[union-attr]
+        width = int(
+            sum((self.sizes(part)[users] for part in parts), start=np.zeros(len(users), np.int64)).max(initial=0)
+        )
         out = np.empty((len(users), width + len(also)), dtype=np.int64)
         kernels.pad_merged(users, self.bounds, self.ordered, take, leave, also, self.n_items, out)
         return out

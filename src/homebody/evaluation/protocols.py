@@ -98,8 +98,10 @@ def measure(split: Split, score: Score, cutoffs: Sequence[int] = CUTOFFS, slices
     return summarise(blocks, cutoffs, sliced(split.population, slices))
 
 
-def describe(protocol: str, how: str = "latest", negatives: int = 99, way: str = "leave-one-out") -> str:
-    """One line to stand beside every number.
+def describe(
+    protocol: str, how: str = "latest", negatives: int = 99, way: str = "leave-one-out", enough: bool = True
+) -> str:
+    """One line to stand beside every number. enough: whether everyone has so many items to be ranked against.
 
     >>> print(describe("strict"))
     protocol strict: training negatives are any items outside the person's training items; split leave-one-out (one
@@ -107,11 +109,13 @@ def describe(protocol: str, how: str = "latest", negatives: int = 99, way: str =
     (full/: the whole catalogue); round chosen on validation
     """
     name = way.partition(":")[0]
-    against = (
-        "ranked among what was shown"
-        if name == "impressions"
-        else f"{how} held out; ranked against {negatives} sampled negatives (full/: the whole catalogue)"
-    )
+    count = negatives if enough else f"at most {negatives}"
+    if name == "impressions":
+        against = "ranked among what was shown"
+    elif name in ("cold-items", "cold-both"):
+        against = f"ranked against {count} sampled new items (full/: all new ones)"
+    else:
+        against = f"{how} held out; ranked against {count} sampled negatives (full/: the whole catalogue)"
     return (
         f"protocol {protocol}: {PROTOCOLS[protocol]}; split {way} ({WAYS[name].title}), {against}; "
         "round chosen on validation"

@@ -103,7 +103,8 @@ def reproduction_page(result: Mapping[str, Any]) -> str:
     note = f"<p>{escape(result['note'])}</p>" if result["note"] else ""
     header = (
         f'<p class="eyebrow">Reproduction</p><h1>{escape(result["title"])}</h1>'
-        f'<p class="soft">{escape(result["citation"].rstrip("."))}.{docs}</p>{note}<nav aria-label="Parts">{"".join(links)}</nav>'
+        f'<p class="soft">{escape(result["citation"].rstrip("."))}.{docs}</p>{note}'
+        f'<nav aria-label="Parts">{"".join(links)}</nav>'
     )
     return page(f"{result['title']}: reproduction", header, [*sections, _made(result), _meanings(result)], charts)
 

@@ -18,7 +18,7 @@ from homebody.report.record import RunFolder
 __all__ = ["epsilon_text", "print_comparison", "print_result", "print_run", "spread"]
 
 TITLES = {"hr": "HR", "ndcg": "NDCG", "precision": "Precision", "recall": "Recall", "mrr": "MRR"}
-AREAS = {"": "sampled", "full/": "full catalogue"}
+AREA = ("full/", "full catalogue")
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -45,15 +45,16 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     console = console or Console()
     metrics, cuts = result["metrics"], _cutoffs(result["metrics"])
     table = Table("", *cuts, title=f"{result['method'].rpartition(':')[2]} on {result['data']}, test")
+    first = "among what was shown" if result.get("split", "").startswith("impressions") else "sampled"
     for group in ("", *_slices(metrics)):
-        for label, prefix in (("sampled", group), ("full catalogue", f"{group}full/")):
+        for label, prefix in ((first, group), ("full catalogue", f"{group}full/")):
             users = f", users of {group.rstrip('/')}" if group else ""
             for name in _told(metrics, prefix, cuts):
                 values = (metrics.get(prefix + name + cut) for cut in cuts)
                 shown = (f"{value:.4f}" if value is not None else "" for value in values)
                 table.add_row(f"{TITLES[name]}, {label}{users}", *shown)
     console.print(table)
-    areas = [f"{metrics[p + 'auc']:.4f} {label}" for p, label in AREAS.items() if f"{p}auc" in metrics]
+    areas = [f"{metrics[p + 'auc']:.4f} {label}" for p, label in (("", first), AREA) if f"{p}auc" in metrics]
     if areas:
         console.print(f"AUC {', '.join(areas)}", highlight=False)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in result["epsilon"].items())

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from homebody import __version__
+from homebody.data.fetch import sha256
 from homebody.errors import Diverged, HomebodyError
 from homebody.fit import Round
 from homebody.recipe import Recipe, fingerprint
@@ -113,15 +114,21 @@ def is_finished(path: Path) -> bool:
 
 
 def cell_key(recipe: Recipe) -> str:
-    """The name of a cell's folder.
+    """The name of a cell's folder: from the recipe, the code, and the contents of files of one's own.
 
     >>> cell_key(Recipe("fedmf", "ml-100k")).rpartition("-")[0]
     'fedmf-ml-100k-strict-seed0'
     >>> cell_key(Recipe("fedmf", "ml-100k")) == cell_key(Recipe("fedmf", "ml-100k", fields={"factors": 8}))
     False
     """
-    parts = {"recipe": recipe.to_toml().encode(), "code": code_version(recipe).encode()}
+    parts = {"recipe": recipe.to_toml().encode(), "code": code_version(recipe).encode(), **_own_files(recipe)}
     return f"{recipe.name}-{fingerprint(parts)[:12]}"
+
+
+def _own_files(recipe: Recipe) -> dict[str, bytes]:
+    """What is in the files of one's own that a recipe names: changed files make another cell."""
+    named = {name: getattr(recipe, name) for name in ("data", "user_features", "item_features", "impressions")}
+    return {name: sha256(Path(file)).encode() for name, file in named.items() if file and Path(file).is_file()}
 
 
 def code_version(recipe: Recipe | None = None) -> str:

@@ -13,7 +13,7 @@ from homebody.data import Population
 from homebody.data.splits import PROTOCOLS
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import METHODS, find
-from homebody.recipe import Recipe
+from homebody.recipe import Recipe, fingerprint
 from homebody.report.comparison import summarise_runs
 from homebody.report.markdown import leaderboard_markdown
 from homebody.report.pages import has_plotly, leaderboard_page
@@ -76,10 +76,14 @@ def leaderboard(
         raise HomebodyError(f"No method got through: {next(iter(failed.values()))}")
     result = _result(whole, field, failed)
     result["made"] = {**made(command), "seconds": time.monotonic() - began}
-    # One folder for each way to ask: what differs from the defaults is part of its name.
-    asked = slug(" ".join(replace(recipe, data="", protocol="strict").options()[2:]))
-    parts = (slug(str(result["data"])), slug(recipe.protocol), *([asked] if asked != "unnamed" else []))
-    folder = out / "leaderboard" / "-".join(parts)
+    # One folder for each set of options: another way to ask, or other methods, are another leaderboard.
+    asked = {
+        "recipe": replace(recipe, method="", seed=0).to_toml(),
+        "methods": " ".join(field.methods),
+        "n": str(seeds),
+    }
+    mark = fingerprint({name: text.encode() for name, text in asked.items()})[:8]
+    folder = out / "leaderboard" / f"{slug(str(result['data']))}-{slug(recipe.protocol)}-{mark}"
     result["folder"] = str(folder)
     kept = {name: value for name, value in result.items() if name != "folder"}
     files: dict[str, Any] = {"result.json": kept, "LEADERBOARD.md": leaderboard_markdown(kept)}
