@@ -1,17 +1,211 @@
-"""What a release tells whom: the vocabulary of the ledger. It fails closed."""
+"""What a release tells whom: the vocabulary of the ledger.
+
+Events are data. Each says how much noise stands against how much influence, under which change of the data, and
+by which draw of participants. None says ε: the accountant derives it. The vocabulary fails closed: what cannot be
+read back is `NonPrivate`, ε = ∞.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Literal
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
 
-__all__ = ["OBSERVERS", "Charge", "NonPrivate", "Observer", "Unit"]
+from homebody.errors import HomebodyError
 
-Observer = Literal["server", "clients", "public"]
-Unit = Literal["user"]
+__all__ = [
+    "OBSERVERS",
+    "Charge",
+    "Event",
+    "GaussianRelease",
+    "LaplaceRelease",
+    "NonPrivate",
+    "Observer",
+    "PureRelease",
+    "Relation",
+    "Reports",
+    "Sampling",
+    "ShuffledReports",
+    "Unit",
+    "event_as_json",
+    "event_from_json",
+]
+
+Observer = Literal["server", "clients", "views", "public"]
 OBSERVERS: tuple[Observer, ...] = ("server", "clients", "public")
-"""The server; the other clients, who receive the shared parameters; the public, who sees the final model."""
+"""Those whom every federated run has: the server; the other clients, who receive the shared parameters; the public,
+who sees the final model. Where a device holds several views of a person, each is an observer of the others."""
+
+Unit = Literal["report", "interaction", "user"]
+"""What ε protects: one report, one interaction, or one person with everything they did."""
+
+Relation = Literal["add-remove", "replace-one"]
+"""Which two data sets ε compares: one has the unit and the other has not, or it is another one in each."""
+
+
+def _check(right: bool, sentence: str) -> None:
+    if not right:
+        raise HomebodyError(sentence)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a round's participants were drawn, as far as the observer does not learn it.
+
+    An observer who learns who took part gets `Sampling()`, whatever was drawn: the server that picks the cohort
+    always does.
+
+    >>> Sampling("fixed", cohort=30, population=4800).rate
+    0.00625
+    """
+
+    kind: Literal["none", "poisson", "fixed"] = "none"
+    """Everyone, or known to the observer; each alone with probability `rate`; or exactly `cohort` of `population`,
+    without replacement."""
+    cohort: int = 1
+    population: int = 1
+
+    def __post_init__(self) -> None:
+        _check(
+            self.kind in ("none", "poisson", "fixed"), f"There is no sampling '{self.kind}': none, poisson or fixed."
+        )
+        whole = type(self.cohort) is int and type(self.population) is int
+        _check(whole, f"A cohort and a population are whole numbers, not {self.cohort!r} of {self.population!r}.")
+        _check(self.cohort >= 1, f"A cohort has at least 1 member, not {self.cohort}.")
+        _check(
+            self.cohort <= self.population,
+            f"A cohort of {self.cohort} cannot be drawn from a population of {self.population}.",
+        )
+        if self.kind == "none":
+            _check((self.cohort, self.population) == (1, 1), "Without sampling there is no cohort to state.")
+
+    @property
+    def rate(self) -> float:
+        """The probability that one of the population takes part."""
+        return self.cohort / self.population
+
+    @property
+    def amplifies(self) -> bool:
+        return self.kind != "none" and self.cohort < self.population
+
+    def __str__(self) -> str:
+        if self.kind == "none":
+            return "no sampling"
+        how = "drawn without replacement" if self.kind == "fixed" else "expected, each drawn on their own"
+        return f"{self.cohort:,} of {self.population:,} {how}"
+
+
+@dataclass(frozen=True)
+class GaussianRelease:
+    """One release of a bounded quantity with Gaussian noise."""
+
+    multiplier: float
+    """The noise's standard deviation over the ℓ2 sensitivity **under this relation**. A sum of vectors of norm at
+    most S changes by S when one is added or removed, and by 2S when one is replaced."""
+    relation: Relation
+    sampling: Sampling = Sampling()
+    kind: Literal["gaussian"] = "gaussian"
+
+    def __post_init__(self) -> None:
+        _check_noise(self)
+
+    def __str__(self) -> str:
+        return f"Gaussian noise, {self.multiplier:g} × the ℓ2 sensitivity ({self.relation}); {self.sampling}"
+
+
+@dataclass(frozen=True)
+class LaplaceRelease:
+    """One release of a bounded quantity with Laplace noise in each coordinate."""
+
+    multiplier: float
+    """The noise's scale over the ℓ1 sensitivity under this relation."""
+    relation: Relation
+    sampling: Sampling = Sampling()
+    kind: Literal["laplace"] = "laplace"
+
+    def __post_init__(self) -> None:
+        _check_noise(self)
+
+    def __str__(self) -> str:
+        return f"Laplace noise, {self.multiplier:g} × the ℓ1 sensitivity ({self.relation}); {self.sampling}"
+
+
+@dataclass(frozen=True)
+class PureRelease:
+    """One release of a mechanism known to be (ε, δ)-DP under this relation, when nobody is sampled."""
+
+    epsilon: float
+    delta: float = 0.0
+    relation: Relation = "replace-one"
+    sampling: Sampling = Sampling()
+    kind: Literal["pure"] = "pure"
+
+    def __post_init__(self) -> None:
+        _number(self, "epsilon", "ε")
+        _number(self, "delta", "δ", zero=True)
+        _check(self.delta < 1, f"δ must be under 1, not {self.delta}.")
+        _check_relation(self.relation, self.sampling)
+
+    def __str__(self) -> str:
+        known = f"ε = {self.epsilon:g}" + (f", δ = {self.delta:g}" if self.delta else "")
+        return f"a mechanism of {known} ({self.relation}); {self.sampling}"
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What one device sends in one round: `count` reports, each randomised on the device with ε.
+
+    They are about the same unit, so they compose. A report hides what it says, not that it was sent: the relation
+    is replace-one.
+    """
+
+    epsilon: float
+    count: int = 1
+    sampling: Sampling = Sampling()
+    kind: Literal["reports"] = "reports"
+
+    def __post_init__(self) -> None:
+        _number(self, "epsilon", "ε of a report")
+        _check_count(self.count, "reports")
+
+    @property
+    def relation(self) -> Relation:
+        return "replace-one"
+
+    def __str__(self) -> str:
+        return f"{self.count:,} locally randomised reports of ε = {self.epsilon:g} each; {self.sampling}"
+
+
+@dataclass(frozen=True)
+class ShuffledReports:
+    """The same reports, seen only after a shuffle among `users` people.
+
+    Each of a device's `count` reports counts as shuffled with one report of each of the others; one large shuffle
+    is computed from `count` such shuffles, so it tells no more. It holds behind a proxy that does not collude with
+    the observer, and only if at least `users` people reported honestly.
+    """
+
+    epsilon: float
+    count: int
+    users: int
+    kind: Literal["shuffled-reports"] = "shuffled-reports"
+
+    def __post_init__(self) -> None:
+        _number(self, "epsilon", "ε of a report")
+        _check_count(self.count, "reports")
+        _check_count(self.users, "shuffled users")
+
+    @property
+    def relation(self) -> Relation:
+        return "replace-one"
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling()
+
+    def __str__(self) -> str:
+        return f"{self.count:,} reports of ε = {self.epsilon:g} each, shuffled among {self.users:,} people"
 
 
 @dataclass(frozen=True)
@@ -21,6 +215,28 @@ class NonPrivate:
     reason: str
     kind: Literal["not-private"] = "not-private"
 
+    @property
+    def relation(self) -> Relation:
+        return "replace-one"
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling()
+
+    def __str__(self) -> str:
+        return f"not private: {self.reason}"
+
+
+Event = GaussianRelease | LaplaceRelease | PureRelease | Reports | ShuffledReports | NonPrivate
+_KINDS: dict[str, type[Event]] = {
+    "gaussian": GaussianRelease,
+    "laplace": LaplaceRelease,
+    "pure": PureRelease,
+    "reports": Reports,
+    "shuffled-reports": ShuffledReports,
+    "not-private": NonPrivate,
+}
+
 
 @dataclass(frozen=True)
 class Charge:
@@ -28,10 +244,80 @@ class Charge:
 
     observer: Observer
     unit: Unit
-    event: NonPrivate
+    event: Event
     part: str = ""
     """Which part of the release, where it has several."""
 
+    def __post_init__(self) -> None:
+        for name, value, known in (("observer", self.observer, Observer), ("unit", self.unit, Unit)):
+            _check(value in get_args(known), f"There is no {name} '{value}': {', '.join(get_args(known))}.")
+
     def as_json(self) -> str:
         """The event, as the ledger keeps it."""
-        return json.dumps(asdict(self.event), sort_keys=True)
+        return event_as_json(self.event)
+
+
+def event_as_json(event: Event) -> str:
+    """An event as text. Numbers are exact: they read back bit by bit.
+
+    >>> print(event_as_json(Reports(2.5, 100)))  # doctest: +ELLIPSIS
+    {"count": 100, "epsilon": 2.5, "kind": "reports", "sampling": {...}}
+    """
+    return json.dumps(asdict(event), sort_keys=True, allow_nan=False)
+
+
+def event_from_json(text: str) -> Event:
+    """An event from its text. One that is not understood to the last field is not private.
+
+    >>> event_from_json('{"kind": "magic", "epsilon": 0.1}')
+    NonPrivate(reason="the event cannot be read: its kind is 'magic'", kind='not-private')
+    """
+    try:
+        found = json.loads(text)
+        kind = found.get("kind")
+        if kind not in _KINDS:
+            raise HomebodyError(f"its kind is {kind!r}")
+        return _from_fields(_KINDS[kind], found)
+    except (HomebodyError, ValueError, TypeError, AttributeError) as error:
+        return NonPrivate(f"the event cannot be read: {error}")
+
+
+def _from_fields(kind: type[Any], found: dict[str, Any]) -> Any:
+    expected = {spec.name for spec in fields(kind)}
+    if set(found) != expected:
+        raise HomebodyError(f"its fields are {sorted(found)}, not {sorted(expected)}")
+    values = dict(found)
+    if "sampling" in values:
+        values["sampling"] = _from_fields(Sampling, values["sampling"])
+    if not isinstance(values.get("reason", ""), str):
+        raise HomebodyError("its reason is no text")
+    return kind(**values)
+
+
+def _check_noise(event: GaussianRelease | LaplaceRelease) -> None:
+    _number(event, "multiplier", "A noise multiplier")
+    _check_relation(event.relation, event.sampling)
+
+
+def _number(event: Any, field: str, name: str, *, zero: bool = False) -> None:
+    """Refuse what is no finite positive number; keep it as a float, so that its text is always the same."""
+    value = getattr(event, field)
+    right = type(value) in (int, float) and math.isfinite(value) and (value > 0 or (zero and value == 0))
+    _check(right, f"{name} must be a {'number of at least' if zero else 'finite number above'} 0, not {value!r}.")
+    object.__setattr__(event, field, float(value))
+
+
+def _check_count(value: int, what: str) -> None:
+    _check(type(value) is int and value >= 1, f"The number of {what} must be a whole number from 1, not {value!r}.")
+
+
+def _check_relation(relation: Relation, sampling: Sampling) -> None:
+    known = get_args(Relation)
+    _check(relation in known, f"There is no relation '{relation}': {', '.join(known)}.")
+    # Take one person away, and another takes their place in a cohort of fixed size: the sum moves by the sensitivity
+    # of a replacement, and the noise was stated against that of a removal.
+    _check(
+        not (sampling.kind == "fixed" and relation == "add-remove"),
+        "A cohort of fixed size is accounted under replace-one, where the population keeps its size: state the noise "
+        "against the replace-one sensitivity, or sample each person on their own (poisson).",
+    )

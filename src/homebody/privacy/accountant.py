@@ -1,0 +1,408 @@
+"""ε from events: every valid bound is derived, and the tightest is reported with the accountant that gave it.
+
+| accountant | what it covers |
+|---|---|
+| `basic` | anything with an ε of its own: sums ε and δ; the only one at δ = 0 |
+| `optimal` | one (ε, δ)-DP mechanism many times: Kairouz, Oh and Viswanath, exactly |
+| `analytic` | Gaussian noise without sampling, exactly (Balle and Wang); one sampled Gaussian release |
+| `rdp` | Rényi divergences of `dp-accounting`: all but shuffles |
+| `pld` | privacy loss distributions of `dp-accounting`: all but Gaussian noise on cohorts of fixed size |
+| `rdp + pld` | each on what it covers, with half of δ, where neither covers all |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from homebody.errors import HomebodyError
+from homebody.privacy.events import (
+    Event,
+    GaussianRelease,
+    LaplaceRelease,
+    NonPrivate,
+    Relation,
+    Sampling,
+)
+from homebody.privacy.mechanisms import (
+    GaussianTerm,
+    LaplaceTerm,
+    PureTerm,
+    ShuffledTerm,
+    Terms,
+    amplified,
+    composed_pld,
+    rdp,
+    rdp_orders,
+    terms,
+)
+from homebody.privacy.shuffle import closed_form
+
+__all__ = ["Accountant", "Bound", "calibrate", "calibrate_events", "epsilon", "most_rounds", "within"]
+
+Accountant = Literal["basic", "optimal", "analytic", "rdp", "pld", "rdp + pld", "closed-form shuffle", "none"]
+_CHEAP: tuple[Accountant, ...] = ("basic", "optimal", "analytic", "rdp")
+_SPENT = 1e-3
+"""A calibrated noise leaves no more of the budget than this part."""
+_SMALLEST = 1e-11
+"""A PLD is composed by Fourier transforms, whose rounding may reach this: no smaller δ is read off it."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A certified ε, and what it rests on."""
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    accountant: Accountant
+    """Whose bound it is; `none` where nothing was released, or nothing bounds it."""
+    bounds: dict[Accountant, float] = field(default_factory=dict)
+    """Every bound that was derived, by accountant. All of them hold."""
+    notes: tuple[str, ...] = ()
+    """What the bound assumes, and what it leaves uncounted."""
+
+
+def epsilon(
+    events: Iterable[tuple[Event, int]],
+    delta: float,
+    *,
+    group: int = 1,
+    only: tuple[Accountant, ...] | None = None,
+) -> Bound:
+    """The smallest certified ε at this δ for everything released, each event with how many times it happened.
+
+    group: how many units change together, for instance the interactions of one person; their order of release does
+    not matter. only: leave the other accountants out.
+
+    >>> event = GaussianRelease(1, "replace-one", Sampling("fixed", cohort=30, population=4800))
+    >>> bound = epsilon([(event, 1000)], delta=1e-6)
+    >>> round(bound.epsilon, 3), bound.accountant
+    (2.446, 'rdp')
+    >>> epsilon([(event, 1000), (NonPrivate("item vectors without noise"), 1)], delta=1e-6).epsilon
+    inf
+    """
+    counted = _counted(events)
+    _check(delta, group)
+    notes: set[str] = set()
+    relation: Relation = "add-remove"
+    if not counted or any(event.relation == "replace-one" for event in counted):
+        relation = "replace-one"
+    if not counted:
+        return Bound(0.0, delta, relation, "none", {}, ("Nothing was released.",))
+    reasons = {event.reason for event in counted if isinstance(event, NonPrivate)}
+    if reasons:
+        return Bound(math.inf, delta, relation, "none", {}, tuple(f"Not private: {why}." for why in sorted(reasons)))
+    ran = terms(counted.items(), relation, notes)
+    bounds = _of_group(ran, delta, group, only) if group > 1 else _all(ran, delta, only)
+    if group > 1:
+        notes.add(f"For {group} units that change together.")
+    smallest = min(bounds.values(), default=math.inf)
+    if math.isinf(smallest):
+        notes.add("No accountant bounds this at this δ.")
+        return Bound(smallest, delta, relation, "none", bounds, tuple(sorted(notes)))
+    # Of those that differ by rounding alone, the simplest.
+    best = next(name for name, value in bounds.items() if value <= smallest * (1 + 1e-6))
+    return Bound(bounds[best], delta, relation, best, bounds, tuple(sorted(notes)))
+
+
+def within(events: Iterable[tuple[Event, int]], target: float, delta: float, *, group: int = 1) -> bool:
+    """Whether everything together stays within ε = target: the cheap accountants first, for a loop that asks often.
+
+    >>> event = GaussianRelease(1, "replace-one", Sampling("fixed", cohort=30, population=4800))
+    >>> within([(event, 1000)], 2.5, 1e-6), within([(event, 1100)], 2.5, 1e-6)
+    (True, False)
+    """
+    counted = list(events)
+    if epsilon(counted, delta, group=group, only=_CHEAP).epsilon <= target:
+        return True
+    return epsilon(counted, delta, group=group).epsilon <= target
+
+
+def most_rounds(event: Event, target: float, delta: float, *, limit: int = 10**6) -> int:
+    """How often the event may happen within ε = target, up to a limit.
+
+    >>> most_rounds(GaussianRelease(1, "replace-one", Sampling("fixed", cohort=30, population=4800)), 2.5, 1e-6)
+    1048
+    """
+    low, high = 0, 1
+    while high <= limit and within([(event, high)], target, delta):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if within([(event, middle)], target, delta) else (low, middle)
+    return low
+
+
+def calibrate(
+    target: float,
+    delta: float,
+    rounds: int,
+    relation: Relation,
+    sampling: Sampling = Sampling(),  # noqa: B008
+    *,
+    kind: Literal["gaussian", "laplace"] = "gaussian",
+    group: int = 1,
+) -> float:
+    """The smallest noise multiplier that keeps this many rounds within (target, δ); it spends ε to 0.1 %.
+
+    >>> z = calibrate(2.446, 1e-6, 1000, "replace-one", Sampling("fixed", cohort=30, population=4800))
+    >>> round(z, 2)
+    1.0
+    """
+    release = GaussianRelease if kind == "gaussian" else LaplaceRelease
+    if kind == "gaussian" and delta == 0:
+        raise HomebodyError("Gaussian noise has no ε at δ = 0: give a δ above 0, or use Laplace noise.")
+    return calibrate_events(lambda z: [(release(z, relation, sampling), rounds)], target, delta, group=group)
+
+
+def calibrate_events(
+    events: Callable[[float], Iterable[tuple[Event, int]]], target: float, delta: float, *, group: int = 1
+) -> float:
+    """The smallest noise at which `events(noise)` stays within (target, δ), where more noise never costs more.
+
+    The search is on a logarithmic scale, by secants kept within a bracket: a bound is dear.
+    """
+    if not (math.isfinite(target) and target > 0):
+        raise HomebodyError(f"The ε to spend must be a finite number above 0, not {target}.")
+
+    def over(log_noise: float) -> float:
+        """By how much the budget is overspent, as a logarithm; the middle of what is allowed is 0."""
+        spent = epsilon(events(math.exp(log_noise)), delta, group=group).epsilon
+        if spent == 0 or math.isinf(spent):
+            return math.copysign(math.inf, spent - target)
+        return math.log(spent / target) + _SPENT / 2
+
+    # Too little noise at `low`, enough at `high`.
+    low, high, step = 0.0, 0.0, 1.5
+    at_low = at_high = over(0.0)
+    while at_low < 0:
+        high, at_high, low = low, at_low, low - step
+        at_low = over(low)
+        if low < -30:
+            raise HomebodyError(f"Any noise at all keeps ε under {target:g}: the budget cannot be spent.")
+    while at_high > _SPENT / 2:
+        low, at_low, high = high, at_high, high + step
+        at_high = over(high)
+        if high > 30:
+            raise HomebodyError(
+                f"No noise brings ε down to {target:g} at δ = {delta:g}: take a larger ε or δ, or fewer rounds."
+            )
+    for attempt in range(60):
+        if at_high > -_SPENT / 2:
+            break
+        middle = (low + high) / 2
+        if attempt % 3 < 2 and math.isfinite(at_low - at_high):
+            middle = (at_low * high - at_high * low) / (at_low - at_high)
+        at_middle = over(middle)
+        if at_middle > _SPENT / 2:
+            low, at_low = middle, at_middle
+        else:
+            high, at_high = middle, at_middle
+    return math.exp(high)
+
+
+def _counted(events: Iterable[tuple[Event, int]]) -> dict[Event, int]:
+    counted: dict[Event, int] = {}
+    for event, count in events:
+        if type(count) is not int or count < 1:
+            raise HomebodyError(f"An event happens a whole number of times from 1, not {count!r}.")
+        counted[event] = counted.get(event, 0) + count
+    return counted
+
+
+def _check(delta: float, group: int) -> None:
+    if not 0 <= delta < 1:
+        raise HomebodyError(f"δ must be at least 0 and under 1, not {delta}.")
+    if group < 1:
+        raise HomebodyError(f"A group has at least 1 member, not {group}.")
+
+
+def _all(ran: Terms, delta: float, only: tuple[Accountant, ...] | None = None) -> dict[Accountant, float]:
+    """Every bound there is."""
+    derive: dict[Accountant, Callable[[Terms, float], float | None]] = {
+        "basic": _basic,
+        "optimal": _optimal,
+        "analytic": _analytic,
+        "closed-form shuffle": _closed_form,
+        "rdp": _rdp,
+        "pld": _pld,
+        "rdp + pld": _both,
+    }
+    found = {name: rule(ran, delta) for name, rule in derive.items() if only is None or name in only}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _basic(ran: Terms, delta: float) -> float | None:
+    """ε and δ add up."""
+    spent = failed = 0.0
+    for term, count in ran.items():
+        if isinstance(term, GaussianTerm):
+            return None
+        spent += count * term.epsilon
+        failed += count * term.delta if isinstance(term, PureTerm) else 0.0
+    return spent if failed <= delta * (1 + 1e-12) else None
+
+
+def _optimal(ran: Terms, delta: float) -> float | None:
+    """The exact ε of one (ε₀, δ₀)-DP mechanism, k times: Kairouz, Oh and Viswanath 2015, Theorem 3.3.
+
+    Its worst case answers k times truly with probability e^ε₀/(1+e^ε₀); j lies make the loss (k − 2j)ε₀.
+    """
+    (term, count), *others = ran.items()
+    if others or delta == 0 or not isinstance(term, PureTerm):
+        return None
+    left = delta if term.delta == 0 else _left(delta, term.delta, count)
+    if left <= 0:
+        return None
+    from scipy import special, stats
+
+    lies = np.arange(count + 1)
+    losses = (count - 2 * lies) * term.epsilon
+    log_mass = stats.binom.logpmf(lies, count, special.expit(-term.epsilon))
+
+    def fails(total: float) -> float:
+        over = losses > total
+        return float(np.sum(-np.expm1(total - losses[over]) * np.exp(log_mass[over])))
+
+    low, high = 0.0, count * term.epsilon
+    if fails(low) <= left:
+        return 0.0
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fails(middle) <= left else (middle, high)
+    return high
+
+
+def _left(delta: float, each: float, count: int) -> float:
+    """What is left of δ for the others where each of `count` mechanisms fails outright with probability `each`."""
+    kept = count * math.log1p(-each)
+    return -math.expm1(math.log1p(-delta) - kept) if delta < 1 else 1.0
+
+
+def _analytic(ran: Terms, delta: float) -> float | None:
+    """Balle and Wang 2018. Gaussians compose to one Gaussian: the squares of their 1/multiplier add up."""
+    if delta == 0:
+        return None
+    from dp_accounting import get_epsilon_gaussian
+
+    precision = 0.0
+    for term, count in ran.items():
+        if not isinstance(term, GaussianTerm):
+            return None
+        if term.sampling.amplifies:
+            if sum(ran.values()) > 1:
+                return None
+            # One release of a sample: Balle, Barthe and Gaboardi 2018.
+            rate = term.sampling.rate
+            return amplified(float(get_epsilon_gaussian(term.multiplier, min(delta / rate, 1.0))), rate)
+        precision += count / term.multiplier**2
+    return float(get_epsilon_gaussian(1 / math.sqrt(precision), delta))
+
+
+def _rdp(ran: Terms, delta: float) -> float | None:
+    failed = sum(count * term.delta for term, count in ran.items() if isinstance(term, PureTerm))
+    if delta - failed <= 0:
+        return None
+    total = np.zeros(len(rdp_orders()))
+    for term, count in ran.items():
+        one = rdp(term)
+        if one is None:
+            return None
+        total = total + count * one
+    from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+
+    return float(compute_epsilon(rdp_orders(), total, delta - failed)[0])
+
+
+def _pld(ran: Terms, delta: float) -> float | None:
+    if delta < _SMALLEST:
+        return None
+    total = composed_pld(ran, _interval(ran))
+    if total is None:
+        return None
+    return float(max(0.0, total.get_epsilon_for_delta(delta)))
+
+
+def _interval(ran: Terms) -> float:
+    """Steps of the loss: fine, but not too many; coarser where nothing is composed step by step."""
+    reach, steps = 0.0, 2e5
+    for term, count in ran.items():
+        match term:
+            case GaussianTerm():
+                spread = term.sampling.rate * math.sqrt(count) / term.multiplier
+                reach += spread * (spread / 2 + 10) + 50 / term.multiplier
+                steps = 1e6 if term.sampling.amplifies else steps
+            case LaplaceTerm() | PureTerm():
+                reach, steps = reach + count * term.epsilon, 1e6
+            case ShuffledTerm():
+                reach, steps = reach + term.epsilon, 1e6
+    return max(1e-4, 2.0 ** math.ceil(math.log2(max(reach, 1e-9) / steps)))
+
+
+def _both(ran: Terms, delta: float) -> float | None:
+    """Where one accountant cannot cover all: each on its part, with half of δ."""
+    sampled: Terms = {
+        term: n for term, n in ran.items() if isinstance(term, GaussianTerm) and term.sampling.kind == "fixed"
+    }
+    rest = {term: n for term, n in ran.items() if term not in sampled}
+    if not sampled or not any(isinstance(term, ShuffledTerm) for term in rest):
+        return None
+    first, second = _all(sampled, delta / 2), _all(rest, delta / 2)
+    return min(first.values()) + min(second.values()) if first and second else None
+
+
+def _closed_form(ran: Terms, delta: float) -> float | None:
+    """Shuffles alone, each by its closed form with half of δ between them, then composed with the other half."""
+    if delta == 0 or not all(isinstance(term, ShuffledTerm) for term in ran):
+        return None
+    shuffles = sum(ran.values())
+    if shuffles == 1:
+        ((term, _),) = ran.items()
+        assert isinstance(term, ShuffledTerm)
+        return closed_form(term.epsilon, term.users, delta)
+    each = delta / (2 * shuffles)
+    known: Terms = {}
+    for term, count in ran.items():
+        assert isinstance(term, ShuffledTerm)
+        after = closed_form(term.epsilon, term.users, each)
+        if after is None:
+            return None
+        known[PureTerm(after, each)] = count
+    return min(_all(known, delta, ("basic", "optimal", "rdp")).values())
+
+
+def _of_group(
+    ran: Terms, delta: float, group: int, only: tuple[Accountant, ...] | None = None
+) -> dict[Accountant, float]:
+    """Several units at once. Exact where sensitivities scale; otherwise (ε, δ′) for one is (gε, δ′ Σ e^jε) for g."""
+    scaled: Terms = {}
+    for term, count in ran.items():
+        match term:
+            case GaussianTerm() if not term.sampling.amplifies:
+                scaled[GaussianTerm(term.multiplier / group)] = count
+            case LaplaceTerm(rate=1.0):
+                scaled[LaplaceTerm(term.multiplier / group)] = count
+            case PureTerm(delta=0.0):
+                scaled[PureTerm(term.epsilon * group)] = count
+            case _:
+                return _by_steps(ran, delta, group, only)
+    return _all(scaled, delta, only)
+
+
+def _by_steps(ran: Terms, delta: float, group: int, only: tuple[Accountant, ...] | None) -> dict[Accountant, float]:
+    best: dict[Accountant, float] = {}
+    # How much smaller δ′ must be is not known beforehand: try, and keep what fits.
+    for smaller in [delta * 10.0**-exponent for exponent in np.arange(0, 14, 0.25)] if delta else [0.0]:
+        for name, one in _all(ran, smaller, only).items():
+            growth = math.exp(min(one * (group - 1), 700)) * group if one else group
+            if one > 0 and one * group < 700:
+                growth = math.expm1(group * one) / math.expm1(one)
+            if smaller * growth <= delta:
+                best[name] = min(best.get(name, math.inf), group * one)
+    return best

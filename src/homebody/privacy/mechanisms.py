@@ -1,0 +1,291 @@
+"""What each mechanism costs, as the two accountants of `dp-accounting` see it.
+
+An event becomes terms: the few mechanisms that everything here is made of. A term gives its Rényi divergences (RDP)
+and its privacy loss distribution (PLD), and both are kept, since the loop asks after every round. `dp-accounting` is
+imported when a bound is first asked for: it takes a second.
+
+Two of its traps are avoided by never going near them. A multiplier here is always relative to the sensitivity under
+the event's own relation, so a PLD is always built as if for add/remove, which takes the multiplier as it is; under
+replace-one it would double the sensitivity again. And terms compose by `self_compose`, never by
+`PLDAccountant.compose(RandomizedResponseDpEvent(…), count)`, which forgets its count.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from homebody.privacy.events import (
+    Event,
+    GaussianRelease,
+    LaplaceRelease,
+    NonPrivate,
+    PureRelease,
+    Relation,
+    Reports,
+    Sampling,
+    ShuffledReports,
+)
+from homebody.privacy.shuffle import clone_losses, split_on_grid
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "GaussianTerm",
+    "LaplaceTerm",
+    "PureTerm",
+    "ShuffledTerm",
+    "Term",
+    "Terms",
+    "amplified",
+    "composed_pld",
+    "rdp",
+    "rdp_orders",
+    "terms",
+]
+
+EVERYONE = Sampling()
+
+
+@dataclass(frozen=True)
+class GaussianTerm:
+    """Noise of `multiplier` × the sensitivity; sampled only where the accountants know how."""
+
+    multiplier: float
+    sampling: Sampling = EVERYONE
+
+
+@dataclass(frozen=True)
+class LaplaceTerm:
+    """Noise of scale `multiplier` × the ℓ1 sensitivity, each unit taking part with probability `rate`."""
+
+    multiplier: float
+    rate: float = 1.0
+
+    @property
+    def epsilon(self) -> float:
+        return amplified(1 / self.multiplier, self.rate)
+
+
+@dataclass(frozen=True)
+class PureTerm:
+    """Any mechanism that is (ε, δ)-DP."""
+
+    epsilon: float
+    delta: float = 0.0
+
+
+@dataclass(frozen=True)
+class ShuffledTerm:
+    """One report of ε, shuffled among `users` people who each sent one."""
+
+    epsilon: float
+    users: int
+
+
+Term = GaussianTerm | LaplaceTerm | PureTerm | ShuffledTerm
+Terms = dict[Term, int]
+
+
+def terms(events: Iterable[tuple[Event, int]], relation: Relation, notes: set[str]) -> Terms:
+    """The mechanisms behind the events and how often each ran, under a relation that all of them can be stated in.
+
+    Assumptions and losses are added to the notes.
+    """
+    found: Terms = {}
+    for event, count in events:
+        if isinstance(event, NonPrivate):
+            raise TypeError("what is not private has no terms")
+        doubled = event.relation != relation
+        term, times = _term(event, notes)
+        if doubled:
+            notes.add(
+                "Events under add-remove count twice, as one removal and one addition, to compose with replace-one."
+            )
+            term = _twice(term)
+        found[term] = found.get(term, 0) + times * count
+    return found
+
+
+def _term(event: Event, notes: set[str]) -> tuple[Term, int]:
+    sampling, rate = _usable(event, notes)
+    match event:
+        case GaussianRelease():
+            return GaussianTerm(event.multiplier, sampling), 1
+        case LaplaceRelease() if sampling.kind == "fixed":
+            return PureTerm(amplified(1 / event.multiplier, rate)), 1
+        case LaplaceRelease():
+            return LaplaceTerm(event.multiplier, rate), 1
+        case PureRelease():
+            return PureTerm(amplified(event.epsilon, rate), rate * event.delta), 1
+        case Reports() if sampling.amplifies:
+            return PureTerm(amplified(event.epsilon * event.count, rate)), 1
+        case Reports():
+            return PureTerm(event.epsilon), event.count
+        case ShuffledReports():
+            notes.add(
+                "Shuffling amplifies only behind a proxy that does not collude with the observer, and only if all "
+                "the people it counts reported as they should."
+            )
+            return ShuffledTerm(event.epsilon, event.users), event.count
+        case _:
+            raise TypeError(f"there is no mechanism behind {event!r}")
+
+
+def _usable(event: Event, notes: set[str]) -> tuple[Sampling, float]:
+    """The sampling that a theorem covers: Poisson under add/remove, and a fixed size under replace-one.
+
+    Poisson under replace-one would need to know how far one person alone moves the release, which the multiplier
+    does not say. Leaving the amplification out is valid: what is not in the cohort tells nothing.
+    """
+    sampling = event.sampling
+    if not sampling.amplifies:
+        return EVERYONE, 1.0
+    if sampling.kind == "poisson" and event.relation == "replace-one":
+        notes.add("Poisson sampling is not counted under replace-one; state the noise under add-remove to count it.")
+        return EVERYONE, 1.0
+    notes.add("Sampling amplifies only against an observer who does not learn who took part.")
+    return sampling, sampling.rate
+
+
+def _twice(term: Term) -> Term:
+    """What a term under add/remove costs where one person is replaced: removed, and another added."""
+    match term:
+        case GaussianTerm():
+            # Without the sampling, as for Poisson under replace-one above.
+            return GaussianTerm(term.multiplier / 2)
+        case LaplaceTerm(rate=1.0):
+            return LaplaceTerm(term.multiplier / 2)
+        case LaplaceTerm():
+            return PureTerm(2 * term.epsilon)
+        case PureTerm():
+            return PureTerm(2 * term.epsilon, min(1.0, term.delta * (1 + math.exp(term.epsilon))))
+        case ShuffledTerm():
+            raise TypeError("shuffled reports are always under replace-one")
+
+
+def amplified(epsilon: float, rate: float) -> float:
+    """ε of a release of which each unit is a part with probability `rate`: log(1 + rate (e^ε − 1)).
+
+    >>> round(amplified(1.0, 0.01), 4)
+    0.017
+    """
+    if rate == 1:
+        return epsilon
+    # The same, without e^ε where it would overflow.
+    return min(epsilon, math.log1p(rate * math.expm1(epsilon)) if epsilon < 700 else epsilon + math.log(rate) + 1e-9)
+
+
+@lru_cache(maxsize=256)
+def rdp(term: Term) -> NDArray[np.float64] | None:
+    """The Rényi divergence at each order; nothing where no theorem gives it."""
+    import dp_accounting as dp
+    from dp_accounting.rdp import RdpAccountant
+
+    orders = rdp_orders()
+    relation, event = dp.NeighboringRelation.ADD_OR_REMOVE_ONE, None
+    match term:
+        case GaussianTerm(sampling=Sampling(kind="none")):
+            event = dp.GaussianDpEvent(term.multiplier)
+        case GaussianTerm(sampling=Sampling(kind="poisson")):
+            event = dp.PoissonSampledDpEvent(term.sampling.rate, dp.GaussianDpEvent(term.multiplier))
+        case GaussianTerm():
+            relation = dp.NeighboringRelation.REPLACE_ONE
+            sampling, gaussian = term.sampling, dp.GaussianDpEvent(term.multiplier)
+            event = dp.SampledWithoutReplacementDpEvent(sampling.population, sampling.cohort, gaussian)
+        case LaplaceTerm(rate=1.0):
+            event = dp.LaplaceDpEvent(term.multiplier)
+        case LaplaceTerm() | PureTerm():
+            return _rdp_of_pure(term.epsilon, orders)
+        case ShuffledTerm():
+            return None
+    with _quiet():
+        found: NDArray[np.float64] = RdpAccountant(orders, relation).compose(event).rdp
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Say nothing of orders at which a series does not converge: they count as ∞, and others are there."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with np.errstate(over="ignore"):
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _rdp_of_pure(epsilon: float, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Every ε-DP mechanism is computed from binary randomised response: its divergence bounds theirs."""
+    log_true, log_false = -np.log1p(np.exp(-epsilon)), -epsilon - np.log1p(np.exp(-epsilon))
+    first = orders * log_true + (1 - orders) * log_false
+    second = orders * log_false + (1 - orders) * log_true
+    return np.minimum(np.logaddexp(first, second) / (orders - 1), epsilon)
+
+
+@lru_cache(maxsize=1)
+def rdp_orders() -> NDArray[np.float64]:
+    """The orders `dp-accounting` tries, and some above them for small ε."""
+    from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
+
+    return np.array([*DEFAULT_RDP_ORDERS, 2048, 4096, 16384], dtype=np.float64)
+
+
+def composed_pld(ran: Terms, interval: float) -> Any:
+    """The privacy loss distribution of all terms together; nothing where one has none."""
+    total = None
+    for term, count in ran.items():
+        one = _repeated_pld(term, count, interval)
+        if one is None:
+            return None
+        total = one if total is None else total.compose(one)
+    return total
+
+
+@lru_cache(maxsize=32)
+def _repeated_pld(term: Term, count: int, interval: float) -> Any:
+    if isinstance(term, GaussianTerm) and not term.sampling.amplifies:
+        # Gaussians compose to a Gaussian.
+        return _pld(GaussianTerm(term.multiplier / math.sqrt(count)), interval)
+    one = _pld(term, interval)
+    return one if one is None or count == 1 else one.self_compose(count)
+
+
+@lru_cache(maxsize=32)
+def _pld(term: Term, interval: float) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution as distributions
+    from dp_accounting.pld.pld_pmf import DensePLDPmf
+
+    match term:
+        case GaussianTerm(sampling=Sampling(kind="fixed")):
+            return None
+        case GaussianTerm():
+            rate = term.sampling.rate
+            return distributions.from_gaussian_mechanism(
+                term.multiplier, value_discretization_interval=interval, sampling_prob=rate
+            )
+        case LaplaceTerm():
+            return distributions.from_laplace_mechanism(
+                term.multiplier, value_discretization_interval=interval, sampling_prob=term.rate
+            )
+        case PureTerm():
+            true = 1 / (1 + math.exp(-term.epsilon))
+            losses, masses = np.array([term.epsilon, -term.epsilon]), np.array([true, 1 - true]) * (1 - term.delta)
+            lowest, mass = split_on_grid(losses, masses, interval)
+            infinity = term.delta
+        case ShuffledTerm():
+            lowest, mass = split_on_grid(*clone_losses(term.epsilon, term.users), interval)
+            infinity = 0.0
+    pmf = DensePLDPmf(interval, lowest, mass, infinity, True)
+    # Both directions are alike: exchanging the two bits exchanges the two worlds.
+    return distributions.PrivacyLossDistribution(pmf)
