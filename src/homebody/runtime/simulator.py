@@ -29,6 +29,8 @@ USERS_AT_ONCE = 24
 """Scored together at least, however large the catalogue."""
 CACHED_BYTES = 256 << 20
 """Evaluation asks the same questions every round; they are kept up to this size."""
+DENSE_BYTES = 64 << 20
+"""Of whole tables that clients fill at once, where their channel makes them."""
 
 
 class Asked(NamedTuple):
@@ -86,7 +88,9 @@ class Simulator:
         work = method.cohort if self.fused else partial(Method.cohort, method)
         sums: Tree = {}
         bytes_up, losses = 0, []
-        for users, width in self._store.groups(cohort.users, SAMPLES_AT_ONCE):
+        tables = sum(value.nbytes for value in shared.values())
+        most = max(1, DENSE_BYTES // max(1, tables)) if method.uplink.dense else None
+        for users, width in self._store.groups(cohort.users, SAMPLES_AT_ONCE, most):
             streams = rng.fold(self._tensor(users))
             batches = vmap(lambda key, *own: method.prepare(self._client_data(*own), Rng(key)))(
                 streams.key, *self._data(users, width)
@@ -102,8 +106,9 @@ class Simulator:
         if method.scores_from == "base":
             self._remember(shared, cohort.users, step)
         total = method.uplink.server(Total(sums, cohort.size), rng.private.fold("server"))
-        down = sum(value.nbytes for value in shared.values()) * len(cohort.users)
-        return Collected(total, bytes_up, down, float(sum(losses)) / len(cohort.users) if losses else None)
+        return Collected(
+            total, bytes_up, tables * len(cohort.users), float(sum(losses)) / len(cohort.users) if losses else None
+        )
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         everything = torch.arange(self.catalogue.n_items, device=self.device)
