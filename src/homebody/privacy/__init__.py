@@ -1,5 +1,6 @@
 """The way off the device, and the record of what it tells."""
 
+from homebody.privacy.budget import Budget
 from homebody.privacy.channel import Channel, Stage
 from homebody.privacy.events import (
     OBSERVERS,
@@ -23,6 +24,7 @@ from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum
 
 __all__ = [
     "OBSERVERS",
+    "Budget",
     "Channel",
     "Charge",
     "Clip",

@@ -11,7 +11,7 @@ from homebody.privacy.channel import Channel, Stage
 from homebody.privacy.reports import OneBit, Shuffle
 from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum
 
-__all__ = ["STAGES", "parse_channel", "parse_stage", "split_stage"]
+__all__ = ["STAGES", "parse_channel", "parse_stage", "split_stage", "with_noise"]
 
 STAGES: dict[str, type[Any]] = {
     "clip": Clip,
@@ -30,6 +30,22 @@ def parse_channel(specs: Sequence[str]) -> Channel:
     Channel(stages=(Clip(norm=0.5, order=2), SecureSum(), Gaussian(z=1.0, relation='replace-one')))
     """
     return Channel(*(parse_stage(spec) for spec in specs))
+
+
+def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:
+    """The same stages with this much noise; without a number, those that say none get a stand-in.
+
+    >>> with_noise(["clip:norm=0.5", "gaussian:relation=add-remove"], 1.25)
+    ['clip:norm=0.5', 'gaussian:relation=add-remove,z=1.25']
+    """
+    out = []
+    for spec in specs:
+        name, given = split_stage(spec)
+        key = {"gaussian": "z", "laplace": "b"}.get(name)
+        if key is not None and (noise is not None or key not in given):
+            given[key] = repr(1.0 if noise is None else noise)
+        out.append(name + (":" if given else "") + ",".join(f"{one}={value}" for one, value in given.items()))
+    return out
 
 
 def parse_stage(spec: str) -> Stage:
