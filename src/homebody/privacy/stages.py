@@ -159,11 +159,12 @@ class Clip(Step):
         norm = power if self.order == 1 else power.sqrt()
         factor = torch.where(norm > bound * _SHRUNK, bound * _SHRUNK / norm, 1.0)
 
-        def scaled(part: Tensor) -> Tensor:
-            wide = real(part)
-            return torch.where(torch.isfinite(norm), wide * factor.to(wide.dtype), 0)
+        def shrunk(part: Tensor) -> Tensor:
+            # In 64 bits: a tiny factor has few digits left in 32.
+            scaled = (part.to(torch.float64) * factor).to(real(part).dtype)
+            return torch.where(torch.isfinite(norm), scaled, 0)
 
-        return Rows(value.index, scaled(value.value), value.size) if isinstance(value, Rows) else scaled(value)
+        return Rows(value.index, shrunk(value.value), value.size) if isinstance(value, Rows) else shrunk(value)
 
 
 @dataclass(frozen=True)
