@@ -70,6 +70,8 @@ def contexts(command: str) -> Iterator[Any]:
         if not hasattr(context.command, "resolve_command"):
             return
         rest = [*context._protected_args, *context.args]
+        if not rest and context.command.invoke_without_command:
+            return
         name, inner, rest = context.command.resolve_command(context, rest)
         context = inner.make_context(name, rest, parent=context)
 

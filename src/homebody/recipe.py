@@ -16,8 +16,8 @@ from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import find
 from homebody.params import KINDS, params
 from homebody.privacy import Budget
-from homebody.privacy.budget import check_delta
 from homebody.privacy.ledger import DELTA
+from homebody.privacy.limits import check_delta
 from homebody.privacy.specs import parse_channel, with_noise
 from homebody.reference import Reference
 

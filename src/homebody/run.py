@@ -28,7 +28,7 @@ from homebody.errors import HomebodyError, unknown_name
 from homebody.evaluation import Block, describe, questions, sliced, summarise
 from homebody.fit import Best, Fitted, Round, fit
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
-from homebody.privacy.budget import calibrated
+from homebody.privacy.limits import calibrated
 from homebody.privacy.specs import with_noise
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference, Score

@@ -13,7 +13,7 @@ from homebody.cli import main
 from homebody.methods import METHODS, find
 from homebody.params import params
 
-HEAVY = {"torch", "numba", "numpy", "polars", "safetensors", "sqlite3"}
+HEAVY = {"torch", "numba", "numpy", "polars", "safetensors", "sqlite3", "scipy", "dp_accounting"}
 
 
 def alone(*arguments: str) -> tuple[str, set[str]]:
@@ -37,7 +37,9 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["methods"], ["show"], ["recommend"], ["data"]])
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["compare"], ["methods"], ["show"], ["recommend"], ["data"], ["account"]]
+)
 def test_help_loads_nothing_heavy(command: list[str]) -> None:
     text, modules = alone(*command, "--help")
     assert "Usage:" in text
@@ -46,7 +48,7 @@ def test_help_loads_nothing_heavy(command: list[str]) -> None:
 
 def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(monkeypatch, capsys, "--help")
-    for name in ("run", "compare", "methods", "show", "recommend", "data"):
+    for name in ("run", "compare", "methods", "show", "recommend", "data", "account"):
         assert f" {name} " in text
 
 

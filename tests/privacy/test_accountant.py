@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homebody.errors import HomebodyError
-from homebody.privacy.accountant import Bound, calibrate, calibrate_events, epsilon, most_rounds, within
+from homebody.privacy.accountant import Bound, epsilon
 from homebody.privacy.events import (
     Event,
     GaussianRelease,
@@ -190,6 +190,9 @@ class TestRules:
         together = epsilon(parts, 1e-6)
         assert together.accountant == "rdp + pld"
         assert max(epsilon([part], 1e-6).epsilon for part in parts) < together.epsilon < sum(apart)
+        # The cohort of fixed size by RDP, all the rest by PLD, each with half of δ.
+        halves = epsilon(parts[:1], 5e-7, only=("rdp",)), epsilon(parts[1:], 5e-7, only=("pld",))
+        assert together.epsilon == pytest.approx(sum(half.epsilon for half in halves))
 
     def test_mixed_without_shuffles_needs_no_split(self) -> None:
         bound = epsilon([(GaussianRelease(1, "replace-one", fixed(30, 4800)), 100), (Reports(0.5), 3)], 1e-6)
@@ -198,6 +201,17 @@ class TestRules:
     def test_delta_of_a_release_counts(self) -> None:
         assert epsilon([(PureRelease(0.1, 1e-7), 10)], 1e-6).epsilon == pytest.approx(1)
         assert epsilon([(PureRelease(0.1, 1e-7), 11)], 1e-6).epsilon == math.inf
+        # As a replacement it fails for certain.
+        assert epsilon([(PureRelease(5, 0.5, "add-remove"), 1), (Reports(1.0), 1)], 0.9).epsilon == math.inf
+        assert epsilon([(PureRelease(1, 0.999999), 10**6)], 0.9).epsilon == math.inf
+
+    def test_every_accountant_takes_it_off(self) -> None:
+        noise = (GaussianRelease(2, "replace-one"), 5)
+        leaky = epsilon([noise, (PureRelease(0.5, 9e-7), 1)], 1e-6).bounds
+        clean = epsilon([noise, (PureRelease(0.5), 1)], 1e-7).bounds
+        assert leaky["rdp"] == pytest.approx(clean["rdp"], rel=1e-6)
+        assert leaky["pld"] == pytest.approx(clean["pld"], rel=1e-3)
+        assert leaky.keys() == clean.keys() == {"rdp", "pld"}
 
     def test_sampling_amplifies_a_pure_release(self) -> None:
         expected = math.log(1 + 0.01 * (math.e - 1))
@@ -243,7 +257,7 @@ class TestGroups:
             assert epsilon([(one, 7)], 1e-6, group=3).epsilon == epsilon([(three, 7)], 1e-6).epsilon
 
     def test_sampled_groups_by_the_general_rule(self) -> None:
-        event = GaussianRelease(2, "add-remove", poisson(30, 4800))
+        event = GaussianRelease(1, "add-remove", poisson(15, 760))
         pair = epsilon([(event, 1000)], 1e-6, group=2)
         smaller = [10.0 ** -(6 + k / 4) for k in range(20)]
         ones = [(epsilon([(event, 1000)], d, only=("pld",)).epsilon, d) for d in smaller]
@@ -253,6 +267,9 @@ class TestGroups:
 
     def test_add_remove_as_replace_one_is_a_group_of_two(self) -> None:
         mixed = epsilon([(GaussianRelease(4, "add-remove"), 100), (Reports(1e-9), 1)], 1e-3)
+        assert epsilon([(PureRelease(800, 0, "add-remove"), 1), (Reports(1.0), 1)], 0).epsilon == 1601
+        leaky = epsilon([(PureRelease(1, 1e-8, "add-remove"), 1), (Reports(1.0), 1)], 1e-8 * (1 + math.e))
+        assert leaky.bounds["basic"] == 3
         assert mixed.bounds["rdp"] == pytest.approx(gaussian(2, "replace-one", 100, 1e-3).bounds["rdp"], rel=1e-6)
 
 
@@ -327,54 +344,3 @@ class TestProperties:
         assert bounds["basic"] == pytest.approx(each * count)
         assert all(value >= bounds["optimal"] * (1 - 1e-6) - 1e-9 for value in bounds.values())
         assert bounds["optimal"] <= bounds["basic"] * (1 + 1e-9)
-
-
-class TestBudgets:
-    def test_within(self) -> None:
-        event = GaussianRelease(1, "add-remove", poisson(30, 4800))
-        # Under the cheap accountant's bound, over the tight one's; between the two; and over both.
-        assert within([(event, 1000)], 1.7, 1e-6)
-        assert within([(event, 1000)], 1.3, 1e-6)
-        assert not within([(event, 1000)], 1.29, 1e-6)
-
-    def test_most_rounds(self) -> None:
-        event = Reports(1.0)
-        assert most_rounds(event, 20.5, 0) == 20
-        assert most_rounds(event, 0.5, 0) == 0
-        assert most_rounds(event, 100, 0, limit=7) == 7
-
-    @pytest.mark.parametrize(
-        ("relation", "sampling", "kind"),
-        [
-            ("replace-one", fixed(100, 943), "gaussian"),
-            ("add-remove", poisson(100, 943), "gaussian"),
-            ("add-remove", Sampling(), "gaussian"),
-            ("replace-one", Sampling(), "laplace"),
-        ],
-    )
-    @pytest.mark.parametrize("target", [0.5, 8.0])
-    def test_calibration_spends_the_budget_and_no_more(
-        self, relation: Relation, sampling: Sampling, kind: str, target: float
-    ) -> None:
-        noise = calibrate(target, 1e-5, 100, relation, sampling, kind=kind)  # type: ignore[arg-type]
-        release = GaussianRelease if kind == "gaussian" else LaplaceRelease
-        spent = epsilon([(release(noise, relation, sampling), 100)], 1e-5).epsilon
-        assert target * (1 - 1e-3) <= spent <= target
-
-    def test_calibration_of_a_pure_budget(self) -> None:
-        assert calibrate(5.0, 0, 10, "replace-one", kind="laplace") == pytest.approx(2, rel=2e-3)
-
-    def test_calibration_of_several_events(self) -> None:
-        def events(noise: float) -> list[tuple[Event, int]]:
-            return [(GaussianRelease(noise, "replace-one"), 10), (Reports(1.0), 1)]
-
-        noise = calibrate_events(events, 4.0, 1e-5)
-        assert 4 * (1 - 1e-3) <= epsilon(events(noise), 1e-5).epsilon <= 4
-
-    def test_what_no_noise_can_reach(self) -> None:
-        with pytest.raises(HomebodyError, match="No noise brings"):
-            calibrate_events(lambda z: [(GaussianRelease(z, "replace-one"), 1), (Reports(3.0), 1)], 2.0, 1e-5)
-        with pytest.raises(HomebodyError, match="no ε at δ = 0"):
-            calibrate(1, 0, 1, "add-remove")
-        with pytest.raises(HomebodyError, match="above 0"):
-            calibrate(0, 1e-6, 1, "add-remove")

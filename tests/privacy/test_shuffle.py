@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homebody.privacy.accountant import epsilon
-from homebody.privacy.events import Reports, ShuffledReports
+from homebody.privacy.events import PureRelease, Reports, ShuffledReports
 from homebody.privacy.shuffle import clone_losses, closed_form, closed_form_limit, split_on_grid
 
 
@@ -83,6 +83,13 @@ def test_reports_of_one_person_compose() -> None:
     assert bounds["pld"] < bounds["closed-form shuffle"] < bounds["basic"]
 
 
+def test_closed_forms_compose_with_their_share_of_delta() -> None:
+    each = closed_form(1.0, 6040, 1e-6 / 20)
+    assert each is not None
+    known = epsilon([(PureRelease(each, 1e-6 / 20), 10)], 1e-6, only=("basic", "optimal", "rdp"))
+    assert shuffled(1.0, 6040, 1e-6, rounds=10)["closed-form shuffle"] == pytest.approx(known.epsilon)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.05, 4), st.integers(1, 20_000), st.sampled_from([1e-4, 1e-6, 1e-8]))
 def test_the_numerical_bound_is_under_the_closed_form_and_improves_with_people(
@@ -104,3 +111,8 @@ def test_the_grid_keeps_both_worlds_and_never_tells_less(cells: list[tuple[float
     for level in np.linspace(-5, 5, 7):
         before = (masses * np.maximum(0, -np.expm1(level - losses))).sum()
         assert (mass * np.maximum(0, -np.expm1(level - points))).sum() >= before - 1e-9 * (1 + math.exp(level + 5))
+
+
+@pytest.mark.parametrize("each", [25.0, 35.0, 800.0])
+def test_a_report_that_hides_nothing_is_not_helped_by_a_shuffle(each: float) -> None:
+    assert min(shuffled(each, 100, 1e-6, count=2).values()) == pytest.approx(2 * each, rel=1e-5)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from homebody import __version__
-from homebody.cli import compare, data, leaderboard, methods, recommend, reproduce, run, show, tune
+from homebody.cli import account, compare, data, leaderboard, methods, recommend, reproduce, run, show, tune
 from homebody.cli.progress import Interrupted
 from homebody.errors import HomebodyError
 
@@ -45,6 +45,7 @@ app.command("methods")(methods.methods)
 app.command("show")(show.show)
 app.command("recommend")(recommend.recommend)
 app.add_typer(data.app, name="data")
+app.add_typer(account.app, name="account")
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """The way off the device, and the record of what it tells."""
 
-from homebody.privacy.budget import Budget
 from homebody.privacy.channel import Channel, Stage
 from homebody.privacy.events import (
     OBSERVERS,
@@ -19,6 +18,7 @@ from homebody.privacy.events import (
     event_from_json,
 )
 from homebody.privacy.ledger import Entry, Ledger
+from homebody.privacy.limits import Budget
 from homebody.privacy.reports import OneBit, Shuffle
 from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum
 

@@ -5,6 +5,7 @@
 | `basic` | anything with an ε of its own: sums ε and δ; the only one at δ = 0 |
 | `optimal` | one (ε, δ)-DP mechanism many times: Kairouz, Oh and Viswanath, exactly |
 | `analytic` | Gaussian noise without sampling, exactly (Balle and Wang); one sampled Gaussian release |
+| `closed-form shuffle` | shuffles alone, within the condition of their theorem |
 | `rdp` | Rényi divergences of `dp-accounting`: all but shuffles |
 | `pld` | privacy loss distributions of `dp-accounting`: all but Gaussian noise on cohorts of fixed size |
 | `rdp + pld` | each on what it covers, with half of δ, where neither covers all |
@@ -20,14 +21,7 @@ from typing import Literal
 import numpy as np
 
 from homebody.errors import HomebodyError
-from homebody.privacy.events import (
-    Event,
-    GaussianRelease,
-    LaplaceRelease,
-    NonPrivate,
-    Relation,
-    Sampling,
-)
+from homebody.privacy.events import Event, NonPrivate, Relation
 from homebody.privacy.mechanisms import (
     GaussianTerm,
     LaplaceTerm,
@@ -42,12 +36,9 @@ from homebody.privacy.mechanisms import (
 )
 from homebody.privacy.shuffle import closed_form
 
-__all__ = ["Accountant", "Bound", "calibrate", "calibrate_events", "epsilon", "most_rounds", "within"]
+__all__ = ["Accountant", "Bound", "epsilon"]
 
 Accountant = Literal["basic", "optimal", "analytic", "rdp", "pld", "rdp + pld", "closed-form shuffle", "none"]
-_CHEAP: tuple[Accountant, ...] = ("basic", "optimal", "analytic", "rdp")
-_SPENT = 1e-3
-"""A calibrated noise leaves no more of the budget than this part."""
 _SMALLEST = 1e-11
 """A PLD is composed by Fourier transforms, whose rounding may reach this: no smaller δ is read off it."""
 
@@ -79,6 +70,7 @@ def epsilon(
     group: how many units change together, for instance the interactions of one person; their order of release does
     not matter. only: leave the other accountants out.
 
+    >>> from homebody.privacy import GaussianRelease, Sampling
     >>> event = GaussianRelease(1, "replace-one", Sampling("fixed", cohort=30, population=4800))
     >>> bound = epsilon([(event, 1000)], delta=1e-6)
     >>> round(bound.epsilon, 3), bound.accountant
@@ -110,103 +102,6 @@ def epsilon(
     return Bound(bounds[best], delta, relation, best, bounds, tuple(sorted(notes)))
 
 
-def within(events: Iterable[tuple[Event, int]], target: float, delta: float, *, group: int = 1) -> bool:
-    """Whether everything together stays within ε = target: the cheap accountants first, for a loop that asks often.
-
-    >>> event = GaussianRelease(1, "replace-one", Sampling("fixed", cohort=30, population=4800))
-    >>> within([(event, 1000)], 2.5, 1e-6), within([(event, 1100)], 2.5, 1e-6)
-    (True, False)
-    """
-    counted = list(events)
-    if epsilon(counted, delta, group=group, only=_CHEAP).epsilon <= target:
-        return True
-    return epsilon(counted, delta, group=group).epsilon <= target
-
-
-def most_rounds(event: Event, target: float, delta: float, *, limit: int = 10**6) -> int:
-    """How often the event may happen within ε = target, up to a limit.
-
-    >>> most_rounds(GaussianRelease(1, "replace-one", Sampling("fixed", cohort=30, population=4800)), 2.5, 1e-6)
-    1048
-    """
-    low, high = 0, 1
-    while high <= limit and within([(event, high)], target, delta):
-        low, high = high, 2 * high
-    high = min(high, limit + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if within([(event, middle)], target, delta) else (low, middle)
-    return low
-
-
-def calibrate(
-    target: float,
-    delta: float,
-    rounds: int,
-    relation: Relation,
-    sampling: Sampling = Sampling(),  # noqa: B008
-    *,
-    kind: Literal["gaussian", "laplace"] = "gaussian",
-    group: int = 1,
-) -> float:
-    """The smallest noise multiplier that keeps this many rounds within (target, δ); it spends ε to 0.1 %.
-
-    >>> z = calibrate(2.446, 1e-6, 1000, "replace-one", Sampling("fixed", cohort=30, population=4800))
-    >>> round(z, 2)
-    1.0
-    """
-    release = GaussianRelease if kind == "gaussian" else LaplaceRelease
-    if kind == "gaussian" and delta == 0:
-        raise HomebodyError("Gaussian noise has no ε at δ = 0: give a δ above 0, or use Laplace noise.")
-    return calibrate_events(lambda z: [(release(z, relation, sampling), rounds)], target, delta, group=group)
-
-
-def calibrate_events(
-    events: Callable[[float], Iterable[tuple[Event, int]]], target: float, delta: float, *, group: int = 1
-) -> float:
-    """The smallest noise at which `events(noise)` stays within (target, δ), where more noise never costs more.
-
-    The search is on a logarithmic scale, by secants kept within a bracket: a bound is dear.
-    """
-    if not (math.isfinite(target) and target > 0):
-        raise HomebodyError(f"The ε to spend must be a finite number above 0, not {target}.")
-
-    def over(log_noise: float) -> float:
-        """By how much the budget is overspent, as a logarithm; the middle of what is allowed is 0."""
-        spent = epsilon(events(math.exp(log_noise)), delta, group=group).epsilon
-        if spent == 0 or math.isinf(spent):
-            return math.copysign(math.inf, spent - target)
-        return math.log(spent / target) + _SPENT / 2
-
-    # Too little noise at `low`, enough at `high`.
-    low, high, step = 0.0, 0.0, 1.5
-    at_low = at_high = over(0.0)
-    while at_low < 0:
-        high, at_high, low = low, at_low, low - step
-        at_low = over(low)
-        if low < -30:
-            raise HomebodyError(f"Any noise at all keeps ε under {target:g}: the budget cannot be spent.")
-    while at_high > _SPENT / 2:
-        low, at_low, high = high, at_high, high + step
-        at_high = over(high)
-        if high > 30:
-            raise HomebodyError(
-                f"No noise brings ε down to {target:g} at δ = {delta:g}: take a larger ε or δ, or fewer rounds."
-            )
-    for attempt in range(60):
-        if at_high > -_SPENT / 2:
-            break
-        middle = (low + high) / 2
-        if attempt % 3 < 2 and math.isfinite(at_low - at_high):
-            middle = (at_low * high - at_high * low) / (at_low - at_high)
-        at_middle = over(middle)
-        if at_middle > _SPENT / 2:
-            low, at_low = middle, at_middle
-        else:
-            high, at_high = middle, at_middle
-    return math.exp(high)
-
-
 def _counted(events: Iterable[tuple[Event, int]]) -> dict[Event, int]:
     counted: dict[Event, int] = {}
     for event, count in events:
@@ -235,7 +130,7 @@ def _all(ran: Terms, delta: float, only: tuple[Accountant, ...] | None = None) -
         "rdp + pld": _both,
     }
     found = {name: rule(ran, delta) for name, rule in derive.items() if only is None or name in only}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None and not math.isnan(value)}
 
 
 def _basic(ran: Terms, delta: float) -> float | None:
@@ -281,8 +176,9 @@ def _optimal(ran: Terms, delta: float) -> float | None:
 
 def _left(delta: float, each: float, count: int) -> float:
     """What is left of δ for the others where each of `count` mechanisms fails outright with probability `each`."""
-    kept = count * math.log1p(-each)
-    return -math.expm1(math.log1p(-delta) - kept) if delta < 1 else 1.0
+    log_kept = -math.inf if each >= 1 else count * math.log1p(-each)
+    log_wanted = math.log1p(-delta)
+    return -math.expm1(log_wanted - log_kept) if log_wanted < log_kept else 0.0
 
 
 def _analytic(ran: Terms, delta: float) -> float | None:
@@ -323,6 +219,9 @@ def _rdp(ran: Terms, delta: float) -> float | None:
 def _pld(ran: Terms, delta: float) -> float | None:
     if delta < _SMALLEST:
         return None
+    for term, count in ran.items():
+        if isinstance(term, PureTerm) and _left(delta, term.delta, count) <= 0:
+            return None
     total = composed_pld(ran, _interval(ran))
     if total is None:
         return None

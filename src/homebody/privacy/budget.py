@@ -1,134 +1,115 @@
-"""How much may be told: checked before each round, and spent exactly where the noise is calibrated to it."""
+"""Spending an ε: whether what happened stays within it, how long it lasts, and what noise spends it exactly."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, get_args
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 from homebody.errors import HomebodyError
-from homebody.privacy.accountant import calibrate_events
-from homebody.privacy.channel import Channel
-from homebody.privacy.events import Charge, Observer, Unit
-from homebody.privacy.ledger import DELTA, Ledger
-from homebody.privacy.stages import Gaussian, Laplace
+from homebody.privacy.accountant import Accountant, epsilon
+from homebody.privacy.events import Event, GaussianRelease, LaplaceRelease, Relation, Sampling
 
-__all__ = ["Budget", "calibrated", "check_delta"]
+__all__ = ["calibrate", "calibrate_events", "most_rounds", "within"]
 
-Planned = Callable[[Channel], Sequence[tuple[Sequence[Charge], int]]]
-"""What the planned rounds through a channel would be charged, and how many rounds there are of each."""
+_CHEAP: tuple[Accountant, ...] = ("basic", "optimal", "analytic", "rdp")
+_SPENT = 1e-3
+"""A calibrated noise leaves no more of the budget than this part."""
+_EVERYONE = Sampling()
 
 
-@dataclass(frozen=True)
-class Budget:
-    """An ε that nothing released to an observer may exceed.
+def within(events: Iterable[tuple[Event, int]], target: float, delta: float, *, group: int = 1) -> bool:
+    """Whether everything together stays within ε = target: the cheap accountants first, for a loop that asks often.
 
-    >>> budget = Budget.parse("eps=8,delta=1e-5,unit=user,observer=public")
-    >>> budget
-    Budget(epsilon=8.0, delta=1e-05, unit='user', observer='public')
-    >>> print(budget)
-    eps=8,delta=1e-05,unit=user,observer=public
+    >>> event = GaussianRelease(1, "replace-one", Sampling("fixed", cohort=30, population=4800))
+    >>> within([(event, 1000)], 2.5, 1e-6), within([(event, 1100)], 2.5, 1e-6)
+    (True, False)
     """
+    counted = list(events)
+    if epsilon(counted, delta, group=group, only=_CHEAP).epsilon <= target:
+        return True
+    return epsilon(counted, delta, group=group).epsilon <= target
 
-    epsilon: float
-    delta: float = DELTA
-    unit: Unit = "user"
-    observer: Observer = "public"
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise HomebodyError(f"A budget's eps must be a finite number above 0, not {self.epsilon:g}.")
-        check_delta(self.delta)
-        for name, value, known in (("unit", self.unit, Unit), ("observer", self.observer, Observer)):
-            if value not in get_args(known):
-                raise HomebodyError(f"There is no {name} '{value}' for a budget: {', '.join(get_args(known))}.")
+def most_rounds(event: Event, target: float, delta: float, *, limit: int = 10**6) -> int:
+    """How often the event may happen within ε = target, up to a limit.
 
-    @classmethod
-    def parse(cls, text: str) -> Budget:
-        """A budget from eps=8,delta=1e-6,unit=user,observer=public; only eps must be said."""
-        given: dict[str, str] = {}
-        for part in text.split(","):
-            key, equals, value = (word.strip() for word in part.partition("="))
-            if not equals or key not in ("eps", "delta", "unit", "observer") or key in given:
-                raise HomebodyError(f"A budget reads eps=8,delta=1e-6,unit=user,observer=public, not '{text}'.")
-            given[key] = value
-        if "eps" not in given:
-            raise HomebodyError(f"The budget '{text}' says no eps; give one, as in eps=8,delta=1e-6.")
-        values: dict[str, Any] = {name: given[name] for name in ("unit", "observer") if name in given}
-        for key, name in (("eps", "epsilon"), ("delta", "delta")):
-            if key in given:
-                try:
-                    values[name] = float(given[key])
-                except ValueError:
-                    raise HomebodyError(f"A budget's {key} must be a number, not '{given[key]}'.") from None
-        return cls(**values)
+    >>> most_rounds(GaussianRelease(1, "replace-one", Sampling("fixed", cohort=30, population=4800)), 2.5, 1e-6)
+    1048
+    """
+    low, high = 0, 1
+    while high <= limit and within([(event, high)], target, delta):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if within([(event, middle)], target, delta) else (low, middle)
+    return low
 
-    def __str__(self) -> str:
-        return f"eps={self.epsilon:g},delta={self.delta:g},unit={self.unit},observer={self.observer}"
 
-    @property
-    def who(self) -> str:
-        """Whom it is about, for a sentence."""
-        return f"one {self.unit}, against the {self.observer}, at δ = {self.delta:g}"
+def calibrate(
+    target: float,
+    delta: float,
+    rounds: int,
+    relation: Relation,
+    sampling: Sampling = _EVERYONE,
+    *,
+    kind: Literal["gaussian", "laplace"] = "gaussian",
+    group: int = 1,
+) -> float:
+    """The smallest noise multiplier that keeps this many rounds within (target, δ); it spends ε to 0.1 %.
 
-    def allows(self, ledger: Ledger, charges: Sequence[Charge]) -> bool:
-        """Whether these may be charged too."""
-        return ledger.within(self.epsilon, self.observer, self.unit, delta=self.delta, also=charges)
+    >>> z = calibrate(2.446, 1e-6, 1000, "replace-one", Sampling("fixed", cohort=30, population=4800))
+    >>> round(z, 2)
+    1.0
+    """
+    release = GaussianRelease if kind == "gaussian" else LaplaceRelease
+    if kind == "gaussian" and delta == 0:
+        raise HomebodyError("Gaussian noise has no ε at δ = 0: give a δ above 0, or use Laplace noise.")
+    return calibrate_events(lambda z: [(release(z, relation, sampling), rounds)], target, delta, group=group)
 
-    def spent(self, ledger: Ledger, charges: Sequence[Charge] = ()) -> float:
-        """ε so far; with charges, what it would be after them."""
-        return ledger.epsilon(self.observer, self.unit, delta=self.delta, also=charges).epsilon
 
-    def refuse_hopeless(self, charges: Sequence[Charge]) -> None:
-        """Refuse to begin where these charges, a round's, are not allowed even once."""
-        self.refuse_infinite(charges)
-        first = self.spent(Ledger(), charges)
-        if first > self.epsilon:
+def calibrate_events(
+    events: Callable[[float], Iterable[tuple[Event, int]]], target: float, delta: float, *, group: int = 1
+) -> float:
+    """The smallest noise at which `events(noise)` stays within (target, δ), where more noise never costs more.
+
+    The search is on a logarithmic scale, by secants kept within a bracket: a bound is dear.
+    """
+    if not (math.isfinite(target) and target > 0):
+        raise HomebodyError(f"The ε to spend must be a finite number above 0, not {target}.")
+
+    def over(log_noise: float) -> float:
+        """By how much the budget is overspent, as a logarithm; the middle of what is allowed is 0."""
+        spent = epsilon(events(math.exp(log_noise)), delta, group=group).epsilon
+        if spent == 0 or math.isinf(spent):
+            return math.copysign(math.inf, spent - target)
+        return math.log(spent / target) + _SPENT / 2
+
+    # Too little noise at `low`, enough at `high`.
+    low, high, step = 0.0, 0.0, 1.5
+    at_low = at_high = over(0.0)
+    while at_low < 0:
+        high, at_high, low = low, at_low, low - step
+        at_low = over(low)
+        if low < -30:
+            raise HomebodyError(f"Any noise at all keeps ε under {target:g}: the budget cannot be spent.")
+    while at_high > _SPENT / 2:
+        low, at_low, high = high, at_high, high + step
+        at_high = over(high)
+        if high > 30:
             raise HomebodyError(
-                f"The budget of ε = {self.epsilon:g} is less than the first round alone takes, ε = {first:.4g} for "
-                f"{self.who}: add noise, or raise it."
+                f"No noise brings ε down to {target:g} at δ = {delta:g}: take a larger ε or δ, or fewer rounds."
             )
-
-    def refuse_infinite(self, charges: Sequence[Charge]) -> None:
-        """Refuse to begin where no ε bounds a round, or the observer sees nothing of it."""
-        if not any(charge.observer == self.observer for charge in charges):
-            raise HomebodyError(f"Nothing is released to the observer '{self.observer}' here, so no budget holds it.")
-        bound = Ledger().epsilon(self.observer, self.unit, delta=self.delta, also=charges)
-        if math.isinf(bound.epsilon):
-            raise HomebodyError(
-                f"A budget of ε = {self.epsilon:g} cannot hold: from the first round ε is ∞ for {self.who}. "
-                f"{' '.join(bound.notes)}"
-            )
-
-
-def check_delta(delta: float) -> None:
-    """Refuse a δ that is no probability of failing."""
-    if not 0 <= delta < 1:
-        raise HomebodyError(f"δ must be at least 0 and under 1, not {delta:g}.")
-
-
-def calibrated(channel: Channel, budget: Budget, planned: Planned) -> float:
-    """The smallest noise of this channel that keeps all planned rounds within the budget: z, or b of Laplace noise."""
-    if budget.unit != "user":
-        raise HomebodyError(f"--calibrate finds the noise for unit=user, which it is charged for, not {budget.unit}.")
-    places = [n for n, stage in enumerate(channel.stages) if isinstance(stage, Gaussian | Laplace)]
-    if len(places) != 1:
-        raise HomebodyError("--calibrate needs a gaussian or a laplace stage whose noise it can find.")
-    (place,) = places
-
-    def with_noise(noise: float) -> Channel:
-        stage = channel.stages[place]
-        noisy = replace(stage, z=noise) if isinstance(stage, Gaussian) else replace(stage, b=noise)  # type: ignore[type-var]
-        return Channel(*channel.stages[:place], noisy, *channel.stages[place + 1 :])
-
-    def events(noise: float) -> list[tuple[Any, int]]:
-        found = []
-        for charges, rounds in planned(with_noise(noise)):
-            about = [one for one in charges if (one.observer, one.unit) == (budget.observer, budget.unit)]
-            found += [(one.event, rounds) for one in about]
-        return found
-
-    for charges, _ in planned(with_noise(1.0)):
-        budget.refuse_infinite(charges)
-    return calibrate_events(events, budget.epsilon, budget.delta)
+    for attempt in range(60):
+        if at_high > -_SPENT / 2:
+            break
+        middle = (low + high) / 2
+        if attempt % 3 < 2 and math.isfinite(at_low - at_high):
+            middle = (at_low * high - at_high * low) / (at_low - at_high)
+        at_middle = over(middle)
+        if at_middle > _SPENT / 2:
+            low, at_low = middle, at_middle
+        else:
+            high, at_high = middle, at_middle
+    return math.exp(high)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from homebody.errors import HomebodyError
-from homebody.privacy.accountant import Bound, epsilon, within
+from homebody.privacy.accountant import Bound, epsilon
+from homebody.privacy.budget import within
 from homebody.privacy.events import OBSERVERS, Charge, Event, NonPrivate, Observer, Unit, event_from_json
 
 __all__ = ["DELTA", "Entry", "Ledger"]

@@ -53,6 +53,8 @@ __all__ = [
 ]
 
 EVERYONE = Sampling()
+HIDES_NOTHING = 30.0
+"""Above this ε a report has a clone with probability under 1e-13: its shuffle is not counted."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ def _term(event: Event, notes: set[str]) -> tuple[Term, int]:
                 "Shuffling amplifies only behind a proxy that does not collude with the observer, and only if all "
                 "the people it counts reported as they should."
             )
+            if event.epsilon > HIDES_NOTHING:
+                return PureTerm(event.epsilon), event.count
             return ShuffledTerm(event.epsilon, event.users), event.count
         case _:
             raise TypeError(f"there is no mechanism behind {event!r}")
@@ -167,7 +171,8 @@ def _twice(term: Term) -> Term:
         case LaplaceTerm():
             return PureTerm(2 * term.epsilon)
         case PureTerm():
-            return PureTerm(2 * term.epsilon, min(1.0, term.delta * (1 + math.exp(term.epsilon))))
+            growth = 1 + math.exp(min(term.epsilon, 700.0))
+            return PureTerm(2 * term.epsilon, min(1.0, term.delta * growth))
         case ShuffledTerm():
             raise TypeError("shuffled reports are always under replace-one")
 
@@ -252,7 +257,7 @@ def composed_pld(ran: Terms, interval: float) -> Any:
     return total
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)
 def _repeated_pld(term: Term, count: int, interval: float) -> Any:
     if isinstance(term, GaussianTerm) and not term.sampling.amplifies:
         # Gaussians compose to a Gaussian.
@@ -261,7 +266,7 @@ def _repeated_pld(term: Term, count: int, interval: float) -> Any:
     return one if one is None or count == 1 else one.self_compose(count)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=16)
 def _pld(term: Term, interval: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as distributions
     from dp_accounting.pld.pld_pmf import DensePLDPmf

@@ -58,7 +58,7 @@ def clone_losses(epsilon: float, users: int) -> tuple[NDArray[np.float64], NDArr
     """
     from scipy import stats
 
-    right, rate = 1 / (1 + math.exp(-epsilon)), math.exp(-epsilon)
+    right, wrong, rate = 1 / (1 + math.exp(-epsilon)), 1 / (1 + math.exp(epsilon)), math.exp(-epsilon)
     clones = stats.binom(users - 1, rate)
     # Bernstein's inequality; for the counts given c, Hoeffding's.
     reach = _TAIL / 3 + math.sqrt(_TAIL**2 / 9 + 2 * _TAIL * (users - 1) * rate * (1 - rate))
@@ -72,14 +72,14 @@ def clone_losses(epsilon: float, users: int) -> tuple[NDArray[np.float64], NDArr
         reach = math.sqrt(_TAIL * (c + 1) / 2)
         x = np.arange(max(0, math.floor((c + 1) / 2 - reach)), min(c + 1, math.ceil((c + 1) / 2 + reach)) + 1)
         t = x / (c + 1)
-        here, there = right * t + (1 - right) * (1 - t), (1 - right) * t + right * (1 - t)
+        here, there = right * t + wrong * (1 - t), wrong * t + right * (1 - t)
         losses.append(np.log(here / there))
         masses.append(weight * 2 * here * stats.binom.pmf(x, c + 1, 0.5))
     loss, mass = np.concatenate(losses), np.concatenate(masses)
     # What is missing, by truncation or rounding: as if there were no clone at all.
     missing = max(0.0, 1 - mass.sum())
     loss = np.append(loss, [epsilon, -epsilon])
-    return loss, np.append(mass, [missing * right, missing * (1 - right)])
+    return loss, np.append(mass, [missing * right, missing * wrong])
 
 
 def split_on_grid(

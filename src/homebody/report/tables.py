@@ -104,12 +104,24 @@ def print_comparison(comparison: Mapping[str, Any], console: Console | None = No
         comparison["meaning"],
         f"p: {comparison['test']}",
         f"ε: certified, one user, whole training{at_delta(comparison)}; {UNBOUNDED}",
+        *_clients(comparison),
         "KB: per client and round; a centralised method's is the raw history, sent once",
         *comparison["notes"],
         "records:",
         *(f"  {run}" for row in comparison["methods"] for run in row["runs"]),
     ):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _clients(comparison: Mapping[str, Any]) -> list[str]:
+    """ε against the other clients, which has no column: they mostly see what the public sees."""
+    told = {row["method"].rpartition(":")[2]: row["epsilon"] for row in comparison["methods"]}
+    apart = [
+        f"{name} {epsilon_text(one['clients'])}"
+        for name, one in told.items()
+        if one.get("clients", one["public"]) != one["public"]
+    ]
+    return ["ε against other clients: " + (", ".join(apart) if apart else "as against the public")]
 
 
 def print_run(folder: RunFolder, console: Console | None = None) -> None:

@@ -1,0 +1,351 @@
+"""`homebody account`: what ε a mechanism costs, what noise a budget asks for, and what papers claim."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from homebody.cli import options
+from homebody.errors import HomebodyError
+
+if TYPE_CHECKING:
+    from homebody.privacy.events import Event, Relation, Sampling
+
+__all__ = ["app"]
+
+app = typer.Typer(help="What ε a mechanism costs, what noise a budget asks for, what papers claim.")
+
+Rounds = Annotated[list[int], typer.Option(help="How often it happens; repeat for a table.")]
+Delta = Annotated[list[float], typer.Option(help="δ, the probability that ε may fail with; repeat for a table.")]
+Target = Annotated[float | None, typer.Option("--epsilon", help="The ε to spend: find the noise instead.")]
+Noise = Annotated[float | None, typer.Option(help="The noise over the sensitivity under the relation.")]
+Cohort = Annotated[int | None, typer.Option(help="How many take part in a round; by default everyone.")]
+Population = Annotated[int | None, typer.Option(help="How many they are drawn from.")]
+How = Annotated[str | None, typer.Option("--sampling", help="fixed, poisson or none; by default what fits.")]
+Compared = Annotated[str, typer.Option(help="replace-one, or add-remove: what is compared.")]
+Group = Annotated[int, typer.Option(help="How many units change together.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw ε over rounds into this .html file.")]
+ReportEpsilon = Annotated[float | None, typer.Option("--report-epsilon", help="ε of one report.")]
+Sent = Annotated[int, typer.Option("--reports", help="Reports of one person in a round.")]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked of one mechanism."""
+
+    about: dict[str, Any]
+    name: str
+    """What is given, or looked for: `noise`, or `report_epsilon`."""
+    given: float | None
+    target: float | None
+    event: Callable[[float], Event]
+    rounds: list[int]
+    deltas: list[float]
+    group: int
+
+
+@app.callback(invoke_without_command=True)
+def account(
+    context: typer.Context,
+    paper: Annotated[
+        str | None, typer.Option(help="privrec, fl-mv-dssm, pfedrec, fmf-ldp or privaterec: claimed beside certified.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """What ε a mechanism costs, what noise a budget asks for, what papers claim."""
+    if context.invoked_subcommand is not None:
+        if paper is not None:
+            raise HomebodyError(f"--paper stands alone: leave out '{context.invoked_subcommand}'.")
+        return
+    if paper is None:
+        typer.echo(context.get_help())
+        return
+    _print_paper(paper, as_json)
+
+
+@app.command()
+def gaussian(
+    noise: Noise = None,
+    epsilon: Target = None,
+    rounds: Rounds = [1],  # noqa: B006
+    delta: Delta = [1e-6],  # noqa: B006
+    cohort: Cohort = None,
+    population: Population = None,
+    relation: Compared = "replace-one",
+    sampling: How = None,
+    group: Group = 1,
+    plot: Plot = None,
+    as_json: options.Json = False,
+) -> None:
+    """Gaussian noise of NOISE × the ℓ2 sensitivity under the relation."""
+    from homebody.privacy.events import GaussianRelease
+
+    drawn = _sampling(sampling, cohort, population, relation)
+    about = {"mechanism": "gaussian", "relation": relation, **_drawn(drawn)}
+
+    def event(multiplier: float) -> Event:
+        return GaussianRelease(multiplier, cast("Relation", relation), drawn)
+
+    _answer(Question(about, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
+
+
+@app.command()
+def laplace(
+    noise: Noise = None,
+    epsilon: Target = None,
+    rounds: Rounds = [1],  # noqa: B006
+    delta: Delta = [0.0],  # noqa: B006
+    cohort: Cohort = None,
+    population: Population = None,
+    relation: Compared = "replace-one",
+    sampling: How = None,
+    group: Group = 1,
+    plot: Plot = None,
+    as_json: options.Json = False,
+) -> None:
+    """Laplace noise of scale NOISE × the ℓ1 sensitivity under the relation."""
+    from homebody.privacy.events import LaplaceRelease
+
+    drawn = _sampling(sampling, cohort, population, relation)
+    about = {"mechanism": "laplace", "relation": relation, **_drawn(drawn)}
+
+    def event(multiplier: float) -> Event:
+        return LaplaceRelease(multiplier, cast("Relation", relation), drawn)
+
+    _answer(Question(about, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
+
+
+@app.command()
+def onebit(
+    report_epsilon: ReportEpsilon = None,
+    reports: Sent = 1,
+    epsilon: Target = None,
+    rounds: Rounds = [1],  # noqa: B006
+    delta: Delta = [0.0],  # noqa: B006
+    group: Group = 1,
+    plot: Plot = None,
+    as_json: options.Json = False,
+) -> None:
+    """Reports randomised on the device, REPORTS of each person a round: they compose."""
+    from homebody.privacy.events import Reports
+
+    about = {"mechanism": "onebit", "relation": "replace-one", "reports": reports}
+
+    def event(each: float) -> Event:
+        return Reports(each, reports)
+
+    _answer(Question(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json)
+
+
+@app.command()
+def shuffle(
+    users: Annotated[int, typer.Option(help="People whose reports are shuffled together.")],
+    report_epsilon: ReportEpsilon = None,
+    reports: Sent = 1,
+    epsilon: Target = None,
+    rounds: Rounds = [1],  # noqa: B006
+    delta: Delta = [1e-6],  # noqa: B006
+    group: Group = 1,
+    plot: Plot = None,
+    as_json: options.Json = False,
+) -> None:
+    """The same reports behind a proxy that shuffles those of USERS people and does not collude."""
+    from homebody.privacy.events import ShuffledReports
+
+    about = {"mechanism": "shuffle", "relation": "replace-one", "reports": reports, "users": users}
+
+    def event(each: float) -> Event:
+        return ShuffledReports(each, reports, users)
+
+    _answer(Question(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json)
+
+
+def _sampling(kind: str | None, cohort: int | None, population: int | None, relation: str) -> Sampling:
+    from homebody.privacy.events import Sampling
+
+    if cohort is None and population is None:
+        if kind not in (None, "none"):
+            raise HomebodyError(f"--sampling {kind} needs --cohort and --population.")
+        return Sampling()
+    if cohort is None or population is None:
+        missing = "--cohort" if cohort is None else "--population"
+        raise HomebodyError(f"A cohort is so many of a population: give {missing} as well.")
+    if kind is None:
+        kind = "fixed" if relation == "replace-one" else "poisson"
+    drawn = Sampling(kind if kind != "none" else "fixed", cohort, population)  # type: ignore[arg-type]
+    return Sampling() if kind == "none" else drawn
+
+
+def _drawn(sampling: Sampling) -> dict[str, Any]:
+    if sampling.kind == "none":
+        return {"sampling": "none"}
+    return {"sampling": sampling.kind, "cohort": sampling.cohort, "population": sampling.population}
+
+
+def _answer(asked: Question, plot: Path | None, as_json: bool) -> None:
+    """A row for each number of rounds and each δ: ε for what was given, or what must be given for ε."""
+    option = "--" + asked.name.replace("_", "-")
+    if (asked.given is None) == (asked.target is None):
+        raise HomebodyError(f"Give either {option}, to learn ε, or --epsilon, to learn {option}.")
+    for count in asked.rounds:
+        if count < 1:
+            raise HomebodyError(f"--rounds must be at least 1, not {count}.")
+    for delta in asked.deltas:
+        if not 0 <= delta < 1:
+            raise HomebodyError(f"--delta must be at least 0 and under 1, not {delta}.")
+    rows = [_row(asked, count, delta) for count in asked.rounds for delta in asked.deltas]
+    if plot is not None:
+        _draw(plot, asked, rows[0][asked.name])
+    common = asked.about | ({"group": asked.group} if asked.group > 1 else {})
+    if as_json:
+        typer.echo(json.dumps(_plain(common | rows[0] if len(rows) == 1 else common | {"rows": rows})))
+        return
+    _print_rows(common, asked.name, rows)
+    if plot is not None:
+        typer.echo(f"ε over rounds: {plot}")
+
+
+def _row(asked: Question, count: int, delta: float) -> dict[str, Any]:
+    from homebody.privacy.accountant import epsilon
+
+    value = asked.given if asked.given is not None else _calibrated(asked, count, delta)
+    total = epsilon([(asked.event(value), count)], delta, group=asked.group)
+    return {
+        "epsilon": total.epsilon,
+        "accountant": total.accountant,
+        asked.name: value,
+        "rounds": count,
+        "delta": delta,
+        "epsilon_of_one_round": epsilon([(asked.event(value), 1)], delta, group=asked.group).epsilon,
+        "bounds": dict(total.bounds),
+        "notes": list(total.notes),
+    }
+
+
+def _calibrated(asked: Question, count: int, delta: float) -> float:
+    from homebody.privacy.budget import calibrate_events
+
+    if asked.about["mechanism"] == "gaussian" and delta == 0:
+        raise HomebodyError("Gaussian noise has no ε at δ = 0: give a --delta above 0, or use laplace.")
+    assert asked.target is not None
+
+    def value(noise: float) -> float:
+        # The less of a report's ε, the more noise.
+        return noise if asked.name == "noise" else 1 / noise
+
+    found = calibrate_events(lambda z: [(asked.event(value(z)), count)], asked.target, delta, group=asked.group)
+    return value(found)
+
+
+def _print_rows(about: dict[str, Any], name: str, rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
+    table = Table(name.replace("_", " "), "rounds", "δ", "ε", "by", "ε of one round", "other valid bounds")
+    for row in rows:
+        others = ", ".join(f"{who} {_text(e)}" for who, e in row["bounds"].items() if who != row["accountant"])
+        table.add_row(
+            *(f"{row[name]:.4g}", f"{row['rounds']:,}", f"{row['delta']:g}", _text(row["epsilon"]), row["accountant"]),
+            *(_text(row["epsilon_of_one_round"]), others),
+        )
+    console.print(table)
+    for note in dict.fromkeys(note for row in rows for note in row["notes"]):
+        console.print(note, highlight=False)
+
+
+def _print_paper(name: str, as_json: bool) -> None:
+    from homebody.privacy.papers import paper
+
+    found = paper(name)
+    rows: list[dict[str, Any]] = []
+    for claim in found.claims:
+        bound = claim.certified()
+        rows.append(
+            {
+                "what": claim.what,
+                "observer": claim.observer,
+                "unit": claim.unit,
+                "relation": bound.relation,
+                "delta": claim.delta,
+                "claimed": claim.claimed,
+                "certified": bound.epsilon,
+                "accountant": bound.accountant,
+                "event": str(claim.event),
+                "count": claim.count,
+                "why": claim.why,
+            }
+        )
+    if as_json:
+        typer.echo(json.dumps(_plain({"paper": found.id, "title": found.title, "rows": rows})))
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    reasons = list(dict.fromkeys(row["why"] for row in rows))
+    table = Table("what", "observer", "unit", "δ", "claimed ε", "certified ε", "by", "why", title=found.title)
+    for row in rows:
+        claimed = "none" if row["claimed"] is None else f"{row['claimed']:g}".replace("inf", "∞")
+        table.add_row(
+            *(row["what"], row["observer"], row["unit"], f"{row['delta']:g}", claimed, _text(row["certified"])),
+            *(row["accountant"], str(reasons.index(row["why"]) + 1)),
+        )
+    console.print(table)
+    for number, why in enumerate(reasons, start=1):
+        console.print(f"{number}. {why}", highlight=False)
+
+
+def _draw(file: Path, asked: Question, value: float) -> None:
+    """A page that needs nothing else: ε over rounds, a line for each δ."""
+    if file.suffix != ".html":
+        raise HomebodyError(f"--plot writes a page, {file.stem}.html, not '{file.name}'.")
+    try:
+        from plotly import graph_objects
+    except ImportError as error:
+        raise HomebodyError("--plot needs plotly: pip install 'homebody[report]'.") from error
+    from homebody.privacy.accountant import epsilon
+
+    most, event = max(asked.rounds), asked.event(value)
+    counts = sorted({max(1, round(most ** (step / 24))) for step in range(25)})
+    figure = graph_objects.Figure()
+    for delta in asked.deltas:
+        values = [epsilon([(event, count)], delta, group=asked.group).epsilon for count in counts]
+        figure.add_scatter(x=counts, y=values, name=f"δ = {delta:g}", mode="lines+markers")
+    figure.update_layout(
+        title=str(event),
+        xaxis_title="rounds",
+        yaxis_title="certified ε",
+        showlegend=True,
+    )
+    try:
+        figure.write_html(file, include_plotlyjs=True)
+    except OSError as error:
+        raise HomebodyError(f"The plot cannot be written to {file}: {error.strerror}.") from error
+
+
+def _text(value: float) -> str:
+    """
+    >>> _text(math.inf), _text(5000.0), _text(2.44595)
+    ('∞', '5,000', '2.446')
+    """
+    if math.isinf(value):
+        return "∞"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows no infinity: it becomes a text."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return "inf" if value == math.inf else value

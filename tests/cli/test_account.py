@@ -1,0 +1,226 @@
+"""`homebody account`: the calculator, and what papers claim."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homebody.cli import main
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["homebody", "account", *arguments])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def ask(*arguments: str) -> Any:
+        assert run(monkeypatch, *arguments, "--json") == 0
+        return json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+    return ask
+
+
+EXAMPLE = ["gaussian", "--noise", "1", "--cohort", "30", "--population", "4800", "--rounds", "1000", "--delta", "1e-6"]
+
+
+def test_the_example(answer: Any) -> None:
+    found = answer(*EXAMPLE)
+    assert found["epsilon"] == pytest.approx(2.446, rel=1e-3)
+    assert (found["accountant"], found["relation"], found["sampling"]) == ("rdp", "replace-one", "fixed")
+    assert (found["noise"], found["rounds"], found["delta"]) == (1, 1000, 1e-6)
+    assert found["epsilon_of_one_round"] < found["epsilon"]
+
+
+def test_the_sampling_follows_the_relation(answer: Any) -> None:
+    found = answer(*EXAMPLE, "--relation", "add-remove")
+    assert (found["sampling"], found["accountant"]) == ("poisson", "pld")
+    assert found["epsilon"] == pytest.approx(1.298, rel=2e-3)
+
+
+def test_no_sampling_though_there_is_a_cohort(answer: Any) -> None:
+    known = answer(*EXAMPLE, "--sampling", "none")
+    plain = answer("gaussian", "--noise", "1", "--rounds", "1000", "--delta", "1e-6")
+    assert known["epsilon"] == plain["epsilon"]
+    assert known["sampling"] == "none"
+
+
+def test_several_values_are_a_table(
+    answer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("laplace", "--noise", "2", *["--rounds", "1", "--rounds", "10", "--delta", "0", "--delta", "1e-6"])
+    rows = answer(*arguments)["rows"]
+    assert [(row["rounds"], row["delta"]) for row in rows] == [(1, 0), (1, 1e-6), (10, 0), (10, 1e-6)]
+    assert [row["epsilon"] for row in rows if row["delta"] == 0] == [0.5, 5]
+    assert run(monkeypatch, *arguments) == 0
+    assert "0.5" in capsys.readouterr().out
+
+
+def test_gaussian_noise_at_delta_0_is_infinite(answer: Any) -> None:
+    assert answer("gaussian", "--noise", "1", "--delta", "0")["epsilon"] == "inf"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["onebit", "--report-epsilon", "1", "--rounds", "20"], 20),
+        (["onebit", "--report-epsilon", "2.5", "--reports", "100", "--rounds", "20"], 5000),
+        (["onebit", "--report-epsilon", "1", "--group", "3"], 3),
+        (["laplace", "--noise", "0.5", "--rounds", "4"], 8),
+    ],
+)
+def test_pure_mechanisms(answer: Any, arguments: list[str], expected: float) -> None:
+    assert answer(*arguments)["epsilon"] == expected
+
+
+def test_shuffle(answer: Any) -> None:
+    found = answer("shuffle", "--report-epsilon", "4", "--users", "100000")
+    assert 0.1675 <= found["epsilon"] <= 0.1728
+    assert found["bounds"]["closed-form shuffle"] > found["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["gaussian", "--epsilon", "2", "--rounds", "10", "--delta", "1e-5"], "noise"),
+        (["laplace", "--epsilon", "2", "--rounds", "10"], "noise"),
+        (["onebit", "--epsilon", "2", "--reports", "5", "--rounds", "10"], "report_epsilon"),
+        (["shuffle", "--epsilon", "2", "--reports", "5", "--users", "1000"], "report_epsilon"),
+    ],
+)
+def test_the_other_direction(answer: Any, arguments: list[str], name: str) -> None:
+    found = answer(*arguments)
+    assert 2 * (1 - 1e-3) <= found["epsilon"] <= 2
+    given = [f"--{name.replace('_', '-')}", repr(found[name])]
+    again = answer(*arguments[:1], *given, *arguments[3:])
+    assert again["epsilon"] == pytest.approx(found["epsilon"])
+
+
+class TestPlot:
+    def test_it_needs_nothing_else(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        pytest.importorskip("plotly")
+        file = tmp_path / "over rounds.html"
+        assert run(monkeypatch, "onebit", "--report-epsilon", "1", "--rounds", "30", "--plot", str(file)) == 0
+        text = file.read_text(encoding="utf-8")
+        assert "certified" in text
+        assert 'src="http' not in text
+
+    def test_without_plotly_it_says_what_to_install(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        plain = builtins.__import__
+
+        def without(name: str, *rest: Any) -> Any:
+            if name.startswith("plotly"):
+                raise ImportError(name)
+            return plain(name, *rest)
+
+        monkeypatch.setattr(builtins, "__import__", without)
+        assert run(monkeypatch, "onebit", "--report-epsilon", "1", "--plot", str(tmp_path / "a.html")) == 2
+        assert "homebody[report]" in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
+
+
+class TestPapers:
+    @pytest.mark.parametrize("name", ["privrec", "fl-mv-dssm", "pfedrec", "fmf-ldp", "privaterec"])
+    def test_every_row_has_both_columns_and_a_sentence(
+        self, answer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    ) -> None:
+        rows = answer("--paper", name)["rows"]
+        assert all(row["why"].endswith(".") and row["observer"] and row["unit"] for row in rows)
+        assert any(row["observer"] == "server" for row in rows)
+        assert run(monkeypatch, "--paper", name) == 0
+        printed = capsys.readouterr().out
+        assert "claimed ε" in printed
+        assert "certified ε" in printed
+
+    def test_tables_4_and_5_are_whole(self, answer: Any) -> None:
+        rows = [row for row in answer("--paper", "privrec")["rows"] if row["what"].startswith("Table")]
+        assert len(rows) == 12 * 4
+        found = {(row["what"], row["delta"]): (row["claimed"], row["certified"]) for row in rows}
+        assert found["Table 4, 30/4800", 0] == ("inf", "inf")
+        for (what, delta), expected in {
+            ("Table 4, 5/4800", 1e-8): (1.7439, 1.283),
+            ("Table 4, 5/4800", 1e-6): (1.3602, 0.899),
+            ("Table 4, 5/4800", 1e-4): (0.9764, 0.516),
+            ("Table 4, 30/4800", 1e-8): (18.9107, 3.022),
+            ("Table 4, 30/4800", 1e-6): (16.6081, 2.446),
+            ("Table 4, 30/4800", 1e-4): (14.3056, 1.829),
+            ("Table 5, 15/760", 1e-6): (45.5485, 8.511),
+        }.items():
+            assert found[what, delta] == pytest.approx(expected, rel=1e-3)
+
+    def test_what_is_published_without_a_bound_is_infinite(self, answer: Any) -> None:
+        for name, what in (
+            ("privrec", "two-stage training"),
+            ("pfedrec", "Laplace noise, λ = 0.1 … 0.5 (Table 7)"),
+            ("fl-mv-dssm", "user towers"),
+            ("privaterec", "training, history, ε_t = 10"),
+        ):
+            rows = [row for row in answer("--paper", name)["rows"] if row["what"] == what]
+            assert rows
+            assert all(row["certified"] == "inf" for row in rows)
+
+    def test_fmf_ldp(self, answer: Any) -> None:
+        rows = answer("--paper", "fmf-ldp")["rows"]
+        certified = {(row["what"], row["observer"], row["unit"], row["delta"]): row["certified"] for row in rows}
+        assert certified["one report", "server", "report", 0] == 2.5
+        assert certified["20 epochs", "server", "user", 0] == 5000
+        assert certified["20 epochs", "server", "user", 1e-6] == pytest.approx(4505, rel=1e-3)
+
+    def test_fl_mv_dssm(self, answer: Any) -> None:
+        certified = [row["certified"] for row in answer("--paper", "fl-mv-dssm")["rows"] if row["observer"] == "views"]
+        assert certified[:4] == pytest.approx([10.20, 27.2, 80.0, 260.9], rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("gaussian --noise 0", "above 0, not 0.0"),
+        ("gaussian --noise -1", "above 0, not -1.0"),
+        ("gaussian --noise nan", "above 0, not nan"),
+        ("gaussian", "either --noise"),
+        ("gaussian --noise 1 --epsilon 1", "either --noise"),
+        ("gaussian --epsilon 0", "above 0, not 0.0"),
+        ("gaussian --epsilon -2", "above 0, not -2.0"),
+        ("gaussian --epsilon inf", "above 0, not inf"),
+        ("gaussian --epsilon 1 --delta 0", "no ε at δ = 0"),
+        ("gaussian --noise 1 --delta 1", "under 1, not 1.0"),
+        ("gaussian --noise 1 --delta -1e-9", "at least 0"),
+        ("gaussian --noise 1 --rounds 0", "at least 1, not 0"),
+        ("gaussian --noise 1 --group 0", "at least 1 member"),
+        ("gaussian --noise 1 --cohort 31 --population 30", "cannot be drawn from a population of 30"),
+        ("gaussian --noise 1 --cohort 31 --population 30 --sampling none", "cannot be drawn"),
+        ("gaussian --noise 1 --cohort 0 --population 30", "at least 1 member"),
+        ("gaussian --noise 1 --cohort 3", "--population"),
+        ("gaussian --noise 1 --sampling fixed", "needs --cohort"),
+        ("gaussian --noise 1 --cohort 3 --population 9 --sampling magic", "no sampling 'magic'"),
+        ("gaussian --noise 1 --cohort 3 --population 9 --sampling fixed --relation add-remove", "replace-one"),
+        ("gaussian --noise 1 --relation edit", "no relation 'edit'"),
+        ("gaussian --noise 1 --plot a.png", "a.html"),
+        ("onebit --report-epsilon 0", "above 0, not 0.0"),
+        ("onebit --report-epsilon 1 --reports 0", "whole number from 1"),
+        ("shuffle --report-epsilon 1 --users 0", "whole number from 1"),
+        ("--paper privatrec", "did you mean 'privaterec'"),
+        ("--paper privrec gaussian --noise 1", "--paper stands alone"),
+    ],
+)
+def test_bad_values_get_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, sentence: str
+) -> None:
+    assert run(monkeypatch, *arguments.split()) == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert printed.err.startswith("homebody: ")
+    assert len(printed.err.splitlines()) == 1
+    assert printed.out == ""
