@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from homebody.cli import main
 from homebody.core import Cohort
 from homebody.data import load
 from homebody.data.partitions import leave_one_out
@@ -283,3 +284,93 @@ def test_a_recipe_with_stages_is_written_and_typed_again() -> None:
     assert "--stage clip:norm=0.5 --stage secure-sum --stage gaussian:z=2" in words
     assert f"--budget {BUDGET} --calibrate --delta 1e-07" in words
     assert Recipe.from_toml('method = "fedmf"\ndata = "x"\ndelta = 0').delta == 0
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """The exit code of a command, and what it prints and complains."""
+    monkeypatch.setattr("sys.argv", ["homebody", *words])
+    code = 0
+    try:
+        main()
+    except SystemExit as left:
+        code = int(left.code or 0)
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_the_command_that_this_is_for(
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "run",
+        "fedmf",
+        "--data",
+        "ml-100k",
+        "--data-dir",
+        str(real_data),
+        "--cohort",
+        "100",
+        "--out",
+        str(tmp_path),
+    ]
+    words += ["--stage", "clip:norm=1", "--stage", "gaussian:z=0.8", "--evaluate-every", "50"]
+    words += ["--budget", "eps=8,delta=1e-5,unit=user,observer=public"]
+    code, printed, said = typed(monkeypatch, capsys, *words)
+    assert code == 0
+    assert "Training stopped before round" in said
+    flat = " ".join(printed.split())
+    assert "and the budget is 8;" in flat
+    assert "over the whole training: server ∞, clients 7." in flat
+    assert "δ = 1e-05" in flat
+    assert "stages: clip:norm=1 → gaussian:z=0.8" in flat
+    (run,) = tmp_path.iterdir()
+    code, printed, _ = typed(monkeypatch, capsys, "show", str(run))
+    flat = " ".join(printed.split())
+    assert "to server: not private: the server adds the noise itself" in flat
+    assert "to clients, public: Gaussian noise, 0.8 × the ℓ2 sensitivity (replace-one); 100 of 943 drawn" in flat
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--budget", "eps=0"], "A budget's eps must be a finite number above 0, not 0."),
+        (["--delta", "1"], "δ must be at least 0 and under 1, not 1."),
+        (["--stage", "shuffle"], "put OneBit right before it."),
+        (["--calibrate"], "--calibrate finds the noise that spends a budget: give one, such as --budget eps=8."),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    sentence: str,
+) -> None:
+    code, printed, said = typed(
+        monkeypatch, capsys, "run", "fedmf", "--data", PEOPLE, "--out", str(tmp_path / "runs"), *words
+    )
+    assert (code, printed) == (2, "")
+    assert said.strip().endswith(sentence)
+    assert len(said.strip().splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_reference_is_not_run_with_a_budget(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, said = typed(monkeypatch, capsys, "run", "popularity", "--data", PEOPLE, "--budget", "eps=8")
+    assert code == 2
+    assert "centralised reference" in said
+
+
+def test_a_comparison_says_epsilon_by_observer_with_its_delta(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", "popularity", "fedmf", "--data", PEOPLE, "--seeds", "1", "--rounds", "2", "--cohort", "10"]
+    words += ["--stage", "clip:norm=0.5,order=1", "--stage", "laplace:b=2", "--delta", "0", "--out", str(tmp_path)]
+    _, printed, _ = typed(monkeypatch, capsys, *words)
+    row = next(line for line in printed.splitlines() if line.strip().startswith("fedmf"))
+    # Two rounds of ε = 1/2 each against the server; others do not know who was drawn.
+    assert f"1 / {2 * math.log1p(0.25 * math.expm1(0.5)):.3g}" in row
+    assert "ε: certified, one user, whole training; δ = 0; ∞ means no bound" in printed
+    assert "ε against other clients: as against the public" in printed

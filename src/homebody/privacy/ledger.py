@@ -91,7 +91,7 @@ class Ledger:
     >>> [entry.release for entry in ledger.entries() if entry.observer == "public"]
     ['train/1', 'train/1#2']
     >>> {who: round(value, 2) for who, value in ledger.epsilons(delta=1e-5).items()}
-    {'server': inf, 'clients': 0.0, 'public': 1.47}
+    {'server': inf, 'clients': 0.0, 'public': 1.36}
     """
 
     def __init__(self, path: Path | None = None) -> None:
