@@ -116,6 +116,14 @@ def test_a_release_that_is_not_a_repetition_counts_again(ledger: Ledger) -> None
     ledger.verify()
 
 
+def test_a_charge_that_fails_half_way_leaves_nothing(ledger: Ledger) -> None:
+    with pytest.raises(sqlite3.IntegrityError):
+        ledger.charge("train/1", [*PLAIN, PLAIN[0]])
+    assert ledger.entries() == []
+    ledger.charge("train/1", PLAIN)
+    assert ledger.releases() == 1
+
+
 def test_a_release_may_have_parts(ledger: Ledger) -> None:
     both = [Charge("server", "user", NonPrivate("plain"), part=part) for part in ("item", "user")]
     ledger.charge("train/1", both)
