@@ -13,10 +13,10 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test test-faults check bench clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP)  ## make .venv and install the package with its tools into it
 
@@ -34,6 +34,9 @@ test: export OMP_NUM_THREADS ?= 1
 test: export NUMBA_NUM_THREADS ?= 1
 test: $(STAMP)  ## run all tests, doctests and the notebook (WORKERS=n, ARGS="-k name")
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8 $(ARGS)
+
+test-faults: $(STAMP)  ## kill a charging process a thousand times: no acknowledged charge is lost
+	$(BIN)/python -m pytest -m faults $(ARGS)
 
 check: $(STAMP)  ## lint, format, types, import direction
 	$(BIN)/ruff check .

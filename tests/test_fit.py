@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,8 +132,8 @@ class Watched(Ledger):
         super().__init__()
         self._log = log
 
-    def charge(self, release: str, charges: Sequence[Charge], *, repeat: bool = False) -> None:
-        super().charge(release, charges, repeat=repeat)
+    def charge(self, release: str, charges: Sequence[Charge], **options: Any) -> None:
+        super().charge(release, charges, **options)
         self._log.append(("charge", release))
 
 
@@ -160,12 +161,12 @@ def test_a_round_that_fails_was_charged() -> None:
     with pytest.raises(ConnectionError):
         fit(Toy(), runtime, rounds=3, ledger=ledger)
     assert [entry.release for entry in ledger.entries()] == ["train/1"] * 3 + ["train/2"] * 3
-    assert ledger.epsilon("server") == float("inf")
+    assert ledger.epsilon("server").epsilon == float("inf")
 
 
 def test_a_charge_that_is_refused_stops_the_round_before_anything_is_collected() -> None:
     class Refusing(Ledger):
-        def charge(self, release: str, charges: Sequence[Charge], *, repeat: bool = False) -> None:
+        def charge(self, release: str, charges: Sequence[Charge], **options: Any) -> None:
             raise HomebodyError("The budget is spent.")
 
     runtime = Clients()

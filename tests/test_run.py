@@ -519,7 +519,7 @@ def test_a_run_that_diverges_later_says_where_its_rounds_are(tmp_path: Path) -> 
 
 
 def test_a_newer_ledger_is_refused(broken: Path) -> None:
-    on_ledger(broken, "PRAGMA user_version = 2")
+    on_ledger(broken, "PRAGMA user_version = 99")
     refused(broken, "ledger", "newer Homebody")
 
 

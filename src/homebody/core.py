@@ -60,9 +60,37 @@ class Rows:
 
     def dense(self) -> Tensor:
         """The whole table, zero where there is no row."""
-        slot = torch.where(self.index < 0, self.size, self.index)
-        table = self.value.new_zeros(self.size + 1, *self.value.shape[1:])
-        return table.index_add(0, slot, self.value)[:-1]
+        return _summed(torch.where(self.index < 0, self.size, self.index), self.value, self.size + 1)[:-1]
+
+    def coalesced(self) -> Rows:
+        """The same table with each index once, in ascending order, and padding behind them.
+
+        >>> rows = Rows(torch.tensor([2, 0, 2, -1]), torch.tensor([1.0, 5.0, 2.0, 9.0]), size=3).coalesced()
+        >>> rows.index.tolist(), rows.value.tolist()
+        ([0, 2, -1, -1], [5.0, 3.0, 0.0, 0.0])
+        """
+        if not self.index.shape[0]:
+            return self
+        ordered, origin = torch.where(self.index < 0, self.size, self.index).sort(stable=True)
+        new = torch.cat([torch.ones_like(ordered[:1]), (ordered[1:] != ordered[:-1]).to(ordered.dtype)])
+        place = new.cumsum(0) - 1
+        value = self.value[origin]
+        real = (ordered < self.size).view(-1, *[1] * (value.dim() - 1))
+        # Each place is written by rows of one index alone, so whichever comes last writes the same.
+        index = torch.full_like(ordered, self.size).scatter(0, place, ordered)
+        return Rows(
+            torch.where(index < self.size, index, -1),
+            _summed(place, torch.where(real, value, 0), len(ordered)),
+            self.size,
+        )
+
+
+def _summed(slot: Tensor, value: Tensor, places: int) -> Tensor:
+    """(places, …) with each row of `value` added at its slot; in an order that is always the same, also under vmap."""
+    table = value.new_zeros(places, *value.shape[1:])
+    if value.device.type == "cpu":
+        return table.scatter_add(0, slot.view(-1, *[1] * (value.dim() - 1)).expand_as(value), value)
+    return table.index_put((slot,), value, accumulate=True)  # it sorts first
 
 
 def _rebuild(leaves: Iterable[Tensor], size: Any) -> Rows:

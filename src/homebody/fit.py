@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from homebody import __version__
 from homebody.core import Cohort, Evaluated, Method, Runtime, Tree, Users
 from homebody.errors import Diverged, HomebodyError, unknown_name
-from homebody.privacy import Ledger
+from homebody.privacy import Budget, Charge, Ledger
+from homebody.privacy.ledger import DELTA
 from homebody.rng import Rng
 
 __all__ = ["Best", "Checkpoints", "Fitted", "Progress", "Round", "carry", "choose", "fit"]
@@ -40,6 +42,8 @@ class Round:
     seconds: float
     """Of wall time, for training."""
     evaluation_seconds: float
+    delta: float = DELTA
+    """What ε is stated at."""
 
 
 @dataclass
@@ -90,6 +94,10 @@ class Fitted:
     chosen: int
     """That round, counted over all phases."""
     ledger: Ledger
+    delta: float = DELTA
+    """What ε is stated at."""
+    stopped: str | None = None
+    """Why training ended before its last round, in a sentence."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -98,8 +106,8 @@ class Fitted:
 
     @property
     def epsilon(self) -> dict[str, float]:
-        """Certified ε for each observer."""
-        return self.ledger.epsilons()
+        """Certified ε for each observer, about one person, at `delta`."""
+        return self.ledger.epsilons(self.delta)
 
     def recommend(self, user: int, k: int = 10) -> list[tuple[int, float]]:
         """A simulated client's best items that it does not have yet, with their scores."""
@@ -114,6 +122,8 @@ def fit(
     cohort: int | None = None,
     seed: int = 0,
     ledger: Ledger | None = None,
+    budget: Budget | None = None,
+    delta: float = DELTA,
     evaluate_every: int = 1,
     select: str = SELECT,
     on_round: Callable[[Round], None] | None = None,
@@ -122,8 +132,10 @@ def fit(
     """Train: choose cohort → charge ledger → collect through the channel → server step → evaluate → record.
 
     cohort: clients a round; None takes all. evaluate_every: 0 never evaluates and keeps the last round.
+    budget: training ends before the round that would break it. delta: what ε is stated at where there is no budget.
     """
     _check(method, rounds, evaluate_every)
+    delta = budget.delta if budget else delta
     ledger = Ledger() if ledger is None else ledger
     progress = (checkpoints.load() if checkpoints else None) or Progress()
     if ledger.releases() < progress.step:
@@ -134,7 +146,7 @@ def fit(
     # What a resumed simulation does again is the same release, bit by bit; anything else is a new one.
     repeats = runtime.simulated and checkpoints is not None
     phases = tuple(method.phases)
-    start, acting = 0, method
+    start, acting, stopped = 0, method, None
     for phase in phases:
         acting, end = phase.method or method, start + (phase.rounds or rounds)
         if progress.step < end or phase is phases[-1]:
@@ -143,7 +155,11 @@ def fit(
         for step in range(progress.step + 1, end + 1):
             number = step - start
             who = choose(runtime.available(), cohort, rng.fold("cohort", number))
-            ledger.charge(f"{phase.name}/{number}", acting.charges(who), repeat=repeats)
+            release, charges = f"{phase.name}/{number}", acting.charges(who)
+            if budget and not (repeats and ledger.knows(release)) and not budget.allows(ledger, charges):
+                stopped = _stopped(budget, ledger, charges, f"{number} of {end - start}", phase.name)
+                break
+            ledger.charge(release, charges, repeat=repeats, number=number, code=_code(acting))
             began = time.perf_counter()
             got = runtime.collect(acting, progress.shared, who, rng.fold("round", number), step)
             before = {name: value.shape for name, value in progress.shared.items()}
@@ -152,9 +168,7 @@ def fit(
             _refuse_nonsense(acting, before, progress.shared, number)
             progress.step, evaluated = step, Evaluated({})
             if phase.evaluated and evaluate_every and (number % evaluate_every == 0 or step == end):
-                evaluated = runtime.evaluate(acting, progress.shared)
-                if _better(evaluated, progress.best, select):
-                    progress.best = Best(step, evaluated, progress.shared, runtime.state())
+                evaluated = _asked(acting, runtime, progress, select)
             if on_round:
                 on_round(
                     Round(
@@ -164,21 +178,28 @@ def fit(
                         clients=len(who.users),
                         loss=got.loss,
                         metrics=evaluated.metrics,
-                        epsilon=ledger.epsilons(),
+                        epsilon=ledger.epsilons(delta),
                         bytes_up=got.bytes_up,
                         bytes_down=got.bytes_down,
                         seconds=trained - began,
                         evaluation_seconds=time.perf_counter() - trained,
+                        delta=delta,
                     )
                 )
             if checkpoints and (step == end or checkpoints.due()):
                 checkpoints.save(replace(progress, clients=runtime.state()))
+        if stopped:
+            if phase.evaluated and evaluate_every and (number == 1 or (number - 1) % evaluate_every):
+                _asked(acting, runtime, progress, select)  # a last round is always asked
+            if checkpoints:
+                checkpoints.save(replace(progress, clients=runtime.state()))
+            break
         start = end
     if progress.best is None:
-        return Fitted(acting, runtime, progress.shared, Evaluated({}), progress.step, ledger)
+        return Fitted(acting, runtime, progress.shared, Evaluated({}), progress.step, ledger, delta, stopped)
     best = progress.best
     runtime.load_state(best.clients)
-    return Fitted(acting, runtime, _on(runtime, best.shared), best.evaluated, best.step, ledger)
+    return Fitted(acting, runtime, _on(runtime, best.shared), best.evaluated, best.step, ledger, delta, stopped)
 
 
 def choose(available: Users, size: int | None, rng: Rng) -> Cohort:
@@ -238,6 +259,27 @@ def _enter(method: Method, runtime: Runtime, progress: Progress, rng: Rng, fresh
 
 def _on(runtime: Runtime, tree: Tree) -> Tree:
     return {name: value.to(runtime.device) for name, value in tree.items()}
+
+
+def _asked(method: Method, runtime: Runtime, progress: Progress, select: str) -> Evaluated:
+    """How good the model is now; the best on validation is kept."""
+    evaluated = runtime.evaluate(method, progress.shared)
+    if _better(evaluated, progress.best, select):
+        progress.best = Best(progress.step, evaluated, progress.shared, runtime.state())
+    return evaluated
+
+
+def _stopped(budget: Budget, ledger: Ledger, charges: Sequence[Charge], number: str, phase: str) -> str:
+    """Why no further round may be charged."""
+    return (
+        f"Training stopped before round {number} ({phase}): it would bring ε to {budget.spent(ledger, charges):.4g} "
+        f"for {budget.who}, and the budget is {budget.epsilon:g}; {budget.spent(ledger):.4g} is spent."
+    )
+
+
+def _code(method: Method) -> str:
+    """What causes a release: for whoever reads the ledger."""
+    return f"{type(method).__name__}, homebody {__version__}"
 
 
 def _better(new: Evaluated, best: Best | None, select: str) -> bool:

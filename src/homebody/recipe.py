@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,10 @@ from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import find
 from homebody.params import KINDS, params
+from homebody.privacy import Budget
+from homebody.privacy.ledger import DELTA
+from homebody.privacy.limits import check_delta
+from homebody.privacy.specs import parse_channel, with_noise
 from homebody.reference import Reference
 
 __all__ = ["Recipe", "parse_fields"]
@@ -67,6 +71,14 @@ class Recipe:
     """Lengths of the lists that metrics look at."""
     slices: list[str] = field(default_factory=list)
     """Users to report beside everyone, by how many interactions they have: 20-30."""
+    stages: list[str] = field(default_factory=list)
+    """What updates pass on their way out, in order: clip:norm=0.5, secure-sum, gaussian:z=1. None: the method's own."""
+    budget: str | None = None
+    """How much may be told: eps=8,delta=1e-6,unit=user,observer=public. Training ends before it is broken."""
+    calibrate: bool = False
+    """Whether the noise is yet to be found that spends the budget over the planned rounds."""
+    delta: float = DELTA
+    """What ε is stated at where there is no budget."""
 
     def build(self) -> Method | Reference:
         """The method with its fields set."""
@@ -75,7 +87,23 @@ class Recipe:
         for name in self.fields:
             if name not in known:
                 raise unknown_name(f"field of {self.method}", name, known)
-        return found(**self.fields)
+        built: Method | Reference = found(**self.fields)
+        if not self.stages or not isinstance(built, Method):
+            return built
+        channel = parse_channel(with_noise(self.stages) if self.calibrate else self.stages)
+        if not any(spec.name == "uplink" for spec in fields(built)):  # type: ignore[arg-type]
+            raise HomebodyError(f"{self.method} has no field 'uplink', so no stage can be put on its way out.")
+        return replace(built, uplink=channel)  # type: ignore[type-var]
+
+    def allowed(self) -> Budget | None:
+        """The budget, read and checked."""
+        return None if self.budget is None else Budget.parse(self.budget)
+
+    @property
+    def stated_at(self) -> float:
+        """The δ that ε is stated at."""
+        allowed = self.allowed()
+        return allowed.delta if allowed else self.delta
 
     def check(self) -> None:
         """Refuse values of the wrong kind, in a sentence."""
@@ -83,7 +111,7 @@ class Recipe:
             value, wanted = getattr(self, spec.name), _TYPES[spec.name]
             if value is None and spec.default is None:
                 continue
-            if type(value) is not wanted:
+            if type(value) is not wanted and not (wanted is float and type(value) is int):
                 kind = {**KINDS, list: "a list", dict: "a table"}[wanted]
                 raise HomebodyError(f"The recipe's {spec.name} must be {kind}, not {value!r}.")
         for k in self.cutoffs:
@@ -93,6 +121,13 @@ class Recipe:
             raise HomebodyError(f"evaluate-every must be 0 (never) or more, not {self.evaluate_every}.")
         if not self.measured():
             raise HomebodyError("The metrics need a cut-off, such as cutoffs = [10].")
+        check_delta(self.delta)
+        for spec_text in self.stages:
+            if type(spec_text) is not str:
+                raise HomebodyError(f"A stage is a text such as 'clip:norm=0.5', not {spec_text!r}.")
+        if self.calibrate and self.budget is None:
+            raise HomebodyError("--calibrate finds the noise that spends a budget: give one, such as --budget eps=8.")
+        self.allowed()
         if not -(2**63) <= self.seed < 2**63:
             raise HomebodyError(f"The seed must fit in 64 bits; {self.seed} does not.")
 
@@ -120,12 +155,14 @@ class Recipe:
             option = f"--{spec.name.replace('_', '-')}"
             if spec.name == "fused":
                 words.append("--plain")
+            elif spec.name == "calibrate":
+                words.append("--calibrate")
             elif spec.name == "columns":
                 words += [word for name, one in value.items() for word in (f"--{name.replace('_', '-')}", one)]
             elif spec.name in ("kinds", "filters"):
                 words += [word for name, one in value.items() for word in (option.removesuffix("s"), f"{name}={one}")]
-            elif spec.name == "slices":
-                words += [word for one in value for word in ("--slice", one)]
+            elif spec.name in ("slices", "stages"):
+                words += [word for one in value for word in (option.removesuffix("s"), one)]
             else:
                 words += [option, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
         for name, value in self.fields.items():
@@ -177,11 +214,12 @@ class Recipe:
 
 _TYPES: dict[str, type] = {
     **dict.fromkeys(("method", "data", "split", "protocol", "held_out", "select", "device", "data_dir"), str),
-    **dict.fromkeys(("user_features", "item_features", "impressions"), str),
+    **dict.fromkeys(("user_features", "item_features", "impressions", "budget"), str),
     **dict.fromkeys(("rounds", "seed", "negatives", "cohort", "evaluate_every"), int),
     **dict.fromkeys(("fields", "columns", "kinds", "filters"), dict),
-    **dict.fromkeys(("cutoffs", "slices"), list),
-    "fused": bool,
+    **dict.fromkeys(("cutoffs", "slices", "stages"), list),
+    **dict.fromkeys(("fused", "calibrate"), bool),
+    "delta": float,
 }
 
 

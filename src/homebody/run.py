@@ -9,7 +9,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import islice
@@ -20,14 +20,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from homebody.core import Evaluated, Method
+from homebody.core import Cohort, Evaluated, Method
 from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError, unknown_name
 from homebody.evaluation import describe, measure, sliced
 from homebody.fit import Best, Fitted, Round, fit
-from homebody.privacy import OBSERVERS, Charge, Ledger, NonPrivate
+from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
+from homebody.privacy.limits import calibrated
+from homebody.privacy.specs import with_noise
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
 from homebody.report import RunFolder
@@ -58,6 +60,7 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
     """
     method, split = _prepare(recipe, watcher)
     recipe = replace(recipe, rounds=_rounds(recipe, method))
+    recipe, method = _calibrated(recipe, method, split, watcher)
     stamped = f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder.create(out, name or stamped, exact=name is not None)
     with folder.alone():
@@ -116,7 +119,7 @@ def reopen(path: Path) -> tuple[Fitted, Population]:
     best = progress.best or Best(progress.step, Evaluated({}), progress.shared, progress.clients)
     runtime.load_state(best.clients)
     shared = {name: value.to(runtime.device) for name, value in best.shared.items()}
-    fitted = Fitted(acting, runtime, shared, best.evaluated, best.step, Ledger(folder.ledger_path))
+    fitted = Fitted(acting, runtime, shared, best.evaluated, best.step, Ledger(folder.ledger_path), recipe.stated_at)
     return fitted, split.population
 
 
@@ -192,7 +195,42 @@ def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Spli
     members = int((split.learn & (split.lengths > 0)).sum())
     if recipe.cohort is not None and not 1 <= recipe.cohort <= members:
         raise HomebodyError(f"A cohort has 1 to {members} clients with this data, not {recipe.cohort}.")
+    if isinstance(method, Method):
+        # Charges that cannot be stated are refused now, and so is a budget that no round fits into.
+        first = _planned(recipe, method, split)[0][0]
+        if (budget := recipe.allowed()) and not recipe.calibrate:
+            budget.refuse_hopeless(first)
     return method, split
+
+
+def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequence[Charge], int]]:
+    """What each phase's rounds will be charged, and how many there are."""
+    members = int((split.learn & (split.lengths > 0)).sum())
+    size = recipe.cohort or members
+    cohort = Cohort(np.arange(size), "fixed" if recipe.cohort else "all", size, members)
+    rounds = _rounds(recipe, method)
+    return [((phase.method or method).charges(cohort), phase.rounds or rounds) for phase in method.phases]
+
+
+def _calibrated(
+    recipe: Recipe, method: Method | Reference, split: Split, watcher: Watcher
+) -> tuple[Recipe, Method | Reference]:
+    """The recipe with the noise that spends its budget over all rounds, where that is asked for."""
+    budget = recipe.allowed()
+    if not recipe.calibrate or budget is None or not isinstance(method, Method):
+        return recipe, method
+    fixed: Method = method
+
+    def planned(channel: Channel) -> list[tuple[Sequence[Charge], int]]:
+        return _planned(recipe, replace(fixed, uplink=channel), split)  # type: ignore[type-var]
+
+    noise = calibrated(method.uplink, budget, planned)
+    recipe = replace(recipe, stages=with_noise(recipe.stages, noise), calibrate=False)
+    watcher.say(f"calibrated: {' → '.join(recipe.stages)} spends ε = {budget.epsilon:g} in {recipe.rounds} rounds")
+    built = recipe.build()
+    assert isinstance(built, Method)
+    budget.refuse_hopeless(_planned(recipe, built, split)[0][0])
+    return recipe, built
 
 
 def _notes(method: Method | Reference, split: Split) -> list[str]:
@@ -200,6 +238,13 @@ def _notes(method: Method | Reference, split: Split) -> list[str]:
     looked_at = {"user features": "users", "item features": "items"}
     features = [note for need in method.needs if need in looked_at for note in split.encoded[looked_at[need]].notes]
     return [*split.population.notes, *split.notes, *features]
+
+
+def _unheld(recipe: Recipe, method: Method | Reference) -> list[str]:
+    """What a recipe asks for that a reference cannot give: in a table it stands beside methods that can."""
+    if isinstance(method, Method) or not (recipe.stages or recipe.budget):
+        return []
+    return [f"{recipe.method} is centralised and collects raw data: stages and budget do not hold for it"]
 
 
 def _rounds(recipe: Recipe, method: Method | Reference) -> int:
@@ -216,9 +261,12 @@ def _run(
     try:
         if isinstance(method, Reference):
             evaluated, chosen = _reference(recipe, method, split, folder, ledger, watcher)
+            stopped = None
         else:
             fitted = _federated(recipe, method, split, folder, ledger, watcher)
-            evaluated, chosen = fitted.evaluated, fitted.chosen
+            evaluated, chosen, stopped = fitted.evaluated, fitted.chosen, fitted.stopped
+            if stopped:
+                watcher.say(stopped)
         folder.add_ranks(evaluated)
         lines = folder.rounds()
         per_client = sum(line["clients"] for line in lines)
@@ -233,15 +281,19 @@ def _run(
             "chosen_round": chosen,
             "metrics": {n: v for n, v in evaluated.metrics.items() if not n.startswith("valid/")},
             "validation": {n.removeprefix("valid/"): v for n, v in evaluated.metrics.items() if n.startswith("valid/")},
-            "epsilon": ledger.epsilons(),
+            "epsilon": ledger.epsilons(recipe.stated_at),
             "epsilon_unit": "user",
+            "epsilon_delta": recipe.stated_at,
+            "stages": recipe.stages,
+            "budget": recipe.budget,
+            "stopped": stopped,
             "bytes_up": round(sum(line["bytes_up"] for line in lines) / per_client),
             "bytes_down": round(sum(line["bytes_down"] for line in lines) / per_client),
             "seconds": sum(line["seconds"] + line["evaluation_seconds"] for line in lines),
             "seconds_per_round": statistics.median(line["seconds"] for line in lines),
             "cpu_seconds": time.process_time() - cpu,
             "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-            "notes": _notes(method, split),
+            "notes": [*_notes(method, split), *_unheld(recipe, method)],
             "run": str(folder.path),
         }
         folder.write_json("result.json", result)
@@ -271,6 +323,8 @@ def _federated(
         cohort=recipe.cohort,
         seed=recipe.seed,
         ledger=ledger,
+        budget=recipe.allowed(),
+        delta=recipe.stated_at,
         evaluate_every=recipe.evaluate_every,
         select=recipe.select,
         on_round=on_round,
@@ -308,11 +362,12 @@ def _reference(
             clients=people if step == 1 else 0,  # they send what they have once
             loss=None,
             metrics=found.metrics,
-            epsilon=ledger.epsilons(),
+            epsilon=ledger.epsilons(recipe.stated_at),
             bytes_up=histories.items.nbytes if step == 1 else 0,
             bytes_down=0,
             seconds=trained - began,
             evaluation_seconds=time.perf_counter() - trained,
+            delta=recipe.stated_at,
         )
         folder.add_round(line)
         watcher.on_round(line)

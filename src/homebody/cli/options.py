@@ -25,7 +25,7 @@ DataDir = Annotated[
     typer.Option("--data-dir", help="A folder with a folder per dataset; read before $HOMEBODY_DATA and the cache."),
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="field=value of the method; repeat.")]
-TRAINING, ASKED, DATA, OWN = "Training", "Evaluation", "Data", "A file of your own"
+TRAINING, PRIVACY, ASKED, DATA, OWN = "Training", "Privacy", "Evaluation", "Data", "A file of your own"
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,27 @@ class Given:
         int,
         typer.Option(help="Rounds from one evaluation to the next; the last always is.", min=1, rich_help_panel=ASKED),
     ] = 1
+    stages: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stage",
+            help="What updates pass, in order: clip:norm=0.5, secure-sum, gaussian:z=1, …; repeat.",
+            rich_help_panel=PRIVACY,
+        ),
+    ] = None
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="eps=8,delta=1e-6,unit=user,observer=public: training ends before it is broken.",
+            rich_help_panel=PRIVACY,
+        ),
+    ] = None
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Find the noise that spends the budget.", rich_help_panel=PRIVACY)
+    ] = False
+    delta: Annotated[
+        float, typer.Option(help="What ε is stated at where there is no budget.", rich_help_panel=PRIVACY)
+    ] = 1e-6
     device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=TRAINING)] = "cpu"
     filters: Annotated[
         list[str] | None,
@@ -128,6 +149,10 @@ class Given:
             filters={name: _number(value) for name, value in pairs(self.filters, "--filter").items()},
             cutoffs=[_cutoff(text) for text in self.cutoffs.split(",")],
             slices=list(self.slices or []),
+            stages=list(self.stages or []),
+            budget=self.budget,
+            calibrate=self.calibrate,
+            delta=self.delta,
             **rest,
         )
 

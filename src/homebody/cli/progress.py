@@ -80,7 +80,8 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
         loss = "" if line.loss is None else f"loss {line.loss:.3f}"
         values = {who: epsilon_text(value) for who, value in line.epsilon.items()}
         told_of = set(values.values())
-        epsilon = f"ε {told_of.pop()}" if len(told_of) == 1 else "ε " + " ".join(f"{w} {v}" for w, v in values.items())
+        epsilon = "ε " + (next(iter(told_of)) if len(told_of) == 1 else " ".join(f"{w} {v}" for w, v in values.items()))
+        epsilon += f" at δ {line.delta:g}" if told_of != {"∞"} else ""
         told = " · ".join(part for part in (loss, metric, epsilon) if part)
         bar.update(task, completed=line.step, told=told)
         if not console.is_terminal and time.monotonic() - last_line > EVERY:

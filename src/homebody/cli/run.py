@@ -37,7 +37,9 @@ def run(
     """
     from homebody import run as runs
     from homebody.cli.progress import watching
+    from homebody.methods import find
     from homebody.recipe import parse_fields
+    from homebody.reference import Reference
 
     if (method is None) == (resume is None):
         raise HomebodyError("Give a method to run (see `homebody methods`), or --resume RUN; not both, not neither.")
@@ -49,6 +51,10 @@ def run(
         assert method is not None
         fields = parse_fields(method, settings or [])
         recipe = given.recipe(method, fields=fields, seed=seed, fused=not plain)
+        if (recipe.stages or recipe.budget) and issubclass(find(method), Reference):
+            raise HomebodyError(
+                f"{method} is a centralised reference: it collects raw data, ε is ∞, and no stage or budget holds it."
+            )
         with watching(f"{recipe.short_method} seed {seed}", quiet=as_json) as watcher:
             result = runs.execute(recipe, out, watcher)
     if as_json:

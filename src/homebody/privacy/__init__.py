@@ -18,22 +18,32 @@ from homebody.privacy.events import (
     event_from_json,
 )
 from homebody.privacy.ledger import Entry, Ledger
+from homebody.privacy.limits import Budget
+from homebody.privacy.reports import OneBit, Shuffle
+from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum
 
 __all__ = [
     "OBSERVERS",
+    "Budget",
     "Channel",
     "Charge",
+    "Clip",
     "Entry",
     "Event",
+    "Gaussian",
     "GaussianRelease",
+    "Laplace",
     "LaplaceRelease",
     "Ledger",
     "NonPrivate",
     "Observer",
+    "OneBit",
     "PureRelease",
     "Relation",
     "Reports",
     "Sampling",
+    "SecureSum",
+    "Shuffle",
     "ShuffledReports",
     "Stage",
     "Unit",

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from homebody.errors import HomebodyError
-from homebody.privacy.events import OBSERVERS, Charge
+from homebody.privacy.accountant import Bound, epsilon
+from homebody.privacy.budget import within
+from homebody.privacy.events import OBSERVERS, Charge, Event, NonPrivate, Observer, Unit, event_from_json
 
-__all__ = ["Entry", "Ledger"]
+__all__ = ["DELTA", "Entry", "Ledger"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+DELTA = 1e-6
+"""The δ that ε is stated at where nobody says another."""
 _GENESIS = "0" * 64
-_COLUMNS = "release, part, observer, unit, event, previous, hash"
+_COLUMNS = "release, part, observer, unit, event, round, relation, sampling, code, previous, hash"
 _SCHEMA = """
 CREATE TABLE charge (
     id INTEGER PRIMARY KEY,
@@ -36,10 +41,18 @@ BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER charge_is_never_removed BEFORE DELETE ON charge
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 """
+_SECOND = """
+ALTER TABLE charge ADD COLUMN round INTEGER;
+ALTER TABLE charge ADD COLUMN relation TEXT;
+ALTER TABLE charge ADD COLUMN sampling TEXT;
+ALTER TABLE charge ADD COLUMN code TEXT;
+"""
+_STEPS = (_SCHEMA, _SECOND)
+"""What makes each schema out of the one before it."""
 
 
 class Entry(NamedTuple):
-    """One row: which release told whom what."""
+    """One row: which release told whom what. Rows of the first schema have no round, relation, sampling or code."""
 
     id: int
     release: str
@@ -47,6 +60,13 @@ class Entry(NamedTuple):
     observer: str
     unit: str
     event: str
+    """What happened, whole: ε is derived from it alone. Relation and sampling are in it too."""
+    round: int | None
+    """Within its phase; 0 for what is no round."""
+    relation: str | None
+    sampling: str | None
+    code: str | None
+    """What caused it: method and version."""
     previous: str
     hash: str
 
@@ -57,31 +77,36 @@ class Ledger:
     A release has a name; a name that is known counts again, under a number. Only one that repeats an earlier
     release bit by bit, as a resumed simulation does, tells nothing more.
 
-    >>> from homebody.privacy import NonPrivate
+    >>> from homebody.privacy import GaussianRelease
     >>> ledger = Ledger()
-    >>> ledger.epsilon("server")
+    >>> ledger.epsilon("server").epsilon
     0.0
-    >>> told = [Charge("server", "user", NonPrivate("plain updates"))]
+    >>> told = [
+    ...     Charge("server", "user", NonPrivate("plain updates")),
+    ...     Charge("public", "user", GaussianRelease(4, "replace-one")),
+    ... ]
     >>> ledger.charge("train/1", told)
     >>> ledger.charge("train/1", told, repeat=True)
     >>> ledger.charge("train/1", told)
-    >>> [entry.release for entry in ledger.entries()]
+    >>> [entry.release for entry in ledger.entries() if entry.observer == "public"]
     ['train/1', 'train/1#2']
-    >>> ledger.epsilon("server"), ledger.epsilon("public")
-    (inf, 0.0)
+    >>> {who: round(value, 2) for who, value in ledger.epsilons(delta=1e-5).items()}
+    {'server': inf, 'clients': 0.0, 'public': 1.36}
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
+        self._counts: dict[tuple[str, str], _Counts] = {}
         try:
             self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             with self._transaction():
                 (version,) = self._db.execute("PRAGMA user_version").fetchone()
-                if version == 0:
-                    for statement in _statements(_SCHEMA):
+                for script in _STEPS[version:]:
+                    for statement in _statements(script):
                         self._db.execute(statement)
+                if version < SCHEMA_VERSION:
                     self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         except sqlite3.DatabaseError as error:
             raise HomebodyError(f"The ledger {path} cannot be opened: {error}.") from error
@@ -91,15 +116,16 @@ class Ledger:
             )
         self.verify()
 
-    def charge(self, release: str, charges: Sequence[Charge], *, repeat: bool = False) -> None:
-        """Write down what the release will tell, before it happens.
+    def charge(
+        self, release: str, charges: Sequence[Charge], *, repeat: bool = False, number: int = 0, code: str = ""
+    ) -> None:
+        """Write down what the release will tell, before it happens: all of it, or nothing.
 
-        repeat: if this release is known, it is the same one, run again bit by bit.
+        repeat: if this release is known, it is the same one, run again bit by bit. number, code: which round it
+        is, and what causes it.
         """
         with self._transaction():
-            again = "substr(release, 1, length(?) + 1) = ? || '#'"
-            count = f"SELECT COUNT(DISTINCT release) FROM charge WHERE release = ? OR {again}"
-            (known,) = self._db.execute(count, (release, release, release)).fetchone()
+            known = self._times(release)
             if known and repeat:
                 self._check_same(release, charges)
                 return
@@ -107,39 +133,107 @@ class Ledger:
             last = self._db.execute("SELECT hash FROM charge ORDER BY id DESC LIMIT 1").fetchone()
             previous = last[0] if last else _GENESIS
             for charge in charges:
-                row = (name, charge.part, charge.observer, charge.unit, charge.as_json(), previous)
+                what = (charge.event.relation, str(charge.event.sampling), code)
+                row = (name, charge.part, charge.observer, charge.unit, charge.as_json(), number, *what, previous)
                 previous = _hash(*row)
-                self._db.execute(f"INSERT INTO charge ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, previous))
+                marks = ", ".join("?" * (len(row) + 1))
+                self._db.execute(f"INSERT INTO charge ({_COLUMNS}) VALUES ({marks})", (*row, previous))
+
+    def knows(self, release: str) -> bool:
+        """Whether a release of this name was charged."""
+        return self._times(release) > 0
 
     def entries(self) -> list[Entry]:
         """Every row, oldest first."""
-        return [Entry(*row) for row in self._db.execute(f"SELECT id, {_COLUMNS} FROM charge ORDER BY id")]
+        return [Entry(*row) for row in self._rows()]
 
     def releases(self) -> int:
         """How many releases were charged."""
         (count,) = self._db.execute("SELECT COUNT(DISTINCT release) FROM charge").fetchone()
         return int(count)
 
-    def epsilon(self, observer: str, unit: str = "user") -> float:
-        """The ε certified against this observer, over everything released so far."""
-        query = "SELECT COUNT(*) FROM charge WHERE observer = ? AND unit = ?"
-        (releases,) = self._db.execute(query, (observer, unit)).fetchone()
-        return math.inf if releases else 0.0
+    def epsilon(
+        self, observer: Observer, unit: Unit = "user", *, delta: float = DELTA, also: Sequence[Charge] = ()
+    ) -> Bound:
+        """The ε certified against this observer, over everything released so far, and `also` if it were.
 
-    def epsilons(self) -> dict[str, float]:
-        """ε for each observer."""
-        return {observer: self.epsilon(observer) for observer in OBSERVERS}
+        A person's releases compose. One report is in one release alone, so ε for a report is that of the worst one.
+        What was charged for a person holds for each of their interactions and reports, unless those were charged too.
+        """
+        return max((_epsilon(events, delta) for events in self._about(observer, unit, also)), key=lambda b: b.epsilon)
+
+    def epsilons(self, delta: float = DELTA) -> dict[str, float]:
+        """ε for each observer, about one person."""
+        return {observer: _value(*self._about(observer, "user", ()), delta) for observer in OBSERVERS}
+
+    def within(
+        self, target: float, observer: Observer, unit: Unit = "user", *, delta: float, also: Sequence[Charge] = ()
+    ) -> bool:
+        """Whether ε stays within the target: what `epsilon` would say, by the cheapest accountant that can tell."""
+        return all(within(dict(events).items(), target, delta) for events in self._about(observer, unit, also))
 
     def verify(self) -> None:
         """Refuse a ledger whose chain is broken."""
         previous = _GENESIS
-        for entry in self.entries():
-            if entry.previous != previous or entry.hash != _hash(*entry[1:-1]):
-                raise HomebodyError(f"The ledger {self.path} was tampered with: row {entry.id} breaks its chain.")
-            previous = entry.hash
+        for place, *row, chained, own in self._rows():
+            if chained != previous or own != _hash(*row, chained):
+                raise HomebodyError(f"The ledger {self.path} was tampered with: row {place} breaks its chain.")
+            previous = own
 
     def close(self) -> None:
         self._db.close()
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        return self._db.execute(f"SELECT id, {_COLUMNS} FROM charge ORDER BY id")
+
+    def _times(self, release: str) -> int:
+        """How many releases there were of this name, numbered ones included."""
+        found = self._db.execute("SELECT 1 FROM charge WHERE release = ? LIMIT 1", (release,)).fetchone()
+        if not found:
+            return 0
+        again = "SELECT COUNT(DISTINCT release) FROM charge WHERE release > ? AND release < ?"
+        (count,) = self._db.execute(again, (f"{release}#", f"{release}$")).fetchone()  # $ is next after #
+        return 1 + int(count)
+
+    def _about(self, observer: Observer, unit: Unit, also: Sequence[Charge]) -> list[_Events]:
+        """The events that ε is composed of; several lists where it is the worst of several."""
+        known = self._counts.setdefault((observer, unit), _Counts())
+        self._catch_up(known, observer, unit)
+        counts, single = known.composed.copy(), set(known.single)
+        named = {charge.part for charge in also if (charge.observer, charge.unit) == (observer, unit)}
+        for charge in also:
+            if charge.observer != observer:
+                continue
+            if charge.unit == unit == "report":
+                single.add(charge.event)
+            elif charge.unit == unit:
+                counts[charge.event] += 1
+            elif charge.unit == "user" and charge.part not in named:
+                counts[_for_part(charge.event)] += 1
+        if not single:
+            return [frozenset(counts.items())]
+        return [frozenset((counts + Counter([event])).items()) for event in single]
+
+    def _catch_up(self, known: _Counts, observer: Observer, unit: Unit) -> None:
+        """Count the rows that were added since; they are never changed."""
+        (last,) = self._db.execute("SELECT COALESCE(MAX(id), 0) FROM charge").fetchone()
+        if last == known.last:
+            return
+        named = (
+            "EXISTS (SELECT 1 FROM charge AS own WHERE own.release = charge.release AND own.part = charge.part "
+            "AND own.observer = charge.observer AND own.unit = ?)"
+        )
+        query = (
+            "SELECT event, unit, COUNT(*) FROM charge WHERE id > ? AND id <= ? AND observer = ? "
+            f"AND (unit = ? OR (unit = 'user' AND NOT {named})) GROUP BY event, unit"
+        )
+        for text, charged, count in self._db.execute(query, (known.last, last, observer, unit, unit)):
+            event = event_from_json(text)
+            if charged == unit == "report":
+                known.single.add(event)
+            else:
+                known.composed[event if charged == unit else _for_part(event)] += count
+        known.last = last
 
     def _check_same(self, release: str, charges: Sequence[Charge]) -> None:
         query = "SELECT part, observer, unit, event FROM charge WHERE release = ? ORDER BY id"
@@ -158,7 +252,45 @@ class Ledger:
         self._db.execute("COMMIT")
 
 
-def _hash(*row: str) -> str:
+_Events = frozenset[tuple[Event, int]]
+
+
+class _Counts:
+    """What was told to an observer about a unit, as far as row `last`."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.composed: Counter[Event] = Counter()
+        self.single: set[Event] = set()
+
+
+@lru_cache(maxsize=256)
+def _epsilon(events: _Events, delta: float) -> Bound:
+    return epsilon(dict(events).items(), delta)
+
+
+@lru_cache(maxsize=256)
+def _value(events: _Events, delta: float) -> float:
+    """ε alone, without the slower accountants where one is known to be exact: a loop asks after every round."""
+    if not any(event.sampling.amplifies for event, _ in events):
+        exact = epsilon(dict(events).items(), delta, only=("optimal", "analytic"))
+        if exact.accountant != "none":
+            return exact.epsilon
+    return _epsilon(events, delta).epsilon
+
+
+def _for_part(event: Event) -> Event:
+    """An event about a person, as it concerns a part of what they did: replacing a part replaces the person."""
+    if event.relation == "replace-one":
+        return event
+    return NonPrivate("it was charged for whole people, with or without them, which says nothing about a part")
+
+
+def _hash(*row: object) -> str:
+    """Of the row's columns as JSON, all but its own hash; a row of the first schema has fewer."""
+    *first, number, relation, sampling, code, previous = row
+    if number is relation is sampling is code is None:
+        row = (*first, previous)
     return hashlib.sha256(json.dumps(row).encode()).hexdigest()
 
 

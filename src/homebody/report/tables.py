@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -12,13 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from homebody.errors import HomebodyError
-from homebody.privacy import Ledger
+from homebody.privacy import OBSERVERS, Ledger, event_from_json
 from homebody.report.record import RunFolder
 
-__all__ = ["epsilon_text", "print_comparison", "print_result", "print_run", "spread"]
+__all__ = ["UNBOUNDED", "at_delta", "epsilon_text", "print_comparison", "print_result", "print_run", "spread"]
 
 TITLES = {"hr": "HR", "ndcg": "NDCG", "precision": "Precision", "recall": "Recall", "mrr": "MRR"}
 AREA = ("full/", "full catalogue")
+UNBOUNDED = "∞ means no bound: updates, their sum or raw data are seen without noise"
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -30,6 +30,11 @@ def epsilon_text(value: float | str) -> str:
     """
     number = float(value)
     return "∞" if number == float("inf") else f"{number:.3g}"
+
+
+def at_delta(result: Mapping[str, Any]) -> str:
+    """The δ that ε is stated at; records of earlier versions have none, nor a finite ε."""
+    return f"; δ = {result['epsilon_delta']:g}" if result.get("epsilon_delta") is not None else ""
 
 
 def kilobytes(count: float) -> str:
@@ -61,7 +66,9 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round"
     for line in (
         result["meaning"],
-        f"ε certified, one user, over the whole training: {epsilon}",
+        f"ε certified, one user, over the whole training: {epsilon}{at_delta(result)}",
+        *([f"stages: {' → '.join(result['stages'])}"] if result.get("stages") else []),
+        *([result["stopped"]] if result.get("stopped") else []),
         f"rounds {result['rounds']}, chosen {result['chosen_round']}; {costs}; {result['peak_rss_mb']:,.0f} MB at most",
         f"per client and round: {kilobytes(result['bytes_up'])} KB up, {kilobytes(result['bytes_down'])} KB down",
         *result["notes"],
@@ -97,13 +104,25 @@ def print_comparison(comparison: Mapping[str, Any], console: Console | None = No
     for line in (
         comparison["meaning"],
         f"p: {comparison['test']}",
-        "ε: certified, one user, whole training; ∞ means no bound: updates (or raw data) leave as they are",
+        f"ε: certified, one user, whole training{at_delta(comparison)}; {UNBOUNDED}",
+        *_clients(comparison),
         "KB: per client and round; a centralised method's is the raw history, sent once",
         *comparison["notes"],
         "records:",
         *(f"  {run}" for row in comparison["methods"] for run in row["runs"]),
     ):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _clients(comparison: Mapping[str, Any]) -> list[str]:
+    """ε against the other clients, which has no column: they mostly see what the public sees."""
+    told = {row["method"].rpartition(":")[2]: row["epsilon"] for row in comparison["methods"]}
+    apart = [
+        f"{name} {epsilon_text(one['clients'])}"
+        for name, one in told.items()
+        if one.get("clients", one["public"]) != one["public"]
+    ]
+    return ["ε against other clients: " + (", ".join(apart) if apart else "as against the public")]
 
 
 def print_run(folder: RunFolder, console: Console | None = None) -> None:
@@ -140,8 +159,15 @@ def _print_ledger(folder: RunFolder, console: Console) -> None:
     ledger = Ledger(folder.ledger_path)
     entries = ledger.entries()
     ledger.close()
-    reasons = sorted({json.loads(entry.event)["reason"] for entry in entries})
-    told = f"{len(entries)} charges, chain whole; not private: {'; '.join(reasons)}"
+    told_to: dict[str, set[str]] = {}
+    for text, observer in {(entry.event, entry.observer): None for entry in entries}:
+        told_to.setdefault(str(event_from_json(text)), set()).add(observer)
+    everyone = {observer for observers in told_to.values() for observer in observers}
+    told = "; ".join(
+        what if observers == everyone else f"to {', '.join(who for who in OBSERVERS if who in observers)}: {what}"
+        for what, observers in told_to.items()
+    )
+    told = f"{len(entries)} charges, chain whole; {told}"
     console.print(f"ledger: {told}", highlight=False, soft_wrap=True, markup=False)
 
 

@@ -29,6 +29,8 @@ USERS_AT_ONCE = 24
 """Scored together at least, however large the catalogue."""
 CACHED_BYTES = 256 << 20
 """Evaluation asks the same questions every round; they are kept up to this size."""
+DENSE_BYTES = 64 << 20
+"""Of whole tables that clients fill at once, where their channel makes them."""
 
 
 class Asked(NamedTuple):
@@ -85,7 +87,9 @@ class Simulator:
         rng = Rng(rng.key.to(self.device))
         sums: Tree = {}
         bytes_up, losses = 0, []
-        for users, width in self._store.groups(cohort.users, SAMPLES_AT_ONCE):
+        tables = sum(value.nbytes for value in shared.values())
+        most = max(1, DENSE_BYTES // max(1, tables)) if method.uplink.dense else None
+        for users, width in self._store.groups(cohort.users, SAMPLES_AT_ONCE, most):
             update, kept = self._work(method, shared, users, width, rng)
             self._store.put(users, kept)
             if "loss" in kept:
@@ -94,8 +98,9 @@ class Simulator:
         if method.scores_from == "base":
             self._remember(shared, cohort.users, step)
         total = method.uplink.server(Total(sums, cohort.size), rng.private.fold("server"))
-        down = sum(value.nbytes for value in shared.values()) * len(cohort.users)
-        return Collected(total, bytes_up, down, float(sum(losses)) / len(cohort.users) if losses else None)
+        return Collected(
+            total, bytes_up, tables * len(cohort.users), float(sum(losses)) / len(cohort.users) if losses else None
+        )
 
     def message(self, method: Method, shared: Tree, user: int, rng: Rng) -> Update:
         """What one client would send in this round, after its half of the channel; nothing is kept of it."""

@@ -17,6 +17,7 @@ from homebody.recipe import Recipe, fingerprint
 from homebody.report.comparison import summarise_runs
 from homebody.report.markdown import leaderboard_markdown
 from homebody.report.pages import has_plotly, leaderboard_page
+from homebody.report.tables import UNBOUNDED, at_delta
 from homebody.studies.cells import Progress, run_cells
 from homebody.studies.made import made, slug, without_paths, write_all
 
@@ -119,7 +120,7 @@ def _result(results: Sequence[dict[str, Any]], field: Field, failed: dict[str, s
         "legend": [
             summary["meaning"],
             f"p: {summary['test']}",
-            "ε: certified, one user, whole training; ∞ means no bound: updates (or raw data) leave as they are",
+            f"ε: certified, one user, whole training{at_delta(summary)}; {UNBOUNDED}",
             "KB: per client and round; a centralised method's is the raw history, sent once",
             "seconds: wall time of a run's training and evaluation, mean over seeds",
             *(without_paths(note) for note in summary["notes"]),

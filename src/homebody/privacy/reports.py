@@ -1,0 +1,124 @@
+"""Reports of one bit, each randomised on the device, and the shuffle that amplifies them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from homebody.core import Cohort, Rows, Total, Update
+from homebody.errors import HomebodyError
+from homebody.privacy.events import OBSERVERS, Charge, Event, Reports, ShuffledReports, Unit
+from homebody.privacy.stages import Message, Step, check_number, dense, real
+from homebody.rng import Rng
+
+__all__ = ["OneBit", "Shuffle"]
+
+
+@dataclass(frozen=True)
+class OneBit(Step):
+    """k reports of one bit each, instead of the update (Minto et al., RecSys 2021, after Nguyên et al.).
+
+    A report draws one of the update's D entries evenly, projects its value g on [−1, 1], and says 1 with probability
+    (g(e^ε − 1) + e^ε + 1) / (2e^ε + 2). The server reads ±D(e^ε + 1)/(e^ε − 1) at that entry. **The k reports of a
+    client are averaged**, so the decoded sum is an unbiased estimate of the sum of the projected updates; the paper
+    adds them up, which makes k times that.
+
+    What a device sends of a tensor is a count of (entry, bit) pairs, under a name that tells the tensor's shape.
+    """
+
+    epsilon: float
+    k: int = 1
+
+    dense: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_number("ε of a one-bit report", self.epsilon)
+        if type(self.k) is not int or self.k < 1:
+            raise HomebodyError(f"The reports of a device, k, are a whole number from 1, not {self.k!r}.")
+
+    def chance(self, value: Tensor) -> Tensor:
+        """P[1] for values in [−1, 1]. The formula above, written so that no ε overflows."""
+        return 0.5 + 0.5 * math.tanh(self.epsilon / 2) * value.to(torch.float64)
+
+    def place(self, message: Message) -> tuple[Self, Message]:
+        if message.hidden:
+            raise HomebodyError(f"One-bit reports cannot follow {message.hidden}: they are noise enough; keep one.")
+        return self, replace(message, norms={}, hidden="one-bit reports", reports=(self.epsilon, self.k))
+
+    def device(self, update: Update, rng: Rng) -> Update:
+        flat = {name: real(dense(value)) for name, value in update.items()}
+        entries = torch.cat([value.flatten() for value in flat.values()])
+        if not 0 < len(entries) < 2**30:
+            raise HomebodyError(f"One-bit reports name one of 1 to 2³⁰ entries; the update has {len(entries):,}.")
+        drawn = rng.integers(len(entries), self.k)
+        value = torch.nan_to_num(entries[drawn].clamp(-1, 1))
+        # 52 bits: the smallest of the two chances must be met to the last per mille, or ε is not what it says.
+        bit = ((rng.bits(self.k) >> 12) & (2**52 - 1)).to(torch.float64) < self.chance(value) * 2.0**52
+        sent, start = {}, 0
+        for name, tensor in flat.items():
+            size, shape = tensor.numel(), ",".join(map(str, tensor.shape))
+            mine = (drawn >= start) & (drawn < start + size)
+            pair = torch.where(mine, 2 * (drawn - start) + bit.to(drawn.dtype), -1)
+            sent[f"{name}[{shape}]"] = Rows(pair, torch.ones_like(bit), 2 * size)
+            start += size
+        return sent
+
+    def server(self, total: Total, rng: Rng) -> Total:
+        counts = {name: dense(value).view(-1, 2) for name, value in total.sum.items()}
+        unit = sum(len(count) for count in counts.values()) / math.tanh(self.epsilon / 2) / self.k
+        read = {}
+        for field_name, count in counts.items():
+            name, _, shape = field_name.removesuffix("]").rpartition("[")
+            sides = [int(side) for side in shape.split(",") if side]
+            read[name] = ((count[:, 1] - count[:, 0]) * unit).view(sides)
+        return Total(read, total.clients)
+
+    def charges(self, cohort: Cohort) -> Sequence[Charge]:
+        return _reports(lambda count: Reports(self.epsilon, count), self.k)
+
+
+@dataclass(frozen=True)
+class Shuffle(Step):
+    """A proxy that splits messages into single reports and passes them on in a random order.
+
+    It amplifies only for single reports of one bit, only if the proxy does not collude with the observer, and only if
+    at least `users` people report honestly: by default the whole cohort.
+    """
+
+    users: int | None = None
+    reports: tuple[float, int] | None = field(default=None, kw_only=True, repr=False)
+    """ε of a report and how many a device sends; a channel takes it from the stage before."""
+
+    def __post_init__(self) -> None:
+        if self.users is not None and (type(self.users) is not int or self.users < 1):
+            raise HomebodyError(f"The people whose reports are shuffled are a whole number from 1, not {self.users!r}.")
+
+    def place(self, message: Message) -> tuple[Self, Message]:
+        if message.reports is None:
+            raise HomebodyError(
+                "A Shuffle hides who sent a single report; a whole update can be linked to its sender by what it "
+                "says: put OneBit right before it."
+            )
+        if message.shuffled:
+            raise HomebodyError("A second Shuffle hides nothing more: leave one out.")
+        return replace(self, reports=message.reports), replace(message, shuffled=True)
+
+    def charges(self, cohort: Cohort) -> Sequence[Charge]:
+        if self.reports is None:
+            raise HomebodyError("A Shuffle must be put into a Channel.")
+        epsilon, k = self.reports
+        users = cohort.size if self.users is None else self.users
+        if users > cohort.size:
+            raise HomebodyError(f"Reports cannot be shuffled among {users} people: {cohort.size} take part in a round.")
+        return _reports(lambda count: ShuffledReports(epsilon, count, users), k)
+
+
+def _reports(event: Callable[[int], Event], k: int) -> list[Charge]:
+    """To everyone alike: a report is randomised before anyone sees it, and nothing else hides it."""
+    units: tuple[tuple[Unit, int], ...] = (("user", k), ("report", 1))
+    return [Charge(observer, unit, event(count)) for observer in OBSERVERS for unit, count in units]

@@ -1,0 +1,117 @@
+"""Channels as text, for recipes and the command line: `clip:norm=0.5`, `secure-sum`, `gaussian:z=1`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from typing import Any, get_type_hints
+
+from homebody.errors import HomebodyError, unknown_name
+from homebody.privacy.channel import Channel, Stage
+from homebody.privacy.reports import OneBit, Shuffle
+from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum
+
+__all__ = ["STAGES", "parse_channel", "parse_stage", "split_stage", "with_noise"]
+
+STAGES: dict[str, type[Any]] = {
+    "clip": Clip,
+    "gaussian": Gaussian,
+    "laplace": Laplace,
+    "one-bit": OneBit,
+    "secure-sum": SecureSum,
+    "shuffle": Shuffle,
+}
+
+
+def parse_channel(specs: Sequence[str]) -> Channel:
+    """The channel that these stages make, as the message travels.
+
+    >>> parse_channel(["clip:norm=0.5", "secure-sum", "gaussian:z=1"])
+    Channel(stages=(Clip(norm=0.5, order=2), SecureSum(), Gaussian(z=1.0, relation='replace-one')))
+    """
+    return Channel(*(parse_stage(spec) for spec in specs))
+
+
+def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:
+    """The same stages with this much noise; without a number, those that say none get a stand-in.
+
+    >>> with_noise(["clip:norm=0.5", "gaussian:relation=add-remove"], 1.25)
+    ['clip:norm=0.5', 'gaussian:relation=add-remove,z=1.25']
+    """
+    out = []
+    for spec in specs:
+        name, given = split_stage(spec)
+        key = {"gaussian": "z", "laplace": "b"}.get(name)
+        if key is not None and (noise is not None or key not in given):
+            given[key] = repr(1.0 if noise is None else noise)
+        out.append(name + (":" if given else "") + ",".join(f"{one}={value}" for one, value in given.items()))
+    return out
+
+
+def parse_stage(spec: str) -> Stage:
+    """One stage. A clip of each tensor names them: `clip:norm.item=0.5,norm.bias=0.1`.
+
+    >>> parse_stage("clip:norm.item=0.5,norm.bias=0.1,order=1")
+    Clip(norm={'item': 0.5, 'bias': 0.1}, order=1)
+    """
+    name, given = split_stage(spec)
+    kind = STAGES[name]
+    known = {one.name: one for one in fields(kind) if not one.kw_only}
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for key, text in given.items():
+        short, dot, tensor = key.partition(".")
+        if dot and (name, short) == ("clip", "norm"):
+            norms = values.setdefault("norm", {})
+            if not isinstance(norms, dict):
+                raise HomebodyError(f"The stage '{spec}' has one norm for all and one for '{tensor}': give one kind.")
+            norms[tensor] = _parse(spec, key, text, float)
+        elif key not in known:
+            raise unknown_name(f"setting of the stage {name}", key, known)
+        elif key in values:
+            raise HomebodyError(f"The stage '{spec}' has one norm for all and others for each tensor: give one kind.")
+        else:
+            values[key] = _parse(spec, key, text, _kind(hints[key]))
+    missing = [key for key, one in known.items() if key not in values and one.default is MISSING]
+    if missing:
+        raise HomebodyError(f"The stage '{spec}' needs {missing[0]}, as in {name}:{missing[0]}=1.")
+    stage: Stage = kind(**values)
+    return stage
+
+
+def split_stage(spec: str) -> tuple[str, dict[str, str]]:
+    """A stage's name, and its settings as they were written.
+
+    >>> split_stage("gaussian:z=1,relation=add-remove")
+    ('gaussian', {'z': '1', 'relation': 'add-remove'})
+    """
+    name, _, rest = spec.partition(":")
+    if name not in STAGES:
+        raise unknown_name("stage", name, STAGES)
+    given: dict[str, str] = {}
+    for part in rest.split(",") if rest else []:
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or not key or not value:
+            raise HomebodyError(f"A stage is NAME:SETTING=VALUE,…, as in clip:norm=0.5, not '{spec}'.")
+        if key in given:
+            raise HomebodyError(f"The stage '{spec}' says twice what {key} is; leave one out.")
+        given[key] = value
+    return name, given
+
+
+def _kind(hint: Any) -> type:
+    """What a setting is written as, by its type."""
+    for kind, texts in ((bool, ("bool",)), (int, ("int", "Literal[1, 2]")), (float, ("float",))):
+        if any(text in str(hint) for text in texts):
+            return kind
+    return str
+
+
+def _parse(spec: str, key: str, text: str, kind: type) -> Any:
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return kind(text)
+    except (ValueError, KeyError):
+        words = {int: "a whole number", float: "a number", bool: "true or false"}
+        raise HomebodyError(f"{key} in the stage '{spec}' must be {words[kind]}, not '{text}'.") from None
