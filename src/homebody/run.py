@@ -36,7 +36,7 @@ from homebody.report import RunFolder
 from homebody.rng import Rng
 from homebody.runtime import Simulator, usable_device
 
-__all__ = ["Watcher", "check", "execute", "population_of", "reopen", "resume"]
+__all__ = ["Watcher", "check", "execute", "population_of", "prepare", "reopen", "resume", "simulator"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
 
     name: what the folder is called, exactly; by default after the recipe and the time.
     """
-    method, split = _prepare(recipe, watcher)
+    method, split = prepare(recipe, watcher)
     recipe = replace(recipe, rounds=_rounds(recipe, method))
     recipe, method = _calibrated(recipe, method, split, watcher)
     stamped = f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -79,7 +79,7 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
 
 def check(recipe: Recipe, watcher: Watcher = QUIET) -> None:
     """Refuse a recipe that could not run, as `execute` would; nothing is written."""
-    _prepare(recipe, watcher)
+    prepare(recipe, watcher)
 
 
 def resume(path: Path, watcher: Watcher = QUIET) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def resume(path: Path, watcher: Watcher = QUIET) -> dict[str, Any]:
             Ledger(folder.ledger_path).close()  # refuses a chain that is broken
             return {**folder.read_json("result.json"), "run": str(path)}
         recipe = Recipe.from_toml(folder.recipe_text())
-        method, split = _prepare(recipe, watcher)
+        method, split = prepare(recipe, watcher)
         now = environment(recipe, method, split)
         if (path / "environment.json").exists():
             _insist_on_same(folder, now)
@@ -106,7 +106,7 @@ def reopen(path: Path) -> tuple[Fitted, Population]:
     folder = RunFolder.open(path)
     folder.read_json("result.json")
     recipe = Recipe.from_toml(folder.recipe_text())
-    method, split = _prepare(recipe, QUIET)
+    method, split = prepare(recipe, QUIET)
     _insist_on_same(folder, environment(recipe, method, split))
     if isinstance(method, Reference):
         raise HomebodyError(f"{recipe.method} is a centralised reference: its run keeps figures, not a model.")
@@ -114,7 +114,7 @@ def reopen(path: Path) -> tuple[Fitted, Population]:
     if progress is None:
         raise HomebodyError(f"{path} holds no model.")
     acting = method.phases[-1].method or method
-    runtime = _simulator(recipe, split)
+    runtime = simulator(recipe, split)
     runtime.begin(acting, Rng.of(recipe.seed, method.phases[-1].name).fold("clients"))
     best = progress.best or Best(progress.step, Evaluated({}), progress.shared, progress.clients)
     runtime.load_state(best.clients)
@@ -173,7 +173,8 @@ def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
     )
 
 
-def _prepare(recipe: Recipe, watcher: Watcher) -> tuple[Method | Reference, Split]:
+def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Reference, Split]:
+    """What a recipe names: the method and the split population, all checked; nothing is written."""
     recipe.check()
     usable_device(recipe.device)
     method = recipe.build()
@@ -302,7 +303,8 @@ def _run(
         ledger.close()
 
 
-def _simulator(recipe: Recipe, split: Split) -> Simulator:
+def simulator(recipe: Recipe, split: Split) -> Simulator:
+    """The runtime of a recipe."""
     return Simulator(split, device=recipe.device, fused=recipe.fused, cutoffs=recipe.measured(), slices=recipe.slices)
 
 
@@ -318,7 +320,7 @@ def _federated(
 
     return fit(
         method,
-        _simulator(recipe, split),
+        simulator(recipe, split),
         rounds=recipe.rounds,
         cohort=recipe.cohort,
         seed=recipe.seed,

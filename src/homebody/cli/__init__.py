@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from homebody import __version__
-from homebody.cli import account, compare, data, leaderboard, methods, recommend, reproduce, run, show, tune
+from homebody.cli import account, compare, data, inspect, leaderboard, methods, recommend, reproduce, run, show, tune
 from homebody.cli.progress import Interrupted
 from homebody.errors import HomebodyError
 
@@ -43,6 +43,7 @@ app.command("tune")(tune.tune)
 app.command("reproduce")(reproduce.reproduce)
 app.command("methods")(methods.methods)
 app.command("show")(show.show)
+app.command("inspect")(inspect.inspect)
 app.command("recommend")(recommend.recommend)
 app.add_typer(data.app, name="data")
 app.add_typer(account.app, name="account")
