@@ -1,4 +1,4 @@
-"""`homebody account`: what ε a mechanism costs, what noise a budget asks for, and what papers claim."""
+"""`homebody account`: what ε a mechanism costs, what noise a budget asks for, what papers claim and runs certify."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="What ε a mechanism costs, what noise a budget asks for, what papers claim.")
+app = typer.Typer(help="What ε a mechanism costs, what noise a budget asks for, what papers claim and runs certify.")
 
 Rounds = Annotated[list[int], typer.Option(help="How often it happens; repeat for a table.")]
 Delta = Annotated[list[float], typer.Option(help="δ, the probability that ε may fail with; repeat for a table.")]
@@ -56,17 +56,45 @@ def account(
     paper: Annotated[
         str | None, typer.Option(help="privrec, fl-mv-dssm, pfedrec, fmf-ldp or privaterec: claimed beside certified.")
     ] = None,
+    run: Annotated[Path | None, typer.Option(help="A run's folder: its ledger, explained line by line.")] = None,
+    delta: Annotated[float | None, typer.Option(help="With --run: the δ to state ε at; by default the run's.")] = None,
+    statement: Annotated[
+        Path | None, typer.Option(help="With --run: a folder to write statement.json and statement.html into.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """What ε a mechanism costs, what noise a budget asks for, what papers claim."""
+    """What ε a mechanism costs, what noise a budget asks for, what papers claim and runs certify."""
+    given = {"--paper": paper, "--run": run, "--delta": delta, "--statement": statement}
+    said = [name for name, value in given.items() if value is not None]
     if context.invoked_subcommand is not None:
-        if paper is not None:
-            raise HomebodyError(f"--paper stands alone: leave out '{context.invoked_subcommand}'.")
+        if said:
+            raise HomebodyError(f"{said[0]} stands alone: leave out '{context.invoked_subcommand}'.")
         return
-    if paper is None:
+    if run is None and (said := [name for name in said if name != "--paper"]):
+        raise HomebodyError(f"{said[0]} is about a run: give its folder as --run.")
+    if paper is not None and run is not None:
+        raise HomebodyError("--paper and --run are two questions: ask one of them.")
+    if run is not None:
+        _explain(run, delta, statement, as_json)
+    elif paper is not None:
+        _print_paper(paper, as_json)
+    else:
         typer.echo(context.get_help())
+
+
+def _explain(run: Path, delta: float | None, into: Path | None, as_json: bool) -> None:
+    from homebody.report import RunFolder
+    from homebody.report.statement import statement
+    from homebody.report.statement_page import print_statement, write_statement
+
+    found = statement(RunFolder.open(run), delta)
+    written = write_statement(found, into) if into is not None else ()
+    if as_json:
+        typer.echo(json.dumps(found))
         return
-    _print_paper(paper, as_json)
+    print_statement(found)
+    for file in written:
+        typer.echo(f"statement: {file}")
 
 
 @app.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +9,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from homebody.errors import HomebodyError
 from homebody.privacy import OBSERVERS, Ledger, event_from_json
 from homebody.report.record import RunFolder
+from homebody.report.statement import recipe_of, stated_at
 
 __all__ = ["UNBOUNDED", "at_delta", "epsilon_text", "print_comparison", "print_result", "print_run", "spread"]
 
@@ -128,10 +127,7 @@ def _clients(comparison: Mapping[str, Any]) -> list[str]:
 def print_run(folder: RunFolder, console: Console | None = None) -> None:
     """A record: recipe, rounds, ledger, result."""
     console = console or Console()
-    try:
-        recipe = tomllib.loads(folder.recipe_text())
-    except tomllib.TOMLDecodeError as error:
-        raise HomebodyError(f"The recipe of {folder.path} is not valid TOML: {error}.") from error
+    recipe = recipe_of(folder)
     parts = (f"{name}={value}" for name, value in recipe.items() if value not in ({}, None) and name != "schema")
     console.print("recipe: " + " ".join(parts), highlight=False, soft_wrap=True, markup=False)
     lines = folder.rounds()
@@ -144,7 +140,7 @@ def print_run(folder: RunFolder, console: Console | None = None) -> None:
     if losses:
         console.print(f"{'loss':>14} {_spark(losses)} {losses[0]:.4f} → {losses[-1]:.4f}", highlight=False)
     if folder.ledger_path.exists():
-        _print_ledger(folder, console)
+        _print_ledger(folder, stated_at(recipe), console)
     if (folder.path / "result.json").exists():
         print_result({**folder.read_json("result.json"), "run": str(folder.path)}, console)
     else:
@@ -155,9 +151,9 @@ def print_run(folder: RunFolder, console: Console | None = None) -> None:
         )
 
 
-def _print_ledger(folder: RunFolder, console: Console) -> None:
+def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
     ledger = Ledger(folder.ledger_path)
-    entries = ledger.entries()
+    entries, spent = ledger.entries(), ledger.epsilons(delta)
     ledger.close()
     told_to: dict[str, set[str]] = {}
     for text, observer in {(entry.event, entry.observer): None for entry in entries}:
@@ -167,6 +163,8 @@ def _print_ledger(folder: RunFolder, console: Console) -> None:
         what if observers == everyone else f"to {', '.join(who for who in OBSERVERS if who in observers)}: {what}"
         for what, observers in told_to.items()
     )
+    if any(0 < value < float("inf") for value in spent.values()):
+        told += f"; ε {', '.join(f'{who} {epsilon_text(value)}' for who, value in spent.items())} at δ = {delta:g}"
     told = f"{len(entries)} charges, chain whole; {told}"
     console.print(f"ledger: {told}", highlight=False, soft_wrap=True, markup=False)
 

@@ -1,0 +1,352 @@
+"""A run's privacy statement: what it certifies, to whom, about what, and what that rests on.
+
+Nothing in it is typed in. Every ε is derived anew from the ledger, whose chain is verified first, and the ledger is
+held against the rounds that the run recorded. The statement names no path and no seed: whoever knows the seed can
+take the noise of a simulation away again.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from homebody import __version__
+from homebody.errors import HomebodyError
+from homebody.privacy import OBSERVERS, Budget, Charge, Entry, Ledger, NonPrivate, Observer, Unit, event_from_json
+from homebody.privacy.budget import check_delta
+from homebody.privacy.ledger import DELTA
+from homebody.privacy.papers import PAPERS, paper
+from homebody.privacy.specs import parse_channel, split_stage, with_noise
+from homebody.report.ledger_lines import Release, lines_of, releases_of
+from homebody.report.record import RunFolder, jsonable
+
+__all__ = ["SCHEMA_VERSION", "figure", "recipe_of", "stated_at", "statement"]
+
+SCHEMA_VERSION = 1
+SEES = {
+    "server": "everything that leaves the devices; it picks the cohort",
+    "clients": "the shared parameters, every round",
+    "views": "what a person's other views tell this one",
+    "public": "the final model",
+}
+UNITS = {
+    "report": "one report of a device",
+    "interaction": "one click, rating or view",
+    "user": "one person, with everything they did",
+}
+RELATIONS = {
+    "replace-one": "ε compares two data sets of the same size in which one unit is another (replace-one).",
+    "add-remove": "ε compares a data set with one unit and the same without it (add-remove).",
+}
+SELECTION = (
+    "Evaluation, the choice of the round by validation, and any tuning of hyper-parameters read people's data and are "
+    "not charged: they are outside the guarantee."
+)
+FOLDER = "The run's own folder holds every simulated client's state, losses and counts: it is as private as the data."
+FLOATS = "The bounds are about real-valued noise; that noise is drawn with floating-point numbers is not covered."
+SIMULATED = (
+    "This was a simulation: its noise derives from the seed, and whoever knows the seed can remove it. ε is that of "
+    "the same mechanisms with secret randomness."
+)
+
+
+def statement(folder: RunFolder, delta: float | None = None) -> dict[str, Any]:
+    """Everything that can be said of a run's privacy, at this δ or the one the run was stated at.
+
+    A ledger that was changed, or lost charges of rounds that were recorded, is refused.
+    """
+    recipe = recipe_of(folder)
+    delta = stated_at(recipe) if delta is None else delta
+    check_delta(delta)
+    if not folder.ledger_path.is_file():
+        raise HomebodyError(f"{folder.path} has no ledger.sqlite: nothing says what this run told whom.")
+    ledger = Ledger(folder.ledger_path)
+    try:
+        entries = ledger.entries()
+        _insist_on_charges(folder, entries)
+        return _gathered(folder, recipe, ledger, entries, delta)
+    finally:
+        ledger.close()
+
+
+def recipe_of(folder: RunFolder) -> dict[str, Any]:
+    """What was run, as it was written down."""
+    try:
+        recipe = tomllib.loads(folder.recipe_text())
+    except tomllib.TOMLDecodeError as error:
+        raise HomebodyError(f"The recipe of {folder.path} is not valid TOML: {error}.") from error
+    for name in ("method", "data"):
+        if not isinstance(recipe.get(name), str):
+            raise HomebodyError(f"The recipe of {folder.path} names no {name}.")
+    return recipe
+
+
+def stated_at(recipe: Mapping[str, Any]) -> float:
+    """The δ that a run's ε is stated at: its budget's, or its own.
+
+    >>> stated_at({"budget": "eps=8,delta=1e-5"}), stated_at({"delta": 0.001}), stated_at({})
+    (1e-05, 0.001, 1e-06)
+    """
+    if recipe.get("budget"):
+        return Budget.parse(recipe["budget"]).delta
+    return float(recipe.get("delta", DELTA))
+
+
+def figure(value: float | str) -> str:
+    """ε with four digits that say something.
+
+    >>> figure("inf"), figure(5000.0), figure(2.44595)
+    ('∞', '5,000', '2.446')
+    """
+    found = float(value)
+    return "∞" if math.isinf(found) else f"{found:,.0f}" if found >= 1000 else f"{found:.4g}"
+
+
+def _gathered(
+    folder: RunFolder, recipe: Mapping[str, Any], ledger: Ledger, entries: Sequence[Entry], delta: float
+) -> dict[str, Any]:
+    complete = (folder.path / "result.json").exists()
+    environment = folder.read_json("environment.json") if (folder.path / "environment.json").exists() else {}
+    result = folder.read_json("result.json") if complete else {}
+    central = any(entry.release == "collection" for entry in entries)
+    releases = list(releases_of(entries))
+    rows = _observed(ledger, releases, delta)
+    simulated = str(environment.get("randomness", "simulated")).startswith("simulated")
+    outside = [SELECTION, *([SIMULATED] if simulated and not central else [])]
+    outside += [*([FLOATS] if any(math.isfinite(row["epsilon"]) for row in rows) else []), FOLDER]
+    found = {
+        "schema": SCHEMA_VERSION,
+        "document": "homebody privacy statement",
+        "run": {
+            "method": Path(recipe["method"]).name.rpartition(":")[2],
+            "data": Path(recipe["data"]).name if _is_file(recipe["data"]) else recipe["data"],
+            "kind": "centralised" if central else "federated",
+            "complete": complete,
+            "rounds": len(folder.rounds()),
+            "planned": recipe.get("rounds"),
+            "cohort": recipe.get("cohort"),
+            "simulated": simulated,
+            "data_fingerprint": environment.get("data_fingerprint"),
+        },
+        "versions": {
+            "ran": environment.get("homebody"),
+            "code": sorted({entry.code for entry in entries if entry.code}),
+            "derived": __version__,
+        },
+        "delta": delta,
+        "certified": rows,
+        "stages": [] if central else _stages(recipe),
+        "ledger": {
+            "verified": True,
+            "rows": len(entries),
+            "releases": len(releases),
+            "hash": entries[-1].hash if entries else None,
+            "lines": lines_of(releases, delta),
+        },
+        "budget": _budget(recipe, ledger, result, central),
+        "paper": _paper(recipe["method"], ledger, {entry.observer for entry in entries}),
+        "assumptions": list(dict.fromkeys(_assumptions(rows))),
+        "outside": outside,
+    }
+    return cast(dict[str, Any], jsonable(found))
+
+
+def _is_file(data: str) -> bool:
+    """A dataset's name has no slash and no ending of a table."""
+    return "/" in data or "\\" in data or Path(data).suffix in (".csv", ".parquet") or Path(data).is_file()
+
+
+def _insist_on_charges(folder: RunFolder, entries: Sequence[Entry]) -> None:
+    """The chain cannot tell that its end is missing; the recorded rounds can."""
+    charged = {entry.release for entry in entries}
+    for line in folder.rounds():
+        release = f"{line.get('phase')}/{line.get('round')}"
+        if release not in charged and "collection" not in charged:
+            raise HomebodyError(
+                f"The ledger {folder.ledger_path} has no charge for {release}, which the run recorded: it lost "
+                "charges, and its ε would be too small."
+            )
+
+
+def _observed(ledger: Ledger, releases: Sequence[Release], delta: float) -> list[dict[str, Any]]:
+    """A row for each observer and each unit that was charged: ε in total and of one round, and what gave it."""
+    kinds = {release.told: release for release in releases}
+    there = {(who, unit) for told in kinds for _, who, unit, _ in told}
+    rows = []
+    for observer in get_args(Observer):
+        if observer not in OBSERVERS and not any(who == observer for who, _ in there):
+            continue
+        for unit in get_args(Unit)[::-1]:
+            if unit != "user" and (observer, unit) not in there:
+                continue
+            rows.append(_certified(ledger, releases, list(kinds.values()), observer, unit, delta))
+    return rows
+
+
+def _certified(
+    ledger: Ledger,
+    releases: Sequence[Release],
+    kinds: Sequence[Release],
+    observer: Observer,
+    unit: Unit,
+    delta: float,
+) -> dict[str, Any]:
+    unstated = [_unstated(release, observer, unit) for release in kinds]
+    total = ledger.epsilon(observer, unit, delta=delta, also=[charge for own in unstated for charge in own])
+    each = [
+        Ledger().epsilon(observer, unit, delta=delta, also=[*release.charges(), *own]).epsilon
+        for release, own in zip(kinds, unstated, strict=True)
+    ]
+    events = {
+        text: event_from_json(text)
+        for release in kinds
+        for _, who, charged, text in release.told
+        if who == observer and charged == unit
+    }
+    bounds = {name: value for name, value in total.bounds.items() if name != total.accountant}
+    return {
+        "observer": observer,
+        "sees": SEES[observer],
+        "unit": unit,
+        "means": UNITS[unit],
+        "relation": total.relation,
+        "epsilon": total.epsilon,
+        "delta": delta,
+        "accountant": total.accountant,
+        "other_bounds": bounds,
+        "epsilon_of_one_round": max(each, default=0.0),
+        "releases": sum(any(who == observer for _, who, _, _ in release.told) for release in releases),
+        "mechanisms": list(dict.fromkeys(str(event) for event in events.values())),
+        "sampling": list(dict.fromkeys(str(event.sampling) for event in events.values())),
+        "notes": list(total.notes),
+    }
+
+
+def _unstated(release: Release, observer: Observer, unit: Unit) -> list[Charge]:
+    """What was charged for a part of a person alone bounds nothing about the person."""
+    if unit != "user":
+        return []
+    about: dict[str, set[str]] = {}
+    for part, who, charged, _ in release.told:
+        if who == observer:
+            about.setdefault(part, set()).add(charged)
+    reason = "a release was charged for a part of a person's data alone, which says nothing about the whole"
+    return [Charge(observer, "user", NonPrivate(reason), part) for part, units in about.items() if "user" not in units]
+
+
+def _assumptions(rows: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    for row in rows:
+        if math.isfinite(row["epsilon"]) and row["epsilon"] > 0:
+            yield RELATIONS[row["relation"]]
+            yield from row["notes"]
+    yield "The devices and the server ran the stages as they are stated here; the ledger records, it does not enforce."
+
+
+def _stages(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each message passes on its way out, as the recipe says it."""
+    specs = list(recipe.get("stages") or [])
+    channel = parse_channel(with_noise(specs) if recipe.get("calibrate") else specs)
+    out = []
+    for spec, stage in zip(specs, channel.stages, strict=True):
+        own = {one.name: getattr(stage, one.name) for one in fields(cast(Any, stage))}
+        settings = {name: value for name, value in own.items() if value is not None}
+        if "sensitivity" in settings and hasattr(stage, "scale"):
+            settings["scale"] = stage.scale
+        name, _ = split_stage(spec)
+        out.append({"stage": name, "settings": settings, "means": _means(name, settings)})
+    return out
+
+
+def _means(name: str, own: Mapping[str, Any]) -> str:
+    """A stage in a sentence."""
+    if name == "clip":
+        norm = own["norm"]
+        most = f"{norm:g}" if not isinstance(norm, Mapping) else ", ".join(f"{n} {v:g}" for n, v in norm.items())
+        what = "each tensor of its update" if isinstance(norm, Mapping) else "its update"
+        return f"Each device scales {what} down to an ℓ{own['order']} norm of at most {most}."
+    if name == "gaussian":
+        return (
+            f"The server adds Gaussian noise of standard deviation {own['scale']:g} to every coordinate of the sum: "
+            f"{own['z']:g} × the ℓ2 sensitivity of {own['sensitivity']:g} ({own['relation']})."
+        )
+    if name == "laplace":
+        who = "Each device adds" if own["where"] == "device" else "The server adds"
+        to = "its update" if own["where"] == "device" else "the sum"
+        against = (
+            "nothing bounds what it hides"
+            if own["unbounded"]
+            else f"the ℓ1 sensitivity is {own['sensitivity']:g} ({own['relation']})"
+        )
+        return f"{who} Laplace noise of scale {own['b']:g} to every coordinate of {to}; {against}."
+    if name == "one-bit":
+        return (
+            f"Each device sends {own['k']:,} report{'s' if own['k'] > 1 else ''} of one bit instead of its update, "
+            f"each randomised on the device with ε = {own['epsilon']:g}."
+        )
+    if name == "shuffle":
+        among = f"at least {own['users']:,} people" if "users" in own else "the whole cohort"
+        return (
+            f"A proxy passes single reports on in random order, mixed with those of {among}; a simulation declares it."
+        )
+    if name == "secure-sum":
+        return (
+            "The server learns the sum over the cohort and no single update; a simulation declares it, and just sums."
+        )
+    return f"The stage {name}."
+
+
+def _budget(
+    recipe: Mapping[str, Any], ledger: Ledger, result: Mapping[str, Any], central: bool
+) -> dict[str, Any] | None:
+    if not recipe.get("budget"):
+        return None
+    budget = Budget.parse(recipe["budget"])
+    spent = budget.spent(ledger)
+    stopped = result.get("stopped")
+    told = f"ε = {figure(spent)} of {budget.epsilon:g} is spent for {budget.who}"
+    if central:
+        state = f"A centralised reference collects raw data, so the budget does not hold for it: {told}."
+    elif spent > budget.epsilon:
+        state = f"The budget is broken: {told}."
+    elif stopped:
+        state = str(stopped)
+    else:
+        state = f"All rounds ran within it: {told}." if result else f"The run is not complete: {told} so far."
+    return {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "unit": budget.unit,
+        "observer": budget.observer,
+        "spent": spent,
+        "stopped": bool(stopped),
+        "state": state,
+    }
+
+
+def _paper(method: str, ledger: Ledger, observers: set[str]) -> dict[str, Any] | None:
+    """What the method's paper claims, beside what its mechanism and this run certify at the same δ."""
+    if method not in PAPERS:
+        return None
+    found = paper(method)
+    rows = []
+    for claim in found.claims:
+        bound = claim.certified()
+        here = ledger.epsilon(claim.observer, claim.unit, delta=claim.delta).epsilon
+        rows.append(
+            {
+                "what": claim.what,
+                "observer": claim.observer,
+                "unit": claim.unit,
+                "delta": claim.delta,
+                "claimed": claim.claimed,
+                "certified": bound.epsilon,
+                "accountant": bound.accountant,
+                "this_run": here if claim.observer in observers else None,
+                "why": claim.why,
+            }
+        )
+    return {"id": found.id, "title": found.title, "rows": rows}

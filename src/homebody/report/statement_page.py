@@ -1,0 +1,308 @@
+"""A privacy statement for people: a page that holds everything it shows, its text for a terminal, and its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from homebody.errors import HomebodyError
+from homebody.report.pages import page
+from homebody.report.record import RunFolder
+from homebody.report.statement import figure
+
+__all__ = ["print_statement", "statement_page", "write_statement"]
+
+NO_STAGES = "No stage stands between a message and the server: it leaves the device as the method makes it."
+COLLECTED = "Nothing stays on a device: a centralised reference collects everyone's history."
+
+
+def write_statement(found: Mapping[str, Any], into: Path) -> tuple[Path, Path]:
+    """statement.json and statement.html in a folder, each all or nothing; both are made before either is written."""
+    texts = {
+        "statement.json": json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+        "statement.html": statement_page(found),
+    }
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            RunFolder(into).write_text(name, text)
+    except OSError as error:
+        raise HomebodyError(f"The statement cannot be written to {into}: {error.strerror}.") from error
+    return into / "statement.json", into / "statement.html"
+
+
+def heading(found: Mapping[str, Any]) -> str:
+    return f"{found['run']['method']} on {found['run']['data']}"
+
+
+def state(found: Mapping[str, Any]) -> str:
+    """How far the run is, in a sentence."""
+    run = found["run"]
+    rounds = f"{run['rounds']:,} round{'' if run['rounds'] == 1 else 's'}"
+    if run["kind"] == "centralised":
+        done = "" if run["complete"] else " It is not complete."
+        return f"A centralised reference: raw data were collected once.{done}"
+    if not run["complete"]:
+        return f"Not complete: {rounds} recorded. A round is charged before it is collected, so more may be charged."
+    planned = run["planned"]
+    short = f" of {planned:,} planned" if planned and planned > run["rounds"] else ""
+    return f"Complete: {rounds}{short}."
+
+
+def sentence(row: Mapping[str, Any]) -> str:
+    """One certified ε, whole: nothing that it depends on is left out."""
+    about = f"Against the {row['observer']}, about {row['means']}"
+    if not row["releases"]:
+        return f"{about}: nothing was released."
+    return f"{about}: ε = {figure(row['epsilon'])} at δ = {row['delta']:g} over {_times(row['releases'])}"
+
+
+def _times(count: int) -> str:
+    return f"{count:,} release{'' if count == 1 else 's'}"
+
+
+def others(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {figure(value)}" for name, value in row["other_bounds"].items())
+
+
+def claimed_text(value: float | str | None) -> str:
+    return "none" if value is None else figure(value)
+
+
+def _to(observers: Sequence[str]) -> str:
+    """
+    >>> _to(["server"]), _to(["server", "clients", "public"])
+    ('server', 'server, clients and public')
+    """
+    return observers[0] if len(observers) == 1 else f"{', '.join(observers[:-1])} and {observers[-1]}"
+
+
+def _each(line: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+    each = "each" if line["count"] > 1 else "once"
+    return f"ε = {figure(told['epsilon_of_one'])} {each}"
+
+
+def statement_page(found: Mapping[str, Any]) -> str:
+    """The statement as a page, to be handed on."""
+    header = (
+        f'<p class="eyebrow">Privacy statement</p><h1>{escape(heading(found))}</h1>'
+        f'<p class="soft">{escape(state(found))} ε is derived from the run’s ledger, never typed in.</p>'
+    )
+    body = [_certified(found), _way_out(found), _ledger(found)]
+    if found["budget"]:
+        body.append(_section("Budget", f"<p>{escape(found['budget']['state'])}</p>"))
+    if found["paper"]:
+        body.append(_claims(found["paper"]))
+    body.append(_section("What it assumes", _list(found["assumptions"])))
+    body.append(_section("Outside the guarantee", _list(found["outside"])))
+    body.append(_origin(found))
+    return page(f"Privacy statement: {heading(found)}", header, body, [])
+
+
+def _section(title: str, inner: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{inner}</section>"
+
+
+def _list(texts: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"
+
+
+def _table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[int] = ()) -> str:
+    """Cells are HTML; those of the columns in `words` are texts that may break."""
+
+    def kind(place: int) -> str:
+        return ' class="left"' if place == 0 else ' class="words"' if place in words else ""
+
+    heads = "".join(f'<th scope="col"{kind(place)}>{column}</th>' for place, column in enumerate(columns))
+    body = "".join(
+        f'<tr><th scope="row" class="row">{first}</th>'
+        + "".join(f"<td{kind(place)}>{cell}</td>" for place, cell in enumerate(rest, 1))
+        + "</tr>"
+        for first, *rest in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
+        f'<caption class="small soft">{escape(caption)}</caption>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _certified(found: Mapping[str, Any]) -> str:
+    rows = []
+    for row in found["certified"]:
+        unbounded = row["epsilon"] == "inf"
+        shown = figure(row["epsilon"]) if row["releases"] else "nothing released"
+        rows.append(
+            (
+                f'{escape(row["observer"])}<span class="small">sees {escape(row["sees"])}</span>',
+                f'{escape(row["unit"])}<span class="sd">{escape(row["means"])}</span>',
+                f'<span class="{"down" if unbounded else "best"}">{shown}</span>',
+                figure(row["epsilon_of_one_round"]) if row["releases"] else "–",
+                f"{row['releases']:,}",
+                escape(row["accountant"]) if row["accountant"] != "none" else "–",
+                escape(others(row)) or "–",
+                " ".join(escape(note) for note in row["notes"]) or "–",
+            )
+        )
+    columns = (
+        "observer",
+        "unit",
+        "ε in total",
+        "ε of one round",
+        "releases",
+        "by",
+        "other valid bounds",
+        "why, and if",
+    )
+    caption = f"Certified ε at δ = {found['delta']:g}; {', '.join(sorted({r['relation'] for r in found['certified']}))}"
+    note = (
+        '<p class="soft small">ε = ∞ means that nothing bounds what this observer learns. The smallest valid bound '
+        "counts; the others hold too. ε of one round is that of the worst one.</p>"
+    )
+    return _section("What is certified", _table(caption, columns, rows, (1, 6, 7)) + note)
+
+
+def _way_out(found: Mapping[str, Any]) -> str:
+    title = "How a message leaves a device"
+    if not found["stages"]:
+        return _section(title, f"<p>{COLLECTED if found['run']['kind'] == 'centralised' else NO_STAGES}</p>")
+    rows = [(escape(stage["stage"]), escape(stage["means"]), escape(_settings(stage))) for stage in found["stages"]]
+    return _section(
+        title, _table("Stages, as the message travels", ("stage", "what it does", "settings"), rows, (1, 2))
+    )
+
+
+def _settings(stage: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {_plain(value)}" for name, value in stage["settings"].items()) or "–"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_plain(one)}" for name, one in value.items()) + "}"
+    return f"{value:g}" if type(value) is float else str(value)
+
+
+def _ledger(found: Mapping[str, Any]) -> str:
+    ledger = found["ledger"]
+    rows = [
+        (
+            escape(line["rounds"]),
+            escape(_to(told["observers"])),
+            escape(told["unit"] + (f", {told['part']}" if told["part"] else "")),
+            escape(told["what"]),
+            escape(_each(line, told)),
+        )
+        for line in ledger["lines"]
+        for told in line["told"]
+    ]
+    intro = f"<p>{escape(chain(ledger))}</p>"
+    columns = ("releases", "told to", "about one", "what happened", "costs")
+    return _section("What the ledger says", intro + (_table("Charges", columns, rows, (1, 3)) if rows else ""))
+
+
+def chain(ledger: Mapping[str, Any]) -> str:
+    """What was verified."""
+    if not ledger["rows"]:
+        return "The ledger is empty: nothing was charged."
+    count = f"{ledger['rows']:,} charges for {_times(ledger['releases'])}"
+    return f"{count}; the chain is whole, its last hash {ledger['hash']}."
+
+
+def _claims(claims: Mapping[str, Any]) -> str:
+    reasons = list(dict.fromkeys(row["why"] for row in claims["rows"]))
+    rows = [
+        (
+            escape(row["what"]),
+            escape(row["observer"]),
+            escape(row["unit"]),
+            f"{row['delta']:g}",
+            claimed_text(row["claimed"]),
+            figure(row["certified"]),
+            "nothing released" if row["this_run"] is None else figure(row["this_run"]),
+            str(reasons.index(row["why"]) + 1),
+        )
+        for row in claims["rows"]
+    ]
+    columns = ("what", "observer", "unit", "δ", "claimed ε", "certified ε", "this run’s certified ε", "why")
+    why = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
+    intro = (
+        f"<p>{escape(claims['title'])}. <em>Claimed</em> is what the paper prints, <em>certified</em> what its "
+        "mechanism as published bounds; the last is this run’s, whose settings may be others, at the same δ.</p>"
+    )
+    return _section("What the paper claims", f"{intro}{_table('Claimed and certified', columns, rows)}<ol>{why}</ol>")
+
+
+def _origin(found: Mapping[str, Any]) -> str:
+    run, versions, ledger = found["run"], found["versions"], found["ledger"]
+    parts = {
+        "method": run["method"],
+        "data": run["data"] + (f", fingerprint {run['data_fingerprint']}" if run["data_fingerprint"] else ""),
+        "ran with": f"homebody {versions['ran']}" if versions["ran"] else "not recorded",
+        "charged by": ", ".join(versions["code"]) or "not recorded",
+        "ε derived by": f"homebody {versions['derived']}",
+        "ledger": f"{ledger['rows']:,} rows, last hash {ledger['hash'] or 'none'}",
+    }
+    inner = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in parts.items())
+    check = (
+        "<dt>check it</dt><dd><code>homebody account --run RUN</code> on the run’s folder: the hash must agree.</dd>"
+    )
+    return _section("What it was made from", f"<dl>{inner}{check}</dl>")
+
+
+def print_statement(found: Mapping[str, Any], console: Console | None = None) -> None:
+    """The same on a terminal, line by line."""
+    console = console or Console()
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def title(text: str) -> None:
+        say("")
+        console.print(text, style="bold", highlight=False, markup=False)
+
+    say(f"{heading(found)}. {state(found)}")
+    title("How a message leaves a device")
+    for number, stage in enumerate(found["stages"], start=1):
+        say(f"  {number}. {stage['stage']}: {stage['means']}")
+    if not found["stages"]:
+        say(f"  {COLLECTED if found['run']['kind'] == 'centralised' else NO_STAGES}")
+    title("What the ledger says")
+    say(f"  {chain(found['ledger'])}")
+    for line in found["ledger"]["lines"]:
+        say(f"  {line['rounds']}{f' ({code})' if (code := line['code']) else ''}:")
+        for told in line["told"]:
+            part = f", {told['part']}" if told["part"] else ""
+            say(f"    to {_to(told['observers'])}, about one {told['unit']}{part}: {told['what']}; {_each(line, told)}")
+    title(f"What is certified, at δ = {found['delta']:g}")
+    table = Table("observer", "unit", "ε in total", "by", "ε of one round", "other valid bounds", box=box.SIMPLE_HEAD)
+    for row in found["certified"]:
+        if not row["releases"]:
+            table.add_row(row["observer"], row["unit"], "nothing released", "", "", "")
+            continue
+        by = row["accountant"] if row["accountant"] != "none" else ""
+        one = figure(row["epsilon_of_one_round"])
+        table.add_row(row["observer"], row["unit"], figure(row["epsilon"]), by, one, others(row))
+    console.print(table)
+    for row in found["certified"]:
+        say(f"  {' '.join([sentence(row).rstrip('.') + '.', *(row['notes'] if row['releases'] else [])])}")
+    if found["budget"]:
+        title("Budget")
+        say(f"  {found['budget']['state']}")
+    if found["paper"]:
+        title(f"What the paper claims: `homebody account --paper {found['paper']['id']}` has the whole table")
+        say(f"  {found['paper']['title']}: claimed, certified as published, and certified for this run at the same δ:")
+        for row in found["paper"]["rows"]:
+            here = "nothing released" if row["this_run"] is None else figure(row["this_run"])
+            figures = f"{claimed_text(row['claimed'])}, {figure(row['certified'])}, {here}"
+            say(f"  {row['what']}; {row['observer']}, {row['unit']}, δ = {row['delta']:g}: {figures}")
+    for name, texts in (("What it assumes", found["assumptions"]), ("Outside the guarantee", found["outside"])):
+        title(name)
+        for text in texts:
+            say(f"  - {text}")
