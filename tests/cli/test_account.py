@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import json
+import shutil
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -224,3 +226,82 @@ def test_bad_values_get_one_sentence(
     assert printed.err.startswith("homebody: ")
     assert len(printed.err.splitlines()) == 1
     assert printed.out == ""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from homebody.recipe import Recipe
+    from homebody.run import execute
+
+    stages = ["clip:norm=0.5", "gaussian:z=2"]
+    data = "synthetic:users=30,items=20,mean=8"
+    recipe = Recipe("fedials", data, fields={"factors": 4}, rounds=3, cohort=10, stages=stages, evaluate_every=3)
+    return Path(execute(recipe, tmp_path_factory.mktemp("runs"))["run"])
+
+
+class TestRun:
+    def test_it_is_explained_as_the_calculator_would(
+        self, answer: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        asked = ["--noise", "2", "--cohort", "10", "--population", "30", "--rounds", "3", "--delta", "1e-6"]
+        expected = answer("gaussian", *asked)
+        found = {row["observer"]: row for row in answer("--run", str(folder))["certified"]}
+        assert found["public"]["epsilon"] == expected["epsilon"]
+        assert found["public"]["epsilon_of_one_round"] == expected["epsilon_of_one_round"]
+        assert found["server"]["epsilon"] == "inf"
+        assert run(monkeypatch, "--run", str(folder)) == 0
+        said = capsys.readouterr().out
+        assert "train, rounds 1–3 (FedIALS, homebody" in said
+        assert f"ε = {expected['epsilon']:.4g} at δ = 1e-06 over 3 releases" in said
+
+    def test_delta_and_statement(self, answer: Any, folder: Path, tmp_path: Path) -> None:
+        found = answer("--run", str(folder), "--delta", "1e-3", "--statement", str(tmp_path / "out"))
+        assert found["delta"] == 1e-3
+        assert json.loads((tmp_path / "out" / "statement.json").read_text(encoding="utf-8")) == found
+        assert (tmp_path / "out" / "statement.html").is_file()
+
+    def test_where_it_was_written_is_said(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(monkeypatch, "--run", str(folder), "--statement", str(tmp_path)) == 0
+        assert capsys.readouterr().out.endswith(
+            f"statement: {tmp_path}/statement.json\nstatement: {tmp_path}/statement.html\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--run", "nowhere"], "There is no run in nowhere"),
+            (["--run", "RUN", "--paper", "pfedrec"], "two questions"),
+            (["--run", "RUN", "gaussian", "--noise", "1"], "--run stands alone: leave out 'gaussian'"),
+            (["--delta", "1e-5"], "--delta is about a run"),
+            (["--statement", "x"], "--statement is about a run"),
+            (["--paper", "pfedrec", "--statement", "x"], "--statement is about a run"),
+            (["--delta", "1e-5", "gaussian", "--noise", "1"], "--delta stands alone"),
+            (["--run", "RUN", "--delta", "1"], "δ must be at least 0 and under 1"),
+        ],
+    )
+    def test_nonsense(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        arguments: list[str],
+        message: str,
+    ) -> None:
+        assert run(monkeypatch, *(str(folder) if word == "RUN" else word for word in arguments)) == 2
+        error = capsys.readouterr().err
+        assert message in " ".join(error.split())
+        assert "Traceback" not in error
+
+    def test_a_ledger_that_was_changed(
+        self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+        database = sqlite3.connect(copy / "ledger.sqlite", isolation_level=None)
+        database.execute("DROP TRIGGER charge_is_never_changed")
+        database.execute("UPDATE charge SET observer = 'views' WHERE id = 1")
+        database.close()
+        assert run(monkeypatch, "--run", str(copy), "--statement", str(tmp_path / "out")) == 2
+        assert "was tampered with: row 1 breaks its chain" in " ".join(capsys.readouterr().err.split())
+        assert not (tmp_path / "out").exists()

@@ -17,6 +17,7 @@ from typing import Any, cast, get_args
 from homebody import __version__
 from homebody.errors import HomebodyError
 from homebody.privacy import OBSERVERS, Budget, Charge, Entry, Ledger, NonPrivate, Observer, Unit, event_from_json
+from homebody.privacy.accountant import Bound
 from homebody.privacy.budget import check_delta
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.papers import PAPERS, paper
@@ -114,7 +115,8 @@ def _gathered(
     result = folder.read_json("result.json") if complete else {}
     central = any(entry.release == "collection" for entry in entries)
     releases = list(releases_of(entries))
-    rows = _observed(ledger, releases, delta)
+    kinds = list({release.told: release for release in releases}.values())
+    rows = _observed(ledger, releases, kinds, delta)
     simulated = str(environment.get("randomness", "simulated")).startswith("simulated")
     outside = [SELECTION, *([SIMULATED] if simulated and not central else [])]
     outside += [*([FLOATS] if any(math.isfinite(row["epsilon"]) for row in rows) else []), FOLDER]
@@ -147,8 +149,8 @@ def _gathered(
             "hash": entries[-1].hash if entries else None,
             "lines": lines_of(releases, delta),
         },
-        "budget": _budget(recipe, ledger, result, central),
-        "paper": _paper(recipe["method"], ledger, {entry.observer for entry in entries}),
+        "budget": _budget(recipe, ledger, kinds, result, central),
+        "paper": _paper(recipe["method"], ledger, kinds),
         "assumptions": list(dict.fromkeys(_assumptions(rows))),
         "outside": outside,
     }
@@ -172,10 +174,11 @@ def _insist_on_charges(folder: RunFolder, entries: Sequence[Entry]) -> None:
             )
 
 
-def _observed(ledger: Ledger, releases: Sequence[Release], delta: float) -> list[dict[str, Any]]:
+def _observed(
+    ledger: Ledger, releases: Sequence[Release], kinds: Sequence[Release], delta: float
+) -> list[dict[str, Any]]:
     """A row for each observer and each unit that was charged: ε in total and of one round, and what gave it."""
-    kinds = {release.told: release for release in releases}
-    there = {(who, unit) for told in kinds for _, who, unit, _ in told}
+    there = {(who, unit) for release in kinds for _, who, unit, _ in release.told}
     rows = []
     for observer in get_args(Observer):
         if observer not in OBSERVERS and not any(who == observer for who, _ in there):
@@ -183,7 +186,7 @@ def _observed(ledger: Ledger, releases: Sequence[Release], delta: float) -> list
         for unit in get_args(Unit)[::-1]:
             if unit != "user" and (observer, unit) not in there:
                 continue
-            rows.append(_certified(ledger, releases, list(kinds.values()), observer, unit, delta))
+            rows.append(_certified(ledger, releases, kinds, observer, unit, delta))
     return rows
 
 
@@ -195,11 +198,10 @@ def _certified(
     unit: Unit,
     delta: float,
 ) -> dict[str, Any]:
-    unstated = [_unstated(release, observer, unit) for release in kinds]
-    total = ledger.epsilon(observer, unit, delta=delta, also=[charge for own in unstated for charge in own])
+    total = _total(ledger, kinds, observer, unit, delta)
     each = [
-        Ledger().epsilon(observer, unit, delta=delta, also=[*release.charges(), *own]).epsilon
-        for release, own in zip(kinds, unstated, strict=True)
+        Ledger().epsilon(observer, unit, delta=delta, also=release.charges() + _unstated(release, observer, unit))
+        for release in kinds
     ]
     events = {
         text: event_from_json(text)
@@ -218,12 +220,18 @@ def _certified(
         "delta": delta,
         "accountant": total.accountant,
         "other_bounds": bounds,
-        "epsilon_of_one_round": max(each, default=0.0),
+        "epsilon_of_one_round": max((bound.epsilon for bound in each), default=0.0),
         "releases": sum(any(who == observer for _, who, _, _ in release.told) for release in releases),
         "mechanisms": list(dict.fromkeys(str(event) for event in events.values())),
         "sampling": list(dict.fromkeys(str(event.sampling) for event in events.values())),
         "notes": list(total.notes),
     }
+
+
+def _total(ledger: Ledger, kinds: Iterable[Release], observer: Observer, unit: Unit, delta: float) -> Bound:
+    """Over everything that was released."""
+    missing = [charge for release in kinds for charge in _unstated(release, observer, unit)]
+    return ledger.epsilon(observer, unit, delta=delta, also=missing)
 
 
 def _unstated(release: Release, observer: Observer, unit: Unit) -> list[Charge]:
@@ -300,12 +308,12 @@ def _means(name: str, own: Mapping[str, Any]) -> str:
 
 
 def _budget(
-    recipe: Mapping[str, Any], ledger: Ledger, result: Mapping[str, Any], central: bool
+    recipe: Mapping[str, Any], ledger: Ledger, kinds: Sequence[Release], result: Mapping[str, Any], central: bool
 ) -> dict[str, Any] | None:
     if not recipe.get("budget"):
         return None
     budget = Budget.parse(recipe["budget"])
-    spent = budget.spent(ledger)
+    spent = _total(ledger, kinds, budget.observer, budget.unit, budget.delta).epsilon
     stopped = result.get("stopped")
     told = f"ε = {figure(spent)} of {budget.epsilon:g} is spent for {budget.who}"
     if central:
@@ -327,15 +335,16 @@ def _budget(
     }
 
 
-def _paper(method: str, ledger: Ledger, observers: set[str]) -> dict[str, Any] | None:
+def _paper(method: str, ledger: Ledger, kinds: Sequence[Release]) -> dict[str, Any] | None:
     """What the method's paper claims, beside what its mechanism and this run certify at the same δ."""
     if method not in PAPERS:
         return None
     found = paper(method)
+    observers = {who for release in kinds for _, who, _, _ in release.told}
     rows = []
     for claim in found.claims:
         bound = claim.certified()
-        here = ledger.epsilon(claim.observer, claim.unit, delta=claim.delta).epsilon
+        here = _total(ledger, kinds, claim.observer, claim.unit, claim.delta).epsilon
         rows.append(
             {
                 "what": claim.what,

@@ -91,9 +91,10 @@ def _each(line: Mapping[str, Any], told: Mapping[str, Any]) -> str:
 
 def statement_page(found: Mapping[str, Any]) -> str:
     """The statement as a page, to be handed on."""
+    simulated = " The devices were simulated." if found["run"]["simulated"] else ""
     header = (
         f'<p class="eyebrow">Privacy statement</p><h1>{escape(heading(found))}</h1>'
-        f'<p class="soft">{escape(state(found))} ε is derived from the run’s ledger, never typed in.</p>'
+        f'<p class="soft">{escape(state(found))} ε is derived from the run’s ledger, never typed in.{simulated}</p>'
     )
     body = [_certified(found), _way_out(found), _ledger(found)]
     if found["budget"]:
@@ -193,7 +194,7 @@ def _ledger(found: Mapping[str, Any]) -> str:
     ledger = found["ledger"]
     rows = [
         (
-            escape(line["rounds"]),
+            escape(line["rounds"]).replace("–", "&#8288;–&#8288;"),  # a span does not break
             escape(_to(told["observers"])),
             escape(told["unit"] + (f", {told['part']}" if told["part"] else "")),
             escape(told["what"]),
@@ -204,7 +205,7 @@ def _ledger(found: Mapping[str, Any]) -> str:
     ]
     intro = f"<p>{escape(chain(ledger))}</p>"
     columns = ("releases", "told to", "about one", "what happened", "costs")
-    return _section("What the ledger says", intro + (_table("Charges", columns, rows, (1, 3)) if rows else ""))
+    return _section("What the ledger says", intro + (_table("Charges", columns, rows, (1, 2, 3)) if rows else ""))
 
 
 def chain(ledger: Mapping[str, Any]) -> str:
