@@ -124,7 +124,7 @@ def _gathered(
         "schema": SCHEMA_VERSION,
         "document": "homebody privacy statement",
         "run": {
-            "method": Path(recipe["method"]).name.rpartition(":")[2],
+            "method": Path(recipe["method"].rpartition(":")[2]).name,
             "data": Path(recipe["data"]).name if _is_file(recipe["data"]) else recipe["data"],
             "kind": "centralised" if central else "federated",
             "complete": complete,
