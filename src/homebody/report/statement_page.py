@@ -160,7 +160,7 @@ def _certified(found: Mapping[str, Any]) -> str:
         "releases",
         "by",
         "other valid bounds",
-        "why, and if",
+        "why ∞, or what it assumes",
     )
     caption = f"Certified ε at δ = {found['delta']:g}; {', '.join(sorted({r['relation'] for r in found['certified']}))}"
     note = (
@@ -203,7 +203,8 @@ def _ledger(found: Mapping[str, Any]) -> str:
         for line in ledger["lines"]
         for told in line["told"]
     ]
-    intro = f"<p>{escape(chain(ledger))}</p>"
+    code = f"<code>{ledger['hash']}</code>"  # which may break where a narrow page ends
+    intro = f"<p>{escape(chain(ledger)).replace(ledger['hash'] or code, code)}</p>"
     columns = ("releases", "told to", "about one", "what happened", "costs")
     return _section("What the ledger says", intro + (_table("Charges", columns, rows, (1, 2, 3)) if rows else ""))
 
