@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,12 +11,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from homebody.audit.views import hides_senders, sees
 from homebody.core import Cohort, Method, Rows, Update
 from homebody.errors import HomebodyError
+from homebody.privacy import Channel, OneBit, SecureSum
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 
-__all__ = ["Inspection", "Part", "encode", "inspect"]
+__all__ = ["Inspection", "Part", "View", "encode", "inspect"]
 
 EXCERPT = 24
 """Bytes of each part that are shown."""
@@ -37,14 +40,24 @@ class Part:
 
 
 @dataclass(frozen=True)
+class View:
+    """One observer's view of the message."""
+
+    sees: str
+    """In a sentence."""
+    charged: tuple[str, ...]
+    """What the ledger writes down for it in each round, by unit."""
+
+
+@dataclass(frozen=True)
 class Inspection:
     """A message, taken apart."""
 
-    user: int
+    user: str
+    """As the data calls them."""
     parts: tuple[Part, ...]
     bytes: int
-    sees: dict[str, str]
-    """What each observer sees of it, in a sentence."""
+    observers: dict[str, View]
     tells: tuple[str, ...]
     """What can be read from it as it is."""
 
@@ -54,31 +67,33 @@ class Inspection:
 
 
 def inspect(
-    method: Method, simulator: Simulator, user: int, *, cohort: int | None = None, seed: int = 0, round_: int = 1
+    method: Method, simulator: Simulator, user: int, *, cohort: int | None = None, seed: int = 0
 ) -> Inspection:
-    """What this client sends in a first round with this seed: bit by bit what a run would sum."""
+    """What this client sends in the first round of a run with this seed: bit by bit what the run would sum."""
+    ids = simulator.split.population.user_ids
+    called = str(user if ids is None else ids[user])
     if user not in simulator.available():
-        raise HomebodyError(f"User {user} takes no part in training with this split: there is nothing to send.")
-    acting = method.phases[0].method or method
-    rng = Rng.of(seed, method.phases[0].name)
+        raise HomebodyError(f"User {called} takes no part in training with this split: there is nothing to send.")
+    phase = method.phases[0]
+    acting = phase.method or method
+    rng = Rng.of(seed, phase.name)
     simulator.begin(acting, rng.fold("clients"))
     shared = acting.init_shared(simulator.catalogue, rng.fold("shared"))
     shared = {name: value.to(simulator.device) for name, value in shared.items()}
-    update = simulator.message(acting, shared, user, rng.fold("round", round_))
-    parts = tuple(_part(name, value) for name, value in update.items())
+    update = simulator.message(acting, shared, user, rng.fold("round", 1))
     everyone = simulator.available()
-    chosen = Cohort(everyone, "all", len(everyone), len(everyone)) if cohort is None else Cohort(
-        everyone[:cohort], "fixed", cohort, len(everyone)
-    )  # fmt: skip
-    told: dict[str, list[str]] = {}
-    for charge in acting.charges(chosen):
-        told.setdefault(charge.observer, []).append(f"{charge.event} (one {charge.unit})")
+    drawn = len(everyone) if cohort is None else cohort
+    planned = Cohort(everyone[:drawn], "all" if cohort is None else "fixed", drawn, len(everyone))
+    charged: dict[str, list[str]] = {}
+    for charge in acting.charges(planned):
+        charged.setdefault(charge.observer, []).append(f"one {charge.unit}: {charge.event}")
+    told = sees(acting, planned)
     return Inspection(
-        user,
-        parts,
-        sum(part.bytes for part in parts),
-        {observer: "; ".join(dict.fromkeys(events)) for observer, events in told.items()},
-        tuple(_told(update)),
+        called,
+        tuple(_part(name, value) for name, value in update.items()),
+        -(-sum(map(_bits, update.values())) // 8),
+        {who: View(told[who], tuple(events)) for who, events in charged.items()},
+        tuple(_told(update, acting.uplink)),
     )
 
 
@@ -97,31 +112,40 @@ def encode(value: Tensor | Rows) -> bytes:
     return np.packbits(array).tobytes() if array.dtype == np.bool_ else array.tobytes()
 
 
+def _bits(value: Tensor | Rows) -> int:
+    """Parts of single bits share their last byte, as in the simulator's count."""
+    numbers = value.value if isinstance(value, Rows) else value
+    width = 1 if numbers.dtype == torch.bool else 8 * numbers.element_size()
+    if isinstance(value, Rows):
+        return int((value.index >= 0).sum()) * (32 + width * math.prod(numbers.shape[1:]))
+    return width * numbers.numel()
+
+
 def _part(name: str, value: Tensor | Rows) -> Part:
     data = encode(value)
-    rows = isinstance(value, Rows)
     numbers = value.value[value.index >= 0] if isinstance(value, Rows) else value
     return Part(
         name,
         tuple(numbers.shape),
         str(numbers.dtype).removeprefix("torch."),
-        value.size if isinstance(value, Rows) and rows else None,
+        value.size if isinstance(value, Rows) else None,
         len(data),
         data[:EXCERPT].hex(" ", 4),
     )
 
 
-def _told(update: Update) -> list[str]:
+def _told(update: Update, channel: Channel) -> list[str]:
     """What a message gives away by its form alone."""
+    if any(isinstance(stage, SecureSum) for stage in channel.stages):
+        return ["Behind the secure sum nobody reads this message alone; a simulation just sums it."]
+    if any(isinstance(stage, OneBit) for stage in channel.stages):
+        entries = "Each report is the number of an entry, drawn without looking at the data, and a randomised bit of it"
+        return [f"{entries}{'; the proxy sends them on one by one.' if hides_senders(channel) else '.'}"]
     lines = []
     for name, value in update.items():
         if isinstance(value, Rows):
-            count = int((value.index >= 0).sum())
-            lines.append(
-                f"'{name}' names {count:,} of {value.size:,} rows: whoever reads this message knows which they are."
-            )
-        elif value.ndim and bool((value == 0).any()) and bool((value != 0).any()):
-            zero = int((value.flatten(1) == 0).all(1).sum()) if value.ndim > 1 else int((value == 0).sum())
-            if zero:
-                lines.append(f"'{name}' is zero in {zero:,} of {len(value):,} rows: the others were worked on.")
+            count = len(torch.unique(value.index[value.index >= 0]))
+            lines.append(f"'{name}' names {count:,} of {value.size:,} rows: whoever reads it knows which they are.")
+        elif value.ndim and (idle := int((value.reshape(len(value), -1) == 0).all(1).sum())):
+            lines.append(f"'{name}' is zero in {idle:,} of {len(value):,} rows: the others were worked on.")
     return lines

@@ -1,0 +1,75 @@
+"""What each observer sees of a round, as its channel is built."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from homebody.core import Cohort, Method, Rows, Total, Tree, Update
+from homebody.privacy import Channel, Gaussian, Laplace, OneBit, SecureSum, Shuffle
+from homebody.rng import Rng
+
+__all__ = ["decoded", "hides_senders", "noise_on_sum", "sees", "whole"]
+
+
+def hides_senders(channel: Channel) -> bool:
+    """Whether the server gets a sum, or reports without senders, instead of each client's message."""
+    return any(isinstance(stage, SecureSum | Shuffle) for stage in channel.stages)
+
+
+def noise_on_sum(channel: Channel) -> bool:
+    """Whether the server adds noise of its own."""
+    return any(isinstance(stage, Gaussian | Laplace) and stage.on_sum for stage in channel.stages)
+
+
+def whole(value: Tensor | Rows) -> Tensor:
+    """The table that rows were sent of, in numbers that can be summed."""
+    table = value.value if isinstance(value, Rows) else value
+    numbers = table.to(torch.promote_types(table.dtype, torch.float32))
+    return Rows(value.index, numbers, value.size).dense() if isinstance(value, Rows) else numbers
+
+
+def decoded(channel: Channel, sums: Update) -> Tree:
+    """What the server makes of one message, or of a sum of them, before it adds noise of its own.
+
+    >>> reports = Channel(OneBit(epsilon=20.0, k=400))
+    >>> sent = reports.device({"w": torch.tensor([1.0, -1.0])}, Rng.of(0))
+    >>> decoded(reports, sent)["w"].sign().tolist()
+    [1.0, -1.0]
+    """
+    total = Total({name: whole(value) for name, value in sums.items()}, 1)
+    for stage in reversed(channel.stages):
+        if not getattr(stage, "on_sum", False):
+            total = stage.server(total, Rng.of(0))
+    return total.sum
+
+
+def sees(method: Method, cohort: Cohort) -> dict[str, str]:
+    """For each observer, what it sees of one client's message."""
+    channel = method.uplink
+    people = f"the {cohort.size:,} people of the round"
+    if cohort.sampling == "fixed":
+        people = f"the {cohort.size:,} people of the round, drawn from {cohort.population:,}"
+    summed = "the noised sum" if noise_on_sum(channel) else "the sum"
+    told = {
+        "server": _server(channel, cohort, people),
+        "clients": f"the shared parameters of the next round, computed from {summed} over {people}; no one's message",
+        "public": f"the final model alone, computed from every round's {summed.removeprefix('the ')}; no one's message",
+    }
+    return {name: f"{text[0].upper()}{text[1:]}." for name, text in told.items()}
+
+
+def _server(channel: Channel, cohort: Cohort, people: str) -> str:
+    shuffle = next((stage for stage in channel.stages if isinstance(stage, Shuffle)), None)
+    own = ", without the noise, which it adds itself" if noise_on_sum(channel) else ""
+    if shuffle is not None:
+        among = cohort.size if shuffle.users is None else shuffle.users
+        return f"single randomised reports without a sender, among those of {among:,} people, if the proxy is honest"
+    if any(isinstance(stage, SecureSum) for stage in channel.stages):
+        return f"only the sum over {people}{own}, and who they are; not this message"
+    for stage in channel.stages:
+        if isinstance(stage, OneBit):
+            return f"this message of {stage.k:,} randomised bit{'s' if stage.k > 1 else ''}, and whose it is"
+        if isinstance(stage, Laplace) and not stage.on_sum:
+            return "this message, with the noise that was added on the device, and whose it is"
+    return f"this message, every number of it, and whose it is{own}"
