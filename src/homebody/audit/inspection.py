@@ -66,9 +66,7 @@ class Inspection:
         return asdict(self)
 
 
-def inspect(
-    method: Method, simulator: Simulator, user: int, *, cohort: int | None = None, seed: int = 0
-) -> Inspection:
+def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | None = None, seed: int = 0) -> Inspection:
     """What this client sends in the first round of a run with this seed: bit by bit what the run would sum."""
     ids = simulator.split.population.user_ids
     called = str(user if ids is None else ids[user])

@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from homebody import __version__
-from homebody.cli import account, compare, data, inspect, leaderboard, methods, recommend, reproduce, run, show, tune
+from homebody.cli import (
+    account,
+    audit,
+    compare,
+    data,
+    inspect,
+    leaderboard,
+    methods,
+    recommend,
+    reproduce,
+    run,
+    show,
+    tune,
+)
 from homebody.cli.progress import Interrupted
 from homebody.errors import HomebodyError
 
@@ -44,6 +57,7 @@ app.command("reproduce")(reproduce.reproduce)
 app.command("methods")(methods.methods)
 app.command("show")(show.show)
 app.command("inspect")(inspect.inspect)
+app.command("audit")(audit.audit)
 app.command("recommend")(recommend.recommend)
 app.add_typer(data.app, name="data")
 app.add_typer(account.app, name="account")

@@ -35,7 +35,9 @@ def inspect(
 
     recipe = given.recipe(method, fields=parse_fields(method, settings or []), seed=seed)
     if issubclass(find(method), Reference):
-        raise HomebodyError(f"{method} is a centralised reference: it collects whole histories, no device sends it any.")
+        raise HomebodyError(
+            f"{method} is a centralised reference: it collects whole histories, no device sends it any."
+        )
     from homebody.audit.inspection import inspect as look
     from homebody.core import Method
     from homebody.run import prepare, simulator

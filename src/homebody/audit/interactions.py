@@ -1,0 +1,220 @@
+"""First attack: the server reads what reaches it in one round, and says which items a client interacted with.
+
+It knows the method, the channel and the shared parameters, and it has a few devices of its own, whose items it knows;
+of the clients it attacks it knows nothing. Where updates of item rows come from one client, they move along one
+direction, its private vector: rows of its own items one way, rows of sampled negatives the other, and rows it did not
+touch are not sent. The attack finds that direction as the first singular vector of the rows. Which way is which, or
+whether to look at how far rows move instead, it tries on its own devices. One round is read; reading several would
+tell more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from homebody.audit.views import decoded, hides_senders, whole
+from homebody.core import Method, Rows, Tree, Update, Users
+from homebody.errors import HomebodyError
+from homebody.fit import choose
+from homebody.rng import Rng
+from homebody.runtime import Simulator
+
+__all__ = ["RULES", "Reading", "area", "read_interactions"]
+
+OWN_DEVICES = 10
+"""Clients that the attacker runs itself, to find out which rule reads best."""
+HIGH = 0.9
+"""A client above this AUC counts as read."""
+Scores = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How well the items of some clients were told from all others."""
+
+    reads: str
+    """What the attacker had."""
+    table: str
+    """The tensor that was read."""
+    rule: str
+    """How, of `RULES`."""
+    auc: Scores
+    """Of each client: its training items against every other item."""
+    popularity: Scores
+    """The same by how popular items are among all clients: what one can guess without any message."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of the mean, at 95 %: normal, over clients."""
+        if len(self.auc) < 2:
+            return float(self.auc.mean()), float(self.auc.mean())
+        half = 1.96 * float(self.auc.std(ddof=1)) / len(self.auc) ** 0.5
+        return float(self.auc.mean()) - half, min(1.0, float(self.auc.mean()) + half)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        low, high = self.interval
+        return {
+            "reads": self.reads,
+            "table": self.table,
+            "rule": self.rule,
+            "users": len(self.auc),
+            "auc": float(self.auc.mean()),
+            "interval": [low, high],
+            "above": HIGH,
+            "share_above": float((self.auc > HIGH).mean()),
+            "popularity_auc": float(self.popularity.mean()),
+        }
+
+
+def read_interactions(
+    method: Method,
+    simulator: Simulator,
+    shared: Tree,
+    *,
+    cohort: int | None = None,
+    users: int = 100,
+    seed: int = 0,
+    step: Callable[[int, int], None] = lambda done, total: None,
+) -> Reading:
+    """Attack the next round of a trained model; nothing of it is kept.
+
+    users: how many clients are drawn; behind a secure sum or a shuffle they are drawn from one round's cohort.
+    step: told how many messages of how many are read.
+    """
+    if users < 1:
+        raise HomebodyError(f"The attack needs at least 1 user to read, not {users}.")
+    rng = Rng.of(seed, "interactions")
+    summed = hides_senders(method.uplink)
+    members = choose(simulator.available(), cohort if summed else None, rng.fold("cohort")).users
+    if len(members) < 2:
+        raise HomebodyError("The attack needs a device of its own beside one to read: the round has 1 client.")
+    generator = np.random.default_rng(int(rng.fold("users").key) % 2**64)
+    drawn = generator.permutation(members)
+    helpers = min(OWN_DEVICES, len(members) // 2)
+    attacked = np.concatenate([drawn[:helpers], np.sort(drawn[helpers : helpers + users])])
+    read, n_items = partial(_read, method, n_items=simulator.catalogue.n_items), simulator.catalogue.n_items
+    seen: list[Seen] = []
+    total: Tree = {}
+    listed = members if summed else attacked
+    for done, user in enumerate(listed, start=1):
+        update = simulator.message(method, shared, int(user), rng.fold("round"))
+        if summed:
+            for name, value in update.items():
+                total[name] = total[name] + whole(value) if name in total else whole(value)
+        else:
+            seen.append(read(update))
+        step(done, len(listed))
+    if summed:
+        seen = [read(total)] * len(attacked)
+    own = _own_items(simulator, attacked)
+    by_rule = {
+        rule: [area(score(one.table, one.sent), mine) for one, mine in zip(seen, own, strict=True)]
+        for rule, score in RULES.items()
+    }
+    rule = max(by_rule, key=lambda one: sum(by_rule[one][:helpers]))
+    popular = np.bincount(simulator.split.histories().items, minlength=n_items).astype(np.float64)
+    reads = "each client's own message"
+    if summed:
+        reads = f"the sum over a cohort of {len(members):,}"
+    return Reading(
+        f"{reads}, before any noise that the server adds",
+        seen[0].name,
+        rule,
+        np.array(by_rule[rule][helpers:]),
+        np.array([area(popular, mine) for mine in own[helpers:]]),
+    )
+
+
+class Seen(NamedTuple):
+    """What the attacker has of one client: a row for each item, and which rows were sent, where that is told."""
+
+    name: str
+    table: Tensor
+    sent: Tensor | None
+
+
+def _read(method: Method, update: Update, n_items: int) -> Seen:
+    """The largest tensor with a row for each item."""
+    sums = decoded(method.uplink, update)
+    fitting = {name: value for name, value in sums.items() if value.ndim and len(value) == n_items}
+    if not fitting:
+        raise HomebodyError(
+            f"{type(method).__name__} sends nothing with a row for each item, so this attack has nothing to read."
+        )
+    name = max(fitting, key=lambda one: fitting[one].numel())
+    table = fitting[name].reshape(n_items, -1).to("cpu", torch.float64)
+    return Seen(name, table, _named(update.get(name), n_items))
+
+
+def _fewer(table: Tensor, sent: Tensor | None) -> Scores:
+    """How far rows move along their common direction, the way that fewer of them move.
+
+    >>> vector = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    >>> rows = torch.tensor([[0.0], [-0.1], [0.5], [-0.1], [-0.2]]) * vector
+    >>> _fewer(rows, rows.any(dim=1)).argsort()[::-1].tolist()
+    [2, 1, 3, 4, 0]
+    """
+    along = table @ torch.linalg.eigh(table.T @ table).eigenvectors[:, -1]
+    return _sent(-along if along.sign().sum() > 0 else along, sent)
+
+
+def _more(table: Tensor, sent: Tensor | None) -> Scores:
+    return _sent(-torch.from_numpy(_fewer(table, None)), sent)
+
+
+def _far(table: Tensor, sent: Tensor | None) -> Scores:
+    return _sent(table.norm(dim=1), sent)
+
+
+def _sent(scores: Tensor, sent: Tensor | None) -> Scores:
+    """Rows that are not in the message come last."""
+    found: Scores = (scores if sent is None else torch.where(sent, scores, scores.min() - 1)).numpy()
+    return found
+
+
+RULES: dict[str, Callable[[Tensor, Tensor | None], Scores]] = {
+    "the way that fewer rows move": _fewer,
+    "the way that more rows move": _more,
+    "how far rows move": _far,
+}
+"""What an item's score may be, given the table and which rows were sent."""
+
+
+def area(scores: Scores, own: npt.NDArray[np.int64]) -> float:
+    """AUC: how often an own item has a higher score than another one; a tie is half.
+
+    >>> area(np.array([3.0, 1.0, 2.0, 1.0]), np.array([0, 1]))
+    0.625
+    """
+    from scipy.stats import rankdata
+
+    mine, others = len(own), len(scores) - len(own)
+    if not others:
+        raise HomebodyError("A client has every item of the catalogue: there is nothing to tell apart.")
+    return float((rankdata(scores)[own].sum() - mine * (mine + 1) / 2) / (mine * others))
+
+
+def _named(value: Rows | Tensor | None, n_items: int) -> Tensor | None:
+    """Which rows of the table a message names, as it does where it is rows or exact zeros."""
+    if isinstance(value, Rows) and value.size == n_items:
+        named = torch.zeros(n_items, dtype=torch.bool)
+        named[value.index[value.index >= 0].cpu()] = True
+        return named
+    if isinstance(value, Tensor) and len(value) == n_items:
+        touched = value.reshape(n_items, -1).cpu().any(dim=1)
+        return None if touched.all() else touched
+    return None
+
+
+def _own_items(simulator: Simulator, users: Users) -> list[npt.NDArray[np.int64]]:
+    padded = simulator.split.padded(users)
+    return [np.unique(items[valid]) for items, valid in zip(padded.items, padded.valid, strict=True)]

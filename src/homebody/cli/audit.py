@@ -1,0 +1,250 @@
+"""`homebody audit`: attack a run of our own, and hold what comes of it against what is certified."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homebody.cli import options
+from homebody.errors import HomebodyError, unknown_name
+
+if TYPE_CHECKING:
+    from homebody.audit.canaries import Finding
+    from homebody.recipe import Recipe
+
+__all__ = ["audit"]
+
+PATIENCE = 2.0
+"""Seconds before a bar appears."""
+EVERY = 5.0
+"""Seconds between lines where there is no terminal to draw one on."""
+OWN = {"interactions": ("users",), "canary": ("canaries", "trials", "confidence")}
+"""The options of each attack."""
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
+    attack: Annotated[
+        str,
+        typer.Option(
+            "--attack",
+            help="interactions: the server reads uploads; canary: a lower bound on ε from people we made up.",
+        ),
+    ],
+    users: Annotated[
+        int | None, typer.Option("--users", help="interactions: clients to read.", show_default="100")
+    ] = None,
+    canaries: Annotated[
+        int | None, typer.Option("--canaries", help="canary: made-up people in a training.", show_default="200")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", help="canary: how many times to train.", show_default="1")
+    ] = None,
+    confidence: Annotated[
+        float | None, typer.Option("--confidence", help="canary: of the lower bound.", show_default="0.95")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="All of the attack's randomness derives from it.")] = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Attack a finished run as an observer would, beside the ε that is certified against each. See docs/auditing.md.
+
+    Exit code 1: a lower bound on ε is above the certified one.
+    """
+    if attack not in OWN:
+        raise unknown_name("attack", attack, OWN)
+    given = {"users": users, "canaries": canaries, "trials": trials, "confidence": confidence}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given:
+        if name not in OWN[attack]:
+            raise HomebodyError(f"--{name} is not for --attack {attack}: leave it out.")
+    found = (_interactions if attack == "interactions" else _canary)(run, given, seed, as_json)
+    if as_json:
+        typer.echo(json.dumps({"attack": attack, "run": str(run), "seed": seed, **found}))
+    if any(one["contradicted"] for one in found.get("observers", [])):
+        raise typer.Exit(1)
+
+
+def _interactions(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
+    from homebody.audit.interactions import read_interactions
+    from homebody.recipe import Recipe
+    from homebody.report import RunFolder
+    from homebody.run import reopen
+    from homebody.runtime import Simulator
+
+    fitted, _ = reopen(run)
+    recipe = Recipe.from_toml(RunFolder.open(run).recipe_text())
+    assert isinstance(fitted.runtime, Simulator)
+    with _bar("messages read", quiet) as step:
+        reading = read_interactions(
+            fitted.method, fitted.runtime, fitted.shared, cohort=recipe.cohort, seed=seed, step=step, **given
+        )
+    certified = fitted.epsilon
+    found = {**reading.as_dict(), **_about(recipe, certified, fitted.delta)}
+    if not quiet:
+        _print_reading(found, recipe.short_method)
+    return found
+
+
+def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
+    from homebody.audit.canaries import plant
+    from homebody.core import Method
+    from homebody.recipe import Recipe
+    from homebody.report import RunFolder
+    from homebody.run import reopen
+    from homebody.runtime import Simulator
+
+    fitted, _ = reopen(run)
+    folder = RunFolder.open(run)
+    recipe = Recipe.from_toml(folder.recipe_text())
+    rounds = int(folder.read_json("result.json")["rounds"])
+    method = recipe.build()
+    assert isinstance(method, Method)
+    assert isinstance(fitted.runtime, Simulator)
+    wanted = {"canaries": 200, "trials": 1, "confidence": 0.95, **given}
+    with _bar("rounds with canaries", quiet) as step:
+        findings = plant(
+            method,
+            fitted.runtime,
+            rounds=rounds,
+            cohort=recipe.cohort,
+            delta=fitted.delta,
+            seed=seed,
+            on_round=step,
+            **wanted,
+        )
+    found = {
+        **wanted,
+        "rounds": rounds,
+        **_about(recipe, fitted.epsilon, fitted.delta),
+        "observers": [one.as_dict() for one in findings],
+    }
+    if not quiet:
+        _print_findings(findings, found, recipe.short_method)
+    return found
+
+
+def _about(recipe: Recipe, certified: dict[str, float], delta: float) -> dict[str, Any]:
+    return {
+        "method": recipe.method,
+        "data": recipe.data,
+        "stages": recipe.stages,
+        "epsilon": {who: value if math.isfinite(value) else "inf" for who, value in certified.items()},
+        "delta": delta,
+    }
+
+
+def _print_reading(found: dict[str, Any], method: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from homebody.report.tables import epsilon_text
+
+    console = Console()
+    title = f"{method}: which items did a client interact with? {found['users']:,} clients, one round"
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("guessed from", "AUC", "95 % of the mean", f"above {found['above']:g}"):
+        table.add_column(heading, justify="left" if heading == "guessed from" else "right")
+    low, high = found["interval"]
+    kind = "the sum" if found["reads"].startswith("the sum") else "the message"
+    table.add_row(kind, f"{found['auc']:.3f}", f"{low:.3f} – {high:.3f}", f"{found['share_above']:.0%}")
+    table.add_row("popularity alone", f"{found['popularity_auc']:.3f}", "", "")
+    console.print(table)
+    epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in found["epsilon"].items())
+    for line in (
+        f"the server reads {found['reads']}: '{found['table']}', {found['rule']}",
+        *([f"stages: {' → '.join(found['stages'])}"] if found["stages"] else []),
+        f"ε certified, one user, over the whole training: {epsilon}; δ = {found['delta']:g}",
+        *(
+            ["∞ against the server: nothing bounds what it reads, whatever others are told"]
+            if found["epsilon"]["server"] == "inf"
+            else []
+        ),
+    ):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _print_findings(findings: list[Finding], found: dict[str, Any], method: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from homebody.report.tables import epsilon_text
+
+    console = Console()
+    many = f"{found['trials']:,} trainings" if found["trials"] > 1 else "1 training"
+    title = f"{method}: {found['canaries']:,} canaries, {many} of {found['rounds']:,} rounds"
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("observer")
+    for heading in ("ε certified,\nthe run", "ε certified,\nwith canaries", "ε at\nleast", "guesses\nright"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in findings:
+        lower = one.lower
+        table.add_row(
+            one.observer,
+            epsilon_text(found["epsilon"][one.observer]),
+            epsilon_text(one.certified),
+            "not measured" if lower is None else f"{lower.epsilon:.2f}",
+            "" if lower is None else f"{lower.right:,} of {lower.guesses:,}",
+        )
+    console.print(table)
+    for line in _remarks(findings, found):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _remarks(findings: list[Finding], found: dict[str, Any]) -> Iterator[str]:
+    estimator = next((one.lower.estimator for one in findings if one.lower), "one-run")
+    how = (
+        "one-run estimator of Steinke, Nasr and Jagielski" if estimator == "one-run" else "Clopper and Pearson's rates"
+    )
+    yield f"at least: by the {how}, {found['confidence']:.0%} confidence for each observer; δ = {found['delta']:g}"
+    if found["stages"]:
+        yield f"stages: {' → '.join(found['stages'])}"
+    if any(one.certified == float("inf") for one in findings):
+        yield "where ∞ is certified, any lower bound agrees with it"
+    for one in findings:
+        if one.lower is None:
+            yield f"{one.observer}: the final model does not hold updates as they were sent, so nothing is measured"
+        if one.contradicted and one.lower is not None:
+            yield (
+                f"{one.observer}: CONTRADICTED: ε is at least {one.lower.epsilon:.2f} with "
+                f"{found['confidence']:.0%} confidence, and {one.certified:.2f} is certified"
+            )
+
+
+@contextmanager
+def _bar(label: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on the error stream once the work takes longer than a moment; lines where there is no terminal."""
+    if quiet:
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    bar = Progress(*columns, console=console)
+    task = bar.add_task(label, total=None)
+    began = last = time.monotonic()
+
+    def step(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if console.is_terminal and now - began > PATIENCE and not bar.live.is_started:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+        if not console.is_terminal and now - last > EVERY:
+            last = now
+            console.print(f"{label}: {done} of {total}", highlight=False)
+
+    try:
+        yield step
+    finally:
+        bar.stop()
