@@ -11,7 +11,8 @@ project on [−1, 1]. What the coin decides is what the certified ε is about:
 
 The training is the run's own: the same method, stages, rounds and cohort, with real clients beside the canaries. They
 make the population larger, so ε of the audited training is derived anew, by its own ledger, and that is what the lower
-bound is held against.
+bound is held against. An attacker among the clients sees every round's sum as it is released. It knows everyone else's
+update too where all take part and the server adds the noise: ε covers that. The public sees the final model alone.
 """
 
 from __future__ import annotations
@@ -260,13 +261,15 @@ class _Joined(Channel):
         super().__init__(*channel.stages)
         object.__setattr__(self, "_messages", messages)
         object.__setattr__(self, "joined", {})
+        object.__setattr__(self, "others", {})
 
     joined: Tree
+    others: Tree
 
     def server(self, total: Total, rng: Rng) -> Total:
         more: Update = self._messages  # type: ignore[attr-defined]
-        names = dict.fromkeys((*total.sum, *more))
-        for name in names:
+        self.others.update(total.sum)
+        for name in dict.fromkeys((*total.sum, *more)):
             parts = [tree[name] for tree in (total.sum, more) if name in tree]
             self.joined[name] = parts[0] if len(parts) == 1 else parts[0] + parts[1].to(parts[0].device)
         return super().server(Total(dict(self.joined), total.clients), rng)
@@ -299,9 +302,12 @@ class _Watched:
             # The server has the sum, and knows who is in it.
             seen = self.nest.along(self.nest.flat(decoded(method.uplink, joined.joined)))
             self.scores["server"][drawn] += seen[drawn]
+        shown = self.nest.flat(got.total.sum)
+        if cohort.sampling == "all" and not self.nest.random and joined.others:
+            # ε holds against those who know everyone else's data; who was drawn, or others' noise, they may not know.
+            shown = shown - self.nest.flat(decoded(method.uplink, joined.others))
         rate = cohort.size / cohort.population if cohort.sampling == "fixed" else 1.0
-        shown = self.nest.along(self.nest.flat(got.total.sum))
-        self.scores["clients"] += _evidence(shown, rate, self.nest.tails)
+        self.scores["clients"] += _evidence(self.nest.along(shown), rate, self.nest.tails)
         return got
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:

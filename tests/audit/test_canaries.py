@@ -1,0 +1,247 @@
+"""Canaries: lower bounds stay under what is certified, and are not idle."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from homebody.audit import canaries as module
+from homebody.audit.canaries import Finding, _evidence, _Nest, _Watched, plant
+from homebody.core import Cohort
+from homebody.errors import HomebodyError
+from homebody.fit import fit
+from homebody.methods.fedials import FedIALS
+from homebody.methods.fedmf import FedMF
+from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle
+from homebody.rng import Rng
+from homebody.runtime import Simulator
+
+DELTA = 1e-5
+
+
+def found(simulator: Simulator, uplink: Channel, **how: int) -> dict[str, Finding]:
+    wanted = {"rounds": 4, "canaries": 200, **how}
+    findings = plant(FedMF(factors=4, uplink=uplink), simulator, delta=DELTA, **wanted)  # type: ignore[arg-type]
+    assert [one.observer for one in findings] == ["server", "clients", "public"]
+    return {one.observer: one for one in findings}
+
+
+def lower(finding: Finding) -> float:
+    assert finding.lower is not None
+    return finding.lower.epsilon
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "uplink",
+    [
+        Channel(Clip(1.0), Gaussian(z=0.3)),
+        Channel(Clip(1.0), Gaussian(z=1)),
+        Channel(Clip(1.0), Gaussian(z=4)),
+        Channel(Clip(1.0), SecureSum(), Gaussian(z=1, relation="add-remove")),
+        Channel(Clip({"item": 0.5}), Gaussian(z=1)),
+        Channel(Clip(1.0, order=1), Laplace(b=2)),
+        Channel(Clip(1.0, order=1), Laplace(b=8, where="sum")),
+        Channel(OneBit(epsilon=0.5, k=2)),
+        Channel(OneBit(epsilon=1.0, k=10), Shuffle()),
+    ],
+    ids=lambda channel: " ".join(type(stage).__name__ for stage in channel.stages),
+)
+def test_lower_bounds_stay_under_what_is_certified(simulator: Simulator, uplink: Channel, seed: int) -> None:
+    for one in found(simulator, uplink, seed=seed).values():
+        assert lower(one) <= one.certified
+        assert not one.contradicted
+
+
+@pytest.mark.parametrize(
+    ("uplink", "cohort", "observers"),
+    [
+        (Channel(Clip(1.0), Gaussian(z=0.3)), None, ["clients", "public"]),
+        (Channel(Clip(1.0), Gaussian(z=0.5, relation="add-remove")), None, ["clients"]),
+        (Channel(Clip(1.0), SecureSum(), Gaussian(z=0.3)), None, ["clients", "public"]),
+        (Channel(Clip(1.0), Gaussian(z=0.1)), 250, ["clients"]),
+        (Channel(Clip(1.0, order=1), Laplace(b=0.5, where="sum")), None, ["clients", "public"]),
+        (Channel(Clip(1.0, order=1), Laplace(b=0.5)), None, ["server"]),
+        (Channel(OneBit(epsilon=2.0, k=4)), None, ["server"]),
+    ],
+)
+def test_little_noise_shows(simulator: Simulator, uplink: Channel, cohort: int | None, observers: list[str]) -> None:
+    findings = found(simulator, uplink, **({} if cohort is None else {"cohort": cohort}))
+    for name in observers:
+        assert math.isfinite(findings[name].certified)
+        assert lower(findings[name]) > 1
+
+
+def test_more_noise_shows_less(simulator: Simulator) -> None:
+    bounds = [lower(found(simulator, Channel(Clip(1.0), Gaussian(z=z)))["clients"]) for z in (0.3, 1.2, 12)]
+    assert bounds[0] > bounds[1] > bounds[2]
+
+
+def test_the_server_that_adds_the_noise_reads_every_coin(simulator: Simulator) -> None:
+    server = found(simulator, Channel(Clip(1.0), Gaussian(z=50)))["server"]
+    assert math.isinf(server.certified)
+    assert server.lower is not None
+    assert server.lower.right == server.lower.guesses
+    assert not server.contradicted
+    assert server.as_dict()["certified"] == "inf"
+
+
+def test_a_secure_sum_without_noise_tells_the_server_and_a_shuffle_does_not(simulator: Simulator) -> None:
+    assert lower(found(simulator, Channel(Clip(1.0), SecureSum()))["server"]) > 2
+    assert lower(found(simulator, Channel(OneBit(epsilon=0.5, k=2), Shuffle()))["server"]) < 0.5
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
+def test_noise_of_a_twentieth_is_caught_in_training(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch, relation: str
+) -> None:
+    """Where training is audited as a whole, only a gross mistake shows: see test_release for the fine ones."""
+    right = Gaussian.scale
+    monkeypatch.setattr(Gaussian, "scale", property(lambda self: 0.05 * right.fget(self)))  # type: ignore[attr-defined]
+    uplink = Channel(Clip(1.0), Gaussian(z=3, relation=relation))  # type: ignore[arg-type]
+    findings = found(simulator, uplink, rounds=1, canaries=400)
+    assert findings["clients"].contradicted
+
+
+def test_one_canary_in_many_trainings(simulator: Simulator) -> None:
+    """Independent runs: Clopper and Pearson."""
+    clients = found(simulator, Channel(Clip(1.0), Gaussian(z=0.3)), rounds=1, canaries=1, trials=60)["clients"]
+    assert clients.lower is not None
+    assert clients.lower.estimator == "Clopper–Pearson"
+    assert clients.lower.coins == 60
+    assert 0.5 < lower(clients) <= clients.certified
+
+
+def test_trials_add_coins(simulator: Simulator) -> None:
+    done: list[tuple[int, int]] = []
+    uplink = Channel(Clip(1.0), Gaussian(z=0.5))
+    findings = plant(
+        FedMF(factors=4, uplink=uplink),
+        simulator,
+        rounds=2,
+        canaries=30,
+        trials=3,
+        on_round=lambda *one: done.append(one),
+    )
+    assert findings[1].lower is not None
+    assert findings[1].lower.coins == 90
+    assert done == [(step, 6) for step in range(1, 7)]
+
+
+def test_the_certified_epsilon_is_that_of_the_training_with_canaries(simulator: Simulator) -> None:
+    uplink = Channel(Clip(1.0), Gaussian(z=1))
+    with_them = found(simulator, uplink, cohort=60, canaries=300)["public"].certified
+    without = fit(FedMF(factors=4, uplink=uplink), simulator, rounds=4, cohort=60, delta=DELTA, evaluate_every=0)
+    assert with_them < without.epsilon["public"]  # 60 of 600, not of 300
+
+
+def test_a_model_that_is_solved_anew_is_not_measured(simulator: Simulator) -> None:
+    method = FedIALS(factors=3, uplink=Channel(Clip(1.0), Gaussian(z=0.3)))
+    _, clients, public = plant(method, simulator, rounds=2, canaries=100)
+    assert public.lower is None
+    assert public.as_dict()["lower"] is None
+    assert not public.contradicted
+    assert lower(clients) > 1
+
+
+class TestNest:
+    def nest(self, simulator: Simulator, uplink: Channel, count: int = 50) -> _Nest:
+        return _Nest.of(FedMF(factors=4, uplink=uplink), simulator, count, Rng.of(3))
+
+    @pytest.mark.parametrize("uplink", [Channel(Clip(0.7)), Channel(Clip({"item": 0.7})), Channel(Clip(0.7, order=1))])
+    def test_each_is_as_long_as_the_clip_allows_and_apart_from_the_others(
+        self, simulator: Simulator, uplink: Channel
+    ) -> None:
+        nest = self.nest(simulator, uplink)
+        updates = nest.laid_out(torch.arange(50))
+        order = 1 if uplink.stages[0].order == 1 else 2  # type: ignore[attr-defined]
+        torch.testing.assert_close(torch.linalg.vector_norm(updates, order, dim=1), torch.full((50,), 0.7))
+        gram = updates @ updates.T
+        assert torch.equal(gram, torch.diag(gram.diagonal()))
+
+    def test_against_laplace_noise_it_is_all_in_one_entry(self, simulator: Simulator) -> None:
+        nest = self.nest(simulator, Channel(Clip(1.0, order=1), Laplace(b=1)))
+        assert ((nest.laid_out(torch.arange(50)) != 0).sum(1) == 1).all()
+
+    def test_without_a_clip_it_is_as_long_as_a_real_update(self, simulator: Simulator) -> None:
+        nest = self.nest(simulator, Channel())
+        method = FedMF(factors=4)
+        shared = method.init_shared(simulator.catalogue, Rng.of(0))
+        simulator.begin(method, Rng.of(0))
+        real = simulator.message(method, shared, 0, Rng.of(0))["item"].value.norm()
+        assert 0.1 < nest.laid_out(torch.arange(1)).norm() / real < 10
+
+    def test_the_channel_carries_them_as_they_are(self, simulator: Simulator) -> None:
+        """A round of canaries alone, by hand: the sum is heads minus tails."""
+        uplink = Channel(Clip(1.0), SecureSum())
+        method, nest = FedMF(factors=4, uplink=uplink), self.nest(simulator, uplink, 6)
+        watched = _Watched(simulator, nest)
+        watched.begin(method, Rng.of(0))
+        shared = method.init_shared(simulator.catalogue, Rng.of(0))
+        users = watched.available()[-6:]
+        got = watched.collect(method, shared, Cohort(users, "all", 6, 6), Rng.of(1), 1)
+        expected = torch.where(nest.coins, 1.0, -1.0) @ nest.laid_out(torch.arange(6))
+        torch.testing.assert_close(nest.flat(got.total.sum), expected)
+        assert torch.equal(watched.scores["server"].sign() > 0, nest.coins)
+        torch.testing.assert_close(nest.along(expected), torch.where(nest.coins, 1.0, -1.0))
+
+    def test_real_clients_are_in_the_sum_as_well(self, simulator: Simulator) -> None:
+        method, nest = FedMF(factors=4), self.nest(simulator, Channel(), 6)
+        watched = _Watched(simulator, nest)
+        shared = method.init_shared(simulator.catalogue, Rng.of(0))
+        real = simulator.available()
+        simulator.begin(method, Rng.of(0))
+        plain = simulator.collect(method, shared, Cohort(real, "all", 300, 300), Rng.of(1), 1)
+        watched.begin(method, Rng.of(0))
+        got = watched.collect(method, shared, Cohort(watched.available(), "all", 306, 306), Rng.of(1), 1)
+        more = torch.where(nest.coins, 1.0, -1.0) @ nest.laid_out(torch.arange(6))
+        torch.testing.assert_close(nest.flat(got.total.sum), nest.flat(plain.total.sum) + more, rtol=1e-4, atol=1e-2)
+        assert got.total.clients == 306
+
+    def test_chunks_change_nothing(self, simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
+        uplink = Channel(Clip(1.0, order=1), Laplace(b=1))
+        whole = found(simulator, uplink, rounds=2, canaries=40)
+        monkeypatch.setattr(module, "ENTRIES_AT_ONCE", 1500)
+        parts = found(simulator, uplink, rounds=2, canaries=40)
+        assert {name: one.as_dict() for name, one in whole.items()} == {
+            name: one.as_dict() for name, one in parts.items()
+        }
+
+    def test_coins_are_fair_and_differ_by_trial(self, simulator: Simulator) -> None:
+        method = FedMF(factors=4, uplink=Channel(Clip(1.0)))
+        first, second = (_Nest.of(method, simulator, 400, Rng.of(0, "canary", trial)) for trial in (0, 1))
+        assert abs(int(first.coins.sum()) - 200) < 50
+        assert not torch.equal(first.coins, second.coins)
+
+
+def test_evidence_by_hand() -> None:
+    """Halves of the time in the sum: log of the two mixtures' ratio, with the spread that the numbers have."""
+    shown = torch.tensor([0.8, -0.4, 0.1], dtype=torch.float64)
+    spread = float(shown.var())
+
+    def mixture(value: float, sign: int) -> float:
+        return 0.5 + 0.5 * math.exp((sign * value - 0.5) / spread)
+
+    expected = [math.log(mixture(v, 1) / mixture(v, -1)) for v in shown.tolist()]
+    assert _evidence(shown, 0.5, -1).tolist() == pytest.approx(expected)
+    sure = [(v - 0.5) / spread for v in shown.tolist()]
+    assert _evidence(shown, 1.0, 0).tolist() == pytest.approx(sure)
+    assert np.isfinite(_evidence(torch.tensor([3.0]), 1.0, -1).numpy()).all()
+
+
+def test_nonsense_is_refused(simulator: Simulator) -> None:
+    method = FedMF(factors=4, uplink=Channel(Clip(1.0), Gaussian(z=1)))
+    with pytest.raises(HomebodyError, match="at least 1 canary and 1 trial, not 0 and 1"):
+        plant(method, simulator, rounds=1, canaries=0)
+    with pytest.raises(HomebodyError, match="3 coins can show nothing"):
+        plant(method, simulator, rounds=1, canaries=3)
+    with pytest.raises(HomebodyError, match="480 entries, so at most 480 canaries"):
+        plant(method, simulator, rounds=1, canaries=481)
+    with pytest.raises(HomebodyError, match="do not fit"):
+        plant(replace(method, uplink=Channel(OneBit(1.0))), simulator, rounds=1, canaries=10**6)
+    with pytest.raises(HomebodyError, match="A cohort has 1 to 350"):
+        plant(method, simulator, rounds=1, canaries=50, cohort=1000)
