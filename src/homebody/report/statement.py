@@ -18,8 +18,8 @@ from homebody import __version__
 from homebody.errors import HomebodyError
 from homebody.privacy import OBSERVERS, Budget, Charge, Entry, Ledger, NonPrivate, Observer, Unit, event_from_json
 from homebody.privacy.accountant import Bound
-from homebody.privacy.budget import check_delta
 from homebody.privacy.ledger import DELTA
+from homebody.privacy.limits import check_delta
 from homebody.privacy.papers import PAPERS, paper
 from homebody.privacy.specs import parse_channel, split_stage, with_noise
 from homebody.report.ledger_lines import Release, lines_of, releases_of
