@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -451,3 +452,20 @@ def test_events_that_cannot_be_read_are_not_private(path: Path) -> None:
     ledger._db.execute('UPDATE charge SET event = \'{"kind": "magic"}\'')
     assert ledger.epsilon("public").epsilon == float("inf")
     ledger.close()
+
+
+def test_what_is_charged_for_a_part_alone_bounds_nothing_about_the_whole() -> None:
+    """A report's ε says nothing of a person who sent any number of them: ε fails closed."""
+    alone = [Charge("server", "report", Reports(1.0))]
+    both = [*alone, Charge("server", "user", Reports(1.0, 3))]
+    ledger = Ledger()
+    assert math.isinf(ledger.epsilon("server", also=alone).epsilon)
+    assert math.isinf(ledger.epsilon("server", "interaction", also=alone).epsilon)
+    assert not ledger.within(100.0, "server", delta=1e-6, also=alone)
+    ledger.charge("first", both)
+    assert ledger.epsilon("server", delta=0).epsilon == pytest.approx(3.0)
+    assert ledger.epsilon("server", "report", delta=0).epsilon == pytest.approx(1.0)
+    ledger.charge("second", alone)
+    assert math.isinf(ledger.epsilon("server").epsilon)
+    assert math.isinf(ledger.epsilons()["server"])
+    assert ledger.epsilon("server", "report", delta=0).epsilon == pytest.approx(1.0)

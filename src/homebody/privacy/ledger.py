@@ -210,6 +210,8 @@ class Ledger:
                 counts[charge.event] += 1
             elif charge.unit == "user" and charge.part not in named:
                 counts[_for_part(charge.event)] += 1
+            elif charge.unit in _SMALLER[unit] and not _covered(charge, unit, also):
+                counts[_PART_ALONE] += 1
         if not single:
             return [frozenset(counts.items())]
         return [frozenset((counts + Counter([event])).items()) for event in single]
@@ -233,6 +235,14 @@ class Ledger:
                 known.single.add(event)
             else:
                 known.composed[event if charged == unit else _for_part(event)] += count
+        for smaller in _SMALLER[unit]:
+            alone = (
+                f"SELECT COUNT(*) FROM charge WHERE id > ? AND id <= ? AND observer = ? AND unit = ? AND NOT {named} "
+                f"AND NOT {named}"
+            )
+            (count,) = self._db.execute(alone, (known.last, last, observer, smaller, unit, "user")).fetchone()
+            if count:
+                known.composed[_PART_ALONE] += count
         known.last = last
 
     def _check_same(self, release: str, charges: Sequence[Charge]) -> None:
@@ -277,6 +287,17 @@ def _value(events: _Events, delta: float) -> float:
         if exact.accountant != "none":
             return exact.epsilon
     return _epsilon(events, delta).epsilon
+
+
+_SMALLER: dict[Unit, tuple[Unit, ...]] = {"user": ("interaction", "report"), "interaction": ("report",), "report": ()}
+_PART_ALONE = NonPrivate("it was charged for a part of what people did alone, which bounds nothing about the whole")
+
+
+def _covered(charge: Charge, unit: Unit, charges: Sequence[Charge]) -> bool:
+    """Whether the same part of a release is also charged for the larger unit."""
+    return any(
+        (one.observer, one.part) == (charge.observer, charge.part) and one.unit in (unit, "user") for one in charges
+    )
 
 
 def _for_part(event: Event) -> Event:
