@@ -38,7 +38,8 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["compare"], ["methods"], ["show"], ["recommend"], ["data"], ["account"]]
+    "command",
+    [[], ["run"], ["compare"], ["methods"], ["show"], ["recommend"], ["data"], ["account"], ["inspect"], ["audit"]],
 )
 def test_help_loads_nothing_heavy(command: list[str]) -> None:
     text, modules = alone(*command, "--help")
@@ -48,7 +49,7 @@ def test_help_loads_nothing_heavy(command: list[str]) -> None:
 
 def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(monkeypatch, capsys, "--help")
-    for name in ("run", "compare", "methods", "show", "recommend", "data", "account"):
+    for name in ("run", "compare", "methods", "show", "recommend", "data", "account", "inspect", "audit"):
         assert f" {name} " in text
 
 

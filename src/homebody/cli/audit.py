@@ -133,7 +133,7 @@ def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[st
 def _about(recipe: Recipe, certified: dict[str, float], delta: float) -> dict[str, Any]:
     return {
         "method": recipe.method,
-        "data": recipe.data,
+        "data": Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data,
         "stages": recipe.stages,
         "epsilon": {who: value if math.isfinite(value) else "inf" for who, value in certified.items()},
         "delta": delta,
@@ -148,7 +148,7 @@ def _print_reading(found: dict[str, Any], method: str) -> None:
     from homebody.report.tables import epsilon_text
 
     console = Console()
-    title = f"{method}: which items did a client interact with? {found['users']:,} clients, one round"
+    title = f"{method}: whose items are whose? {found['users']:,} clients, one round"
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("guessed from", "AUC", "95 % of the mean", f"above {found['above']:g}"):
         table.add_column(heading, justify="left" if heading == "guessed from" else "right")
@@ -247,4 +247,5 @@ def _bar(label: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     try:
         yield step
     finally:
-        bar.stop()
+        if bar.live.is_started:
+            bar.stop()

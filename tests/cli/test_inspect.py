@@ -1,0 +1,89 @@
+"""`homebody inspect`: one message, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from homebody.cli import main
+
+DATA = ["--data", "synthetic:users=60,items=40,mean=10"]
+
+
+def called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0
+) -> tuple[str, str]:
+    monkeypatch.setattr(sys, "argv", ["homebody", "inspect", *arguments])
+    monkeypatch.setenv("COLUMNS", "80")
+    try:
+        main()
+        ended = 0
+    except SystemExit as end:
+        ended = int(end.code or 0)
+    done = capsys.readouterr()
+    assert ended == code, done.err
+    return done.out, done.err
+
+
+def test_a_table_in_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = ["--stage", "clip:norm=0.5", "--stage", "secure-sum", "--stage", "gaussian:z=1", "--cohort", "20"]
+    text, _ = called(monkeypatch, capsys, "fedmf", *DATA, "--user", "3", *stages)
+    table, _, rest = text.partition("Behind the secure sum")
+    assert rest
+    assert max(map(len, table.splitlines())) <= 80
+    for words in ("one message of user 3, 5,120 bytes", "40 × 32", "float32", "Only the sum over the 20 people"):
+        assert words in table
+    assert "Gaussian noise, 1 × the ℓ2 sensitivity" in " ".join(table.split())
+
+
+def test_one_json_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text, error = called(monkeypatch, capsys, "pfedrec", *DATA, "--set", "factors=2", "--seed", "5", "--json")
+    assert error == ""
+    found = json.loads(text)
+    assert (found["method"], found["seed"], found["user"]) == ("pfedrec", 5, "0")
+    (part,) = found["parts"]
+    assert part["name"] == "item"
+    assert part["bytes"] == found["bytes"] == part["shape"][0] * (4 + 2 * 4)
+    assert list(found["observers"]) == ["server", "clients", "public"]
+    other = json.loads(called(monkeypatch, capsys, "pfedrec", *DATA, "--set", "factors=2", "--user", "1", "--json")[0])
+    assert other["parts"] != found["parts"]
+
+
+def test_people_are_called_as_their_file_calls_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "loans.csv"
+    rows = [f"{who},{book}" for who in ("ann", "bob", "cy") for book in "pqrst"]
+    file.write_text("\n".join(["user,item", *rows]) + "\n")
+    text, _ = called(monkeypatch, capsys, "fedmf", "--data", str(file), "--user", "bob", "--json")
+    assert json.loads(text)["user"] == "bob"
+    _, error = called(monkeypatch, capsys, "fedmf", "--data", str(file), "--user", "dan", code=2)
+    assert error.strip().endswith("homebody: There is no user 'dan' in this population; the first is called ann.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["popularity"], "popularity is a centralised reference: it collects whole histories"),
+        (["fedmf", "--stage", "gaussian:z=1"], "Gaussian noise needs a bound on what one person can change"),
+        (["fedmf", "--user", "600"], "There is no user '600' in this population"),
+        (["fedmf", "--split", "held-out-users", "--user", "0"], "takes no part in training with this split"),
+        (["fedfm"], "There is no method 'fedfm'; did you mean 'fedmf'?"),
+    ],
+)
+def test_errors_are_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    if "--split" in arguments:  # whoever is held out depends on the seed: take one who is
+        from homebody.recipe import Recipe
+        from homebody.run import prepare
+
+        _, split = prepare(Recipe("fedmf", DATA[1], split="held-out-users"))
+        arguments = [*arguments[:-1], str(int((~split.learn).argmax()))]
+    _, error = called(monkeypatch, capsys, *arguments, *DATA, code=2)
+    last = error.strip().splitlines()[-1]
+    assert last.startswith("homebody: ")
+    assert sentence in last
