@@ -211,6 +211,11 @@ class TestNest:
             name: one.as_dict() for name, one in parts.items()
         }
 
+    def test_tails_is_what_the_relation_compares_with(self, simulator: Simulator) -> None:
+        assert self.nest(simulator, Channel(Clip(1.0), Gaussian(z=1, relation="add-remove"))).tails == 0
+        for uplink in (Channel(), Channel(Clip(1.0), Gaussian(z=1)), Channel(OneBit(1.0))):
+            assert self.nest(simulator, uplink).tails == -1
+
     def test_coins_are_fair_and_differ_by_trial(self, simulator: Simulator) -> None:
         method = FedMF(factors=4, uplink=Channel(Clip(1.0)))
         first, second = (_Nest.of(method, simulator, 400, Rng.of(0, "canary", trial)) for trial in (0, 1))
