@@ -49,7 +49,7 @@ def one_run(scores: Scores, coins: Coins, delta: float, confidence: float = 0.95
 
     >>> coins = np.arange(200) % 2 == 0
     >>> round(one_run(np.where(coins, 1.0, -1.0), coins, delta=1e-6).epsilon, 2)
-    3.72
+    3.76
     >>> one_run(np.zeros(200), coins, delta=1e-6).epsilon
     0.0
     """
