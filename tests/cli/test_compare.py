@@ -35,7 +35,7 @@ def test_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert [row["method"] for row in found["methods"]] == ["popularity", "fedials", "fedmf"]
     assert (found["data"], found["protocol"], found["seeds"]) == (DATA, "strict", [0, 1])
     assert "protocol strict" in found["meaning"]
-    assert "ranked against 79 sampled negatives" in found["meaning"]
+    assert "ranked against at most 99 sampled negatives" in found["meaning"]
     for row in found["methods"]:
         results = [RunFolder.open(Path(run)).read_json("result.json") for run in row["runs"]]
         assert [result["seed"] for result in results] == [0, 1]
