@@ -58,8 +58,8 @@ class Odd(Reference):
                 os.write(1, b"{nor this}\\n")
             if self.what == "break":
                 raise ZeroDivisionError("nothing goes into nothing")
-            if self.what == "die" or self.what == "die once" and not (HERE / "died").exists():
-                (HERE / "died").touch()
+            if self.what == "die" or self.what == "die once" and not (HERE / "died once").exists():
+                (HERE / f"{self.what.replace('die', 'died')}").touch()  # of its own: others die at the same time
                 os.kill(os.getpid(), signal.SIGKILL)
             for _ in range(150):
                 if self.what == "sleep" and not (HERE / "awake").exists():
