@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ __all__ = ["DELTA", "Entry", "Ledger"]
 SCHEMA_VERSION = 2
 DELTA = 1e-6
 """The δ that ε is stated at where nobody says another."""
+PATIENCE = 30.0
+"""Seconds to wait for others who write."""
 _GENESIS = "0" * 64
 _COLUMNS = "release, part, observer, unit, event, round, relation, sampling, code, previous, hash"
 _SCHEMA = """
@@ -98,8 +101,8 @@ class Ledger:
         self.path = path
         self._counts: dict[tuple[str, str], _Counts] = {}
         try:
-            self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=PATIENCE)
+            self._write_ahead()
             self._db.execute("PRAGMA synchronous = FULL")
             with self._transaction():
                 (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -115,6 +118,19 @@ class Ledger:
                 f"The ledger {path} was written by a newer Homebody (schema {version}); update to read it."
             )
         self.verify()
+
+    def _write_ahead(self) -> None:
+        """Keep a log of writes ahead of them. SQLite refuses this at once, without its usual patience, where another
+        process does the same at the same moment."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
 
     def charge(
         self, release: str, charges: Sequence[Charge], *, repeat: bool = False, number: int = 0, code: str = ""
