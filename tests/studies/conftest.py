@@ -132,11 +132,28 @@ def tiny() -> str:
     return TINY
 
 
-@pytest.fixture
-def more(tiny: str) -> str:
-    """A recipe with every kind of table."""
-    tables, figures, rest = tiny.partition('\n[[figure]]\nid = "2"')
+def _more() -> str:
+    tables, figures, rest = TINY.partition('\n[[figure]]\nid = "2"')
     return tables + MORE + figures + rest
+
+
+@pytest.fixture
+def more() -> str:
+    """A recipe with every kind of table."""
+    return _more()
+
+
+@pytest.fixture(scope="session")
+def write_once() -> Callable[[Path], Path]:
+    """Writes that recipe, for what several tests look at."""
+
+    def write(parent: Path) -> Path:
+        folder = parent / "tiny"
+        folder.mkdir(parents=True)
+        (folder / "recipe.toml").write_text(_more(), encoding="utf-8")
+        return folder
+
+    return write
 
 
 @pytest.fixture

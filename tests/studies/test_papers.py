@@ -195,7 +195,8 @@ def test_the_recipe_in_the_docs_can_be_read(tmp_path: Path, write_paper: Write) 
     page = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
     (recipe,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     paper = read_paper(write_paper(tmp_path, recipe))
-    assert [study.label for study in paper.studies] == ["Table 2", "Figure 3", "Figure 4"]
+    assert [study.label for study in paper.tables] == [f"Table {number}" for number in (2, 3, 4, 5, 6)]
+    assert [study.label for study in paper.figures] == ["Figure 3", "Figure 4"]
 
 
 def test_pfedrec_has_its_table() -> None:
