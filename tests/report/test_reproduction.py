@@ -273,8 +273,9 @@ class TestSweeps:
         rows = Cells(text).rows
         assert rows[0] == ["noise", "λ = 0", "λ = 1"]
         assert rows[1][0].startswith("Ours")
-        assert rows[2] == ["HR@10 × 100published", "70.00 ± 2.00", "50.00"]
+        assert rows[2] == ["HR@10published", "70.00 ± 2.00", "50.00"]
         assert rows[5] == ["ε, serverobtained, published protocol", "∞", "2.45"]
+        assert "Table 7 on toy <span class=soft>× 100</span>" in text
         assert "1 of 2 obtained figures reach the published ones" in text
         assert text.count("class=down>▼ 60.00") == 1
 
@@ -283,6 +284,15 @@ class TestSweeps:
         assert re.search(r"Ours +λ = 0 +published +70\.00 ± 2\.00 +–", text)
         assert re.search(r"\n +obtained, published +▼ 60\.00 ± 1\.00 +∞", text)
         assert "protocol" not in text
+
+    @pytest.mark.parametrize("axis", ["noise", "noise on the upload, in all its length"])
+    def test_figures_are_never_cut(self, axis: str, tmp_path: Path) -> None:
+        one = noise()
+        one["axis"] = axis
+        one["data"]["toy"]["rows"][0]["name"] = "A method of a long name, with more to it"
+        text = on_terminal(paper(one), tmp_path, ["Table 7"])
+        assert text.count("± 1.00") == 3
+        assert text.count("2.45") == 1
 
     def test_what_is_not_asked_for_is_not_printed(self, tmp_path: Path) -> None:
         assert "λ" not in on_terminal(paper(noise(), costs()), tmp_path, ["Table 5"])
