@@ -193,6 +193,12 @@ class TestPairs:
         assert re.search(r"One +HR@10 +50\.00 ± 1\.25 +48\.00 ± 1\.00 +50\.00 +▼ −2\.00", text)
         assert "▼ short by more than 1.5 points" in text
         assert "RESULTS.md" in text
+        one = pairs()
+        one["data"]["toy"]["protocols"] = ["published"]
+        assert "strict" in on_terminal(paper(one), tmp_path, ["Table 2"])
+        for row in one["data"]["toy"]["rows"]:
+            row["obtained"].pop("strict", None)
+        assert on_terminal(paper(one), tmp_path, ["Table 2"]).count("obtained,") == 1
 
 
 class TestCosts:
@@ -200,7 +206,7 @@ class TestCosts:
         text = reproduction_markdown(paper(costs()))
         assert "| method | data | published | obtained, published protocol |" in text
         assert "| PFedRec | toy | 53,857 / 61 / 854 | 53,857 / 61.5 ± 2.2 / 23.5 ± 0.3 (2) |" in text
-        assert "| Central | toy | – | – / – / 2 (1 of 2) |" in text
+        assert "| Central | toy | – | – / – / 2.0 (1 of 2) |" in text
         assert "parameters / epochs / seconds." in text
         assert "× 100" not in text
 

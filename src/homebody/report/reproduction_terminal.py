@@ -60,12 +60,14 @@ def _table(title: str, names: int, columns: Sequence[str], rows: Sequence[Sequen
 
 def _rows(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width: int) -> Table:
     """A line a row and metric."""
-    ours = [f"obtained,\n{protocol}" for protocol in study["protocols"]]
+    found = {name for line in part["rows"] for name, one in line["obtained"].items() if one["n"]}
+    protocols = [name for name in study["protocols"] if name in part["protocols"] or name in found]
+    ours = [f"obtained,\n{protocol}" for protocol in protocols]
     differs = ["differ-\nence"] if compared(study) else []
     rows: list[list[str]] = []
     for line in part["rows"]:
         for place, metric in enumerate(columns_of(study)):
-            cells = [obtained(study, part, line, protocol, metric) for protocol in study["protocols"]]
+            cells = [obtained(study, part, line, protocol, metric) for protocol in protocols]
             gap = points(line["difference"].get(metric))
             marked = f"{SHORT} {gap}" if metric in line["short"] else gap
             start = ["" if place else line["name"], metric_name(metric), printed(study, line, metric)]

@@ -56,8 +56,9 @@ def figure(metric: str, value: float | str | None, scale: float = 1.0) -> str:
         return number(None if value is None else float(value), scale)
     if metric == "epsilon":
         return epsilon(value)
-    whole = metric == "parameters" or float(value) >= 1000
-    return f"{float(value):,.0f}" if whole else f"{float(value):,.1f}".removesuffix(".0")
+    whole = metric == "parameters" or (metric == "seconds" and float(value) >= 100) or float(value) >= 1000
+    text = f"{float(value):,.{0 if whole else 1}f}"
+    return text if metric == "seconds" else text.removesuffix(".0")
 
 
 def spread(found: Mapping[str, Any] | None, scale: float = 1.0, metric: str = "") -> str:
