@@ -243,6 +243,11 @@ class TestSweeps:
         points[1]["obtained"]["strict"] = points[1]["obtained"]["published"]
         rows = [row[2:] for row in sweep_grid(one, one["data"]["toy"]).rows if row[1] == "ε, server"]
         assert rows == [["obtained", "∞", "2.45"]]
+        # Metrics that happen to agree are said of each.
+        for point in points:
+            point["short"] = []
+        both = [row[2] for row in sweep_grid(one, one["data"]["toy"]).rows if row[1] == "HR@10"]
+        assert both == ["published", "obtained, published protocol", "obtained, strict"]
 
     def test_a_figure_has_a_line_a_value(self) -> None:
         one = noise("Figure 7")
