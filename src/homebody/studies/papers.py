@@ -18,13 +18,14 @@ from homebody.data.splits import PROTOCOLS
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import METHODS
 from homebody.recipe import Recipe
+from homebody.studies import probes
 from homebody.studies.reader import Reader, at, insist_distinct
 
 __all__ = ["Paper", "Row", "Study", "find_paper", "list_papers", "read_paper"]
 
 SCHEMA_VERSION = 1
 FILE = "recipe.toml"
-FIGURES = ("convergence", "sweep")
+FIGURES = ("convergence", "sweep", *probes.PROBES)
 OURS = {"method", "data", "fields", "seed", "protocol", "rounds", "data_dir"}
 """Recipe fields that have their own place in a paper's recipe."""
 RUN = {spec.name for spec in fields(Recipe)} - OURS
@@ -59,7 +60,7 @@ class Study:
     """A table or a figure: what is run for it, and how it is shown."""
 
     kind: str
-    """table, convergence or sweep."""
+    """table, convergence, sweep, or a probe: tables, embedding."""
     id: str
     title: str
     metrics: list[str]
@@ -82,7 +83,7 @@ class Study:
     @property
     def points(self) -> list[Any]:
         """The values of a sweep; a table or a curve has one point that is no value."""
-        return self.values if self.kind == "sweep" else [None]
+        return self.values or [None]
 
     def recipe(self, row: Row, data: str, protocol: str, seed: int, value: Any = None) -> Recipe:
         """One cell: what is run for one row, data set, protocol, seed and (in a sweep) value."""
@@ -213,6 +214,8 @@ def _figure(reader: Reader, folder: Path, tables: Sequence[Study]) -> Study:
             raise reader.error(f"vary must be fields.NAME or run.NAME, not '{vary}'")
         if not values:
             raise reader.error("values must name at least one value")
+    if kind == "tables":
+        vary, values = "probe.item table", list(probes.TABLES)
     source = reader.take("table", str, "")
     if not source:
         return _study(reader, folder, kind, vary, values)
@@ -309,7 +312,9 @@ def _check(study: Study, where: str) -> None:
                 try:
                     recipe = study.recipe(row, data, study.protocols[0], 0, value)
                     recipe.check()
-                    recipe.build()
+                    method = recipe.build()
+                    if study.kind in probes.PROBES:
+                        probes.refuse(study.kind, method, recipe.method)
                 except HomebodyError as error:
                     raise at(here, error) from error
 

@@ -16,6 +16,7 @@ from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.report.markdown import reproduction_markdown
 from homebody.report.pages import has_plotly, reproduction_page
+from homebody.studies import probes
 from homebody.studies.cells import Progress, run_cells
 from homebody.studies.made import command_text, made, without_paths, write_all
 from homebody.studies.papers import Paper, Row, Study, published
@@ -52,6 +53,8 @@ class Plan:
     cells: list[Cell]
     command: str
     rounds: int | None
+    probes: list[list[str]]
+    """For each recipe, what is looked for in its model."""
 
 
 def plan(
@@ -94,7 +97,31 @@ def plan(
             cells.append(Cell(study, row, name, protocol, point, list(recipes).index(recipe.to_toml())))
     options = {"table": table, "figure": figure, "data": list(data), "seeds": seeds, "rounds": rounds}
     command = command_text(f"homebody reproduce {paper.name}", options)
-    return Plan(paper, studies, list(recipes.values()), cells, command, rounds)
+    wanted = _probes(paper, studies, recipes, seeds, rounds, data_dir)
+    return Plan(paper, studies, list(recipes.values()), cells, command, rounds, wanted)
+
+
+def _probes(
+    paper: Paper,
+    studies: Sequence[tuple[Study, list[str]]],
+    recipes: Mapping[str, Recipe],
+    seeds: int | None,
+    rounds: int | None,
+    data_dir: str | None,
+) -> list[list[str]]:
+    """Also what figures that were not asked for would look for: a model is there once, and looking costs little."""
+    found: dict[str, list[str]] = {text: [] for text in recipes}
+    asked = {study.label for study, _ in studies}
+    for study in paper.studies:
+        if study.kind not in probes.PROBES or (study.label not in asked and probes.lacks(study.kind)):
+            continue
+        rows = [row for row in study.rows if row.method is not None]
+        for name, row, protocol, seed in product(study.data, rows, study.protocols, range(seeds or study.seeds)):
+            recipe = study.recipe(row, name, protocol, seed)
+            text = replace(recipe, rounds=rounds or recipe.rounds, data_dir=data_dir).to_toml()
+            if study.kind not in found.get(text, [study.kind]):
+                found[text].append(study.kind)
+    return list(found.values())
 
 
 def _named(kind: str, wanted: str | None, studies: Sequence[Study], otherwise: bool) -> list[Study]:
@@ -141,6 +168,7 @@ def reproduce(
             say=say,
             on_error="keep",
             keep_state=False,
+            probes=planned.probes,
         )
     finally:
         result = book.write()
@@ -155,6 +183,7 @@ class _Book:
         self.before = _read(folder / "result.json", planned.paper)
         self.results: dict[int, Mapping[str, Any]] = {}
         self.lines: dict[str, list[dict[str, Any]]] = {}
+        self.looked: dict[Path, dict[str, Any]] = {}
         self.made = made(planned.command)
         self.began = time.monotonic()
 
@@ -217,7 +246,13 @@ class _Book:
         mine = {cell.run for cell in self.planned.cells if cell.study is study and cell.data == data}
         done = [self.results[n] for n in sorted(mine) if n in self.results]
         whole = [result for result in done if "error" not in result]
-        show = {"table": self._row, "convergence": self._curves, "sweep": self._points}[study.kind]
+        show = {
+            "table": self._row,
+            "convergence": self._curves,
+            "sweep": self._points,
+            "tables": self._points,
+            "embedding": self._panels,
+        }[study.kind]
         return {
             "made": self.made,
             "seeds": study.seeds,
@@ -230,12 +265,40 @@ class _Book:
         }
 
     def _cells(self, study: Study, row: Row, data: str, protocol: str, point: int = 0) -> list[Mapping[str, Any]]:
-        return [
+        found = [
             self.results[cell.run]
             for cell in self.planned.cells
             if cell.study is study and cell.row is row and cell.run in self.results
             if (cell.data, cell.protocol, cell.point) == (data, protocol, point)
         ]
+        if study.kind not in probes.PROBES:
+            return found
+        looked = [self._looked(study.kind, result) for result in found]
+        if study.kind == "tables":
+            name = study.points[point]
+            return [one if "error" in one else {**one, "metrics": one["probe"]["metrics"][name]} for one in looked]
+        return looked
+
+    def _looked(self, probe: str, result: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A run's result with what a probe found in its model, or why there is none."""
+        if "error" in result:
+            return result
+        if why := result.get("refused", {}).get(probe):
+            return {**result, "error": why}
+        file = probes.file_of(Path(str(result["run"])), probe)
+        if file not in self.looked:
+            self.looked[file] = RunFolder.open(file.parent).read_json(file.name)
+        return {**result, "probe": self.looked[file]}
+
+    def _panels(self, study: Study, row: Row, data: str) -> dict[str, Any]:
+        """By protocol: the picture of the first seed, and how far apart a person's own items lie, over all seeds."""
+        panels, errors = {}, []
+        for protocol in study.protocols if row.method is not None else ():
+            cells = self._cells(study, row, data, protocol)
+            errors += [without_paths(str(result["error"])) for result in cells if "error" in result]
+            if found := [result["probe"] for result in cells if "error" not in result]:
+                panels[protocol] = probes.panel(found)
+        return {**_named_row(row, data), "panels": panels, "errors": list(dict.fromkeys(errors))}
 
     def _row(self, study: Study, row: Row, data: str) -> dict[str, Any]:
         return {**_named_row(row, data), **self._figures(study, row, data)}
