@@ -12,6 +12,8 @@ from homebody.cli import options
 from homebody.errors import HomebodyError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from homebody.studies.papers import Paper
 
 __all__ = ["reproduce"]
@@ -169,10 +171,38 @@ def _print(result: dict[str, Any], folder: Path, labels: list[str]) -> None:
                         f"▼ {gap}" if metric in row["short"] else gap,
                     )
             console.print(shown)
+    for study in result["studies"]:
+        if study["label"] in labels and study["kind"] in ("tables", "embedding"):
+            console.print(_looked(study))
     lines = [f"▼ short by more than {result['tolerance']:g} points" if any(map(_short, result["studies"])) else ""]
     page = "index.html" if (folder / "index.html").exists() else "RESULTS.md"
     for text in filter(None, (*lines, f"page: {folder / page}")):
         console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _looked(study: dict[str, Any]) -> Table:
+    """What was found within models, one line each."""
+    from rich import box
+    from rich.table import Table
+
+    from homebody.report.scatter import HEADINGS, embedding_rows, swap_rows
+    from homebody.report.words import metric_name
+
+    title = f"{study['label']}: {study['title']}"
+    shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    swapped = study["kind"] == "tables"
+    metrics = map(metric_name, study["metrics"]) if swapped else ()
+    for place, heading in enumerate((*HEADINGS[study["kind"]], *metrics)):
+        left = place < 4
+        shown.add_column(
+            heading.replace(": ", ":\n"),
+            justify="left" if left else "right",
+            overflow="fold",
+            no_wrap=not left or place == 2,
+        )
+    for line in swap_rows(study) if swapped else embedding_rows(study):
+        shown.add_row(*line)
+    return shown
 
 
 def _short(study: dict[str, Any]) -> bool:

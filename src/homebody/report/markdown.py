@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from homebody.report.scatter import EMBEDDING, HEADINGS, SWAPS, embedding_remarks, embedding_rows
 from homebody.report.tables import kilobytes
 from homebody.report.words import duration, epsilon, metric_name, number, points, spread
 
@@ -51,7 +52,13 @@ def reproduction_markdown(result: Mapping[str, Any]) -> str:
             continue
         for data, part in study["data"].items():
             lines += [f"{plain(data)}: {sentence}" for sentence in state(part)]
-        show = {"table": _table, "convergence": _convergence, "sweep": _sweep}[study["kind"]]
+        show = {
+            "table": _table,
+            "convergence": _convergence,
+            "sweep": _sweep,
+            "tables": _swaps,
+            "embedding": _embedding,
+        }[study["kind"]]
         lines += [*show(study, result["tolerance"]), ""]
     return "\n".join(lines)
 
@@ -204,6 +211,23 @@ def _sweep(study: Mapping[str, Any], tolerance: float) -> Iterator[str]:
                 published = _joined([number(point["published"].get(m), study["scale"]) for m in study["metrics"]])
                 rows.append((plain(row["name"]), plain(data), plain(point["value"]), published, *cells))
     yield from table(headings, rows, numeric=3)
+
+
+def _swaps(study: Mapping[str, Any], tolerance: float) -> Iterator[str]:
+    yield SWAPS
+    yield ""
+    yield from _sweep(study, tolerance)
+
+
+def _embedding(study: Mapping[str, Any], tolerance: float) -> Iterator[str]:
+    """The plots are on the HTML page; here stands what they show in figures."""
+    yield f"{EMBEDDING} The plots are on the HTML page."
+    yield ""
+    yield from table(
+        HEADINGS["embedding"], [(*map(plain, row[:4]), *row[4:]) for row in embedding_rows(study)], numeric=4
+    )
+    remarks = [f"- {plain(line)}" for line in embedding_remarks(study)]
+    yield from ("", *remarks) if remarks else ()
 
 
 def leaderboard_markdown(result: Mapping[str, Any]) -> str:

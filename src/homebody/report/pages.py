@@ -18,6 +18,7 @@ from typing import Any
 from homebody.errors import HomebodyError
 from homebody.report.charts import choice_of, convergence_charts, privacy_chart, sweep_charts
 from homebody.report.markdown import SHORT, UNKNOWN, obtained, p_text, state
+from homebody.report.scatter import EMBEDDING, SWAPS, embedding_charts, embedding_remarks, swap_charts
 from homebody.report.tables import kilobytes
 from homebody.report.words import duration, epsilon, metric_name, number, points
 
@@ -26,6 +27,14 @@ __all__ = ["has_plotly", "leaderboard_page", "reproduction_page"]
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 NEEDS = "HTML pages need Plotly: install homebody[report]. The JSON and Markdown files are written without it."
 HERE = Path(__file__).parent
+CHARTS = {
+    "convergence": convergence_charts,
+    "sweep": sweep_charts,
+    "tables": swap_charts,
+    "embedding": embedding_charts,
+}
+BANDS = "The line is the mean over seeds; the band reaches from the lowest to the highest seed."
+EXPLAINED = {"tables": f"{SWAPS} Error bars: ± one standard deviation over seeds.", "embedding": EMBEDDING}
 
 
 def has_plotly() -> bool:
@@ -93,8 +102,7 @@ def reproduction_page(result: Mapping[str, Any]) -> str:
         elif study["kind"] == "table":
             parts += [_table(study, data, part, result["tolerance"]) for data, part in study["data"].items()]
         else:
-            make = convergence_charts if study["kind"] == "convergence" else sweep_charts
-            own = make(study, anchor)
+            own = CHARTS[study["kind"]](study, anchor)
             charts += own
             parts += _figure(study, own, anchor)
         sections.append(f'<section id="{anchor}">{"".join(parts)}</section>')
@@ -203,10 +211,12 @@ def _times(scale: float) -> str:
 
 def _figure(study: Mapping[str, Any], charts: Sequence[Mapping[str, Any]], anchor: str) -> list[str]:
     """The choice of protocol, the charts, and their figures as a table for those who cannot see or draw them."""
-    bands = "The line is the mean over seeds; the band reaches from the lowest to the highest seed."
-    parts = [f'<p class="soft">{bands}</p>', *(_state(part) for part in study["data"].values())]
+    parts = [
+        f'<p class="soft">{EXPLAINED.get(study["kind"], BANDS)}</p>',
+        *(_state(part) for part in study["data"].values()),
+    ]
     protocols = study["protocols"]
-    if len(protocols) > 1:
+    if len(protocols) > 1 and any(chart["choice"] for chart in charts):
         parts.append(choice("Protocol", choice_of(anchor), {protocol: protocol for protocol in protocols}))
     parts.append('<noscript><p class="down">The charts need JavaScript; their figures are below.</p></noscript>')
     parts.append(f'<div class="charts">{"".join(map(drawn, charts))}</div>')
@@ -217,13 +227,21 @@ def _figure(study: Mapping[str, Any], charts: Sequence[Mapping[str, Any]], ancho
         )
     away = [(data, row) for data, part in study["data"].items() for row in part["rows"]]
     remarks = [f"{row['name']}, {data}: not run: {row['missing']}" for data, row in away if row["missing"]]
-    remarks += [f"{row['name']}, {data}: failed: {one}" for data, row in away for one in row.get("errors", [])]
+    remarks += [f"{row['name']}, {data}: failed: {one}" for data, row in away for one in _errors(row)]
+    if study["kind"] == "embedding":
+        remarks = list(embedding_remarks(study))
     return [*parts, _notes(remarks)]
+
+
+def _errors(row: Mapping[str, Any]) -> list[str]:
+    """Why a curve has holes, each reason once."""
+    points = (found for point in row.get("points", []) for found in point["obtained"].values())
+    return list(dict.fromkeys([*row.get("errors", []), *(error for found in points for error in found["errors"])]))
 
 
 def drawn(chart: Mapping[str, Any]) -> str:
     """The place of a chart; the script fills it."""
-    tall = " tall" if chart["kind"] == "privacy" else ""
+    tall = " tall" if chart["kind"] in ("privacy", "scatter") else ""
     return (
         f"<figure><figcaption>{escape(chart['title'])}</figcaption>"
         f'<div class="chart{tall}" id="{chart["id"]}" role="img" aria-label="{escape(chart["label"])}"></div></figure>'

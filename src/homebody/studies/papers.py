@@ -247,6 +247,8 @@ def _figure(reader: Reader, folder: Path, tables: Sequence[Study]) -> Study:
         values=list(values),
     )
     reader.done()
+    for place, row in enumerate(study.rows):
+        study.rows[place] = replace(row, on={name: own for name, own in row.on.items() if name in study.data})
     _check(study, reader.where)
     return study
 

@@ -96,7 +96,7 @@ def _insist(probe: str, name: str, shared: bool, tuned: bool) -> None:
         raise HomebodyError(f"{name} shares no item table: this figure needs shared['{ITEM}'], one row an item.")
     if probe == "tables" and not tuned:
         raise HomebodyError(
-            f"The clients of {name} tune no item table: comparing tables needs a method that keeps one, as pfedrec does."
+            f"The clients of {name} tune no item table: comparing tables needs a method whose clients do, as pfedrec."
         )
 
 
@@ -174,9 +174,7 @@ def embedding(fitted: Fitted, population: Population, seed: int) -> dict[str, An
 
 def panel(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What a figure shows of several seeds: the picture of the first, and the separation on average over seeds."""
-    spread = {
-        name: [float(one["people"][name]) for one in found] for name in ("training", "held_out")
-    }
+    spread = {name: [float(one["people"][name]) for one in found] for name in ("training", "held_out")}
     picture = {name: value for name, value in found[0].items() if name not in ("schema", "people")}
     return {
         **picture,
@@ -237,7 +235,8 @@ def _flat(table: npt.NDArray[np.float32], seed: int) -> tuple[npt.NDArray[np.int
     # One thread: with more, the sums and so the picture would depend on the machine.
     with threadpool_limits(1):
         perplexity = min(PERPLEXITY, (len(table) - 1) / 3)
-        places = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1).fit_transform(table)
+        start = "pca" if min(table.shape) > 1 else "random"
+        places = TSNE(perplexity=perplexity, init=start, random_state=seed, n_jobs=1).fit_transform(table)
     places -= places.min(axis=0)
     grid = np.round(1000 * places / max(float(places.max()), 1e-12)).astype(np.int64)
     return grid[:, 0], grid[:, 1]

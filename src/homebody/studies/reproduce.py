@@ -97,8 +97,8 @@ def plan(
             cells.append(Cell(study, row, name, protocol, point, list(recipes).index(recipe.to_toml())))
     options = {"table": table, "figure": figure, "data": list(data), "seeds": seeds, "rounds": rounds}
     command = command_text(f"homebody reproduce {paper.name}", options)
-    wanted = _probes(paper, studies, recipes, seeds, rounds, data_dir)
-    return Plan(paper, studies, list(recipes.values()), cells, command, rounds, wanted)
+    looked = _probes(paper, studies, recipes, seeds, rounds, data_dir)
+    return Plan(paper, studies, list(recipes.values()), cells, command, rounds, looked)
 
 
 def _probes(
