@@ -125,7 +125,8 @@ def test_the_defaults_are_one_phase_no_server_state_and_adapting_by_a_round() ->
     assert list(method.phases) == [Phase("train")]
     assert method.init_server({"start": torch.tensor(1.0)}) == {}
     data = Data(torch.tensor([0, 1]), torch.tensor([True, True]), torch.tensor([0, 1]), Catalogue(3))
-    local = method.adapt({"start": torch.tensor(10.0)}, {"sent": torch.tensor(5.0)}, data, Rng.of(0))
+    batch = method.prepare(data, Rng.of(0))
+    local = method.adapt({"start": torch.tensor(10.0)}, {"sent": torch.tensor(5.0)}, batch)
     assert local["sent"].item() == 17.0
 
 

@@ -215,8 +215,6 @@ class Method:
 
     uplink: Channel
     """The way out in training. Each method names its own."""
-    scores_from: ClassVar[Literal["latest", "base"]] = "latest"
-    """Whether a device ranks with the latest shared parameters, or with those it last trained from."""
     needs: ClassVar[tuple[str, ...]] = ()
     """What the data must have for it: ratings, times, user features, item features, impressions."""
     default_rounds: ClassVar[int] = 100
@@ -231,6 +229,14 @@ class Method:
     def phases(self) -> Sequence[Phase]:
         """The stages of training, in order, all on one ledger."""
         return (Phase("train"),)
+
+    @property
+    def scores_from(self) -> Literal["latest", "base", "adapted"]:
+        """What a device ranks with beside its own state.
+
+        The latest shared parameters; those it last trained from; or the latest, once it has adapted to them anew.
+        """
+        return "latest"
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         """What the server holds and sends."""
@@ -263,9 +269,9 @@ class Method:
         """How well each of these items fits this person; on the device."""
         raise _missing(self, "score")
 
-    def adapt(self, shared: Tree, local: Tree, data: Data, rng: Rng) -> Tree:
+    def adapt(self, shared: Tree, local: Tree, batch: Batch) -> Tree:
         """Personalise on the device, sending nothing: by default one round whose update is thrown away."""
-        return self.client(shared, local, self.prepare(data, rng))[1]
+        return self.client(shared, local, batch)[1]
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round tells each observer: what its channel says, unless the method knows better."""
@@ -277,6 +283,12 @@ class Method:
         A method may override it with a faster kernel that gives the same numbers, and only for that reason.
         """
         return torch.func.vmap(self.client, in_dims=(None, 0, 0))(shared, locals_, batches)
+
+    def adapt_cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> Tree:
+        """`adapt` for many at once; to be overridden like `cohort`, and by it where adapting is a plain round."""
+        if type(self).adapt is Method.adapt:
+            return self.cohort(shared, locals_, batches)[1]
+        return torch.func.vmap(self.adapt, in_dims=(None, 0, 0))(shared, locals_, batches)
 
 
 def _missing(method: object, name: str) -> HomebodyError:

@@ -112,6 +112,14 @@ class MethodContract:
             shared = self._serve(method, shared, plain_update)
             locals_ = plain_after
 
+    def test_adapting_many_equals_adapting_each(self) -> None:
+        method, shared, locals_ = self._start()
+        batches = _prepare(method, _stack(self.clients()), _keys(1, len(self.clients())))
+        adapted = method.adapt_cohort(shared, locals_, batches)
+        for number in range(len(self.clients())):
+            own = method.adapt(shared, _row(locals_, number), _row(batches, number))
+            self._same(own, _row(adapted, number), f"client {number} after adapting")
+
     def test_the_vmapped_client_equals_a_loop_over_clients(self) -> None:
         method, shared, locals_ = self._start()
         stacked, keys = _stack(self.clients()), _keys(1, len(self.clients()))

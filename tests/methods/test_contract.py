@@ -8,6 +8,8 @@ from homebody.core import Method
 from homebody.methods import METHODS, find
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
+from homebody.methods.fedncf import FedNCF
+from homebody.methods.fedrecon import FedRecon
 from homebody.methods.ials import IALS
 from homebody.methods.mf import MF
 from homebody.methods.ncf import NCF
@@ -31,6 +33,62 @@ class TestFedMF(MethodContract):
 
     def learner(self) -> Method:
         return FedMF(factors=8)
+
+
+class TestFedMFDual(MethodContract):
+    def method(self) -> Method:
+        return FedMF(factors=5, batch_size=16, epochs=2, item_rate=2.0, dual=True)
+
+    def learner(self) -> Method:
+        return FedMF(factors=8, dual=True)
+
+
+class TestPFedRecHidden(MethodContract):
+    def method(self) -> Method:
+        return PFedRec(factors=5, hidden="6,3", batch_size=16, epochs=2, item_rate=2.0)
+
+    def learner(self) -> Method:
+        return PFedRec(factors=8, hidden="8", learning_rate=0.5)
+
+
+class TestPFedRecJoint(MethodContract):
+    def method(self) -> Method:
+        return PFedRec(factors=5, batch_size=16, epochs=2, item_rate=2.0, dual=False)
+
+    def learner(self) -> Method:
+        return PFedRec(factors=8, dual=False)
+
+
+class TestFedNCF(MethodContract):
+    def method(self) -> Method:
+        return FedNCF(factors=5, hidden="6,3", batch_size=16, epochs=2, item_rate=2.0)
+
+    def learner(self) -> Method:
+        return FedNCF(factors=8, hidden="8,4")
+
+
+class TestFedNCFDual(MethodContract):
+    def method(self) -> Method:
+        return FedNCF(factors=5, hidden="6,3", batch_size=16, epochs=2, item_rate=2.0, dual=True)
+
+    def learner(self) -> Method:
+        return FedNCF(factors=8, hidden="8,4", dual=True)
+
+
+class TestFedRecon(MethodContract):
+    def method(self) -> Method:
+        return FedRecon(factors=5, batch_size=16, epochs=2, rebuild=2, item_rate=2.0)
+
+    def learner(self) -> Method:
+        return FedRecon(factors=8)
+
+
+class TestFedReconDual(MethodContract):
+    def method(self) -> Method:
+        return FedRecon(factors=5, batch_size=16, epochs=2, rebuild=2, item_rate=2.0, dual=True)
+
+    def learner(self) -> Method:
+        return FedRecon(factors=8, dual=True)
 
 
 class TestFedIALS(MethodContract):
@@ -68,7 +126,17 @@ class TestGMF(ReferenceContract):
 def test_every_known_name_is_under_contract() -> None:
     covered = {
         type(suite.method()) if isinstance(suite, MethodContract) else type(suite.reference())
-        for suite in (TestPFedRec(), TestFedMF(), TestFedIALS(), TestPopularity(), TestIALS(), TestMF(), TestNCF())
+        for suite in (
+            TestPFedRec(),
+            TestFedMF(),
+            TestFedNCF(),
+            TestFedRecon(),
+            TestFedIALS(),
+            TestPopularity(),
+            TestIALS(),
+            TestMF(),
+            TestNCF(),
+        )
     }
     assert covered == {find(name) for name in METHODS}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from homebody.core import Data, Tree
+from homebody.core import Batch, Data, Tree
 from homebody.data import Population, load
 from homebody.data.partitions import split
 from homebody.data.population import Impressions
@@ -85,7 +85,8 @@ def test_a_guest_ranks_with_what_it_adapted_to(population: Population, name: str
     for user in done.asked().tolist():
         data = client(done, user)
         fresh = method.init_local(fitted.shared, rng.fold("local").fold(user))
-        adapted = method.adapt(fitted.shared, fresh, data, rng.fold("adapt").fold(user))
+        batch = method.prepare(data, rng.fold("adapt").fold(user))
+        adapted = method.adapt(fitted.shared, fresh, batch)
         scores = method.score(fitted.shared, adapted, data, everything)
         told = dict(fitted.recommend(user, done.n_items))
         assert set(told) == set(range(done.n_items)) - set(population.history(user).tolist())
@@ -114,8 +115,8 @@ def test_a_user_without_history_ranks_with_a_fresh_state(population: Population,
 class Shy(FedMF):
     """Learns as FedMF does, and marks whoever adapted."""
 
-    def adapt(self, shared: Tree, local: Tree, data: Data, rng: Rng) -> Tree:
-        mark = (1 + data.valid.sum()) * torch.ones_like(local["user"])
+    def adapt(self, shared: Tree, local: Tree, batch: Batch) -> Tree:
+        mark = (1 + batch["label"].sum()) * torch.ones_like(local["user"])
         return {"user": 1000.0 * mark}
 
 

@@ -17,6 +17,8 @@ __all__ = ["METHODS", "find"]
 METHODS: dict[str, str] = {
     "fedials": "homebody.methods.fedials:FedIALS",
     "fedmf": "homebody.methods.fedmf:FedMF",
+    "fedncf": "homebody.methods.fedncf:FedNCF",
+    "fedrecon": "homebody.methods.fedrecon:FedRecon",
     "ials": "homebody.methods.ials:IALS",
     "mf": "homebody.methods.mf:MF",
     "ncf": "homebody.methods.ncf:NCF",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from homebody.core import Batch, Rows
 
-__all__ = ["train"]
+__all__ = ["errors", "fetch", "rebuild", "room", "train"]
 
 
 def train(
@@ -22,18 +22,15 @@ def train(
     rates: tuple[float, float],
     batch_size: int,
     epochs: int,
+    dual: bool,
 ) -> tuple[Rows, Tensor]:
     """One round for a cohort: `weight` and `bias` change in place; gives the rows' change, and the loss.
 
-    With a bias it is PFedRec's post-tuning; without, a joint step.
+    With `dual` the rows step after the score function, and against it as it then is; otherwise both at once.
     """
-    # No wider than they must be: these rows are most of what a round writes and keeps.
-    width = int((batches["index"] >= 0).sum(1).max())
-    index = batches["index"][:, :width].clone()
-    dual = bias is not None
+    index, change, loss = room(table, batches)
+    offset = bias is not None
     bias = torch.zeros(len(index)) if bias is None else bias
-    change = torch.empty(*index.shape, table.shape[1])
-    loss = torch.empty(len(index))
     _train(
         table.numpy(),
         weight.numpy(),
@@ -46,10 +43,56 @@ def train(
         batch_size,
         epochs,
         dual,
+        offset,
         change.numpy(),
         loss.numpy(),
     )
     return Rows(index, change, len(table)), loss
+
+
+def rebuild(
+    table: Tensor,
+    batches: Batch,
+    until: Tensor,
+    after: Tensor,
+    rates: tuple[float, float],
+    batch_size: int,
+    passes: int,
+    epochs: int,
+) -> tuple[Rows, Tensor, Tensor]:
+    """FedRecon's round: a user vector from zero on samples before `until`, then steps of rows on those `after`.
+
+    Gives the rows' change, the vectors, and the loss of the last pass that built them.
+    """
+    index, change, loss = room(table, batches)
+    user = torch.zeros(len(index), table.shape[1])
+    _rebuild(
+        table.numpy(),
+        user.numpy(),
+        index.numpy(),
+        batches["slot"].numpy(),
+        batches["label"].numpy(),
+        batches["valid"].sum(1).numpy(),
+        until.numpy(),
+        after.numpy(),
+        torch.tensor(rates, dtype=torch.float32).numpy(),
+        batch_size,
+        passes,
+        epochs,
+        change.numpy(),
+        loss.numpy(),
+    )
+    return Rows(index, change, len(table)), user, loss
+
+
+def room(table: Tensor, batches: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows that clients touch, and room for their change and for each one's loss.
+
+    No wider than they must be: these rows are most of what a round writes and keeps.
+    """
+    width = int((batches["index"] >= 0).sum(1).max())
+    index = batches["index"][:, :width].clone()
+    return index, torch.empty(*index.shape, table.shape[1]), torch.empty(len(index))
 
 
 @nb.njit(fastmath=True, inline="always")
@@ -61,7 +104,7 @@ def _dot(a, b):
 
 
 @nb.njit(fastmath=True, error_model="numpy")
-def _errors(logit, label, scale, error):
+def errors(logit, label, scale, error):
     """The slope of the mean loss at each logit, into `error`; answers the sum of the losses."""
     one, zero = np.float32(1.0), np.float32(0.0)
     linear, logs, product = 0.0, 0.0, 1.0
@@ -79,27 +122,32 @@ def _errors(logit, label, scale, error):
     return linear + logs + math.log(product)
 
 
+@nb.njit
+def fetch(table, touched, rows):
+    """The touched rows of the table, into `rows`, zeros behind them; answers how many there are."""
+    n_rows = len(touched)
+    while n_rows > 0 and touched[n_rows - 1] < 0:
+        n_rows -= 1
+    for i in range(n_rows):
+        for j in range(table.shape[1]):
+            rows[i, j] = table[touched[i], j]
+    rows[n_rows:] = np.float32(0.0)
+    return n_rows
+
+
 @nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True)
-def _train(table, weight, bias, index, slot, label, count, rates, batch_size, epochs, dual, change, loss):
+def _train(table, weight, bias, index, slot, label, count, rates, batch_size, epochs, dual, offset, change, loss):
     """Mini-batch SGD on each client's `weight` and `bias`, changed in place, and on the rows it touched.
 
-    dual: step the score function first and the rows against the stepped one (post-tuning), with a bias;
-    otherwise both from the same point, without.
+    dual: step the score function first and the rows against the stepped one (post-tuning); otherwise both from the
+    same point. offset: whether there is a bias to step.
     """
     rate, row_rate = rates[0], rates[1]
     width = table.shape[1]
     zero = np.float32(0.0)
     for client in nb.prange(index.shape[0]):
         rows, touched = change[client], index[client]
-        n_rows = len(touched)
-        while n_rows > 0 and touched[n_rows - 1] < 0:
-            n_rows -= 1
-        for i in range(n_rows):
-            for j in range(width):
-                rows[i, j] = table[touched[i], j]
-        for i in range(n_rows, len(touched)):
-            for j in range(width):
-                rows[i, j] = zero
+        n_rows = fetch(table, touched, rows)
         w, b = weight[client].copy(), bias[client]
         step = np.empty(width, dtype=np.float32)
         logit, error = np.empty((2, batch_size), dtype=np.float32)
@@ -111,7 +159,7 @@ def _train(table, weight, bias, index, slot, label, count, rates, batch_size, ep
                 scale = np.float32(1.0 / (stop - start))
                 for s in range(start, stop):
                     logit[s - start] = b + _dot(rows[slots[s]], w)
-                total += _errors(logit, labels[start:stop], scale, error)
+                total += errors(logit, labels[start:stop], scale, error)
                 step[:] = zero
                 b_step = zero
                 for s in range(start, stop):
@@ -119,13 +167,15 @@ def _train(table, weight, bias, index, slot, label, count, rates, batch_size, ep
                     b_step += g
                     for j in range(width):
                         step[j] += g * row[j]
+                if not offset:
+                    b_step = zero
                 if dual:
                     for j in range(width):
                         w[j] -= rate * step[j]
                     b -= rate * b_step
                     for s in range(start, stop):
                         logit[s - start] = b + _dot(rows[slots[s]], w)
-                    _errors(logit, labels[start:stop], scale, error)
+                    errors(logit, labels[start:stop], scale, error)
                 for s in range(start, stop):
                     row = rows[slots[s]]
                     g = row_rate * error[s - start]
@@ -134,9 +184,59 @@ def _train(table, weight, bias, index, slot, label, count, rates, batch_size, ep
                 if not dual:
                     for j in range(width):
                         w[j] -= rate * step[j]
+                    b -= rate * b_step
         weight[client] = w
         bias[client] = b
         loss[client] = total / max(1, n * epochs)
+        for i in range(n_rows):
+            for j in range(width):
+                rows[i, j] -= table[touched[i], j]
+
+
+@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True)
+def _rebuild(table, user, index, slot, label, count, until, after, rates, batch_size, passes, epochs, change, loss):
+    """Batches begin at multiples of their size, whichever part a sample belongs to."""
+    rate, row_rate = rates[0], rates[1]
+    width = table.shape[1]
+    for client in nb.prange(index.shape[0]):
+        rows, touched = change[client], index[client]
+        n_rows = fetch(table, touched, rows)
+        w = np.zeros(width, dtype=np.float32)
+        step = np.empty(width, dtype=np.float32)
+        logit, error = np.empty((2, batch_size), dtype=np.float32)
+        slots, labels, n = slot[client], label[client], count[client]
+        end, begin = min(n, until[client]), after[client]
+        total = 0.0
+        for _ in range(passes):
+            total = 0.0
+            for start in range(0, end, batch_size):
+                stop = min(end, start + batch_size)
+                scale = np.float32(1.0 / (stop - start))
+                for s in range(start, stop):
+                    logit[s - start] = _dot(rows[slots[s]], w)
+                total += errors(logit, labels[start:stop], scale, error)
+                step[:] = np.float32(0.0)
+                for s in range(start, stop):
+                    row, g = rows[slots[s]], error[s - start]
+                    for j in range(width):
+                        step[j] += g * row[j]
+                for j in range(width):
+                    w[j] -= rate * step[j]
+        for _ in range(epochs):
+            for first in range(0, n, batch_size):
+                start, stop = max(first, begin), min(n, first + batch_size)
+                if start >= stop:
+                    continue
+                scale = np.float32(1.0 / (stop - start))
+                for s in range(start, stop):
+                    logit[s - start] = _dot(rows[slots[s]], w)
+                errors(logit, labels[start:stop], scale, error)
+                for s in range(start, stop):
+                    row, g = rows[slots[s]], row_rate * error[s - start]
+                    for j in range(width):
+                        row[j] -= g * w[j]
+        user[client] = w
+        loss[client] = total / max(1, end)
         for i in range(n_rows):
             for j in range(width):
                 rows[i, j] -= table[touched[i], j]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from homebody import ops
-from homebody.core import Cohort, Collected, Data, Evaluated, Method, Rows, Total, Tree, Update, Users
+from homebody.core import Batch, Cohort, Collected, Data, Evaluated, Method, Rows, Total, Tree, Update, Users
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, summarise
@@ -112,14 +112,16 @@ class Simulator:
         """A round of some clients: what leaves each of them, and what it keeps."""
         work = method.cohort if self.fused else partial(Method.cohort, method)
         streams = rng.fold(self._tensor(users))
-        batches = vmap(lambda key, *own: method.prepare(self._client_data(*own), Rng(key)))(
-            streams.key, *self._data(users, width)
-        )
+        batches = self._batches(method, streams, self._data(users, width))
         update, kept = work(shared, self._locals(method, shared, users), batches)
         if method.uplink.stages:
             noise = streams.private.fold("uplink").key
             update = vmap(lambda key, own: method.uplink.device(own, Rng(key)))(noise, update)
         return update, kept
+
+    def _batches(self, method: Method, streams: Rng, data: tuple[Tensor, ...]) -> Batch:
+        prepared: Batch = vmap(lambda key, *own: method.prepare(self._client_data(*own), Rng(key)))(streams.key, *data)
+        return prepared
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         everything = torch.arange(self.catalogue.n_items, device=self.device)
@@ -194,7 +196,7 @@ class Simulator:
         size = max(1, SCORES_AT_ONCE // len(users))
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
         out = torch.empty(0)
-        for chosen, tree, locals_ in self._holdings(method, shared, users):
+        for chosen, tree, locals_ in self._holdings(method, shared, users, data):
             own = [part[chosen] for part in data]
             for number, chunk in enumerate(chunks):
                 values: Tensor = vmap(partial(self._score_one, method, tree, chunk))(locals_, *own)
@@ -212,29 +214,30 @@ class Simulator:
     def _score_one(self, method: Method, tree: Tree, items: Tensor, local: Tree, *own: Tensor) -> Tensor:
         return method.score(tree, local, self._client_data(*own), items)
 
-    def _holdings(self, method: Method, shared: Tree, users: Users) -> Iterator[tuple[slice | Tensor, Tree, Tree]]:
+    def _holdings(
+        self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...]
+    ) -> Iterator[tuple[slice | Tensor, Tree, Tree]]:
         """Which of these clients rank with which shared and local parameters; a slice stands for all of them."""
-        newcomer, guest = -2, -3
-        steps = np.where(self._store.holds(users), self._base_step[users], newcomer)
-        steps[~self.split.learn[users] & (self.split.lengths[users] > 0)] = guest
+        newcomer, guest, returning = -2, -3, -4
+        held = self._store.holds(users)
+        steps = np.where(held, self._base_step[users], newcomer)
+        adapts = ~self.split.learn[users] | (method.scores_from == "adapted")
+        adapts &= self.split.lengths[users] > 0
+        steps[adapts] = np.where(held[adapts], returning, guest)
         for step in np.unique(steps):
             chosen = np.flatnonzero(steps == step)
-            some = users[chosen]
-            if step == guest:
-                locals_ = self._adapted(method, shared, some)
-            else:
-                locals_ = self._fresh(method, shared, some) if step == newcomer else self._store.get(some)
-            whole = len(chosen) == len(users)
-            yield slice(None) if whole else self._tensor(chosen), self._bases.get(int(step), shared), locals_
+            some, where = users[chosen], slice(None) if len(chosen) == len(users) else self._tensor(chosen)
+            fresh = step in (newcomer, guest)
+            locals_ = self._fresh(method, shared, some) if fresh else self._store.get(some)
+            if step in (guest, returning):
+                locals_ = self._adapted(method, shared, some, locals_, tuple(part[where] for part in data))
+            yield where, self._bases.get(int(step), shared), locals_
 
-    def _adapted(self, method: Method, shared: Tree, users: Users) -> Tree:
-        """What clients that never train hold once they have adapted to what they have."""
-        keys = self._rng.fold("adapt").fold(self._tensor(users)).key
-
-        def adapt(key: Tensor, local: Tree, *own: Tensor) -> Tree:
-            return method.adapt(shared, local, self._client_data(*own), Rng(key))
-
-        adapted: Tree = vmap(adapt)(keys, self._fresh(method, shared, users), *self._data(users))
+    def _adapted(self, method: Method, shared: Tree, users: Users, locals_: Tree, data: tuple[Tensor, ...]) -> Tree:
+        """What clients hold once they have adapted to what they have; nothing of it is kept."""
+        work = method.adapt_cohort if self.fused else vmap(method.adapt, in_dims=(None, 0, 0))
+        streams = self._rng.fold("adapt").fold(self._tensor(users))
+        adapted: Tree = work(shared, locals_, self._batches(method, streams, data))
         return adapted
 
     def _asked(self) -> Iterator[Asked]:

@@ -1,0 +1,112 @@
+"""FedNCF: Federated Neural Collaborative Filtering (Perifanis and Efraimidis, Knowledge-Based Systems 2022), with the
+MLP alone, as PFedRec's authors compare with it.
+
+| paper                                    | here                                                                   |
+|------------------------------------------|------------------------------------------------------------------------|
+| item embedding                           | `shared["item"]`, M × `factors`                                        |
+| φ, layers on [user, item], then a number | `shared["layers"]`, flat; `hidden` widths                              |
+| user embedding                           | `local["user"]`, never sent                                            |
+| η, learning rate                         | `learning_rate`; for items × M × `item_rate`                           |
+| a client's change of both                | `update["item"]`: of the rows it touched; `update["layers"]`           |
+
+The server takes the plain mean of tables and layers. The paper's masks (secure aggregation) are the channel's
+`secure-sum`. With `dual` the layers stay at home too: each client trains its own from the common start, and ranks
+with its own tuned rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from homebody import ops
+from homebody.core import Batch, Catalogue, Rows, Tree, Update, param
+from homebody.methods import network_kernels
+from homebody.methods.item_table import ItemTable
+from homebody.models.logistic import slopes
+from homebody.models.score import ScoreFunction, read_widths
+from homebody.params import Range
+from homebody.rng import Rng
+
+__all__ = ["FedNCF"]
+
+
+@dataclass(frozen=True)
+class FedNCF(ItemTable):
+    """A network on a private user vector and a shared item row; table and layers are averaged."""
+
+    learning_rate: float = param(
+        0.5, "step on the layers", low=0, search=Range(0.05, 2, log=True)
+    )
+    user_rate: float = param(
+        80.0, "the step on the user vector is the learning rate × this", low=0, search=Range(1, 200, log=True)
+    )
+    hidden: str = param("32,16,8", "widths of the hidden layers")
+
+    title: ClassVar[str] = "neural collaborative filtering: private user vectors, shared layers and item table"
+    paper: ClassVar[str] = "Perifanis and Efraimidis, Federated Neural Collaborative Filtering, KBS 2022"
+
+    @property
+    def function(self) -> ScoreFunction:
+        return ScoreFunction(self.factors, read_widths("hidden", self.hidden), beside=self.factors)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read_widths("hidden", self.hidden)
+
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
+        return {**super().init_shared(catalogue, rng), "layers": self.function.start(rng)}
+
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
+        own = {"layers": shared["layers"]} if self.dual else {}
+        return {"user": rng.normal(self.factors), **own, **self.untuned(shared, rng)}
+
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        base = rows = shared["item"][batch["index"]]
+        start = layers = self._layers(shared, local)
+        user = local["user"]
+        total = torch.zeros_like(user[0])
+
+        def at(layers: Tensor, user: Tensor, rows: Tensor) -> Tensor:
+            return self.function.logit(layers, rows, user)
+
+        for _ in range(self.epochs):
+            for slot, *truth in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
+                sample = ops.take_rows(rows, slot)
+                of_layers, of_user, of_rows, loss = slopes(at, layers, user, sample, *truth)
+                layers = layers - self.learning_rate * of_layers
+                user = user - self.learning_rate * self.user_rate * of_user
+                if self.dual:
+                    _, _, of_rows, _ = slopes(at, layers, user, sample, *truth)
+                rows = ops.add_rows(rows, slot, of_rows, scale=-self.row_rate(shared))
+                total = total + loss
+        change = Rows(batch["index"], rows - base, len(shared["item"]))
+        mean_loss = total / (self.epochs * batch["valid"].sum()).clamp(min=1)
+        return self._sent(change, layers, start), {**self._kept(change, layers, user), "loss": mean_loss}
+
+    def _layers(self, shared: Tree, local: Tree) -> Tensor:
+        layers: Tensor = local["layers"] if self.dual else shared["layers"]
+        return layers
+
+    def _sent(self, change: Rows, layers: Tensor, start: Tensor) -> Update:
+        return {"item": change} if self.dual else {"item": change, "layers": layers - start}
+
+    def _kept(self, change: Rows, layers: Tensor, user: Tensor) -> Tree:
+        return {"user": user, **({"layers": layers} if self.dual else {}), **self.tuned(change)}
+
+    def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:
+        return self.function.logit(self._layers(shared, local), rows, local["user"])
+
+    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+        if shared["item"].device.type != "cpu":
+            return super().cohort(shared, locals_, batches)
+        user = locals_["user"].clone()
+        start = locals_["layers"] if self.dual else shared["layers"]
+        layers = start.expand(len(user), -1).clone()
+        rates = (self.learning_rate, self.row_rate(shared), self.learning_rate * self.user_rate)
+        steps = (self.batch_size, self.epochs, self.dual)
+        change, loss = network_kernels.train(self.function, shared["item"], layers, user, batches, rates, *steps)
+        return self._sent(change, layers, start), {**self._kept(change, layers, user), "loss": loss}

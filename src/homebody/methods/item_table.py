@@ -1,0 +1,97 @@
+"""What FedMF, FedNCF, FedRecon and PFedRec have in common: one shared item table, and a score function.
+
+Each device draws negatives for its positives, takes steps of SGD on the logistic loss, and sends the change of the
+rows it touched. The mean runs over whole tables, rows that a client never touched included, so the step on rows is
+large: rate × number of items × `item_rate`.
+
+**Dual personalisation** (Zhang et al., IJCAI 2023), `dual`: the score function stays on the device, all of it; a step
+on the score function comes first, and the rows step against the stepped one (post-tuning); and the device ranks with
+its own tuned rows, as they were before the mean was taken, on top of the table they were tuned from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from homebody import ops
+from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, param
+from homebody.errors import HomebodyError
+from homebody.params import Range
+from homebody.privacy import Channel
+from homebody.rng import Rng
+
+__all__ = ["ItemTable"]
+
+
+@dataclass(frozen=True)
+class ItemTable(Method):
+    """A shared item table; a method adds its score function, and what a round does with both."""
+
+    uplink: Channel = Channel()
+    factors: int = param(32, "size of an item's vector", low=1, search=(16, 32, 64))
+    learning_rate: float = param(0.1, "step on the score function", low=0, search=Range(0.01, 1, log=True))
+    item_rate: float = param(
+        80.0, "the step on item rows is the learning rate × number of items × this", low=0, search=Range(8, 800, log=True)
+    )
+    negatives: int = param(4, "negatives drawn for each positive, anew each round", low=1, search=Range(1, 8))
+    batch_size: int = param(256, "samples in a step", low=1)
+    epochs: int = param(1, "passes over the round's samples", low=1, search=Range(1, 4))
+    dual: bool = param(False, "dual personalisation: private score function, item rows tuned per user")
+
+    @property
+    def scores_from(self) -> Literal["latest", "base", "adapted"]:
+        return "base" if self.dual else "latest"
+
+    @property
+    def passes(self) -> int:
+        """Passes over a client's samples in a round."""
+        return self.epochs
+
+    def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:
+        """What the client's score function makes of these rows; where it is linear, `linear_score` is faster."""
+        raise HomebodyError(f"{type(self).__name__} must define logit(), or score().")
+
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
+        return {"item": rng.normal(catalogue.n_items, self.factors)}
+
+    def untuned(self, shared: Tree, rng: Rng) -> Tree:
+        """The part of a fresh client's state that tuned rows will take."""
+        if not self.dual:
+            return {}
+        return {"item": Rows(rng.integers(1, 0), shared["item"][:0], len(shared["item"]))}
+
+    def tuned(self, change: Rows) -> Tree:
+        """What a client keeps of the rows it tuned."""
+        return {"item": change} if self.dual else {}
+
+    def prepare(self, data: Data, rng: Rng) -> Batch:
+        items, label, valid = ops.labelled(rng, data, self.negatives)
+        index, slot = ops.touched(items, valid, data.catalogue.n_items)
+        return {"index": index, "slot": slot, "label": label, "valid": valid}
+
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        mean = total.mean
+        return {name: value + mean[name] if name in mean else value for name, value in shared.items()}, state
+
+    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
+        common = self.logit(shared, local, shared["item"][items])
+        if not self.dual:
+            return common
+        tuned = local["item"]
+        own = self.logit(shared, local, shared["item"][tuned.index.clamp(min=0)] + tuned.value)
+        return ops.overlay(common, items, tuned.index, own, tuned.size)
+
+    def linear_score(self, shared: Tree, local: Tree, weight: Tensor, items: Tensor) -> Tensor:
+        """The same where the logit is a product: what a row's change adds can be added apart."""
+        common = shared["item"][items] @ weight
+        if not self.dual:
+            return common
+        tuned = local["item"]
+        return common + ops.overlay(torch.zeros_like(common), items, tuned.index, tuned.value @ weight, tuned.size)
+
+    def row_rate(self, shared: Tree) -> float:
+        return self.learning_rate * len(shared["item"]) * self.item_rate

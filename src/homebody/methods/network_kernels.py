@@ -1,0 +1,221 @@
+"""A compiled round of score functions with hidden layers: one client a thread, the numbers of the vmapped `client`.
+
+Samples are the innermost dimension everywhere, so that every loop that matters runs over up to a batch of them.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+import torch
+from torch import Tensor
+
+from homebody.core import Batch, Rows
+from homebody.methods.factor_kernels import errors, fetch, room
+from homebody.models.score import ScoreFunction
+
+__all__ = ["train"]
+
+
+def train(
+    function: ScoreFunction,
+    table: Tensor,
+    theta: Tensor,
+    person: Tensor | None,
+    batches: Batch,
+    rates: tuple[float, float, float],
+    batch_size: int,
+    epochs: int,
+    dual: bool,
+) -> tuple[Rows, Tensor]:
+    """One round for a cohort: `theta` and `person` change in place; gives the rows' change, and the loss.
+
+    The rates are those of theta, of rows and of the person's vector. With `dual` the rows step after the score function, and against it as it then is; otherwise both at once.
+    """
+    index, change, loss = room(table, batches)
+    _train(
+        np.array(function.widths),
+        table.numpy(),
+        theta.numpy(),
+        (torch.empty(len(index), 0) if person is None else person).numpy(),
+        index.numpy(),
+        batches["slot"].numpy(),
+        batches["label"].numpy(),
+        batches["valid"].sum(1).numpy(),
+        torch.tensor(rates, dtype=torch.float32).numpy(),
+        batch_size,
+        epochs,
+        dual,
+        change.numpy(),
+        loss.numpy(),
+    )
+    return Rows(index, change, len(table)), loss
+
+
+@nb.njit(fastmath=True, error_model="numpy")
+def _mix(weight, x, n, out):
+    """out[j] += Σ_k weight[k, j] x[k], for n samples."""
+    high, wide = weight.shape
+    for j in range(wide):
+        z = out[j]
+        k = 0
+        while k + 4 <= high:
+            a, b, c, d = weight[k, j], weight[k + 1, j], weight[k + 2, j], weight[k + 3, j]
+            p, q, r, s = x[k], x[k + 1], x[k + 2], x[k + 3]
+            for i in range(n):
+                z[i] += a * p[i] + b * q[i] + c * r[i] + d * s[i]
+            k += 4
+        while k < high:
+            a, p = weight[k, j], x[k]
+            for i in range(n):
+                z[i] += a * p[i]
+            k += 1
+
+
+@nb.njit(fastmath=True, error_model="numpy")
+def _outer(x, d, n, out):
+    """out[k, j] = Σ_i x[k, i] d[j, i], over n samples."""
+    high, wide = out.shape
+    for k in range(high):
+        p = x[k]
+        j = 0
+        while j + 4 <= wide:
+            a = b = c = e = np.float32(0.0)
+            q, r, s, t = d[j], d[j + 1], d[j + 2], d[j + 3]
+            for i in range(n):
+                v = p[i]
+                a += v * q[i]
+                b += v * r[i]
+                c += v * s[i]
+                e += v * t[i]
+            out[k, j], out[k, j + 1], out[k, j + 2], out[k, j + 3] = a, b, c, e
+            j += 4
+        while j < wide:
+            a, q = np.float32(0.0), d[j]
+            for i in range(n):
+                a += p[i] * q[i]
+            out[k, j] = a
+            j += 1
+
+
+@nb.njit(fastmath=True, error_model="numpy")
+def _forward(widths, theta, person, x, n, acts):
+    """What each layer makes of n samples `x`, into `acts`: hidden layers after their ReLU, then the logits."""
+    beside = len(person)
+    at = 0
+    below = x
+    for layer in range(len(widths) - 1):
+        low, high = widths[layer], widths[layer + 1]
+        weight = theta[at : at + low * high].reshape(low, high)
+        offset = theta[at + low * high : at + (low + 1) * high]
+        out = acts[layer]
+        for j in range(high):
+            start = offset[j]
+            if layer == 0:
+                for k in range(beside):
+                    start += person[k] * weight[k, j]
+            out[j, :n] = start
+        _mix(weight[beside:] if layer == 0 else weight, below, n, out)
+        if layer < len(widths) - 2:
+            for j in range(high):
+                z = out[j]
+                for i in range(n):
+                    z[i] = max(z[i], np.float32(0.0))
+        at += (low + 1) * high
+        below = out
+
+
+@nb.njit(fastmath=True, error_model="numpy")
+def _backward(widths, theta, person, x, n, acts, error, slopes, of_theta, of_person, of_x, want_theta, want_x):
+    """From the errors at the logits down: the slope in all weights, in the person's vector, and in the samples."""
+    beside = len(person)
+    at = len(theta)
+    slope = slopes[0]
+    slope[0, :n] = error[:n]
+    for layer in range(len(widths) - 2, -1, -1):
+        low, high = widths[layer], widths[layer + 1]
+        at -= (low + 1) * high
+        weight = theta[at : at + low * high].reshape(low, high)
+        first = layer == 0
+        below = x if first else acts[layer - 1]
+        if want_theta:
+            of_weight = of_theta[at : at + low * high].reshape(low, high)
+            of_offset = of_theta[at + low * high : at + (low + 1) * high]
+            _outer(below, slope, n, of_weight[beside:] if first else of_weight)
+            for j in range(high):
+                total, d = np.float32(0.0), slope[j]
+                for i in range(n):
+                    total += d[i]
+                of_offset[j] = total
+            if first:
+                for k in range(beside):
+                    total = np.float32(0.0)
+                    for j in range(high):
+                        total += weight[k, j] * of_offset[j]
+                        of_weight[k, j] = person[k] * of_offset[j]
+                    of_person[k] = total
+        if first and not want_x:
+            return
+        out = of_x if first else slopes[layer]
+        rows = weight[beside:] if first else weight
+        out[: rows.shape[0], :n] = np.float32(0.0)
+        _mix(rows.T, slope, n, out)
+        if not first:
+            for k in range(low):
+                d, act = out[k], below[k]
+                for i in range(n):
+                    d[i] = d[i] if act[i] > np.float32(0.0) else np.float32(0.0)
+        slope = out
+
+
+@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True)
+def _train(
+    widths, table, thetas, persons, index, slot, label, count, rates, batch_size, epochs, dual, change, loss
+):
+    """Mini-batch SGD on each client's weights and vector, changed in place, and on the rows it touched."""
+    rate, row_rate, person_rate = rates[0], rates[1], rates[2]
+    width = table.shape[1]
+    layers, widest = len(widths) - 1, max(widths)
+    for client in nb.prange(index.shape[0]):
+        rows, touched = change[client], index[client]
+        n_rows = fetch(table, touched, rows)
+        theta, person = thetas[client], persons[client]
+        of_theta, of_person = np.empty_like(theta), np.empty_like(person)
+        x, of_x = np.empty((width, batch_size), np.float32), np.empty((width, batch_size), np.float32)
+        acts = np.empty((layers, widest, batch_size), np.float32)
+        slopes = np.empty((layers, widest, batch_size), np.float32)
+        error = np.empty(batch_size, np.float32)
+        slots, labels, n = slot[client], label[client], count[client]
+        total = 0.0
+        for _ in range(epochs):
+            for start in range(0, n, batch_size):
+                stop = min(n, start + batch_size)
+                m = stop - start
+                scale = np.float32(1.0 / m)
+                for i in range(m):
+                    row = rows[slots[start + i]]
+                    for k in range(width):
+                        x[k, i] = row[k]
+                _forward(widths, theta, person, x, m, acts)
+                total += errors(acts[layers - 1, 0], labels[start:stop], scale, error)
+                _backward(
+                    widths, theta, person, x, m, acts, error, slopes, of_theta, of_person, of_x, True, not dual
+                )
+                for k in range(len(theta)):
+                    theta[k] -= rate * of_theta[k]
+                for k in range(len(person)):
+                    person[k] -= person_rate * of_person[k]
+                if dual:
+                    _forward(widths, theta, person, x, m, acts)
+                    errors(acts[layers - 1, 0], labels[start:stop], scale, error)
+                    _backward(
+                        widths, theta, person, x, m, acts, error, slopes, of_theta, of_person, of_x, False, True
+                    )
+                for i in range(m):
+                    row = rows[slots[start + i]]
+                    for k in range(width):
+                        row[k] -= row_rate * of_x[k, i]
+        loss[client] = total / max(1, n * epochs)
+        for i in range(n_rows):
+            for k in range(width):
+                rows[i, k] -= table[touched[i], k]

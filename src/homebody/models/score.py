@@ -1,0 +1,82 @@
+"""A score function: what a small network makes of an item's row, alone or beside a person's vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from math import prod
+
+import torch
+from torch import Tensor
+
+from homebody.errors import HomebodyError
+from homebody.rng import Rng
+
+__all__ = ["ScoreFunction", "read_widths"]
+
+
+@dataclass(frozen=True)
+class ScoreFunction:
+    """Layers with ReLU between them and one number at the end; its weights are one flat vector.
+
+    `beside` numbers of the input are the person's own, the same for every item. Without hidden layers and without
+    them it is a linear function with an offset.
+
+    >>> one = ScoreFunction(factors=2)
+    >>> one.logit(torch.tensor([0.5, -1.0, 3.0]), torch.tensor([[2.0, 1.0], [0.0, 0.0]])).tolist()
+    [3.0, 3.0]
+    >>> ScoreFunction(factors=32, hidden=(32, 16, 8), beside=32).size
+    2753
+    """
+
+    factors: int
+    hidden: tuple[int, ...] = ()
+    beside: int = 0
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return (self.beside + self.factors, *self.hidden, 1)
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Weights and offset of each layer."""
+        return [shape for low, high in pairwise(self.widths) for shape in ((low, high), (high,))]
+
+    @cached_property
+    def size(self) -> int:
+        """How many weights there are."""
+        return sum(prod(shape) for shape in self.shapes)
+
+    def start(self, rng: Rng) -> Tensor:
+        """Uniform within one over the root of a layer's inputs, offsets too."""
+        bounds = [low**-0.5 for low, high in pairwise(self.widths) for _ in range((low + 1) * high)]
+        return (2.0 * rng.uniform(self.size) - 1.0) * torch.tensor(bounds, device=rng.key.device)
+
+    def logit(self, weights: Tensor, rows: Tensor, person: Tensor | None = None) -> Tensor:
+        """One number for each of the rows (N, factors)."""
+        first, offset, *others = self.parts(weights)
+        if person is not None:
+            offset = offset + person @ first[: self.beside]
+        x = rows @ first[self.beside :] + offset
+        for weight, offset in zip(others[::2], others[1::2], strict=True):
+            x = x.relu() @ weight + offset
+        return x.squeeze(-1)
+
+    def parts(self, weights: Tensor) -> list[Tensor]:
+        """The flat vector as each layer's weights and offset."""
+        ends = list(accumulate(prod(shape) for shape in self.shapes))[:-1]
+        return [part.view(shape) for part, shape in zip(weights.tensor_split(ends), self.shapes, strict=True)]
+
+
+def read_widths(name: str, text: str) -> tuple[int, ...]:
+    """Widths of hidden layers as people write them; an empty text is none.
+
+    >>> read_widths("hidden", "32,16,8"), read_widths("hidden", "")
+    ((32, 16, 8), ())
+    """
+    widths: Sequence[str] = [width.strip() for width in text.split(",")] if text.strip() else []
+    if not all(width.isdecimal() and int(width) for width in widths):
+        raise HomebodyError(f"{name} must be widths of hidden layers, such as 32,16,8, or empty; not {text!r}.")
+    return tuple(int(width) for width in widths)
