@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.evaluation import measure
 from homebody.fit import Fitted, fit
+from homebody.methods import find
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -31,7 +33,7 @@ class Wish(Method):
     uplink: Channel = Channel()
 
     @property
-    def scores_from(self) -> str:  # type: ignore[override]
+    def scores_from(self) -> Literal["base"]:
         return "base"
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
@@ -149,6 +151,34 @@ def expected(fitted: Fitted, table_of: Callable[[int], Tensor]) -> dict[str, flo
     runtime = fitted.runtime
     assert isinstance(runtime, Simulator)
     return measure(runtime.split, score).metrics
+
+
+@pytest.mark.parametrize("name", ["fedmf", "fedncf", "fedrecon"])
+def test_every_dual_method_lends(name: str, split: Split) -> None:
+    """Also one whose clients adapt before they rank: what they lend is what they rank with."""
+    method = find(name)(factors=4, item_rate=1.0, dual=True)  # type: ignore[call-arg]
+    assert isinstance(method, Method)
+    runtime = Simulator(split)
+    shared = fit(method, runtime, rounds=2, evaluate_every=0).shared
+    own = runtime.evaluate(method, shared).metrics
+    assert Borrowing(runtime, np.arange(40)).evaluate(method, shared).metrics == own
+    lender = np.roll(np.arange(40), 7)
+    assert Borrowing(runtime, lender).evaluate(method, shared).metrics != own
+    tables = torch.zeros(40, 60, 4)
+    for held in item_tables(runtime, method, shared, lender):
+        tables[torch.from_numpy(held.place)] = held.dense()
+    items = torch.arange(60)
+    for user in range(0, 40, 6):
+        one = np.array([user])
+        data = runtime._data(one)
+        ((_, tree, local),) = runtime._holdings(method, shared, one, data)
+        kept = {key: value[0] for key, value in local.items() if key != "item"}
+        nothing = Rows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 4), 60)
+        mine = runtime._client_data(*(part[0] for part in data))
+        for runs, table in ((Borrowing(runtime, lender), tables[user]), (Borrowing(runtime, None), shared["item"])):
+            wanted = method.score({**tree, "item": table}, {**kept, "item": nothing}, mine, items)
+            found = runs._scores(method, shared, one, data, items)[0]
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_against_whole_tables(fitted: Fitted) -> None:

@@ -26,9 +26,9 @@ SWAPS = (
 )
 EMBEDDING = (
     "Each plot is t-SNE of the items as one person, drawn at random, has them. A tuned table is the shared table that "
-    "it was tuned from, with the changes of the rows that the person's device touched in its last round; the other "
-    "methods have one table for everyone. The separation is an AUC in the table itself, not in the plot: how often an "
-    "item lies nearer to the person's (other) training items than one that the person never met; 0.5 is chance."
+    "it was tuned from, with the changes of the rows that the person's device touched when it last tuned them; the "
+    "other methods have one table for everyone. The separation is an AUC in the table itself, not in the plot: how "
+    "often an item lies nearer to the person's (other) training items than one that the person never met; 0.5 is chance."
 )
 GROUPS = ("others, not touched", "others, drawn as negatives", "training items", "validation item", "test item")
 """In the order of a panel's marks."""

@@ -41,8 +41,8 @@ def item_tables(
 ) -> Iterator[Held]:
     """The table that each of these clients ranks with, as it has it, at most so many clients at a time."""
     order = np.argsort(users, kind="stable")
-    for some, _ in runtime._store.groups(users, SAMPLES_AT_ONCE, most):
-        for chosen, tree, local in Simulator._holdings(runtime, method, shared, some):
+    for some, width in runtime._store.groups(users, SAMPLES_AT_ONCE, most):
+        for chosen, tree, local in Simulator._holdings(runtime, method, shared, some, runtime._data(some, width)):
             place = order[np.searchsorted(users, some[_positions(chosen, len(some))], sorter=order)]
             change = local.get(ITEM)
             yield Held(place, tree[ITEM], change if isinstance(change, Rows) else None)
@@ -58,8 +58,10 @@ class Borrowing(Simulator):
         vars(self).update(vars(runtime))  # the same clients; nothing of them is written to
         self._lender = lender
 
-    def _holdings(self, method: Method, shared: Tree, users: Users) -> Iterator[tuple[slice | Tensor, Tree, Tree]]:
-        for chosen, tree, local in super()._holdings(method, shared, users):
+    def _holdings(
+        self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...]
+    ) -> Iterator[tuple[slice | Tensor, Tree, Tree]]:
+        for chosen, tree, local in super()._holdings(method, shared, users, data):
             if self._lender is None:
                 yield chosen, {**tree, ITEM: shared[ITEM]}, {**local, ITEM: _nothing(local[ITEM])}
                 continue
