@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from homebody.core import Batch, Catalogue, Data, Evaluated, Method, Rows, Tree, Update
-from homebody.data import Population
+from homebody.data import Population, load
 from homebody.data.partitions import leave_one_out
 from homebody.errors import HomebodyError
-from homebody.fit import Fitted
+from homebody.fit import Fitted, fit
+from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel, Ledger
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.runtime import Simulator
+from homebody.runtime.lending import item_tables
 from homebody.studies import cells, probes, reproduce, run_cells
 from homebody.studies.papers import read_paper
 from homebody.studies.reproduce import plan
@@ -157,6 +159,29 @@ def test_separation_by_hand() -> None:
     assert (training.tolist(), test.tolist()) == ([0.5], [0.5])
 
 
+def test_separations_of_many_against_a_plain_loop() -> None:
+    split = leave_one_out(load(DATA))
+    runtime = Simulator(split)
+    fitted = fit(PFedRec(factors=4, item_rate=1.0), runtime, rounds=2, cohort=15, evaluate_every=0)
+    people = np.array([31, 4, 17, 8, 39, 0])
+    assert len(set(split.lengths[people])) > 3
+    training, test = probes.separations(runtime, fitted, people)
+    for place, user in enumerate(people.tolist()):
+        (own,) = item_tables(runtime, fitted.method, fitted.shared, np.array([user]))
+        table = own.dense()[0].double()
+        known, (asked,) = split.training(user).tolist(), split.part(user, "test").tolist()
+        strangers = sorted(set(range(60)) - set(split.population.history(user).tolist()))
+
+        def far(item: int, known: list[int] = known, table: Tensor = table) -> float:
+            return min(float((table[item] - table[other]).norm()) for other in known if other != item)
+
+        def auc(item: int, strangers: list[int] = strangers, far: Callable[[int], float] = far) -> float:
+            return sum(far(other) > far(item) for other in strangers) / len(strangers)
+
+        assert float(training[place]) == pytest.approx(np.mean([auc(item) for item in known]))
+        assert float(test[place]) == pytest.approx(auc(asked))
+
+
 def test_ties_count_half() -> None:
     near = torch.tensor([[3.0, 1.0, 1.0, 0.0]])
     rest = torch.tensor([[False, False, True, True]])
@@ -231,6 +256,17 @@ def test_a_model_that_is_there_is_looked_into(tmp_path: Path, counted: list[str]
     assert len(counted) == 1
 
 
+def test_other_processes_look_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (result,) = run_cells([PFEDREC], tmp_path)
+
+    def forbidden(*_: Any) -> Any:
+        raise AssertionError("it was looked for in this process")
+
+    monkeypatch.setattr(probes, "take", forbidden)
+    run_cells([PFEDREC], tmp_path, probes=[["tables"]], jobs=2)
+    assert read(Path(result["run"]), "tables")["metrics"]["own"] == result["metrics"]
+
+
 def test_the_same_people_and_items_in_every_panel(tmp_path: Path) -> None:
     fedmf = Recipe("fedmf", DATA, fields={"factors": 4, "item_rate": 1.0}, rounds=1, protocol="published")
     results = run_cells([PFEDREC, fedmf], tmp_path, probes=[["embedding"]] * 2)
@@ -278,18 +314,18 @@ def test_without_scikit_learn_only_the_plot_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_paper: Callable[..., Path], counted: list[str]
 ) -> None:
     found = probes.importlib.util.find_spec
-    monkeypatch.setattr(probes.importlib.util, "find_spec", lambda name: None if name == "sklearn" else found(name))
     paper = read_paper(write_paper(tmp_path, PAPER))
-    assert {name for names in plan(paper, table="1").probes for name in names} == {"tables"}
     out = tmp_path / "runs"
-    result = reproduce.reproduce(plan(paper, seeds=1), out)
+    with monkeypatch.context() as without:
+        without.setattr(probes.importlib.util, "find_spec", lambda name: None if name == "sklearn" else found(name))
+        assert {name for names in plan(paper, table="1").probes for name in names} == {"tables"}
+        result = reproduce.reproduce(plan(paper, seeds=1), out)
     _, figure, swaps = result["studies"]
     for row in figure["data"][DATA]["rows"]:
         assert row["errors"] == ["The plot of an embedding needs scikit-learn: install homebody[report]."]
     assert swaps["data"][DATA]["rows"][0]["points"][0]["obtained"]["strict"]["n"] == 1
     assert "needs scikit-learn" in (out / "reproduce" / "tiny" / "RESULTS.md").read_text(encoding="utf-8")
     # The models wait until it is there.
-    monkeypatch.undo()
     begun = len(counted)
     result = reproduce.reproduce(plan(paper, seeds=1), out)
     assert len(counted) == begun
