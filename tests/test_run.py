@@ -226,6 +226,7 @@ def test_what_a_record_holds(tmp_path: Path) -> None:
     assert {line["clients"] for line in lines} == {12}
     assert result["bytes_up"] == round(sum(line["bytes_up"] for line in lines) / 60)
     assert result["bytes_down"] == 40 * 4 * 4
+    assert (result["passes"], result["parameters"]) == (1, {"shared": 160, "local": 4, "model": 164})
     assert result["epsilon"] == {"server": "inf", "clients": "inf", "public": "inf"}
     best = max(lines, key=lambda line: line["metrics"]["valid/ndcg@10"])
     assert result["chosen_round"] == best["round"]
@@ -233,6 +234,15 @@ def test_what_a_record_holds(tmp_path: Path) -> None:
     assert result["validation"]["ndcg@10"] == best["metrics"]["valid/ndcg@10"]
     assert len(folder.ranks()) == 30
     assert told(path)["ledger"][-1].release == "train/5"
+
+
+def test_what_a_device_has_its_own_copy_of_counts_once(tmp_path: Path) -> None:
+    """PFedRec: a table of 40 × 4, and a score function of 5 that is shared once and then kept."""
+    recipe = Recipe("pfedrec", DATA, fields={"factors": 4, "epochs": 3}, rounds=1)
+    result = execute(recipe, tmp_path)
+    assert result["parameters"] == {"shared": 165, "local": 5, "model": 165}
+    assert result["passes"] == 3
+    assert execute(Recipe("popularity", DATA, rounds=1), tmp_path)["parameters"] is None
 
 
 def test_the_environment_names_neither_people_nor_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from homebody.core import Cohort, Evaluated, Method
+from homebody.core import Cohort, Evaluated, Method, Rows
 from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
@@ -262,10 +262,11 @@ def _run(
     try:
         if isinstance(method, Reference):
             evaluated, chosen = _reference(recipe, method, split, folder, ledger, watcher)
-            stopped = None
+            stopped, parameters = None, None
         else:
             fitted = _federated(recipe, method, split, folder, ledger, watcher)
             evaluated, chosen, stopped = fitted.evaluated, fitted.chosen, fitted.stopped
+            parameters = _parameters(fitted, recipe.seed)
             if stopped:
                 watcher.say(stopped)
         folder.add_ranks(evaluated)
@@ -280,6 +281,8 @@ def _run(
             "seed": recipe.seed,
             "rounds": len(lines),
             "chosen_round": chosen,
+            "passes": getattr(method, "passes", getattr(method, "epochs", 1)),
+            "parameters": parameters,
             "metrics": {n: v for n, v in evaluated.metrics.items() if not n.startswith("valid/")},
             "validation": {n.removeprefix("valid/"): v for n, v in evaluated.metrics.items() if n.startswith("valid/")},
             "epsilon": ledger.epsilons(recipe.stated_at),
@@ -301,6 +304,19 @@ def _run(
         return folder.read_json("result.json")
     finally:
         ledger.close()
+
+
+def _parameters(fitted: Fitted, seed: int) -> dict[str, int]:
+    """How many numbers are shared, how many a device that joins holds, and how many one device's model has of both.
+
+    A device's own copy of a shared tensor counts once in the model, and rows of a table are part of the table.
+    """
+    shared = {name: value.cpu() for name, value in fitted.shared.items()}
+    local = fitted.method.init_local(shared, Rng.of(seed, "parameters"))
+    sizes = {name: value.numel() for name, value in local.items() if not isinstance(value, Rows)}
+    known = {name: value.numel() for name, value in shared.items()}
+    whole = {**known, **sizes}
+    return {"shared": sum(known.values()), "local": sum(sizes.values()), "model": sum(whole.values())}
 
 
 def simulator(recipe: Recipe, split: Split) -> Simulator:

@@ -90,6 +90,24 @@ def test_a_paper_as_json(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert not (here / "experiments/tiny/RESULTS.md").exists()
 
 
+def test_figures_and_one_protocol_on_the_terminal(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = here / "experiments/tiny/recipe.toml"
+    sweep = 'kind = "sweep"\ntitle = "Sizes"\nvary = "fields.factors"\nvalues = [2, 4]\nmetrics = ["hr@10"]\n'
+    row = f'data = ["{DATA}"]\nseeds = 1\nrounds = 2\n[[figure.row]]\nname = "FedMF"\nmethod = "fedmf"\n'
+    curve = '[[figure]]\nid = "3"\nkind = "convergence"\ntitle = "Rounds"\ntable = "1"\nrows = ["iALS"]\nseeds = 1\n'
+    recipe.write_text(f'{RECIPE}[[figure]]\nid = "2"\n{sweep}{row}{curve}', encoding="utf-8")
+    words = ("reproduce", "tiny", "--figure", "2", "--protocol", "strict")
+    output, _ = typed(monkeypatch, capsys, *words)
+    assert all(len(line) <= 80 for line in output.splitlines())
+    assert len(re.findall(r"obtained, strict +\d", output)) == 2
+    assert "obtained, published" not in output
+    output, _ = typed(monkeypatch, capsys, "reproduce", "tiny", "--figure", "3")
+    assert re.search(r"iALS +published +HR@10 +\d+\.\d\d +\d+\.\d\d \([12]\)", output)
+    assert {path.name.split("-")[0] for path in (here / "runs/cells").glob("*/")} == {"fedmf", "ials"}
+
+
 def test_a_failed_run_does_not_end_as_if_all_were_well(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +133,7 @@ def test_without_plotly_a_sentence_says_so(
     [
         (("reproduce", "tinny"), "There is no paper 'tinny'; did you mean 'tiny'?"),
         (("reproduce", "tiny", "--table", "2"), "There is no table '2'"),
+        (("reproduce", "tiny", "--protocol", "loose"), "There is no protocol of this part of the paper 'loose'"),
         (("reproduce", "tiny", "--jobs", "0"), "Jobs must be at least 1, not 0."),
         (("leaderboard", "--data", DATA, "--seeds", "0"), "Seeds must be at least 1, not 0."),
         (("leaderboard", "--data", DATA, "--methods", "fedmf,nobody"), "There is no method 'nobody'"),

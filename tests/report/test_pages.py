@@ -16,8 +16,10 @@ import pytest
 from homebody.errors import HomebodyError
 from homebody.report import pages
 from homebody.report.charts import convergence_charts, privacy_chart, sweep_charts
-from homebody.report.markdown import leaderboard_markdown, reproduction_markdown
-from homebody.report.pages import leaderboard_page, reproduction_page
+from homebody.report.markdown import leaderboard_markdown
+from homebody.report.pages import leaderboard_page
+from homebody.report.reproduction import reproduction_markdown
+from homebody.report.reproduction_page import reproduction_page
 
 EVIL = '<script>alert("x")</script>|*a*'
 MADE = {
@@ -41,8 +43,12 @@ def found(*values: float, errors: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def row(name: str, **changes: Any) -> dict[str, Any]:
-    plain = {"name": name, "note": "", "missing": "", "published": {}, "obtained": {}, "difference": {}, "short": []}
+    plain = {"name": name, "note": "", "missing": "", **figures()}
     return {**plain, **changes}
+
+
+def figures(**changes: Any) -> dict[str, Any]:
+    return {"published": {}, "published_sd": {}, "obtained": {}, "difference": {}, "short": [], **changes}
 
 
 def study(kind: str, rows: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
@@ -50,24 +56,29 @@ def study(kind: str, rows: list[dict[str, Any]], **changes: Any) -> dict[str, An
         "made": MADE,
         "seeds": 2,
         "rounds": None,
+        "protocols": ["published", "strict"],
         "planned": 4,
         "finished": 4,
         "meanings": {"published": "as in the papers", "strict": "as it should be"},
         "notes": ["2 users were left out"],
         "rows": rows,
     }
-    label = {"table": "Table 1", "convergence": "Figure 2", "sweep": "Figure 3"}[kind]
+    label = {"table": "Table 1", "pairs": "Table 4", "convergence": "Figure 2", "sweep": "Figure 3"}[kind]
     whole = {
         "id": label[-1],
         "label": label,
+        "form": label.split()[0].lower(),
         "kind": kind,
         "title": f"Title & {EVIL}",
         "note": "",
         "metrics": ["hr@10"],
+        "also": [],
         "scale": 100,
         "protocols": ["published", "strict"],
         "against": "published",
         "vary": "fields.factors" if kind == "sweep" else "",
+        "axis": "factors" if kind == "sweep" else "",
+        "labels": ["2", "4"] if kind == "sweep" else [],
         "data": {"toy": part},
     }
     return {**whole, **changes}
@@ -97,9 +108,10 @@ def reproduction() -> dict[str, Any]:
         {"name": EVIL, "note": "", "missing": "", **curves},
         {"name": "Other", "note": "", "missing": "not here", "curves": {}, "errors": []},
     ]
+    ours = [{"published": found(0.2, 0.4), "strict": found()}, {"published": found(0.5, 0.5), "strict": found()}]
     points = [
-        {"value": 2, "published": {"hr@10": 0.3}, "obtained": {"published": found(0.2, 0.4), "strict": found()}},
-        {"value": 4, "published": {}, "obtained": {"published": found(0.5, 0.5), "strict": found()}},
+        {"value": 2, "label": "2", **figures(published={"hr@10": 0.3}, obtained=ours[0])},
+        {"value": 4, "label": "4", **figures(obtained=ours[1])},
     ]
     sweep = [{"name": "Swept", "note": "", "missing": "", "points": points}]
     studies = [study("table", table), study("convergence", lines), study("sweep", sweep)]
@@ -195,10 +207,13 @@ class TestMarkdown:
 
     def test_curves_and_sweeps_as_tables(self) -> None:
         text = reproduction_markdown(reproduction())
-        assert "| published | 2 | 10.00 | 10.00 | 30.00 | 30.00 | 30.00 (2) |" in text
-        assert "| Other | toy | strict | not run |" in text
-        assert "| Swept | toy | 2 | 30.00 | 30.00 ± 14.14 (2) | not finished |" in text
-        assert "| Swept | toy | 4 | – | 50.00 ± 0.00 (2) | not finished |" in text
+        assert "| method | protocol | metric | round 1 | round 2 | best (round) |" in text
+        assert "| published | HR@10 | 10.00 | 30.00 | 30.00 (2) |" in text
+        assert "| Other |  | not run | – | – | – |" in text
+        assert "| Swept | 2 | published | 30.00 |" in text
+        assert "| Swept | 2 | obtained, published protocol | 30.00 ± 14.14 |" in text
+        assert "| Swept | 4 | obtained, published protocol | 50.00 ± 0.00 |" in text
+        assert "| Swept | 4 | obtained, strict | not finished |" in text
 
     def test_what_came_from_outside_stays_a_text(self) -> None:
         for text in (reproduction_markdown(reproduction()), leaderboard_markdown(board())):
@@ -272,9 +287,11 @@ class TestPage:
         for one in result["studies"]:
             one["data"] = {}
         text = reproduction_page({**result, "invocations": []})
-        assert text.count("Not run yet.") == 3
+        assert "Not run yet: Table 1, Figure 2, Figure 3." in text
         assert "plotly" not in text.lower()
-        assert reproduction_markdown({**result, "invocations": []}).count("Not run yet.") == 3
+        told = reproduction_markdown({**result, "invocations": []})
+        assert "Not run yet: Table 1, Figure 2, Figure 3." in told
+        assert "## Table" not in told
 
     def test_without_plotly(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pages, "has_plotly", lambda: False)

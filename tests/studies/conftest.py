@@ -69,11 +69,91 @@ method = "fedmf"
 published = {{ "{DATA}" = [[0.1], [0.2]] }}
 """
 
+MORE = f"""
+[[table]]
+id = "4"
+kind = "pairs"
+title = "With and without"
+table = "1"
+pairs = [["Popularity", "FedMF+<x>"]]
+
+[[table]]
+id = "5"
+title = "Costs"
+table = "1"
+metrics = ["parameters", "epochs", "seconds"]
+protocols = ["published"]
+[[table.row]]
+name = "FedMF"
+of = "FedMF+<x>"
+published = {{ "{DATA}" = [244, 7, 100] }}
+
+[[table]]
+id = "6"
+kind = "sweep"
+title = "Noise"
+table = "1"
+seeds = 1
+also = ["epsilon"]
+vary = "run.stages"
+values = [[], ["clip:norm=1,order=1", "laplace:b=0.5"]]
+labels = ["none", "some"]
+axis = "noise"
+[[table.row]]
+name = "FedMF+<x>"
+published = {{ "{DATA}" = [[3, 2], [1, nan]] }}
+published_sd = {{ "{DATA}" = [[0.5, 0.25], [nan, nan]] }}
+[[table.row]]
+name = "Own noise"
+of = "FedMF+<x>"
+values = [["clip:norm=2"], ["clip:norm=1,order=1", "laplace:b=0.25"]]
+fields = {{ factors = 2 }}
+on = {{ "{DATA}" = {{ item_rate = 3.0 }} }}
+
+[[table]]
+id = "10"
+title = "Few interactions"
+table = "1"
+run_on = {{ "{DATA}" = {{ slices = ["-12"] }} }}
+[[table.row]]
+name = "Everyone"
+of = "FedMF+<x>"
+[[table.row]]
+name = "Few"
+of = "FedMF+<x>"
+slice = {{ "{DATA}" = "-12" }}
+published = {{ "{DATA}" = [10, 5] }}
+"""
+
 
 @pytest.fixture
 def tiny() -> str:
     """The recipe as it stands; tests change it."""
     return TINY
+
+
+def _more() -> str:
+    tables, figures, rest = TINY.partition('\n[[figure]]\nid = "2"')
+    return tables + MORE + figures + rest
+
+
+@pytest.fixture
+def more() -> str:
+    """A recipe with every kind of table."""
+    return _more()
+
+
+@pytest.fixture(scope="session")
+def write_once() -> Callable[[Path], Path]:
+    """Writes that recipe, for what several tests look at."""
+
+    def write(parent: Path) -> Path:
+        folder = parent / "tiny"
+        folder.mkdir(parents=True)
+        (folder / "recipe.toml").write_text(_more(), encoding="utf-8")
+        return folder
+
+    return write
 
 
 @pytest.fixture

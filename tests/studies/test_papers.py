@@ -15,6 +15,7 @@ from homebody.errors import HomebodyError
 from homebody.methods import METHODS
 from homebody.studies import papers
 from homebody.studies.papers import find_paper, list_papers, published, read_paper
+from homebody.studies.study import deviations
 
 Write = Callable[..., Path]
 DATA = "synthetic:users=40,items=60,mean=12"
@@ -49,7 +50,10 @@ class TestReading:
 
     def test_a_sweep_varies_one_field(self, tmp_path: Path, write_paper: Write) -> None:
         sweep = read_paper(write_paper(tmp_path)).figures[1]
-        factors = [sweep.recipe(sweep.rows[0], DATA, "strict", 0, value).fields["factors"] for value in sweep.points]
+        factors = [
+            sweep.recipe(sweep.rows[0], DATA, "strict", 0, value).fields["factors"]
+            for value in sweep.points(sweep.rows[0])
+        ]
         assert factors == [2, 4]
         assert [published(sweep, sweep.rows[0], DATA, n) for n in (0, 1)] == [{"ndcg@10": 0.1}, {"ndcg@10": 0.2}]
 
@@ -118,8 +122,12 @@ BAD = {
     "a setting of the wrong kind": ("scale = 100\n", 'scale = 100\nrun = { cohort = "x" }\n', "cohort must be a whole"),
     "a repeated row": ('name = "Absent"', 'name = "Popularity"', "there are 2 rows named 'Popularity'"),
     "a repeated id": ('id = "3"', 'id = "2"', "there are 2 figures of id '2'"),
-    "a figure of no table": ('table = "1"', 'table = "7"', "figure 1: There is no table '7'"),
-    "a figure of no row": ('rows = ["FedMF+<x>"]', 'rows = ["FedMF"]', "There is no row of table 1 'FedMF'"),
+    "a figure of no table": ('table = "1"', 'table = "7"', "figure 1: There is no table before this one '7'"),
+    "a figure of no row": (
+        'rows = ["FedMF+<x>"]',
+        'rows = ["FedMF"]',
+        "There is no row of the table that this one builds on 'FedMF'",
+    ),
     "a kind of figure": ('kind = "convergence"', 'kind = "pie"', "There is no kind of figure 'pie'"),
     "a sweep of nothing": ('vary = "fields.factors"', 'vary = "factors"', "vary must be fields.NAME or run.NAME"),
     "a sweep of an unknown field": ("fields.factors", "fields.width", "There is no field of fedmf 'width'"),
@@ -187,12 +195,13 @@ def test_the_recipe_in_the_docs_can_be_read(tmp_path: Path, write_paper: Write) 
     page = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
     (recipe,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     paper = read_paper(write_paper(tmp_path, recipe))
-    assert [study.label for study in paper.studies] == ["Table 2", "Figure 3", "Figure 4"]
+    assert [study.label for study in paper.tables] == [f"Table {number}" for number in (2, 3, 4, 5, 6)]
+    assert [study.label for study in paper.figures] == ["Figure 3", "Figure 4"]
 
 
 def test_pfedrec_has_its_table() -> None:
     """Every row of the paper's Table 1, with the figures for all four data sets."""
-    (table,) = read_paper(ROOT / "experiments" / "pfedrec").tables
+    table = read_paper(ROOT / "experiments" / "pfedrec").tables[0]
     assert len(table.rows) == 8
     assert all(set(row.published) == set(table.data) for row in table.rows)
     ours = {row.name: row for row in table.rows}
@@ -203,3 +212,158 @@ def test_pfedrec_has_its_table() -> None:
     rates = [table.recipe(ours["PFedRec"], data, "strict", 0).fields["learning_rate"] for data in table.data]
     assert rates == [0.1, 0.1, 0.05, 0.01]
     assert papers.SCHEMA_VERSION == 1
+
+
+class TestPFedRec:
+    """What the paper's recipe asks for, by the paper's own figures."""
+
+    def test_every_table_and_figure_that_is_counted_here(self) -> None:
+        paper = read_paper(ROOT / "experiments" / "pfedrec")
+        assert [one.id for one in paper.tables] == ["1", "2", "5", "6", "7", "8", "10"]
+        assert {"4", "5", "6"} <= {one.id for one in paper.figures}
+        seeds = {one.label: one.seeds for one in paper.studies}
+        assert [seeds[f"Table {number}"] for number in (1, 2, 5, 8, 10, 6, 7)] == [5, 5, 5, 5, 5, 3, 3]
+
+    @pytest.mark.parametrize("number", ["2", "5", "8", "10"])
+    def test_tables_that_show_the_runs_of_table_1(self, number: str) -> None:
+        paper = read_paper(ROOT / "experiments" / "pfedrec")
+        first = {one.id: one for one in paper.tables}["1"]
+        other = {one.id: one for one in paper.tables}[number]
+        for data in other.data:
+            known = [first.recipe(row, data, "published", 0) for row in first.rows if row.method]
+            recipes = [other.recipe(row, data, "published", 0) for row in other.rows if row.method]
+            assert recipes
+            assert all(recipe in known for recipe in recipes)
+
+    def test_a_sweep_passes_through_the_run_of_table_1(self) -> None:
+        paper = read_paper(ROOT / "experiments" / "pfedrec")
+        studies = {one.label: one for one in paper.studies}
+        first = studies["Table 1"]
+        ours = next(row for row in first.rows if row.name == "PFedRec")
+        for label, point in (("Table 6", 1), ("Table 7", 0), ("Figure 5", 2)):
+            sweep = studies[label]
+            value = sweep.points(sweep.rows[0])[point]
+            expected = first.recipe(ours, "ml-1m", "strict", 2)
+            assert sweep.recipe(sweep.rows[0], "ml-1m", "strict", 2, value).to_toml() == expected.to_toml()
+
+    def test_the_papers_figures(self) -> None:
+        tables = {one.id: one for one in read_paper(ROOT / "experiments" / "pfedrec").tables}
+        six, seven, eight = (tables[number] for number in ("6", "7", "8"))
+        assert published(six, six.rows[0], "ml-100k", 3) == pytest.approx({"hr@10": 0.7175, "ndcg@10": 0.4542})
+        assert deviations(six, six.rows[0], "ml-100k", 3) == pytest.approx({"hr@10": 0.008, "ndcg@10": 0.0088})
+        assert published(seven, seven.rows[0], "amazon-video", 5) == pytest.approx({"hr@10": 0.5906, "ndcg@10": 0.3734})
+        assert published(eight, eight.rows[-1], "lastfm-2k") == pytest.approx(
+            {"full/hr@10": 0.5665, "full/ndcg@10": 0.3311}
+        )
+        five = tables["5"]
+        assert published(five, five.rows[-1], "ml-1m") == {"parameters": 118625, "epochs": 95, "seconds": 13585}
+
+    def test_noise_as_published_and_with_a_bound(self) -> None:
+        seven = {one.id: one for one in read_paper(ROOT / "experiments" / "pfedrec").tables}["7"]
+        ours, clipped = seven.rows
+        assert [seven.recipe(ours, "ml-1m", "strict", 0, one).stages for one in seven.points(ours)[:2]] == [
+            [],
+            ["laplace:b=0.1,unbounded=true"],
+        ]
+        stages = [seven.recipe(clipped, "ml-1m", "strict", 0, one).stages for one in seven.points(clipped)]
+        assert all(one[0].startswith("clip:") for one in stages)
+        assert [one[1:] for one in stages] == [[], *([f"laplace:b={b}"] for b in (0.1, 0.2, 0.3, 0.4, 0.5))]
+
+    def test_inactive_users_are_those_of_the_papers_table_9(self) -> None:
+        ten = {one.id: one for one in read_paper(ROOT / "experiments" / "pfedrec").tables}["10"]
+        full, inactive = ten.rows
+        names = [inactive.metric_on(data, "hr@10") for data in ten.data]
+        assert names == ["20-30/hr@10", "20-30/hr@10", "5-20/hr@10"]
+        assert full.metric_on("ml-100k", "hr@10") == "hr@10"
+        assert ten.recipe(inactive, "lastfm-2k", "strict", 0).slices == ["5-20"]
+
+
+class TestTablesOfTables:
+    def test_pairs_keep_what_was_published(self, tmp_path: Path, write_paper: Write, more: str) -> None:
+        table = read_paper(write_paper(tmp_path, more)).tables[1]
+        assert (table.label, table.kind, table.pairs) == ("Table 4", "pairs", [("Popularity", "FedMF+<x>")])
+        assert [row.name for row in table.rows] == ["Popularity", "FedMF+<x>"]
+        assert table.rows[1].published == {DATA: [1.0, 0.5]}
+
+    def test_a_row_of_another_table(self, tmp_path: Path, write_paper: Write, more: str) -> None:
+        paper = read_paper(write_paper(tmp_path, more))
+        first, costs, noise = paper.tables[0], paper.tables[2], paper.tables[3]
+        assert costs.recipe(costs.rows[0], DATA, "strict", 1) == first.recipe(first.rows[1], DATA, "strict", 1)
+        assert published(costs, costs.rows[0], DATA) == {"parameters": 244, "epochs": 7, "seconds": 100}
+        assert (costs.protocols, costs.seeds, noise.seeds, noise.protocols) == (
+            ["published"],
+            2,
+            1,
+            ["published", "strict"],
+        )
+        ours, own = noise.rows
+        assert (
+            noise.recipe(ours, DATA, "strict", 0, []).to_toml()
+            == first.recipe(first.rows[1], DATA, "strict", 0).to_toml()
+        )
+        recipe = noise.recipe(own, DATA, "strict", 0, noise.points(own)[1])
+        assert recipe.stages == ["clip:norm=1,order=1", "laplace:b=0.25"]
+        assert recipe.fields == {"factors": 2, "learning_rate": 0.05, "item_rate": 3.0}
+        assert own.published == {}
+
+    def test_values_have_labels_and_deviations(self, tmp_path: Path, write_paper: Write, more: str) -> None:
+        noise = read_paper(write_paper(tmp_path, more)).tables[3]
+        assert (noise.form, noise.labels, noise.axis, noise.also) == ("table", ["none", "some"], "noise", ["epsilon"])
+        assert published(noise, noise.rows[0], DATA, 0) == pytest.approx({"hr@10": 0.03, "ndcg@10": 0.02})
+        assert published(noise, noise.rows[0], DATA, 1) == pytest.approx({"hr@10": 0.01})
+        assert deviations(noise, noise.rows[0], DATA, 0) == pytest.approx({"hr@10": 0.005, "ndcg@10": 0.0025})
+        assert deviations(noise, noise.rows[0], DATA, 1) == {}
+
+    def test_a_slice_of_the_users(self, tmp_path: Path, write_paper: Write, more: str) -> None:
+        paper = read_paper(write_paper(tmp_path, more))
+        everyone, few = paper.tables[4].rows
+        assert few.metric_on(DATA, "hr@10") == "-12/hr@10"
+        assert few.metric_on(DATA, "seconds") == "seconds"
+        assert everyone.metric_on(DATA, "hr@10") == "hr@10"
+        assert paper.tables[4].recipe(few, DATA, "strict", 0).slices == ["-12"]
+
+    def test_settings_by_data_set_are_those_of_the_table_below(
+        self, tmp_path: Path, write_paper: Write, tiny: str
+    ) -> None:
+        text = tiny.replace("scale = 100\n", f'scale = 100\nrun_on = {{ "{DATA}" = {{ negatives = 9 }} }}\n')
+        paper = read_paper(write_paper(tmp_path, text))
+        for study in (paper.tables[0], paper.figures[0]):
+            assert (
+                study.recipe(study.rows[-1] if study.form == "figure" else study.rows[0], DATA, "strict", 0).negatives
+                == 9
+            )
+
+    @pytest.mark.parametrize(
+        ("old", "new", "expected"),
+        [
+            ('pairs = [["Popularity", "FedMF+<x>"]]', "pairs = []", "table 4: pairs must name at least one"),
+            ('["Popularity", "FedMF+<x>"]', '["Popularity"]', "table 4: pairs must be lists of two rows"),
+            ('["Popularity", "FedMF+<x>"]', '["Popularity", "Nobody"]', "table 4: There is no row of the table"),
+            ('kind = "pairs"', 'kind = "pair"', "There is no kind of table 'pair'; did you mean 'pairs'"),
+            ('of = "FedMF+<x>"\npublished', 'of = "FedMF"\npublished', "row 'FedMF': There is no row of the table"),
+            ('labels = ["none", "some"]', 'labels = ["none"]', "table 6: labels must be 2 texts"),
+            ('also = ["epsilon"]', 'also = ["epsilom"]', "table 6: There is no quantity of a run 'epsilom'"),
+            ('values = [["clip:norm=2"], ', "values = [", "row 'Own noise': values are for a sweep, and as many"),
+            ("[[0.5, 0.25], [nan, nan]]", "[[0.5, 0.25]]", "published_sd.* must have 2 lists"),
+            ("[[0.5, 0.25], [nan, nan]]", "[[0.5], [nan, nan]]", "published_sd.* has 1 figures, and the table 2"),
+            (
+                '"-12" }\npub',
+                '"-13" }\npub',
+                "row 'Few': slice.* is -13, which its runs on .* do not report: add run_on",
+            ),
+            (f'run_on = {{ "{DATA}"', "run_on = { ml-1m", "table 10: There is no data set of this table in 'run_on'"),
+            ("slices = [", "slice = [", "table 10, row 'Everyone': There is no setting of a run 'slice'"),
+            ('"laplace:b=0.25"]', '"laplac:b=0.25"]', "row 'Own noise': There is no stage 'laplac'"),
+            (
+                'id = "5"\ntitle = "Costs"\ntable = "1"',
+                'id = "5"\ntitle = "Costs"\ntable = "6"',
+                "no table before this one '6'",
+            ),
+        ],
+    )
+    def test_a_mistake_is_named_with_its_place(
+        self, old: str, new: str, expected: str, tmp_path: Path, write_paper: Write, more: str
+    ) -> None:
+        assert old in more
+        with pytest.raises(HomebodyError, match=rf"^tiny/recipe.toml.*{expected}"):
+            read_paper(write_paper(tmp_path, more.replace(old, new, 1)))

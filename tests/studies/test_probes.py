@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +164,7 @@ def test_separations_of_many_against_a_plain_loop() -> None:
     split = leave_one_out(load(DATA))
     runtime = Simulator(split)
     fitted = fit(PFedRec(factors=4, item_rate=1.0), runtime, rounds=2, cohort=15, evaluate_every=0)
-    people = np.array([31, 4, 17, 8, 39, 0])
+    people = probes._tellable(split)[[5, 0, 3, 11, 7, 20]]
     assert len(set(split.lengths[people])) > 3
     training, test = probes.separations(runtime, fitted, people)
     for place, user in enumerate(people.tolist()):
@@ -178,6 +179,7 @@ def test_separations_of_many_against_a_plain_loop() -> None:
         def auc(item: int, strangers: list[int] = strangers, far: Callable[[int], float] = far) -> float:
             return sum(far(other) > far(item) for other in strangers) / len(strangers)
 
+        assert strangers
         assert float(training[place]) == pytest.approx(np.mean([auc(item) for item in known]))
         assert float(test[place]) == pytest.approx(auc(asked))
 
@@ -343,6 +345,10 @@ def test_figures_from_the_runs_of_a_table(tmp_path: Path, write_paper: Callable[
     result = reproduce.reproduce(plan(paper, figure="3"), out)
     assert len(counted) == 10, "only the isolated protocol is new"
 
+    assert all(
+        panel["n"] == 1 for row in result["studies"][1]["data"][DATA]["rows"] for panel in row["panels"].values()
+    )
+
     table, figure, swaps = (study["data"][DATA]["rows"] for study in result["studies"])
     (row,) = swaps
     assert [point["value"] for point in row["points"]] == ["own", "global", "other"]
@@ -355,8 +361,8 @@ def test_figures_from_the_runs_of_a_table(tmp_path: Path, write_paper: Callable[
             assert found["metrics"]["hr@10"]["values"] == [one["hr@10"] for one in files]
             assert found["metrics"]["hr@10"]["sd"] is not None
     markdown = (out / "reproduce" / "tiny" / "RESULTS.md").read_text(encoding="utf-8")
-    assert "| PFedRec&lt;x> | synthetic:users=40,items=60,mean=12 | global |" in markdown
-    assert markdown.count("| published | shared |") == 1
+    assert "| PFedRec&lt;x> | global | obtained, strict |" in markdown
+    assert markdown.count("| FedMF | published | shared |") == 1
     page = (out / "reproduce" / "tiny" / "index.html").read_text(encoding="utf-8")
     charts = json.loads(page.split('id="charts">')[1].split("</script>")[0])
     panels = [chart for chart in charts if chart["kind"] == "scatter"]
@@ -374,10 +380,34 @@ def test_figures_from_the_runs_of_a_table(tmp_path: Path, write_paper: Callable[
     assert bars[0]["views"]["all"]["bars"][0]["y"][0] == pytest.approx(100 * own["mean"])
 
 
-def test_several_seeds_of_a_panel() -> None:
-    one = {"schema": 1, "x": [1], "people": {"count": 3, "training": 0.5, "held_out": 0.25}}
-    two = {"schema": 1, "x": [2], "people": {"count": 3, "training": 1.0, "held_out": 0.75}}
-    found = probes.panel([one, two])
-    assert (found["x"], found["n"], found["people"]["count"]) == ([1], 2, 3)
-    assert found["people"]["training"] == {"mean": 0.75, "sd": pytest.approx(0.125**0.5), "values": [0.5, 1.0]}
-    assert probes.panel([one])["people"]["held_out"] == {"mean": 0.25, "sd": None, "values": [0.25]}
+def test_several_seeds_of_a_plot(tmp_path: Path, write_paper: Callable[..., Path], counted: list[str]) -> None:
+    paper = read_paper(write_paper(tmp_path, PAPER))
+    out = tmp_path / "runs"
+    reproduce.reproduce(plan(paper, table="1"), out)
+    del counted[:]
+    result = reproduce.reproduce(plan(paper, figure="2", seeds=2), out)
+    # The table's second seed was not looked into: no figure of the recipe asks for it.
+    assert len(counted) == 4
+    assert all(name.endswith("-again") for name in counted)
+    for row, method in zip(result["studies"][1]["data"][DATA]["rows"], ("fedmf", "pfedrec"), strict=True):
+        for protocol, panel in row["panels"].items():
+            runs = sorted((out / "cells").glob(f"{method}-*-{protocol}-seed*"))
+            files = [read(run, "embedding") for run in runs]
+            assert len(files) == panel["n"] == 2
+            assert (panel["x"], panel["user"], panel["count"]) == (files[0]["x"], files[0]["user"], 39)
+            values = [one["people"]["held_out"] for one in files]
+            assert panel["people"]["held_out"]["values"] == values
+            assert panel["people"]["held_out"]["sd"] == pytest.approx(statistics.stdev(values))
+
+
+def test_runs_that_nobody_looked_into_are_left_out(tmp_path: Path) -> None:
+    probes.file_of(tmp_path, "tables").write_text('{"metrics": {}}')
+    (tmp_path / "recipe.toml").touch()
+    there, never = {"run": str(tmp_path)}, {"run": str(tmp_path / "other")}
+    failed, refused = {"error": "It broke."}, {"run": str(tmp_path), "refused": {"tables": "It has none."}}
+    assert probes.looked("tables", [never, there, failed, refused]) == [
+        {**there, "probe": {"metrics": {}}},
+        failed,
+        {**refused, "error": "It has none."},
+    ]
+    assert probes.looked("embedding", [refused]) == []

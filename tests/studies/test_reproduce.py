@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from homebody.studies.papers import read_paper
 from homebody.studies.reproduce import plan
 
 Write = Callable[..., Path]
+Made = tuple[reproduce.Plan, dict[str, Any], Path]
 DATA = "synthetic:users=40,items=60,mean=12"
 
 
@@ -92,6 +94,147 @@ def test_a_whole_paper(tmp_path: Path, write_paper: Write, counted: list[str]) -
         text = (folder / name).read_text(encoding="utf-8")
         assert str(tmp_path) not in text, f"{name} tells a path of this machine"
     assert not list(folder.glob(".*"))
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory, write_once: Write) -> Made:
+    """A paper with every kind of table, run once."""
+    tmp_path = tmp_path_factory.mktemp("tables")
+    planned = plan(read_paper(write_once(tmp_path)))
+    return planned, reproduce.reproduce(planned, tmp_path / "runs"), tmp_path
+
+
+class TestTablesOfTables:
+    """Every kind of table, on one set of runs."""
+
+    def test_nothing_is_run_twice(self, everything: Made) -> None:
+        planned, _, tmp_path = everything
+        # Table 1: 2 rows, 2 protocols, 2 seeds. Table 6: 1 seed, 2 protocols; of its 4 points one is Table 1's.
+        # Table 10: 2 protocols, 2 seeds, with slices. Figure 3: 2 points.
+        assert len(planned.recipes) == 8 + 2 * 3 + 4 + 2
+        assert len(list((tmp_path / "runs" / "cells").glob("*/result.json"))) == len(planned.recipes)
+        assert planned.others == []
+
+    def test_pairs(self, everything: Made) -> None:
+        _, result, _ = everything
+        one, other, gain = part(result, "Table 4")["rows"]
+        assert (one["name"], other["name"], gain["name"]) == ("Popularity", "FedMF+<x>", "improvement on Popularity")
+        assert gain["published"] == {"hr@10": pytest.approx(1.0 / 99.5 - 1)}
+        for protocol in ("published", "strict"):
+            for metric in ("hr@10", "ndcg@10"):
+                before, after = (line["obtained"][protocol]["metrics"][metric] for line in (one, other))
+                found = gain["obtained"][protocol]["metrics"][metric]
+                assert found["mean"] == pytest.approx(after["mean"] / before["mean"] - 1)
+                each = [new / old - 1 for old, new in zip(before["values"], after["values"], strict=True)]
+                assert found["values"] == pytest.approx(each)
+                assert found["sd"] == pytest.approx(statistics.stdev(each))
+        ours = gain["obtained"]["published"]["metrics"]["hr@10"]["mean"]
+        assert gain["difference"] == {"hr@10": pytest.approx(100 * (ours - gain["published"]["hr@10"]))}
+        assert gain["short"] == []
+        assert [one["obtained"], other["obtained"]] == [row["obtained"] for row in part(result, "Table 1")["rows"][:2]]
+
+    def test_costs(self, everything: Made) -> None:
+        _, result, tmp_path = everything
+        (row,) = part(result, "Table 5")["rows"]
+        assert row["published"] == {"parameters": 244, "epochs": 7, "seconds": 100}
+        assert (row["difference"], row["short"]) == ({}, [])
+        found = row["obtained"]["published"]["metrics"]
+        runs = [
+            RunFolder.open(tmp_path / "runs" / "cells" / name).read_json("result.json")
+            for name in row["obtained"]["published"]["cells"]
+        ]
+        assert found["parameters"] == {"mean": 60 * 4 + 4, "sd": 0.0, "values": [244.0, 244.0]}
+        assert found["epochs"]["values"] == [run["chosen_round"] for run in runs]
+        assert found["seconds"]["values"] == [run["seconds"] for run in runs]
+        assert list(row["obtained"]) == ["published"]
+
+    def test_a_sweep_as_a_table(self, everything: Made) -> None:
+        _, result, _ = everything
+        first, own = part(result, "Table 6")["rows"]
+        assert [(point["label"], point["value"]) for point in own["points"]] == [
+            ("none", ["clip:norm=2"]),
+            ("some", ["clip:norm=1,order=1", "laplace:b=0.25"]),
+        ]
+        epsilon = [
+            [point["obtained"]["strict"]["metrics"]["epsilon"]["mean"] for point in row["points"]]
+            for row in (first, own)
+        ]
+        assert [row[0] for row in epsilon] == ["inf", "inf"]
+        # Three rounds, each of a sensitivity of 2 over b, or less when they are composed well.
+        assert 0 < epsilon[0][1] <= 3 * 4
+        assert epsilon[0][1] < epsilon[1][1] <= 3 * 8
+        assert first["points"][0]["published_sd"] == pytest.approx({"hr@10": 0.005, "ndcg@10": 0.0025})
+        same = part(result, "Table 1")["rows"][1]["obtained"]["strict"]["cells"]
+        assert first["points"][0]["obtained"]["strict"]["cells"] == same[:1]
+
+    def test_a_slice_of_the_users(self, everything: Made) -> None:
+        _, result, tmp_path = everything
+        everyone, few = part(result, "Table 10")["rows"]
+        assert everyone["obtained"]["strict"]["cells"] == few["obtained"]["strict"]["cells"]
+        run = RunFolder.open(tmp_path / "runs" / "cells" / few["obtained"]["strict"]["cells"][0]).read_json(
+            "result.json"
+        )
+        assert few["obtained"]["strict"]["metrics"]["hr@10"]["values"][0] == run["metrics"]["-12/hr@10"]
+        assert everyone["obtained"]["strict"]["metrics"]["hr@10"]["values"][0] == run["metrics"]["hr@10"]
+        assert run["metrics"]["-12/hr@10"] != run["metrics"]["hr@10"]
+        assert set(few["difference"]) == {"hr@10", "ndcg@10"}
+
+    def test_the_files(self, everything: Made) -> None:
+        _, result, tmp_path = everything
+        folder = tmp_path / "runs" / "reproduce" / "tiny"
+
+        def refuse(text: str) -> None:
+            raise AssertionError(f"{text} is no JSON")
+
+        assert json.loads((folder / "result.json").read_text(), parse_constant=refuse) == result
+        told = (folder / "RESULTS.md").read_text(encoding="utf-8")
+        assert "| improvement on Popularity |" in told
+        assert re.search(r"\| FedMF \| .* \| 244 / 7 / 100 \| 244 / ", told)
+        assert "| FedMF+&lt;x> | ε, server | obtained | ∞ | " in told
+        assert "Not run yet" not in told
+        again = reproduce.reproduce(plan(read_paper(tmp_path / "tiny"), table="4"), tmp_path / "runs")
+        assert part(again, "Table 6")["rows"] == part(result, "Table 6")["rows"]
+
+
+def test_only_some_protocols(tmp_path: Path, write_paper: Write, counted: list[str]) -> None:
+    paper = read_paper(write_paper(tmp_path))
+    out = tmp_path / "runs"
+    planned = plan(paper, table="1", protocols=["strict"])
+    assert planned.command == "homebody reproduce tiny --table 1 --protocol strict"
+    assert {recipe.protocol for recipe in planned.recipes} == {"strict"}
+    first = part(reproduce.reproduce(planned, out), "Table 1")
+    assert (first["planned"], first["finished"], first["protocols"]) == (4, 4, ["strict"])
+    assert first["rows"][1]["obtained"]["published"]["n"] == 0
+    assert first["rows"][1]["difference"] == {}, "strict figures are not held against the published ones"
+    told = (out / "reproduce" / "tiny" / "RESULTS.md").read_text(encoding="utf-8")
+    assert "Asked for under strict only" in told
+    assert "not finished" not in told
+
+    # What was run before is shown beside what is asked for now.
+    both = part(reproduce.reproduce(plan(paper, table="1", protocols=["published"]), out), "Table 1")
+    assert len(counted) == 8
+    assert (both["planned"], both["finished"]) == (4, 4)
+    assert both["rows"][1]["obtained"]["strict"] == first["rows"][1]["obtained"]["strict"]
+    assert set(both["rows"][1]["difference"]) == {"hr@10", "ndcg@10"}
+    assert set(both["meanings"]) == {"published", "strict"}
+    # The third figure is under strict alone.
+    assert {study.label for study, _ in plan(paper, protocols=["published"]).studies} == {"Table 1", "Figure 2"}
+
+
+def test_a_pair_without_all_its_seeds_has_no_deviation(tmp_path: Path, write_paper: Write, more: str) -> None:
+    planned = plan(read_paper(write_paper(tmp_path, more)), table="4")
+    out = tmp_path / "runs"
+
+    def interrupt(progress: Progress) -> None:
+        if progress.finished == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.reproduce(planned, out, watch=interrupt)
+    *_, gain = part(json.loads((out / "reproduce" / "tiny" / "result.json").read_text()), "Table 4")["rows"]
+    assert gain["obtained"]["published"]["n"] == 1
+    assert gain["obtained"]["published"]["metrics"]["hr@10"]["sd"] is None
+    assert gain["obtained"]["strict"]["metrics"] == {}
 
 
 def test_cut_short_and_gone_on_with(tmp_path: Path, write_paper: Write, counted: list[str]) -> None:
@@ -208,6 +351,14 @@ def test_a_metric_that_no_run_has(tmp_path: Path, write_paper: Write, tiny: str)
         reproduce.reproduce(plan(read_paper(write_paper(tmp_path, text)), figure="3"), tmp_path)
 
 
+def test_a_result_of_another_version_is_not_mixed_in(tmp_path: Path, write_paper: Write) -> None:
+    file = tmp_path / "reproduce" / "tiny" / "result.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"schema": 1, "paper": "tiny", "studies": []}')
+    with pytest.raises(HomebodyError, match="written by another version of Homebody, or for another paper"):
+        reproduce.reproduce(plan(read_paper(write_paper(tmp_path)), table="1"), tmp_path)
+
+
 def test_a_result_that_is_none_is_not_written_over(tmp_path: Path, write_paper: Write) -> None:
     file = tmp_path / "reproduce" / "tiny" / "result.json"
     file.parent.mkdir(parents=True)
@@ -223,6 +374,7 @@ def test_a_result_that_is_none_is_not_written_over(tmp_path: Path, write_paper: 
         ({"table": "9"}, "There is no table '9'"),
         ({"figure": "9"}, "There is no figure '9'"),
         ({"data": ["ml-1m"]}, "There is no data set of this part of the paper 'ml-1m'"),
+        ({"protocols": ["isolated"]}, "There is no protocol of this part of the paper 'isolated'"),
         ({"seeds": 0}, "Seeds must be at least 1, not 0"),
         ({"rounds": -1}, "Rounds must be at least 1, not -1"),
     ],

@@ -12,8 +12,6 @@ from homebody.cli import options
 from homebody.errors import HomebodyError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from homebody.studies.papers import Paper
 
 __all__ = ["reproduce"]
@@ -26,6 +24,7 @@ def reproduce(
     table: Annotated[str | None, typer.Option("--table", help="Only this table; by default everything.")] = None,
     figure: Annotated[str | None, typer.Option("--figure", help="Only this figure.")] = None,
     data: Annotated[list[str] | None, typer.Option("--data", help="Only this data set; repeat.")] = None,
+    protocol: Annotated[list[str] | None, typer.Option("--protocol", help="Only under this protocol; repeat.")] = None,
     seeds: Annotated[
         int | None, typer.Option("--seeds", help="Seeds 0 to this less 1; by default the recipe's.")
     ] = None,
@@ -57,6 +56,7 @@ def reproduce(
         table=table,
         figure=figure,
         data=data or [],
+        protocols=protocol or [],
         seeds=seeds,
         rounds=rounds,
         data_dir=options.folder_anywhere(data_dir),
@@ -69,7 +69,9 @@ def reproduce(
     if as_json:
         typer.echo(json.dumps({**result, "folder": str(made)}))
     else:
-        _print(result, made, [study.label for study, _ in planned.studies])
+        from homebody.report.reproduction_terminal import print_reproduction
+
+        print_reproduction(result, made, [study.label for study, _ in planned.studies])
     if not has_plotly():
         typer.echo(f"homebody: {NEEDS}", err=True)
     _complain(result, planned.command)
@@ -136,85 +138,3 @@ def _list(papers: list[Paper], as_json: bool) -> None:
         for study in paper.studies:
             line(f"  {study.label}: {study.title} ({', '.join(study.data)})")
     line("Run one with `homebody reproduce NAME`, or a part of it with --table, --figure and --data.")
-
-
-def _print(result: dict[str, Any], folder: Path, labels: list[str]) -> None:
-    """Tables on the terminal, one line a metric so that 80 columns are enough; the rest is on the page."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    from homebody.report.words import metric_name, number, points
-
-    console = Console()
-    for study in result["studies"]:
-        if study["kind"] != "table" or study["label"] not in labels:
-            continue
-        for data, part in study["data"].items():
-            scale = f" × {study['scale']:g}" if study["scale"] != 1 else ""
-            title = f"{study['label']}, {data}{scale}, {part['seeds']} seed{'s' if part['seeds'] > 1 else ''}"
-            shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-            shown.add_column("method", overflow="fold")
-            shown.add_column("metric", no_wrap=True)
-            ours = [f"obtained,\n{protocol}" for protocol in study["protocols"]]
-            for heading in ("published", *ours, "differ-\nence"):
-                shown.add_column(heading, justify="right", no_wrap=True)
-            for row in part["rows"]:
-                for place, metric in enumerate(study["metrics"]):
-                    cells = [_cell(row, protocol, metric, study["scale"]) for protocol in study["protocols"]]
-                    gap = points(row["difference"].get(metric))
-                    shown.add_row(
-                        "" if place else row["name"],
-                        metric_name(metric),
-                        number(row["published"].get(metric), study["scale"]),
-                        *cells,
-                        f"▼ {gap}" if metric in row["short"] else gap,
-                    )
-            console.print(shown)
-    for study in result["studies"]:
-        if study["label"] in labels and study["kind"] in ("tables", "embedding"):
-            console.print(_looked(study))
-    lines = [f"▼ short by more than {result['tolerance']:g} points" if any(map(_short, result["studies"])) else ""]
-    page = "index.html" if (folder / "index.html").exists() else "RESULTS.md"
-    for text in filter(None, (*lines, f"page: {folder / page}")):
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-
-def _looked(study: dict[str, Any]) -> Table:
-    """What was found within models, one line each."""
-    from rich import box
-    from rich.table import Table
-
-    from homebody.report.scatter import HEADINGS, embedding_rows, swap_rows
-    from homebody.report.words import metric_name
-
-    title = f"{study['label']}: {study['title']}"
-    shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    swapped = study["kind"] == "tables"
-    metrics = map(metric_name, study["metrics"]) if swapped else ()
-    for place, heading in enumerate((*HEADINGS[study["kind"]], *metrics)):
-        left = place < 4
-        shown.add_column(
-            heading.replace(": ", ":\n"),
-            justify="left" if left else "right",
-            overflow="fold",
-            no_wrap=not left or place == 2,
-        )
-    for line in swap_rows(study) if swapped else embedding_rows(study):
-        shown.add_row(*line)
-    return shown
-
-
-def _short(study: dict[str, Any]) -> bool:
-    return any(row.get("short") for part in study["data"].values() for row in part["rows"])
-
-
-def _cell(row: dict[str, Any], protocol: str, metric: str, scale: float) -> str:
-    from homebody.report.words import spread
-
-    found = row["obtained"].get(protocol)
-    if found is None:
-        return "not run"
-    if metric in found["metrics"]:
-        return spread(found["metrics"][metric], scale)
-    return "failed" if found["errors"] else "…"

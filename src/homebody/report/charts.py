@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from homebody.report.words import epsilon, metric_name, number, spread
+from homebody.report.words import QUANTITIES, epsilon, figure, metric_name, spread
 
 __all__ = ["choice_of", "convergence_charts", "privacy_chart", "sweep_charts"]
 
@@ -21,7 +21,7 @@ def _axis(metric: str, scale: float) -> str:
     return metric_name(metric) + ("" if scale == 1 else f" × {scale:g}")
 
 
-def _chart(anchor: str, place: int, title: str, label: str, views: Mapping[str, Any], table: Any) -> dict[str, Any]:
+def _chart(anchor: str, place: int, title: str, label: str, views: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": f"{anchor}-chart-{place}",
         "kind": "curves",
@@ -29,7 +29,6 @@ def _chart(anchor: str, place: int, title: str, label: str, views: Mapping[str, 
         "title": title,
         "label": label,
         "views": dict(views),
-        "table": table,
     }
 
 
@@ -39,71 +38,66 @@ def convergence_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, 
     charts: list[dict[str, Any]] = []
     for data, part in study["data"].items():
         for metric in study["metrics"]:
-            views, rows = {}, []
+            views = {}
             for protocol in study["protocols"]:
                 series = []
                 for place, row in enumerate(part["rows"]):
                     curve = row["curves"].get(protocol, {}).get(metric)
-                    if curve is None:
-                        continue
-                    series.append(_series(row["name"], place, curve["round"], curve, scale, "round"))
-                    first, last = curve["mean"][0], curve["mean"][-1]
-                    best = max(curve["mean"])
-                    at = curve["round"][curve["mean"].index(best)]
-                    values = [number(value, scale) for value in (first, last, best)]
-                    start = (row["name"], data, protocol, metric_name(metric))
-                    rows.append((start, (str(curve["n"]), *values, str(at))))
+                    if curve is not None:
+                        series.append(_series(row["name"], place, curve["round"], curve, metric, scale))
                 views[protocol] = {"x": "round", "y": _axis(metric, scale), "series": series}
-            columns = ("method", "data", "protocol", "metric", "seeds", "first round", "last round", "best", "at round")
-            table = {"caption": "Mean over seeds", "columns": columns, "left": 4, "rows": rows}
             named = ", ".join(row["name"] for row in part["rows"])
             label = (
                 f"Curves of {metric_name(metric)} over rounds on {data}, for {named}. The figures are in a table below."
             )
             title = f"{data}: {metric_name(metric)}"
-            charts.append(_chart(anchor, len(charts), title, label, views, table))
+            charts.append(_chart(anchor, len(charts), title, label, views))
     return charts
 
 
 def sweep_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, Any]]:
-    """A chart a data set and metric: the metric over the values of one field."""
-    scale, field = study["scale"], study["vary"].partition(".")[2]
+    """A chart a data set and metric, or quantity: its course over the values of one setting."""
+    axis = study["axis"]
     charts: list[dict[str, Any]] = []
     for data, part in study["data"].items():
-        for metric in study["metrics"]:
-            views, rows = {}, []
+        for metric in (*study["metrics"], *study["also"]):
+            scale = 1.0 if metric in QUANTITIES else study["scale"]
+            views = {}
             for protocol in study["protocols"]:
-                series = []
-                for place, row in enumerate(part["rows"]):
-                    found = [(point, _at(point, protocol, metric)) for point in row["points"]]
-                    known = [(point["value"], spread_) for point, spread_ in found if spread_ is not None]
-                    if known:
-                        curve = {
-                            "mean": [one["mean"] for _, one in known],
-                            "low": [min(one["values"]) for _, one in known],
-                            "high": [max(one["values"]) for _, one in known],
-                            "n": max(len(one["values"]) for _, one in known),
-                        }
-                        series.append(_series(row["name"], place, [value for value, _ in known], curve, scale, field))
-                    given = [(point["value"], point["published"].get(metric)) for point in row["points"]]
-                    print_ = [(value, figure) for value, figure in given if figure is not None]
-                    if print_:
-                        curve = {"mean": [figure for _, figure in print_], "n": 0}
-                        values = [value for value, _ in print_]
-                        one = _series(f"{row['name']}, published", place, values, curve, scale, field)
-                        series.append({**one, "loose": True})
-                    for point, one in found:
-                        start = (row["name"], data, protocol, metric_name(metric), str(point["value"]))
-                        figures = (number(point["published"].get(metric), scale), spread(one, scale))
-                        rows.append((start, figures))
+                series = [
+                    one for place, row in enumerate(part["rows"]) for one in _swept(row, place, protocol, metric, scale)
+                ]
                 ticks = _ticks(series)
-                views[protocol] = {"x": escape(field), "y": _axis(metric, scale), "series": series, "ticks": ticks}
-            columns = ("method", "data", "protocol", "metric", field, "published", "obtained")
-            table = {"caption": "Mean over seeds", "columns": columns, "left": 4, "rows": rows}
-            label = f"Curves of {metric_name(metric)} over {field} on {data}. The figures are in a table below."
+                views[protocol] = {"x": escape(axis), "y": _axis(metric, scale), "series": series, "ticks": ticks}
+            label = f"Curves of {metric_name(metric)} over {axis} on {data}. The figures are in a table below."
             title = f"{data}: {metric_name(metric)}"
-            charts.append(_chart(anchor, len(charts), title, label, views, table))
+            charts.append(_chart(anchor, len(charts), title, label, views))
     return charts
+
+
+def _swept(row: Mapping[str, Any], place: int, protocol: str, metric: str, scale: float) -> Iterator[dict[str, Any]]:
+    """What was obtained, as a line; what was published, as loose points."""
+    found = [(_place(point), _at(point, protocol, metric)) for point in row.get("points", [])]
+    known = [(value, one) for value, one in found if one is not None and math.isfinite(float(one["mean"]))]
+    if known:
+        curve = {
+            "mean": [one["mean"] for _, one in known],
+            "low": [min(one["values"]) for _, one in known],
+            "high": [max(one["values"]) for _, one in known],
+            "n": max(len(one["values"]) for _, one in known),
+        }
+        yield _series(row["name"], place, [value for value, _ in known], curve, metric, scale)
+    given = [(_place(point), point["published"][metric]) for point in row["points"] if metric in point["published"]]
+    if given:
+        curve = {"mean": [figure_ for _, figure_ in given], "n": 0}
+        one = _series(f"{row['name']}, published", place, [value for value, _ in given], curve, metric, scale)
+        yield {**one, "loose": True}
+
+
+def _place(point: Mapping[str, Any]) -> Any:
+    """Where a value stands on its axis: as a number if it is one, otherwise under its label."""
+    value = point["value"]
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else point["label"]
 
 
 def _at(point: Mapping[str, Any], protocol: str, metric: str) -> Any:
@@ -119,22 +113,21 @@ def _ticks(series: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _series(
-    name: str, place: int, x: Sequence[Any], curve: Mapping[str, Any], scale: float, field: str
+    name: str, place: int, x: Sequence[Any], curve: Mapping[str, Any], metric: str, scale: float
 ) -> dict[str, Any]:
     """One line, its band where there are several seeds, and what the tooltip says at each point."""
-    x = [value if isinstance(value, int | float) and not isinstance(value, bool) else str(value) for value in x]
     mean = [value * scale for value in curve["mean"]]
     banded = curve["n"] > 1
     low = [value * scale for value in curve["low"]] if banded else None
     high = [value * scale for value in curve["high"]] if banded else None
-    told = [number(value, scale) for value in curve["mean"]]
+    told = [figure(metric, value, scale) for value in curve["mean"]]
     if low is not None:
         limits = zip(curve["low"], curve["high"], strict=True)
         told = [
-            f"{text} ({number(a, scale)} to {number(b, scale)}, {curve['n']} seeds)"
+            f"{text} ({figure(metric, a, scale)} to {figure(metric, b, scale)}, {curve['n']} seeds)"
             for text, (a, b) in zip(told, limits, strict=True)
         ]
-    return {"name": escape(name), "place": place, "x": x, "mean": mean, "low": low, "high": high, "told": told}
+    return {"name": escape(name), "place": place, "x": list(x), "mean": mean, "low": low, "high": high, "told": told}
 
 
 def privacy_chart(result: Mapping[str, Any], metric: str = "ndcg@10") -> dict[str, Any]:

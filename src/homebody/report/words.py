@@ -6,9 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["duration", "epsilon", "metric_name", "number", "points", "spread"]
+__all__ = ["QUANTITIES", "duration", "epsilon", "figure", "metric_name", "number", "percent", "points", "spread"]
 
 MINUS = "−"
+QUANTITIES = {
+    "parameters": "parameters",
+    "epochs": "epochs",
+    "seconds": "seconds",
+    "epsilon": "ε, server",
+    "chosen_round": "chosen round",
+}
+"""What a run has besides metrics, and what it is called; such figures have no scale."""
 
 
 def metric_name(metric: str) -> str:
@@ -17,6 +25,8 @@ def metric_name(metric: str) -> str:
     >>> metric_name("ndcg@10"), metric_name("full/hr@10"), metric_name("precision@5")
     ('NDCG@10', 'full HR@10', 'Precision@5')
     """
+    if metric in QUANTITIES:
+        return QUANTITIES[metric]
     prefix, slash, name = metric.rpartition("/")
     word, at, k = name.partition("@")
     word = word.upper() if word in ("hr", "ndcg", "mrr", "auc", "map") else word.capitalize()
@@ -34,16 +44,45 @@ def number(value: float | None, scale: float = 1.0) -> str:
     return f"{value * scale:.{max(0, 4 - round(math.log10(scale)))}f}"
 
 
-def spread(found: Mapping[str, Any] | None, scale: float = 1.0) -> str:
-    """Mean and deviation over seeds.
+def figure(metric: str, value: float | str | None, scale: float = 1.0) -> str:
+    """A metric or a quantity of a run.
+
+    >>> figure("hr@10", 0.71625, 100), figure("parameters", 53857), figure("epochs", 61.5), figure("epsilon", "inf")
+    ('71.62', '53,857', '61.5', '∞')
+    >>> figure("seconds", 13585), figure("seconds", 23.54), figure("epochs", 61.0), figure("seconds", None)
+    ('13,585', '23.5', '61', '–')
+    """
+    if metric not in QUANTITIES or value is None:
+        return number(None if value is None else float(value), scale)
+    if metric == "epsilon":
+        return epsilon(value)
+    whole = metric == "parameters" or float(value) >= 1000
+    return f"{float(value):,.0f}" if whole else f"{float(value):,.1f}".removesuffix(".0")
+
+
+def spread(found: Mapping[str, Any] | None, scale: float = 1.0, metric: str = "") -> str:
+    """Mean and deviation over seeds; a quantity that no seed changes has none.
 
     >>> spread({"mean": 0.729, "sd": 0.0012}, 100), spread({"mean": 0.5, "sd": None}), spread(None)
     ('72.90 ± 0.12', '0.5000', '–')
+    >>> spread({"mean": 61.0, "sd": 4.25}, metric="epochs"), spread({"mean": 33.0, "sd": 0.0}, metric="parameters")
+    ('61 ± 4.2', '33')
     """
     if found is None:
         return "–"
-    mean = number(found["mean"], scale)
-    return mean if found["sd"] is None else f"{mean} ± {number(found['sd'], scale)}"
+    mean = figure(metric, found["mean"], scale)
+    if found["sd"] is None or (metric in QUANTITIES and not found["sd"]):
+        return mean
+    return f"{mean} ± {figure(metric, found['sd'], scale)}"
+
+
+def percent(part: float | None) -> str:
+    """A change, of what it was.
+
+    >>> percent(0.0993), percent(-0.2), percent(None)
+    ('+9.93 %', '−20.00 %', '–')
+    """
+    return "–" if part is None else f"{points(100 * part)} %"
 
 
 def points(difference: float | None) -> str:

@@ -5,99 +5,25 @@ It is a folder with a `recipe.toml`; docs/reproducing.md explains the format to 
 
 from __future__ import annotations
 
-import math
-import re
 import tomllib
-from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import homebody
-from homebody.data.splits import PROTOCOLS
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import METHODS
-from homebody.recipe import Recipe
-from homebody.studies import probes
-from homebody.studies.reader import Reader, at, insist_distinct
+from homebody.studies.probes import TABLES
+from homebody.studies.reader import Reader, insist_distinct
+from homebody.studies.study import KINDS, Form, Row, Study, check_study, published
 
-__all__ = ["Paper", "Row", "Study", "find_paper", "list_papers", "read_paper"]
+__all__ = ["Paper", "Row", "Study", "find_paper", "list_papers", "published", "read_paper"]
 
 SCHEMA_VERSION = 1
 FILE = "recipe.toml"
-FIGURES = ("convergence", "sweep", *probes.PROBES)
-OURS = {"method", "data", "fields", "seed", "protocol", "rounds", "data_dir"}
-"""Recipe fields that have their own place in a paper's recipe."""
-RUN = {spec.name for spec in fields(Recipe)} - OURS
-DEFAULTS = {"cutoffs": [5, 10, 20]}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a table, or one curve of a figure."""
-
-    name: str
-    method: str | None
-    """None where this version has no such method: `missing` says why."""
-    fields: dict[str, Any]
-    on: dict[str, dict[str, Any]]
-    """Fields that differ from data set to data set."""
-    run: dict[str, Any]
-    rounds: int | None
-    published: dict[str, list[Any]]
-    """By data set, a figure a metric; in a sweep, a list of them for each value."""
-    note: str
-    notes: dict[str, str]
-    """By data set."""
-    missing: str
-
-    def note_on(self, data: str) -> str:
-        return " ".join(filter(None, (self.note, self.notes.get(data, ""))))
-
-
-@dataclass(frozen=True)
-class Study:
-    """A table or a figure: what is run for it, and how it is shown."""
-
-    kind: str
-    """table, convergence, sweep, or a probe: tables, embedding."""
-    id: str
-    title: str
-    metrics: list[str]
-    scale: float
-    data: list[str]
-    protocols: list[str]
-    seeds: int
-    rounds: int | None
-    run: dict[str, Any]
-    rows: list[Row]
-    vary: str = ""
-    """In a sweep, what changes: fields.NAME, of the method, or run.NAME, of the run."""
-    values: list[Any] = field(default_factory=list)
-    note: str = ""
-
-    @property
-    def label(self) -> str:
-        return f"{'Table' if self.kind == 'table' else 'Figure'} {self.id}"
-
-    @property
-    def points(self) -> list[Any]:
-        """The values of a sweep; a table or a curve has one point that is no value."""
-        return self.values or [None]
-
-    def recipe(self, row: Row, data: str, protocol: str, seed: int, value: Any = None) -> Recipe:
-        """One cell: what is run for one row, data set, protocol, seed and (in a sweep) value."""
-        assert row.method is not None
-        own = {**row.fields, **row.on.get(data, {})}
-        run = {**self.run, **row.run}
-        if self.kind == "sweep":
-            place, _, name = self.vary.partition(".")
-            (own if place == "fields" else run)[name] = value
-        lengths = {int(found[1]) for metric in self.metrics if (found := re.search(r"@(\d+)$", metric))}
-        if "cutoffs" not in run and not lengths <= set(DEFAULTS["cutoffs"]):
-            run["cutoffs"] = sorted(lengths.union(DEFAULTS["cutoffs"]))
-        rounds = row.rounds if row.rounds is not None else self.rounds
-        return Recipe(row.method, data, fields=own, rounds=rounds, seed=seed, protocol=protocol, **run)
+SWAPPED = {"values": list(TABLES), "labels": list(TABLES), "axis": "item table"}
+"""What such a figure goes through: no setting of a run, so that its points are one run's."""
 
 
 @dataclass(frozen=True)
@@ -161,12 +87,11 @@ def read_paper(folder: Path) -> Paper:
         raise HomebodyError(f"{where} was written for a newer Homebody; update to run it.")
     title, citation = top.take("title", str), top.take("citation", str)
     docs, note = top.take("docs", str, ""), top.take("note", str, "")
-    tables = [
-        _study(Reader(table, f"{where}, table {number}"), folder, "table")
-        for number, table in enumerate(top.tables("table"), 1)
-    ]
+    tables: list[Study] = []
+    for number, table in enumerate(top.tables("table"), 1):
+        tables.append(_study(Reader(table, f"{where}, table {number}"), folder, "table", tables))
     figures = [
-        _figure(Reader(figure, f"{where}, figure {number}"), folder, tables)
+        _study(Reader(figure, f"{where}, figure {number}"), folder, "figure", tables)
         for number, figure in enumerate(top.tables("figure"), 1)
     ]
     top.done()
@@ -177,84 +102,147 @@ def read_paper(folder: Path) -> Paper:
     return Paper(name, folder, title, citation, docs, note, tables, figures)
 
 
-def _study(reader: Reader, folder: Path, kind: str, vary: str = "", values: Sequence[Any] = ()) -> Study:
-    identity = reader.identity()
-    study = Study(
-        kind=kind,
-        id=identity,
-        title=reader.take("title", str),
-        metrics=reader.texts("metrics"),
-        scale=reader.take("scale", float, 1.0),
-        data=reader.texts("data"),
-        protocols=reader.texts("protocols", ["published", "strict"]),
-        seeds=reader.take("seeds", int, 3),
-        rounds=reader.take("rounds", int, None),
-        run=reader.take("run", dict, {}),
-        note=reader.take("note", str, ""),
-        rows=[],
-        vary=vary,
-        values=list(values),
-    )
-    for number, row in enumerate(reader.tables("row"), 1):
-        called = f" '{row['name']}'" if isinstance(row.get("name"), str) else f" {number}"
-        study.rows.append(_row(Reader(row, f"{reader.where}, row{called}"), folder))
-    reader.done()
-    _check(study, reader.where)
-    return study
+def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study]) -> Study:
+    """One table or figure; with `table`, on the settings and rows of another, so that nothing is run twice."""
+    kind = reader.take("kind", str, "table" if form == "table" else MISSING)
+    if kind not in KINDS[form]:
+        raise reader.wrong(unknown_name(f"kind of {form}", kind, KINDS[form]))
+    base = _base(reader, tables)
 
+    def like(name: str, otherwise: Any = MISSING) -> Any:
+        return getattr(base, name) if base else otherwise
 
-def _figure(reader: Reader, folder: Path, tables: Sequence[Study]) -> Study:
-    kind = reader.take("kind", str)
-    if kind not in FIGURES:
-        raise reader.wrong(unknown_name("kind of figure", kind, FIGURES))
-    vary, values = ("", [])
-    if kind == "sweep":
-        vary, values = reader.take("vary", str), reader.take("values", list)
-        if vary.partition(".")[0] not in ("fields", "run") or not vary.partition(".")[2]:
-            raise reader.error(f"vary must be fields.NAME or run.NAME, not '{vary}'")
-        if not values:
-            raise reader.error("values must name at least one value")
-    if kind == "tables":
-        vary, values = "probe.item table", list(probes.TABLES)
-    source = reader.take("table", str, "")
-    if not source:
-        return _study(reader, folder, kind, vary, values)
-    # The rows of a table, so that nothing is written, or run, twice.
-    known = {table.id: table for table in tables}
-    if source not in known:
-        raise reader.wrong(unknown_name("table", source, known))
-    table = known[source]
-    rows = {row.name: row for row in table.rows}
-    named = reader.texts("rows", list(rows))
-    for name in named:
-        if name not in rows:
-            raise reader.wrong(unknown_name(f"row of table {source}", name, rows))
     study = Study(
+        form=form,
         kind=kind,
         id=reader.identity(),
         title=reader.take("title", str),
-        metrics=reader.texts("metrics", table.metrics),
-        scale=reader.take("scale", float, table.scale),
-        data=reader.texts("data", table.data),
-        protocols=reader.texts("protocols", table.protocols),
-        seeds=reader.take("seeds", int, table.seeds),
-        rounds=reader.take("rounds", int, table.rounds),
-        run={**table.run, **reader.take("run", dict, {})},
+        metrics=reader.texts("metrics", like("metrics")),
+        also=reader.texts("also", []),
+        scale=reader.take("scale", float, like("scale", 1.0)),
+        data=reader.texts("data", like("data")),
+        protocols=reader.texts("protocols", like("protocols", ["published", "strict"])),
+        seeds=reader.take("seeds", int, like("seeds", 3)),
+        rounds=reader.take("rounds", int, like("rounds", None)),
+        run={**like("run", {}), **reader.take("run", dict, {})},
+        run_on=reader.take("run_on", dict, {}),
         note=reader.take("note", str, ""),
-        # A table's figures and what is said of them say nothing of a curve.
-        rows=[replace(rows[name], published={}, note="", notes={}) for name in named],
-        vary=vary,
-        values=list(values),
+        rows=[],
+        pairs=_pairs(reader) if kind == "pairs" else [],
+        **(_varied(reader) if kind == "sweep" else SWAPPED if kind == "tables" else {}),
     )
+    for data, settings in like("run_on", {}).items():
+        if data in study.data:
+            study.run_on[data] = {**settings, **study.run_on.get(data, {})}
+    study.rows.extend(_rows(reader, folder, study, base))
     reader.done()
-    for place, row in enumerate(study.rows):
-        study.rows[place] = replace(row, on={name: own for name, own in row.on.items() if name in study.data})
-    _check(study, reader.where)
+    check_study(study, reader.where)
     return study
 
 
-def _row(reader: Reader, folder: Path) -> Row:
+def _base(reader: Reader, tables: Sequence[Study]) -> Study | None:
+    source = reader.take("table", str, "")
+    known = {table.id: table for table in tables}
+    if source and source not in known:
+        raise reader.wrong(unknown_name("table before this one", source, known))
+    return known.get(source)
+
+
+def _varied(reader: Reader) -> dict[str, Any]:
+    vary, values = reader.take("vary", str), reader.take("values", list)
+    place, _, name = vary.partition(".")
+    if place not in ("fields", "run") or not name:
+        raise reader.error(f"vary must be fields.NAME or run.NAME, not '{vary}'")
+    if not values:
+        raise reader.error("values must name at least one value")
+    labels = reader.texts("labels", [str(value) for value in values])
+    if len(labels) != len(values):
+        raise reader.error(f"labels must be {len(values)} texts, one for each value, not {len(labels)}")
+    return {"vary": vary, "values": values, "labels": labels, "axis": reader.take("axis", str, name)}
+
+
+def _pairs(reader: Reader) -> list[tuple[str, str]]:
+    pairs = reader.take("pairs", list)
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(name, str) for name in pair):
+            raise reader.error(f"pairs must be lists of two rows, the one without and the one with it, not {pair!r}")
+    if not pairs:
+        raise reader.error("pairs must name at least one pair of rows")
+    return [(one, other) for one, other in pairs]
+
+
+def _rows(reader: Reader, folder: Path, study: Study, base: Study | None) -> list[Row]:
+    """Those written here; those named of the table that this one builds on; without either, all of that table's."""
+    known = {row.name: row for row in base.rows} if base else {}
+    written = [
+        _row(Reader(row, f"{reader.where}, row{_called(row, number)}"), folder, study, known)
+        for number, row in enumerate(reader.tables("row"), 1)
+    ]
+    own = {row.name: row for row in written}
+    if study.kind == "pairs":
+        names = list(dict.fromkeys(name for pair in study.pairs for name in pair))
+        return [*written, *_taken(reader, [name for name in names if name not in own], known, study, published=True)]
+    if base is None:
+        return written
+    return [*written, *_taken(reader, reader.texts("rows", [] if written else list(known)), known, study)]
+
+
+def _called(row: Mapping[str, Any], number: int) -> str:
+    return f" '{row['name']}'" if isinstance(row.get("name"), str) else f" {number}"
+
+
+def _taken(
+    reader: Reader, names: Sequence[str], known: Mapping[str, Row], study: Study, *, published: bool = False
+) -> list[Row]:
+    """Rows as another table has them; its figures and what is said of them stay there, unless they are asked for."""
+    for name in names:
+        if name not in known:
+            raise reader.wrong(unknown_name("row of the table that this one builds on", name, known))
+    return [_here(known[name], study, published=published) for name in names]
+
+
+def _here(row: Row, study: Study, *, published: bool = False) -> Row:
+    def kept(by_data: Mapping[str, Any]) -> dict[str, Any]:
+        return {data: value for data, value in by_data.items() if data in study.data}
+
+    row = replace(row, on=kept(row.on), slice=kept(row.slice), values=[])
+    if not published:
+        return replace(row, published={}, published_sd={}, note="", notes={})
+    return replace(row, published=kept(row.published), published_sd=kept(row.published_sd), notes=kept(row.notes))
+
+
+def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -> Row:
     name = reader.take("name", str)
+    if known and not {"method", "missing"} & set(reader.values):
+        source = reader.take("of", str, name)
+        if source not in known:
+            raise reader.wrong(unknown_name("row of the table that this one builds on", source, known))
+        row = replace(_here(known[source], study), name=name)
+    else:
+        row = _new_row(reader, folder, name)
+    on = reader.take("on", dict, {})
+    row = replace(
+        row,
+        fields={**row.fields, **reader.take("fields", dict, {})},
+        # What is no table of fields is refused when the whole study is checked.
+        on={
+            **row.on,
+            **{data: {**row.on.get(data, {}), **own} if isinstance(own, dict) else own for data, own in on.items()},
+        },
+        run={**row.run, **reader.take("run", dict, {})},
+        rounds=reader.take("rounds", int, row.rounds),
+        published=reader.take("published", dict, {}),
+        published_sd=reader.take("published_sd", dict, {}),
+        note=reader.take("note", str, ""),
+        notes=reader.take("notes", dict, {}),
+        values=reader.take("values", list, []),
+        slice=reader.take("slice", dict, row.slice),
+    )
+    reader.done()
+    return row
+
+
+def _new_row(reader: Reader, folder: Path, name: str) -> Row:
     missing = reader.take("missing", str, "")
     method = reader.take("method", str, "" if missing else MISSING)
     path, colon, _ = method.rpartition(":")
@@ -264,82 +252,4 @@ def _row(reader: Reader, folder: Path) -> Row:
         raise reader.wrong(unknown_name("method", method, METHODS))
     elif method not in METHODS:
         method = ""
-    row = Row(
-        name=name,
-        method=method or None,
-        fields=reader.take("fields", dict, {}),
-        on=reader.take("on", dict, {}),
-        run=reader.take("run", dict, {}),
-        rounds=reader.take("rounds", int, None),
-        published=reader.take("published", dict, {}),
-        note=reader.take("note", str, ""),
-        notes=reader.take("notes", dict, {}),
-        missing=missing,
-    )
-    reader.done()
-    return row
-
-
-def _check(study: Study, where: str) -> None:
-    """What only shows when a whole table is read: figures that do not fit, methods that refuse their fields."""
-    for protocol in study.protocols:
-        if protocol not in PROTOCOLS:
-            raise at(where, unknown_name("protocol", protocol, PROTOCOLS))
-    if not study.rows:
-        raise HomebodyError(f"{where}: it has no [[row]].")
-    if study.seeds < 1:
-        raise HomebodyError(f"{where}: seeds must be at least 1, not {study.seeds}.")
-    if not study.scale > 0:
-        raise HomebodyError(f"{where}: scale must be above 0, not {study.scale:g}.")
-    insist_distinct([row.name for row in study.rows], where, "rows named")
-    for row in study.rows:
-        here = f"{where}, row '{row.name}'"
-        for name in (*study.run, *row.run):
-            if name not in RUN:
-                raise at(here, unknown_name("setting of a run", name, RUN))
-        for part in ("on", "published", "notes"):
-            for data, value in getattr(row, part).items():
-                if data not in study.data:
-                    raise at(here, unknown_name(f"data set of this table in '{part}'", data, study.data))
-                if part == "on" and not isinstance(value, dict):
-                    raise HomebodyError(f"{here}: on.{data} must be a table of fields, not {value!r}.")
-                if part == "notes" and not isinstance(value, str):
-                    raise HomebodyError(f"{here}: notes.{data} must be a text, not {value!r}.")
-                if part == "published":
-                    _check_published(study, data, value, here)
-        if row.method is None:
-            continue
-        for data in study.data:
-            for value in study.points:
-                try:
-                    recipe = study.recipe(row, data, study.protocols[0], 0, value)
-                    recipe.check()
-                    method = recipe.build()
-                    if study.kind in probes.PROBES:
-                        probes.refuse(study.kind, method, recipe.method)
-                except HomebodyError as error:
-                    raise at(here, error) from error
-
-
-def _check_published(study: Study, data: str, given: Any, where: str) -> None:
-    lists = [given] if study.kind != "sweep" else given
-    wanted = f"{len(study.metrics)} figures ({', '.join(study.metrics)})"
-    if study.kind == "sweep" and (not isinstance(given, list) or len(given) != len(study.values)):
-        raise HomebodyError(f"{where}: published.{data} must have {len(study.values)} lists, one for each value.")
-    for figures in lists:
-        if not isinstance(figures, list) or not all(type(one) in (int, float) for one in figures):
-            raise HomebodyError(f"{where}: published.{data} must be a list of {wanted}, not {figures!r}.")
-        if len(figures) != len(study.metrics):
-            raise HomebodyError(f"{where}: published.{data} has {len(figures)} figures, and the table {wanted}.")
-
-
-def published(study: Study, row: Row, data: str, point: int = 0) -> dict[str, float]:
-    """The published figure of each metric, in parts of one; where there is none, the metric is left out."""
-    figures = row.published.get(data, [])
-    if study.kind == "sweep" and figures:
-        figures = figures[point]
-    return {
-        metric: figure / study.scale
-        for metric, figure in zip(study.metrics, figures, strict=False)
-        if not math.isnan(figure)
-    }
+    return Row(name, method or None, {}, {}, {}, None, {}, "", {}, missing)

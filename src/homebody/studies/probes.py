@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import importlib.util
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from homebody.run import reopen
 from homebody.runtime import Simulator
 from homebody.runtime.lending import ITEM, Borrowing, item_tables
 
-__all__ = ["MARKS", "PROBES", "TABLES", "file_of", "lacks", "refuse", "take"]
+__all__ = ["MARKS", "PROBES", "TABLES", "file_of", "lacks", "looked", "refuse", "take"]
 
 SCHEMA_VERSION = 1
 TABLES = {
@@ -70,6 +69,19 @@ def take(path: Path, probes: Sequence[str]) -> dict[str, str]:
     finally:
         fitted.ledger.close()
     return refused
+
+
+def looked(probe: str, results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Runs' results with what a probe found in each model, or why it refused; one never probed is left out."""
+    found: list[Mapping[str, Any]] = []
+    for result in results:
+        if "error" in result:
+            found.append(result)
+        elif why := result.get("refused", {}).get(probe):
+            found.append({**result, "error": why})
+        elif (file := file_of(Path(str(result["run"])), probe)).exists():
+            found.append({**result, "probe": RunFolder.open(file.parent).read_json(file.name)})
+    return found
 
 
 def lacks(probe: str) -> str | None:
@@ -169,27 +181,6 @@ def embedding(fitted: Fitted, population: Population, seed: int) -> dict[str, An
         "mark": mark[items].tolist(),
         "separation": {"training": float(training[0]), "held_out": float(test[0])},
         "people": {"count": len(people), "training": float(training.mean()), "held_out": float(test.mean())},
-    }
-
-
-def panel(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a figure shows of several seeds: the picture of the first, and the separation on average over seeds."""
-    spread = {name: [float(one["people"][name]) for one in found] for name in ("training", "held_out")}
-    picture = {name: value for name, value in found[0].items() if name not in ("schema", "people")}
-    return {
-        **picture,
-        "n": len(found),
-        "people": {
-            "count": found[0]["people"]["count"],
-            **{
-                name: {
-                    "mean": statistics.fmean(values),
-                    "sd": statistics.stdev(values) if len(values) > 1 else None,
-                    "values": values,
-                }
-                for name, values in spread.items()
-            },
-        },
     }
 
 

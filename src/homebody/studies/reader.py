@@ -53,7 +53,11 @@ class Reader:
         return identity
 
     def texts(self, name: str, default: Any = MISSING) -> list[str]:
-        values: list[str] = self.take(name, list, default)
+        """At least one; a default may be none."""
+        if name not in self.values and default is not MISSING:
+            self.known.append(name)
+            return list(default)
+        values: list[str] = self.take(name, list)
         if not values or not all(isinstance(value, str) for value in values):
             raise self.error(f"'{name}' must be a list of at least one text, not {values!r}")
         insist_distinct(values, self.where, f"entries of '{name}' called")

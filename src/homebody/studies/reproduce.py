@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -13,19 +12,22 @@ from typing import Any
 
 from homebody.errors import HomebodyError, unknown_name
 from homebody.recipe import Recipe
-from homebody.report import RunFolder
-from homebody.report.markdown import reproduction_markdown
-from homebody.report.pages import has_plotly, reproduction_page
+from homebody.report import RunFolder, jsonable
+from homebody.report.pages import has_plotly
+from homebody.report.reproduction import reproduction_markdown
+from homebody.report.reproduction_page import reproduction_page
 from homebody.studies import probes
-from homebody.studies.cells import Progress, run_cells
+from homebody.studies.cells import Progress, cell_key, run_cells
 from homebody.studies.made import command_text, made, without_paths, write_all
-from homebody.studies.papers import Paper, Row, Study, published
+from homebody.studies.obtained import LINES, TOLERANCE, Runs
+from homebody.studies.papers import Paper
+from homebody.studies.study import Row, Study
 
 __all__ = ["Plan", "plan", "reproduce"]
 
-SCHEMA_VERSION = 1
-TOLERANCE = 1.5
-"""Points by which an obtained figure may fall short before it is marked."""
+SCHEMA_VERSION = 2
+SHAPE = ("kind", "metrics", "also", "protocols", "vary", "labels")
+"""What two results of a study must have in common to stand side by side."""
 EVERY = 2.0
 """Seconds between two writings of the pages while cells finish."""
 
@@ -40,7 +42,7 @@ class Cell:
     protocol: str
     point: int
     run: int
-    """Which of the plan's recipes: a table and a figure may show the same run."""
+    """Which of the plan's recipes, those that are not run behind the others: two studies may show the same run."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,15 @@ class Plan:
     paper: Paper
     studies: list[tuple[Study, list[str]]]
     recipes: list[Recipe]
+    """What is run."""
+    others: list[Recipe]
+    """Under the protocols that were not asked for: shown if they were run before."""
     cells: list[Cell]
     command: str
     rounds: int | None
+    protocols: list[str]
     probes: list[list[str]]
-    """For each recipe, what is looked for in its model."""
+    """For each of the recipes that are run, what is looked for in its model."""
 
 
 def plan(
@@ -63,6 +69,7 @@ def plan(
     table: str | None = None,
     figure: str | None = None,
     data: Sequence[str] = (),
+    protocols: Sequence[str] = (),
     seeds: int | None = None,
     rounds: int | None = None,
     data_dir: str | None = None,
@@ -78,50 +85,77 @@ def plan(
     for name in data:
         if name not in known:
             raise unknown_name("data set of this part of the paper", name, known)
+    under = {name for study in chosen for name in study.protocols}
+    for name in protocols:
+        if name not in under:
+            raise unknown_name("protocol of this part of the paper", name, under)
     studies = []
     for study in chosen:
         wanted = [name for name in study.data if not data or name in data]
-        if wanted:
+        if wanted and (not protocols or set(protocols) & set(study.protocols)):
             studies.append((replace(study, seeds=seeds or study.seeds), wanted))
-    recipes: dict[str, Recipe] = {}
-    cells = []
-    for study, names in studies:
-        rows = [row for row in study.rows if row.method is not None]
-        points = list(enumerate(study.points))
-        for name, row, protocol, (point, value), seed in product(
-            names, rows, study.protocols, points, range(study.seeds)
-        ):
-            recipe = study.recipe(row, name, protocol, seed, value)
-            recipe = replace(recipe, rounds=rounds or recipe.rounds, data_dir=data_dir)
-            recipes.setdefault(recipe.to_toml(), recipe)
-            cells.append(Cell(study, row, name, protocol, point, list(recipes).index(recipe.to_toml())))
-    options = {"table": table, "figure": figure, "data": list(data), "seeds": seeds, "rounds": rounds}
+    asked = list(protocols) or sorted(under)
+    every = _Numbered(rounds, data_dir)
+    cells = every.cells(studies, asked)
+    recipes = list(every.recipes)
+    cells += every.cells(studies, under.difference(asked))
+    options = {
+        "table": table,
+        "figure": figure,
+        "data": list(data),
+        "protocol": list(protocols),
+        "seeds": seeds,
+        "rounds": rounds,
+    }
     command = command_text(f"homebody reproduce {paper.name}", options)
-    looked = _probes(paper, studies, recipes, seeds, rounds, data_dir)
-    return Plan(paper, studies, list(recipes.values()), cells, command, rounds, looked)
+    looked = _probes(paper, {study.label for study, _ in studies}, every, seeds)[: len(recipes)]
+    return Plan(paper, studies, recipes, every.recipes[len(recipes) :], cells, command, rounds, asked, looked)
 
 
-def _probes(
-    paper: Paper,
-    studies: Sequence[tuple[Study, list[str]]],
-    recipes: Mapping[str, Recipe],
-    seeds: int | None,
-    rounds: int | None,
-    data_dir: str | None,
-) -> list[list[str]]:
+def _probes(paper: Paper, asked: Collection[str], every: _Numbered, seeds: int | None) -> list[list[str]]:
     """Also what figures that were not asked for would look for: a model is there once, and looking costs little."""
-    found: dict[str, list[str]] = {text: [] for text in recipes}
-    asked = {study.label for study, _ in studies}
+    found: list[list[str]] = [[] for _ in every.recipes]
     for study in paper.studies:
         if study.kind not in probes.PROBES or (study.label not in asked and probes.lacks(study.kind)):
             continue
-        rows = [row for row in study.rows if row.method is not None]
-        for name, row, protocol, seed in product(study.data, rows, study.protocols, range(seeds or study.seeds)):
-            recipe = study.recipe(row, name, protocol, seed)
-            text = replace(recipe, rounds=rounds or recipe.rounds, data_dir=data_dir).to_toml()
-            if study.kind not in found.get(text, [study.kind]):
-                found[text].append(study.kind)
-    return list(found.values())
+        for name, row, protocol in product(study.data, study.rows, study.protocols):
+            for seed in range(seeds or study.seeds) if row.method is not None else ():
+                place = every.known(study.recipe(row, name, protocol, seed))
+                if place is not None and study.kind not in found[place]:
+                    found[place].append(study.kind)
+    return found
+
+
+class _Numbered:
+    """The recipes of a plan, each once, in the order in which they are first needed."""
+
+    def __init__(self, rounds: int | None, data_dir: str | None) -> None:
+        self.rounds, self.data_dir = rounds, data_dir
+        self.recipes: list[Recipe] = []
+        self.places: dict[str, int] = {}
+
+    def cells(self, studies: Sequence[tuple[Study, Sequence[str]]], protocols: Collection[str]) -> list[Cell]:
+        return [
+            Cell(study, row, name, protocol, point, self._place(study.recipe(row, name, protocol, seed, value)))
+            for study, names in studies
+            for name, row, protocol in product(names, study.rows, study.protocols)
+            if protocol in protocols and row.method is not None
+            for (point, value), seed in product(enumerate(study.points(row)), range(study.seeds))
+        ]
+
+    def known(self, recipe: Recipe) -> int | None:
+        """Which of them this one is, if any."""
+        return self.places.get(self._as_run(recipe).to_toml())
+
+    def _as_run(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, rounds=self.rounds or recipe.rounds, data_dir=self.data_dir)
+
+    def _place(self, recipe: Recipe) -> int:
+        recipe = self._as_run(recipe)
+        place = self.places.setdefault(recipe.to_toml(), len(self.recipes))
+        if place == len(self.recipes):
+            self.recipes.append(recipe)
+        return place
 
 
 def _named(kind: str, wanted: str | None, studies: Sequence[Study], otherwise: bool) -> list[Study]:
@@ -147,6 +181,10 @@ def reproduce(
     """
     folder = out / "reproduce" / planned.paper.name
     book = _Book(planned, folder)
+    for place, recipe in enumerate(planned.others, len(planned.recipes)):
+        kept = out / "cells" / cell_key(recipe)
+        if (kept / "result.json").exists():
+            book.add(place, {**RunFolder.open(kept).read_json("result.json"), "run": str(kept)})
     written = time.monotonic()
 
     def on_progress(progress: Progress) -> None:
@@ -182,8 +220,11 @@ class _Book:
         self.planned, self.folder = planned, folder
         self.before = _read(folder / "result.json", planned.paper)
         self.results: dict[int, Mapping[str, Any]] = {}
+        self.places: dict[tuple[str, str, str, str, int], list[int]] = {}
+        for cell in planned.cells:
+            key = (cell.study.label, cell.row.name, cell.data, cell.protocol, cell.point)
+            self.places.setdefault(key, []).append(cell.run)
         self.lines: dict[str, list[dict[str, Any]]] = {}
-        self.looked: dict[Path, dict[str, Any]] = {}
         self.made = made(planned.command)
         self.began = time.monotonic()
 
@@ -195,20 +236,24 @@ class _Book:
         files: dict[str, Any] = {"result.json": result, "RESULTS.md": reproduction_markdown(result)}
         if has_plotly():
             files["index.html"] = reproduction_page(result)
-        if self.results or not self.planned.cells:
+        if self._ours() or not self.planned.recipes:
             write_all(self.folder, files)
         return result
 
+    def _ours(self) -> list[Mapping[str, Any]]:
+        """The results of what this command runs."""
+        return [result for run, result in self.results.items() if run < len(self.planned.recipes)]
+
     def result(self) -> dict[str, Any]:
         paper = self.planned.paper
-        finished = [result for result in self.results.values() if "error" not in result]
+        finished = [result for result in self._ours() if "error" not in result]
         self.made |= {
             "seconds": time.monotonic() - self.began,
-            "runs": len(self.results),
+            "runs": len(self._ours()),
             "run_seconds": sum(float(result["seconds"]) for result in finished),
         }
         studies = [self._study(study) for study in paper.studies]
-        return {
+        whole = {
             "schema": SCHEMA_VERSION,
             "paper": paper.name,
             "title": paper.title,
@@ -219,6 +264,8 @@ class _Book:
             "studies": studies,
             "invocations": _invocations(studies),
         }
+        as_json: dict[str, Any] = jsonable(whole)
+        return as_json
 
     def _study(self, study: Study) -> dict[str, Any]:
         parts = dict(self.before.get(study.label, {}))
@@ -231,106 +278,41 @@ class _Book:
         return {
             "id": study.id,
             "label": study.label,
+            "form": study.form,
             "kind": study.kind,
             "title": study.title,
             "note": study.note,
             "metrics": study.metrics,
+            "also": study.also,
             "scale": study.scale,
             "protocols": study.protocols,
-            "against": against(study),
+            "against": study.against,
             "vary": study.vary,
+            "axis": study.axis,
+            "labels": study.labels,
             "data": {name: parts[name] for name in study.data if name in parts},
         }
 
     def _part(self, study: Study, data: str) -> dict[str, Any]:
         mine = {cell.run for cell in self.planned.cells if cell.study is study and cell.data == data}
-        done = [self.results[n] for n in sorted(mine) if n in self.results]
-        whole = [result for result in done if "error" not in result]
-        show = {
-            "table": self._row,
-            "convergence": self._curves,
-            "sweep": self._points,
-            "tables": self._points,
-            "embedding": self._panels,
-        }[study.kind]
+        asked = {run for run in mine if run < len(self.planned.recipes)}
+        whole = [self.results[n] for n in sorted(mine) if n in self.results and "error" not in self.results[n]]
+        runs = Runs(study, data, lambda *of: self._of(study, data, *of), self._rounds)
         return {
             "made": self.made,
             "seeds": study.seeds,
             "rounds": self.planned.rounds,
-            "planned": len(mine),
-            "finished": len(done),
+            "protocols": [name for name in study.protocols if name in self.planned.protocols],
+            "planned": len(asked),
+            "finished": len(asked & self.results.keys()),
             "meanings": {result["protocol"]: _meaning(result) for result in whole},
             "notes": list(dict.fromkeys(without_paths(note) for result in whole for note in result["notes"])),
-            "rows": [show(study, row, data) for row in study.rows],
+            "rows": LINES[study.kind](runs),
         }
 
-    def _cells(self, study: Study, row: Row, data: str, protocol: str, point: int = 0) -> list[Mapping[str, Any]]:
-        found = [
-            self.results[cell.run]
-            for cell in self.planned.cells
-            if cell.study is study and cell.row is row and cell.run in self.results
-            if (cell.data, cell.protocol, cell.point) == (data, protocol, point)
-        ]
-        if study.kind not in probes.PROBES:
-            return found
-        looked = [self._looked(study.kind, result) for result in found]
-        if study.kind == "tables":
-            name = study.points[point]
-            return [one if "error" in one else {**one, "metrics": one["probe"]["metrics"][name]} for one in looked]
-        return looked
-
-    def _looked(self, probe: str, result: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A run's result with what a probe found in its model, or why there is none."""
-        if "error" in result:
-            return result
-        if why := result.get("refused", {}).get(probe):
-            return {**result, "error": why}
-        file = probes.file_of(Path(str(result["run"])), probe)
-        if file not in self.looked:
-            self.looked[file] = RunFolder.open(file.parent).read_json(file.name)
-        return {**result, "probe": self.looked[file]}
-
-    def _panels(self, study: Study, row: Row, data: str) -> dict[str, Any]:
-        """By protocol: the picture of the first seed, and how far apart a person's own items lie, over all seeds."""
-        panels, errors = {}, []
-        for protocol in study.protocols if row.method is not None else ():
-            cells = self._cells(study, row, data, protocol)
-            errors += [without_paths(str(result["error"])) for result in cells if "error" in result]
-            if found := [result["probe"] for result in cells if "error" not in result]:
-                panels[protocol] = probes.panel(found)
-        return {**_named_row(row, data), "panels": panels, "errors": list(dict.fromkeys(errors))}
-
-    def _row(self, study: Study, row: Row, data: str) -> dict[str, Any]:
-        return {**_named_row(row, data), **self._figures(study, row, data)}
-
-    def _points(self, study: Study, row: Row, data: str) -> dict[str, Any]:
-        points = [
-            {"value": value, **self._figures(study, row, data, point)} for point, value in enumerate(study.points)
-        ]
-        return {**_named_row(row, data), "points": points}
-
-    def _figures(self, study: Study, row: Row, data: str, point: int = 0) -> dict[str, Any]:
-        """Published, obtained under each protocol, and how far apart they are, in points."""
-        given = published(study, row, data, point)
-        found = (
-            {}
-            if row.method is None
-            else {p: _obtained(self._cells(study, row, data, p, point), study.metrics) for p in study.protocols}
-        )
-        ours = found.get(against(study), {}).get("metrics", {})
-        gaps = {name: 100 * (ours[name]["mean"] - figure) for name, figure in given.items() if name in ours}
-        short = [name for name, gap in gaps.items() if gap < -TOLERANCE]
-        return {"published": given, "obtained": found, "difference": gaps, "short": short}
-
-    def _curves(self, study: Study, row: Row, data: str) -> dict[str, Any]:
-        curves, errors = {}, []
-        for protocol in study.protocols if row.method is not None else ():
-            cells = self._cells(study, row, data, protocol)
-            errors += [without_paths(str(result["error"])) for result in cells if "error" in result]
-            runs = [self._rounds(str(result["run"])) for result in cells if "error" not in result]
-            if runs:
-                curves[protocol] = {metric: _curve(runs, metric) for metric in study.metrics}
-        return {**_named_row(row, data), "curves": curves, "errors": list(dict.fromkeys(errors))}
+    def _of(self, study: Study, data: str, row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
+        places = self.places.get((study.label, row.name, data, protocol, point), [])
+        return [self.results[place] for place in places if place in self.results]
 
     def _rounds(self, run: str) -> list[dict[str, Any]]:
         if run not in self.lines:
@@ -338,54 +320,8 @@ class _Book:
         return self.lines[run]
 
 
-def against(study: Study) -> str:
-    """The protocol whose figures are set against the published ones."""
-    return "published" if "published" in study.protocols else study.protocols[0]
-
-
 def _meaning(result: Mapping[str, Any]) -> str:
     return without_paths(str(result["meaning"])).removeprefix(f"protocol {result['protocol']}: ")
-
-
-def _named_row(row: Row, data: str) -> dict[str, Any]:
-    reason = row.missing if row.method is None else ""
-    return {"name": row.name, "note": row.note_on(data), "missing": reason}
-
-
-def _obtained(results: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> dict[str, Any]:
-    runs = [result for result in results if "error" not in result]
-    errors = [without_paths(str(result["error"])) for result in results if "error" in result]
-    found = {}
-    for metric in metrics if runs else ():
-        if metric not in runs[0]["metrics"]:
-            raise unknown_name("metric", metric, runs[0]["metrics"])
-        values = [float(run["metrics"][metric]) for run in runs]
-        sd = statistics.stdev(values) if len(values) > 1 else None
-        found[metric] = {"mean": statistics.fmean(values), "sd": sd, "values": values}
-    return {
-        "n": len(runs),
-        "metrics": found,
-        "errors": list(dict.fromkeys(errors)),
-        "seconds": statistics.fmean(float(run["seconds"]) for run in runs) if runs else None,
-        "chosen_rounds": [run["chosen_round"] for run in runs],
-        "cells": [Path(run["run"]).name for run in runs],
-    }
-
-
-def _curve(runs: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> dict[str, Any]:
-    """Mean, least and most over seeds, at each round that all of them evaluated."""
-    series = [{line["step"]: line["metrics"][metric] for line in lines if metric in line["metrics"]} for lines in runs]
-    if not all(series):
-        raise HomebodyError(f"No round was evaluated for {metric}: a convergence figure needs a metric of every round.")
-    rounds = sorted(set.intersection(*(set(one) for one in series)))
-    at = [[float(one[step]) for one in series] for step in rounds]
-    return {
-        "n": len(series),
-        "round": rounds,
-        "mean": [statistics.fmean(values) for values in at],
-        "low": [min(values) for values in at],
-        "high": [max(values) for values in at],
-    }
 
 
 def _invocations(studies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -406,14 +342,16 @@ def _read(path: Path, paper: Paper) -> dict[str, dict[str, Any]]:
     """The parts that earlier commands made, by label and data set."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        if result["schema"] > SCHEMA_VERSION or result["paper"] != paper.name:
-            raise HomebodyError(f"{path} was written by a newer Homebody, or for another paper: move it away.")
+        if result["schema"] != SCHEMA_VERSION or result["paper"] != paper.name:
+            raise HomebodyError(
+                f"{path} was written by another version of Homebody, or for another paper: move it away."
+            )
         # A table whose recipe has other columns by now does not go together with what was made before.
-        shapes = {study.label: (study.kind, study.metrics, study.protocols, study.vary) for study in paper.studies}
+        shapes = {study.label: [getattr(study, name) for name in SHAPE] for study in paper.studies}
         return {
             study["label"]: dict(study["data"])
             for study in result["studies"]
-            if shapes.get(study["label"]) == (study["kind"], study["metrics"], study["protocols"], study["vary"])
+            if shapes.get(study["label"]) == [study[name] for name in SHAPE]
         }
     except FileNotFoundError:
         return {}

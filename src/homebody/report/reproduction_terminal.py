@@ -1,0 +1,122 @@
+"""A reproduction on the terminal: tables that 80 columns are enough for; the rest is on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from homebody.report.grids import (
+    SHORT,
+    Grid,
+    columns_of,
+    compared,
+    embedding_grid,
+    obtained,
+    printed,
+    rounds_grid,
+    state,
+    values_grid,
+)
+from homebody.report.words import metric_name, points
+
+__all__ = ["print_reproduction"]
+
+
+def print_reproduction(
+    result: Mapping[str, Any], folder: Path, labels: Collection[str], console: Console | None = None
+) -> None:
+    """The tables and figures of these labels, and where the page is."""
+    console = console or Console()
+    short = False
+    for study in result["studies"]:
+        if study["label"] not in labels:
+            continue
+        for data, part in study["data"].items():
+            scale = f" × {study['scale']:g}" if study["scale"] != 1 and compared(study) else ""
+            title = f"{study['label']}, {data}{scale}, {part['seeds']} seed{'s' if part['seeds'] > 1 else ''}"
+            console.print(SHOWN[study["kind"]](study, part, title))
+            short = short or any(_is_short(line) for line in part["rows"])
+            for sentence in state(part, study["protocols"]):
+                console.print(sentence, highlight=False, markup=False)
+    page = "index.html" if (folder / "index.html").exists() else "RESULTS.md"
+    mark = f"{SHORT} short by more than {result['tolerance']:g} points" if short else ""
+    for text in filter(None, (mark, f"page: {folder / page}")):
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _is_short(line: Mapping[str, Any]) -> bool:
+    return any(group.get("short") for group in (line, *line.get("points", [])))
+
+
+def _table(title: str, names: int, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Headings may break, and so may what a row is called; figures never do."""
+    shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for place, column in enumerate(columns):
+        wide = max((len(row[place]) for row in rows), default=0)
+        least = min(wide, 12) if place == 0 else wide
+        shown.add_column(column, overflow="fold", min_width=least, justify="left" if place < names else "right")
+    for row in rows:
+        shown.add_row(*row)
+    return shown
+
+
+def _rows(study: Mapping[str, Any], part: Mapping[str, Any], title: str) -> Table:
+    """A line a row and metric."""
+    ours = [f"obtained,\n{protocol}" for protocol in study["protocols"]]
+    differs = ["differ-\nence"] if compared(study) else []
+    rows: list[list[str]] = []
+    for line in part["rows"]:
+        for place, metric in enumerate(columns_of(study)):
+            cells = [obtained(study, part, line, protocol, metric) for protocol in study["protocols"]]
+            gap = points(line["difference"].get(metric))
+            marked = f"{SHORT} {gap}" if metric in line["short"] else gap
+            start = ["" if place else line["name"], metric_name(metric), printed(study, line, metric)]
+            rows.append([*start, *cells, *([marked] if differs else [])])
+    return _table(title, 2, ["method", "metric", "published", *ours, *differs], rows)
+
+
+def _values(study: Mapping[str, Any], part: Mapping[str, Any], title: str) -> Table:
+    """A line a value, and what was published or obtained for it."""
+    return _drawn(values_grid(study, part), title)
+
+
+def _rounds(study: Mapping[str, Any], part: Mapping[str, Any], title: str) -> Table:
+    """The last round and the best."""
+    return _drawn(rounds_grid(study, part, shares=(1.0,)), title)
+
+
+def _apart(study: Mapping[str, Any], part: Mapping[str, Any], title: str) -> Table:
+    """What a plot shows in figures."""
+    grid = embedding_grid(study, part)
+    columns = [column.replace(": ", ":\n") for column in grid.columns]
+    return _drawn(grid._replace(columns=columns), title)
+
+
+SHOWN = {
+    "table": _rows,
+    "pairs": _rows,
+    "sweep": _values,
+    "convergence": _rounds,
+    "tables": _values,
+    "embedding": _apart,
+}
+"""How each kind of study is printed."""
+
+
+def _drawn(grid: Grid, title: str) -> Table:
+    """Names stand once, until they change."""
+    rows: list[list[str]] = []
+    before: list[str] = []
+    for row in grid.rows:
+        cells = [cell.replace(" protocol", "") for cell in row[: grid.left]] + row[grid.left :]
+        same = 0
+        while same < grid.left - 1 and before[: same + 1] == cells[: same + 1]:
+            same += 1
+        rows.append(["" for _ in range(same)] + cells[same:])
+        before = cells
+    return _table(title, grid.left, grid.columns, rows)

@@ -1,0 +1,245 @@
+"""From the results of runs to the lines of a table or a figure: means, deviations, differences, curves."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from homebody.errors import HomebodyError, unknown_name
+from homebody.report.words import QUANTITIES
+from homebody.studies import probes
+from homebody.studies.made import without_paths
+from homebody.studies.study import Row, Study, deviations, published
+
+__all__ = ["LINES", "TOLERANCE", "Runs"]
+
+TOLERANCE = 1.5
+"""Points by which an obtained figure may fall short before it is marked."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What was run for one table or figure on one data set."""
+
+    study: Study
+    """With as many seeds as were asked for."""
+    data: str
+    of: Callable[[Row, str, int], Sequence[Mapping[str, Any]]]
+    """The results so far, of a row, a protocol and a point."""
+    rounds: Callable[[str], Sequence[Mapping[str, Any]]]
+    """The rounds of a run."""
+
+
+def table(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row."""
+    return [{**_named(row, runs.data), **_figures(runs, row)} for row in runs.study.rows]
+
+
+def pairs(runs: Runs) -> list[dict[str, Any]]:
+    """Three lines a pair: without, with, and the improvement as a part of the first."""
+    lines = {line["name"]: line for line in table(runs)}
+    out = []
+    for without, with_ in runs.study.pairs:
+        one, other = lines[without], lines[with_]
+        out += [one, other, _improvement(runs, one, other)]
+    return out
+
+
+def sweep(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row, with a point for each value."""
+    study = runs.study
+    lines = []
+    for row in study.rows:
+        values = zip(study.points(row), study.labels, strict=True)
+        points = [
+            {"value": value, "label": label, **_figures(runs, row, point)}
+            for point, (value, label) in enumerate(values)
+        ]
+        lines.append({**_named(row, runs.data), "points": points})
+    return lines
+
+
+def convergence(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row, with a curve for each protocol and metric."""
+    lines = []
+    for row in runs.study.rows:
+        curves, errors = {}, []
+        for protocol in runs.study.protocols if row.method is not None else ():
+            results = runs.of(row, protocol, 0)
+            errors += _errors(results)
+            found = [runs.rounds(str(result["run"])) for result in results if "error" not in result]
+            if found:
+                curves[protocol] = {
+                    metric: _curve(found, row.metric_on(runs.data, metric)) for metric in runs.study.metrics
+                }
+        lines.append({**_named(row, runs.data), "curves": curves, "errors": list(dict.fromkeys(errors))})
+    return lines
+
+
+def tables(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row, with a point for each item table that clients rank with."""
+
+    def of(row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
+        name = runs.study.values[point]
+        looked = probes.looked("tables", runs.of(row, protocol, point))
+        return [one if "error" in one else {**one, "metrics": one["probe"]["metrics"][name]} for one in looked]
+
+    return sweep(replace(runs, of=of))
+
+
+def embedding(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row, with a panel for each protocol: the picture of the first seed, its figures over all seeds."""
+    lines = []
+    for row in runs.study.rows:
+        panels, errors = {}, []
+        for protocol in runs.study.protocols if row.method is not None else ():
+            looked = probes.looked("embedding", runs.of(row, protocol, 0))
+            errors += _errors(looked)
+            found = [result["probe"] for result in looked if "error" not in result]
+            if found:
+                panels[protocol] = {
+                    **{name: value for name, value in found[0].items() if name not in ("schema", "people")},
+                    "n": len(found),
+                    "count": found[0]["people"]["count"],
+                    "people": {n: _spread([one["people"][n] for one in found]) for n in ("training", "held_out")},
+                }
+        lines.append({**_named(row, runs.data), "panels": panels, "errors": list(dict.fromkeys(errors))})
+    return lines
+
+
+LINES: dict[str, Callable[[Runs], list[dict[str, Any]]]] = {
+    "table": table,
+    "pairs": pairs,
+    "sweep": sweep,
+    "convergence": convergence,
+    "tables": tables,
+    "embedding": embedding,
+}
+"""How each kind of study makes its lines."""
+
+
+def _named(row: Row, data: str) -> dict[str, Any]:
+    reason = row.missing if row.method is None else ""
+    return {"name": row.name, "note": row.note_on(data), "missing": reason}
+
+
+def _figures(runs: Runs, row: Row, point: int = 0) -> dict[str, Any]:
+    """Published, obtained under each protocol, and how far apart they are, in points."""
+    study, data = runs.study, runs.data
+    given = published(study, row, data, point)
+    names = {metric: row.metric_on(data, metric) for metric in (*study.metrics, *study.also)}
+    found = (
+        {}
+        if row.method is None
+        else {protocol: _obtained(runs.of(row, protocol, point), names) for protocol in study.protocols}
+    )
+    ours = found.get(runs.study.against, {}).get("metrics", {})
+    gaps = {
+        name: 100 * (ours[name]["mean"] - one) for name, one in given.items() if name in ours and name not in QUANTITIES
+    }
+    return {
+        "published": given,
+        "published_sd": deviations(study, row, data, point),
+        "obtained": found,
+        "difference": gaps,
+        "short": [name for name, gap in gaps.items() if gap < -TOLERANCE],
+    }
+
+
+def _obtained(results: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, Any]:
+    """Mean and deviation over seeds. names: what a run's result calls each metric."""
+    runs = [result for result in results if "error" not in result]
+    found = {}
+    for metric, name in names.items() if runs else ():
+        if metric not in QUANTITIES and name not in runs[0]["metrics"]:
+            raise unknown_name("metric", name, runs[0]["metrics"])
+        values = [_quantity(run, metric) if metric in QUANTITIES else float(run["metrics"][name]) for run in runs]
+        if not any(map(math.isnan, values)):
+            found[metric] = _spread(values)
+    return {
+        "n": len(runs),
+        "metrics": found,
+        "errors": list(dict.fromkeys(_errors(results))),
+        "seconds": statistics.fmean(float(run["seconds"]) for run in runs) if runs else None,
+        "chosen_rounds": [run["chosen_round"] for run in runs],
+        "cells": [Path(run["run"]).name for run in runs],
+    }
+
+
+def _quantity(run: Mapping[str, Any], name: str) -> float:
+    """One of `QUANTITIES`; nan where a run has none, as a reference has no model of one device."""
+    if name == "parameters":
+        return float(run["parameters"]["model"]) if run["parameters"] else math.nan
+    if name == "epochs":
+        return float(run["chosen_round"] * run["passes"])
+    return float(run["epsilon"]["server"] if name == "epsilon" else run[name])
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    mean = statistics.fmean(values)
+    sd = statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else None
+    return {"mean": mean, "sd": sd, "values": list(values)}
+
+
+def _errors(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [without_paths(str(result["error"])) for result in results if "error" in result]
+
+
+def _improvement(runs: Runs, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What the second of a pair gains on the first: of the means, as papers count it, with the deviation over seeds."""
+    metrics = [metric for metric in runs.study.metrics if metric not in QUANTITIES]
+    obtained = {}
+    for protocol in runs.study.protocols if one["obtained"] and other["obtained"] else ():
+        before, after = (line["obtained"][protocol] for line in (one, other))
+        gains = {m: _gains(before["metrics"].get(m), after["metrics"].get(m), runs.study.seeds) for m in metrics}
+        obtained[protocol] = {
+            "n": min(before["n"], after["n"]),
+            "metrics": {metric: gain for metric, gain in gains.items() if gain},
+            "errors": [],
+            "cells": [],
+        }
+    printed = [(m, one["published"].get(m), other["published"].get(m)) for m in metrics]
+    given = {m: after / before - 1 for m, before, after in printed if before and after is not None}
+    ours = obtained.get(runs.study.against, {}).get("metrics", {})
+    return {
+        "name": f"improvement on {one['name']}",
+        "note": "",
+        "missing": "" if obtained else one["missing"] or other["missing"],
+        "improvement": True,
+        "published": given,
+        "published_sd": {},
+        "obtained": obtained,
+        "difference": {m: 100 * (ours[m]["mean"] - gain) for m, gain in given.items() if m in ours},
+        "short": [],
+    }
+
+
+def _gains(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, seeds: int) -> dict[str, Any] | None:
+    if not before or not after or not before["mean"]:
+        return None
+    ours, theirs = before["values"], after["values"]
+    # Seed by seed only where every seed is there: otherwise the n-th of one may be another seed than the other's.
+    paired = len(ours) == len(theirs) == seeds and all(ours)
+    values = [new / old - 1 for old, new in zip(ours, theirs, strict=True)] if paired else []
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": after["mean"] / before["mean"] - 1, "sd": sd, "values": values}
+
+
+def _curve(runs: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> dict[str, Any]:
+    """Mean, least and most over seeds, at each round that all of them evaluated."""
+    series = [{line["step"]: line["metrics"][metric] for line in lines if metric in line["metrics"]} for lines in runs]
+    if not all(series):
+        raise HomebodyError(f"No round was evaluated for {metric}: a convergence figure needs a metric of every round.")
+    rounds = sorted(set.intersection(*(set(one) for one in series)))
+    at = [[float(one[step]) for one in series] for step in rounds]
+    return {
+        "n": len(series),
+        "round": rounds,
+        "mean": [statistics.fmean(values) for values in at],
+        "low": [min(values) for values in at],
+        "high": [max(values) for values in at],
+    }

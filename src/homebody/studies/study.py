@@ -1,0 +1,215 @@
+"""A table or a figure of a paper: which runs it needs, and what was published."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from homebody.data.splits import PROTOCOLS
+from homebody.errors import HomebodyError, unknown_name
+from homebody.recipe import Recipe
+from homebody.report.words import QUANTITIES
+from homebody.studies import probes
+from homebody.studies.reader import at, insist_distinct
+
+__all__ = ["KINDS", "Row", "Study", "check_study", "deviations", "published"]
+
+Form = Literal["table", "figure"]
+KINDS: dict[Form, tuple[str, ...]] = {
+    "table": ("table", "pairs", "sweep"),
+    "figure": ("convergence", "sweep", *probes.PROBES),
+}
+OURS = {"method", "data", "fields", "seed", "protocol", "rounds", "data_dir"}
+"""Recipe fields that have their own place in a paper's recipe."""
+RUN = {spec.name for spec in fields(Recipe)} - OURS
+DEFAULTS = {"cutoffs": [5, 10, 20]}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table, or one curve of a figure."""
+
+    name: str
+    method: str | None
+    """None where this version has no such method: `missing` says why."""
+    fields: dict[str, Any]
+    on: dict[str, dict[str, Any]]
+    """Fields that differ from data set to data set."""
+    run: dict[str, Any]
+    rounds: int | None
+    published: dict[str, list[Any]]
+    """By data set, a figure a metric; in a sweep, a list of them for each value."""
+    note: str
+    notes: dict[str, str]
+    """By data set."""
+    missing: str
+    published_sd: dict[str, list[Any]] = field(default_factory=dict)
+    """The deviations beside the published figures, in the same shape."""
+    values: list[Any] = field(default_factory=list)
+    """In a sweep, this row's own, in place of the study's."""
+    slice: dict[str, str] = field(default_factory=dict)
+    """By data set, the group of users that this row is about."""
+
+    def note_on(self, data: str) -> str:
+        return " ".join(filter(None, (self.note, self.notes.get(data, ""))))
+
+    def metric_on(self, data: str, metric: str) -> str:
+        """What a run's result calls this row's metric."""
+        return f"{self.slice[data]}/{metric}" if data in self.slice and metric not in QUANTITIES else metric
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or a figure: what is run for it, and how it is shown."""
+
+    form: Form
+    kind: str
+    """One of `KINDS`: a plain table, pairs of rows with their improvement, a sweep over values, curves over rounds, or
+    what a probe found in models."""
+    id: str
+    title: str
+    metrics: list[str]
+    also: list[str]
+    """Quantities of a run that stand beside the metrics, without a published figure."""
+    scale: float
+    data: list[str]
+    protocols: list[str]
+    seeds: int
+    rounds: int | None
+    run: dict[str, Any]
+    run_on: dict[str, dict[str, Any]]
+    """Settings of a run that differ from data set to data set."""
+    rows: list[Row]
+    vary: str = ""
+    """In a sweep, what changes: fields.NAME, of the method, or run.NAME, of the run."""
+    values: list[Any] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    """What the values are called on a page."""
+    axis: str = ""
+    """What it is that changes, for people."""
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    """Names of rows: one without, one with what is being tried."""
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.form.capitalize()} {self.id}"
+
+    @property
+    def against(self) -> str:
+        """The protocol whose figures are set against the published ones."""
+        return "published" if "published" in self.protocols else self.protocols[0]
+
+    def points(self, row: Row) -> list[Any]:
+        """A row's values in a sweep; a table or a curve has one point that is no value."""
+        return (row.values or self.values) or [None]
+
+    def recipe(self, row: Row, data: str, protocol: str, seed: int, value: Any = None) -> Recipe:
+        """One cell: what is run for one row, data set, protocol, seed and (in a sweep) value."""
+        assert row.method is not None
+        own = {**row.fields, **row.on.get(data, {})}
+        run = {**self.run, **self.run_on.get(data, {}), **row.run}
+        if self.kind == "sweep":
+            place, _, name = self.vary.partition(".")
+            (own if place == "fields" else run)[name] = value
+        lengths = {int(found[1]) for metric in self.metrics if (found := re.search(r"@(\d+)$", metric))}
+        if "cutoffs" not in run and not lengths <= set(DEFAULTS["cutoffs"]):
+            run["cutoffs"] = sorted(lengths.union(DEFAULTS["cutoffs"]))
+        rounds = row.rounds if row.rounds is not None else self.rounds
+        return Recipe(row.method, data, fields=own, rounds=rounds, seed=seed, protocol=protocol, **run)
+
+
+def published(study: Study, row: Row, data: str, point: int = 0) -> dict[str, float]:
+    """The published figure of each metric, in parts of one; where there is none, the metric is left out."""
+    return _printed(study, row.published.get(data, []), point)
+
+
+def deviations(study: Study, row: Row, data: str, point: int = 0) -> dict[str, float]:
+    """The deviation of each published figure, where the paper has one."""
+    return _printed(study, row.published_sd.get(data, []), point)
+
+
+def _printed(study: Study, figures: list[Any], point: int) -> dict[str, float]:
+    if study.kind == "sweep" and figures:
+        figures = figures[point]
+    return {
+        metric: figure if metric in QUANTITIES else figure / study.scale
+        for metric, figure in zip(study.metrics, figures, strict=False)
+        if not math.isnan(figure)
+    }
+
+
+def check_study(study: Study, where: str) -> None:
+    """What only shows when a whole table is read: figures that do not fit, methods that refuse their fields."""
+    for protocol in study.protocols:
+        if protocol not in PROTOCOLS:
+            raise at(where, unknown_name("protocol", protocol, PROTOCOLS))
+    for name in study.also:
+        if name not in QUANTITIES:
+            raise at(where, unknown_name("quantity of a run", name, QUANTITIES))
+    if not study.rows:
+        raise HomebodyError(f"{where}: it has no [[row]].")
+    if study.seeds < 1:
+        raise HomebodyError(f"{where}: seeds must be at least 1, not {study.seeds}.")
+    if not study.scale > 0:
+        raise HomebodyError(f"{where}: scale must be above 0, not {study.scale:g}.")
+    _check_by_data(study, study.run_on, "run_on", dict, where)
+    insist_distinct([row.name for row in study.rows], where, "rows named")
+    for row in study.rows:
+        _check_row(study, row, f"{where}, row '{row.name}'")
+
+
+def _check_by_data(study: Study, given: dict[str, Any], part: str, kind: type, where: str) -> None:
+    for data, value in given.items():
+        if data not in study.data:
+            raise at(where, unknown_name(f"data set of this {study.form} in '{part}'", data, study.data))
+        if not isinstance(value, kind):
+            wanted = {"dict": "a table of settings", "str": "a text", "list": "a list of figures"}[kind.__name__]
+            raise HomebodyError(f"{where}: {part}.{data} must be {wanted}, not {value!r}.")
+
+
+def _check_row(study: Study, row: Row, where: str) -> None:
+    for settings in (study.run, *study.run_on.values(), row.run):
+        for name in settings:
+            if name not in RUN:
+                raise at(where, unknown_name("setting of a run", name, RUN))
+    parts = {"on": dict, "notes": str, "slice": str, "published": list, "published_sd": list}
+    for part, kind in parts.items():
+        _check_by_data(study, getattr(row, part), part, kind, where)
+    for part in ("published", "published_sd"):
+        for data, figures in getattr(row, part).items():
+            _check_figures(study, f"{part}.{data}", figures, where)
+    if row.values and (study.kind != "sweep" or len(row.values) != len(study.values)):
+        raise HomebodyError(f"{where}: values are for a sweep, and as many as it has ({len(study.values)}).")
+    if row.method is None:
+        return
+    for data in study.data:
+        for value in study.points(row):
+            try:
+                recipe = study.recipe(row, data, study.protocols[0], 0, value)
+                recipe.check()
+                method = recipe.build()
+                if study.kind in probes.PROBES:
+                    probes.refuse(study.kind, method, recipe.method)
+            except HomebodyError as error:
+                raise at(where, error) from error
+            if data in row.slice and row.slice[data] not in recipe.slices:
+                raise HomebodyError(
+                    f"{where}: slice.{data} is {row.slice[data]}, which its runs on {data} do not report: "
+                    f'add run_on.{data} = {{ slices = ["{row.slice[data]}"] }}.'
+                )
+
+
+def _check_figures(study: Study, name: str, given: Sequence[Any], where: str) -> None:
+    lists = [given] if study.kind != "sweep" else given
+    wanted = f"{len(study.metrics)} figures ({', '.join(study.metrics)})"
+    if study.kind == "sweep" and len(given) != len(study.values):
+        raise HomebodyError(f"{where}: {name} must have {len(study.values)} lists, one for each value.")
+    for figures in lists:
+        if not isinstance(figures, list) or not all(type(one) in (int, float) for one in figures):
+            raise HomebodyError(f"{where}: {name} must be a list of {wanted}, not {figures!r}.")
+        if len(figures) != len(study.metrics):
+            raise HomebodyError(f"{where}: {name} has {len(figures)} figures, and the {study.form} {wanted}.")
