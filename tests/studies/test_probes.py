@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import statistics
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from torch import Tensor
 
 from homebody.core import Batch, Catalogue, Data, Evaluated, Method, Rows, Tree, Update
@@ -24,6 +26,7 @@ from homebody.fit import Fitted, fit
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel, Ledger
 from homebody.recipe import Recipe
+from homebody.report.reproduction_terminal import print_reproduction
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 from homebody.runtime.lending import item_tables
@@ -374,6 +377,17 @@ def test_figures_from_the_runs_of_a_table(tmp_path: Path, write_paper: Callable[
             assert sorted(n for group in view["groups"] for n in group["at"]) == list(range(60))
             places = {n: group["place"] for group in view["groups"] for n in group["at"]}
             assert [places[n] for n in range(60)] == panel["mark"]
+    assert "Figure 2 on" in page
+    assert "Figure 2 on synthetic:users=40,items=60,mean=12, mean over seeds</caption>" in page, "it has no scale"
+    figure[1]["name"] = "A rather long name"
+    for panel in figure[1]["panels"].values():
+        panel["people"]["held_out"]["sd"] = panel["people"]["training"]["sd"] = 0.0123
+    console = Console(width=80, file=io.StringIO())
+    print_reproduction(result, out / "reproduce" / "tiny", ["Figure 2", "Figure 3"], console)
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in told
+    assert f"{figure[1]['panels']['strict']['people']['held_out']['mean']:.4f} ± 0.0123" in told
+    assert f"{100 * row['points'][2]['obtained']['strict']['metrics']['ndcg@10']['mean']:.2f}" in told
     bars = [chart for chart in charts if chart["kind"] == "bars"]
     assert [bar["name"] for bar in bars[0]["views"]["all"]["bars"]] == ["published", "isolated", "strict"]
     own = row["points"][0]["obtained"]["published"]["metrics"]["hr@10"]

@@ -92,9 +92,10 @@ def _rounds(study: Mapping[str, Any], part: Mapping[str, Any], title: str) -> Ta
 
 def _apart(study: Mapping[str, Any], part: Mapping[str, Any], title: str) -> Table:
     """What a plot shows in figures."""
-    grid = embedding_grid(study, part)
-    columns = [column.replace(": ", ":\n") for column in grid.columns]
-    return _drawn(grid._replace(columns=columns), title)
+    columns, left, rows = embedding_grid(study, part)
+    narrow = [[cell.partition(",")[0] if place == 2 else cell for place, cell in enumerate(row)] for row in rows]
+    heads = [column.replace("test item", "test").replace(" ", "\n") for column in columns]
+    return _drawn(Grid(heads, left, narrow), title)
 
 
 SHOWN = {

@@ -119,7 +119,7 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study]) ->
         title=reader.take("title", str),
         metrics=reader.texts("metrics", like("metrics")),
         also=reader.texts("also", []),
-        scale=reader.take("scale", float, like("scale", 1.0)),
+        scale=reader.take("scale", float, 1.0 if kind == "embedding" else like("scale", 1.0)),
         data=reader.texts("data", like("data")),
         protocols=reader.texts("protocols", like("protocols", ["published", "strict"])),
         seeds=reader.take("seeds", int, like("seeds", 3)),
