@@ -193,6 +193,12 @@ class TestPairs:
         assert re.search(r"One +HR@10 +50\.00 ± 1\.25 +48\.00 ± 1\.00 +50\.00 +▼ −2\.00", text)
         assert "▼ short by more than 1.5 points" in text
         assert "RESULTS.md" in text
+        one = pairs()
+        one["data"]["toy"]["protocols"] = ["published"]
+        assert "strict" in on_terminal(paper(one), tmp_path, ["Table 2"])
+        for row in one["data"]["toy"]["rows"]:
+            row["obtained"].pop("strict", None)
+        assert on_terminal(paper(one), tmp_path, ["Table 2"]).count("obtained,") == 1
 
 
 class TestCosts:
@@ -200,7 +206,7 @@ class TestCosts:
         text = reproduction_markdown(paper(costs()))
         assert "| method | data | published | obtained, published protocol |" in text
         assert "| PFedRec | toy | 53,857 / 61 / 854 | 53,857 / 61.5 ± 2.2 / 23.5 ± 0.3 (2) |" in text
-        assert "| Central | toy | – | – / – / 2 (1 of 2) |" in text
+        assert "| Central | toy | – | – / – / 2.0 (1 of 2) |" in text
         assert "parameters / epochs / seconds." in text
         assert "× 100" not in text
 
@@ -237,6 +243,11 @@ class TestSweeps:
         points[1]["obtained"]["strict"] = points[1]["obtained"]["published"]
         rows = [row[2:] for row in sweep_grid(one, one["data"]["toy"]).rows if row[1] == "ε, server"]
         assert rows == [["obtained", "∞", "2.45"]]
+        # Metrics that happen to agree are said of each.
+        for point in points:
+            point["short"] = []
+        both = [row[2] for row in sweep_grid(one, one["data"]["toy"]).rows if row[1] == "HR@10"]
+        assert both == ["published", "obtained, published protocol", "obtained, strict"]
 
     def test_a_figure_has_a_line_a_value(self) -> None:
         one = noise("Figure 7")
@@ -273,8 +284,9 @@ class TestSweeps:
         rows = Cells(text).rows
         assert rows[0] == ["noise", "λ = 0", "λ = 1"]
         assert rows[1][0].startswith("Ours")
-        assert rows[2] == ["HR@10 × 100published", "70.00 ± 2.00", "50.00"]
+        assert rows[2] == ["HR@10published", "70.00 ± 2.00", "50.00"]
         assert rows[5] == ["ε, serverobtained, published protocol", "∞", "2.45"]
+        assert "Table 7 on toy <span class=soft>× 100</span>" in text
         assert "1 of 2 obtained figures reach the published ones" in text
         assert text.count("class=down>▼ 60.00") == 1
 
@@ -283,6 +295,15 @@ class TestSweeps:
         assert re.search(r"Ours +λ = 0 +published +70\.00 ± 2\.00 +–", text)
         assert re.search(r"\n +obtained, published +▼ 60\.00 ± 1\.00 +∞", text)
         assert "protocol" not in text
+
+    @pytest.mark.parametrize("axis", ["noise", "noise on the upload, in all its length"])
+    def test_figures_are_never_cut(self, axis: str, tmp_path: Path) -> None:
+        one = noise()
+        one["axis"] = axis
+        one["data"]["toy"]["rows"][0]["name"] = "A method of a long name, with more to it"
+        text = on_terminal(paper(one), tmp_path, ["Table 7"])
+        assert text.count("± 1.00") == 3
+        assert text.count("2.45") == 1
 
     def test_what_is_not_asked_for_is_not_printed(self, tmp_path: Path) -> None:
         assert "λ" not in on_terminal(paper(noise(), costs()), tmp_path, ["Table 5"])

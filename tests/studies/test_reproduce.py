@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import pytest
 
 from homebody.errors import HomebodyError
 from homebody.report import RunFolder
-from homebody.studies import cells, reproduce
+from homebody.studies import cells, obtained, reproduce
 from homebody.studies.cells import Progress
 from homebody.studies.made import without_paths
-from homebody.studies.papers import read_paper
+from homebody.studies.papers import Row, read_paper
 from homebody.studies.reproduce import plan
 
 Write = Callable[..., Path]
@@ -211,8 +212,10 @@ def test_only_some_protocols(tmp_path: Path, write_paper: Write, counted: list[s
     assert "not finished" not in told
 
     # What was run before is shown beside what is asked for now.
-    both = part(reproduce.reproduce(plan(paper, table="1", protocols=["published"]), out), "Table 1")
+    second = reproduce.reproduce(plan(paper, table="1", protocols=["published"]), out)
+    both = part(second, "Table 1")
     assert len(counted) == 8
+    assert [made["runs"] for made in second["invocations"]] == [4], "what was only looked up is not counted"
     assert (both["planned"], both["finished"]) == (4, 4)
     assert both["rows"][1]["obtained"]["strict"] == first["rows"][1]["obtained"]["strict"]
     assert set(both["rows"][1]["difference"]) == {"hr@10", "ndcg@10"}
@@ -235,6 +238,49 @@ def test_a_pair_without_all_its_seeds_has_no_deviation(tmp_path: Path, write_pap
     assert gain["obtained"]["published"]["n"] == 1
     assert gain["obtained"]["published"]["metrics"]["hr@10"]["sd"] is None
     assert gain["obtained"]["strict"]["metrics"] == {}
+
+
+class TestFigures:
+    """From made-up results of three seeds."""
+
+    def lines(self, folder: Path, of: dict[str, list[float | None]]) -> list[dict[str, Any]]:
+        """Of Table 4 under strict; None: a seed that failed."""
+        study = replace(read_paper(folder).tables[1], seeds=3, protocols=["strict"], metrics=["hr@10"])
+
+        def results(row: Row, protocol: str, point: int) -> list[dict[str, Any]]:
+            common = {"seconds": 1.0, "chosen_round": 1, "run": "x"}
+            return [
+                {"error": "It broke.", **common} if value is None else {"metrics": {"hr@10": value}, **common}
+                for value in of[row.name]
+            ]
+
+        return obtained.pairs(obtained.Runs(study, DATA, results, lambda run: []))
+
+    def test_seeds_are_paired_only_where_all_are_there(self, tmp_path: Path, write_paper: Write, more: str) -> None:
+        folder = write_paper(tmp_path, more)
+        *_, gain = self.lines(folder, {"Popularity": [0.1, 0.2, 0.3], "FedMF+<x>": [0.2, 0.2, 0.6]})
+        found = gain["obtained"]["strict"]["metrics"]["hr@10"]
+        assert found["mean"] == pytest.approx(2 / 3)
+        assert found["values"] == pytest.approx([1.0, 0.0, 1.0])
+        *_, gain = self.lines(folder, {"Popularity": [0.1, None, 0.3], "FedMF+<x>": [0.2, 0.2, None]})
+        found = gain["obtained"]["strict"]["metrics"]["hr@10"]
+        assert found["mean"] == pytest.approx(0.0)
+        assert (found["values"], found["sd"], gain["obtained"]["strict"]["n"]) == ([], None, 2)
+
+    def test_nothing_can_be_gained_on_nothing(self, tmp_path: Path, write_paper: Write, more: str) -> None:
+        folder = write_paper(tmp_path, more)
+        *_, gain = self.lines(folder, {"Popularity": [0.0, 0.0, 0.0], "FedMF+<x>": [0.2, 0.2, 0.6]})
+        assert gain["obtained"]["strict"]["metrics"] == {}
+        *_, gain = self.lines(folder, {"Popularity": [0.0, 0.1, 0.2], "FedMF+<x>": [0.2, 0.2, 0.2]})
+        assert gain["obtained"]["strict"]["metrics"]["hr@10"] == {"mean": pytest.approx(1.0), "sd": None, "values": []}
+
+    @pytest.mark.parametrize(("ours", "short"), [(0.9799, ["hr@10"]), (0.9801, []), (0.999, []), (1.0, [])])
+    def test_what_falls_short(
+        self, ours: float, short: list[str], tmp_path: Path, write_paper: Write, more: str
+    ) -> None:
+        """Of 99.5, by more than 1.5 points."""
+        one, *_ = self.lines(write_paper(tmp_path, more), {"Popularity": [ours] * 3, "FedMF+<x>": [0.5] * 3})
+        assert one["short"] == short
 
 
 def test_cut_short_and_gone_on_with(tmp_path: Path, write_paper: Write, counted: list[str]) -> None:
@@ -301,10 +347,18 @@ def test_parts_of_several_commands_stand_side_by_side(tmp_path: Path, write_pape
     assert part(latest, "Table 1")["seeds"] == 1
 
 
-def test_columns_that_changed_are_not_mixed(tmp_path: Path, write_paper: Write, tiny: str) -> None:
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('metrics = ["ndcg@10"]', 'metrics = ["hr@10"]'),
+        ("values = [2, 4]", 'values = [2, 4]\nlabels = ["two", "four"]'),
+        ("values = [2, 4]", 'values = [2, 4]\nalso = ["seconds"]'),
+    ],
+)
+def test_columns_that_changed_are_not_mixed(old: str, new: str, tmp_path: Path, write_paper: Write, tiny: str) -> None:
     out = tmp_path / "runs"
     reproduce.reproduce(plan(read_paper(write_paper(tmp_path)), figure="3"), out)
-    changed = tiny.replace('metrics = ["ndcg@10"]', 'metrics = ["hr@10"]')
+    changed = tiny.replace(old, new)
     paper = read_paper(write_paper(tmp_path / "changed", changed))
     result = reproduce.reproduce(plan(paper, table="1", seeds=1, rounds=1), out)
     assert next(study for study in result["studies"] if study["label"] == "Figure 3")["data"] == {}

@@ -58,7 +58,8 @@ def state(part: Mapping[str, Any], protocols: Sequence[str]) -> list[str]:
     if part["finished"] < part["planned"]:
         said.append(f"Not complete: {part['finished']} of {part['planned']} runs are finished.")
     if part["rounds"]:
-        said.append(f"Every run was given {part['rounds']} rounds on the command line, not the recipe's.")
+        count = f"{part['rounds']} round{'s' if part['rounds'] > 1 else ''}"
+        said.append(f"Every run was given {count} on the command line, not the recipe's.")
     if len(part["protocols"]) < len(protocols):
         said.append(f"Asked for under {' and '.join(part['protocols'])} only; of the rest what had been run before.")
     return said
@@ -88,7 +89,7 @@ def gathered(study: Mapping[str, Any], line: Mapping[str, Any], found: Mapping[s
     """What was obtained, where it was."""
     if not line.get("improvement"):
         return spread(found, study["scale"], metric)
-    return percent(found["mean"]) + ("" if found["sd"] is None else f" ± {100 * found['sd']:.2f}")
+    return percent(found["mean"], found["sd"])
 
 
 def missing_or(part: Mapping[str, Any], line: Mapping[str, Any], protocol: str) -> str:

@@ -96,11 +96,11 @@ def _columns(study: Mapping[str, Any], metric: str) -> list[str]:
     return ["published", *ours, *([] if metric in QUANTITIES else ["difference"])]
 
 
-def _framed(study: Mapping[str, Any], data: str, part: Mapping[str, Any], inner: str) -> str:
+def _framed(study: Mapping[str, Any], data: str, part: Mapping[str, Any], inner: str, scale: str = "") -> str:
     seeds = f"mean ± standard deviation over {part['seeds']} seeds" if part["seeds"] > 1 else "one seed"
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(study["label"])}, {escape(data)}">'
-        f'<table><caption class="small soft">{escape(study["label"])} on {escape(data)} '
+        f'<table><caption class="small soft">{escape(study["label"])} on {escape(data)}{scale} '
         f"<span class=soft>· {seeds}</span></caption>{inner}</table></div>"
     )
 
@@ -182,9 +182,6 @@ def _sweep_tables(study: Mapping[str, Any], anchor: str, charts: Charts, toleran
         grid = sweep_grid(study, part)
         heads = "".join(f'<th scope="col">{escape(label)}</th>' for label in study["labels"])
         top = f'<thead><tr><th scope="col" class="left">{escape(study["axis"])}</th>{heads}</tr></thead>'
-        scales = {
-            metric_name(metric): _times(study["scale"]) for metric in study["metrics"] if metric not in QUANTITIES
-        }
         said = {line["name"]: remarks(study, line, tolerance) for line in part["rows"]}
         body = ""
         for name, rows in groupby(grid.rows, key=lambda row: row[0]):
@@ -197,13 +194,13 @@ def _sweep_tables(study: Mapping[str, Any], anchor: str, charts: Charts, toleran
                 cells = "".join(
                     f"<td{' class=down' if text.startswith(SHORT) else ''}>{_quiet(text)}</td>" for text in texts
                 )
-                title = f'{escape(metric)}{scales.get(metric, "")}<span class="small">{escape(source)}</span>'
+                title = f'{escape(metric)}<span class="small">{escape(source)}</span>'
                 body += f'<tr><th scope="row" class="row">{title}</th>{cells}</tr>'
             body += "</tbody>"
         groups = [point for line in part["rows"] for point in line["points"]]
         parts.append(
             f"<h3>{escape(data)}</h3>{_verdict(study, groups, tolerance)}{_state(study, part)}"
-            f"{_framed(study, data, part, top + body)}{listed(part['notes'])}"
+            f"{_framed(study, data, part, top + body, _times(study['scale']))}{listed(part['notes'])}"
         )
     return parts
 

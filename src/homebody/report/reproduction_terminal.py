@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -39,7 +39,7 @@ def print_reproduction(
         for data, part in study["data"].items():
             scale = f" × {study['scale']:g}" if study["scale"] != 1 and compared(study) else ""
             title = f"{study['label']}, {data}{scale}, {part['seeds']} seed{'s' if part['seeds'] > 1 else ''}"
-            console.print(SHOWN[study["kind"]](study, part, title))
+            console.print(SHOWN[study["kind"]](study, part, title, console.width))
             short = short or any(_is_short(line) for line in part["rows"])
             for sentence in state(part, study["protocols"]):
                 console.print(sentence, highlight=False, markup=False)
@@ -53,41 +53,47 @@ def _is_short(line: Mapping[str, Any]) -> bool:
     return any(group.get("short") for group in (line, *line.get("points", [])))
 
 
-def _table(title: str, names: int, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _table(title: str, names: int, columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Table:
     """Headings may break, and so may what a row is called; figures never do."""
+    wide = [max((len(row[place]) for row in rows), default=0) for place in range(len(columns))]
+    words = [max(map(len, column.split()), default=0) for column in columns]
+    widths = [max(pair) for pair in zip(wide, words, strict=True)]
+    left = width - sum(widths[1:]) - 2 * len(columns) - 1  # between columns, and at both ends
+    widths[0] = max(min(widths[0], left), 8)
     shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for place, column in enumerate(columns):
-        wide = max((len(row[place]) for row in rows), default=0)
-        least = min(wide, 12) if place == 0 else wide
-        shown.add_column(column, overflow="fold", min_width=least, justify="left" if place < names else "right")
+        side: Literal["left", "right"] = "left" if place < names else "right"
+        shown.add_column(column, overflow="fold", width=widths[place], justify=side)
     for row in rows:
         shown.add_row(*row)
     return shown
 
 
-def _rows(study: Mapping[str, Any], part: Mapping[str, Any], title: str) -> Table:
+def _rows(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width: int) -> Table:
     """A line a row and metric."""
-    ours = [f"obtained,\n{protocol}" for protocol in study["protocols"]]
+    found = {name for line in part["rows"] for name, one in line["obtained"].items() if one["n"]}
+    protocols = [name for name in study["protocols"] if name in part["protocols"] or name in found]
+    ours = [f"obtained,\n{protocol}" for protocol in protocols]
     differs = ["differ-\nence"] if compared(study) else []
     rows: list[list[str]] = []
     for line in part["rows"]:
         for place, metric in enumerate(columns_of(study)):
-            cells = [obtained(study, part, line, protocol, metric) for protocol in study["protocols"]]
+            cells = [obtained(study, part, line, protocol, metric) for protocol in protocols]
             gap = points(line["difference"].get(metric))
             marked = f"{SHORT} {gap}" if metric in line["short"] else gap
             start = ["" if place else line["name"], metric_name(metric), printed(study, line, metric)]
             rows.append([*start, *cells, *([marked] if differs else [])])
-    return _table(title, 2, ["method", "metric", "published", *ours, *differs], rows)
+    return _table(title, 2, ["method", "metric", "published", *ours, *differs], rows, width)
 
 
-def _values(study: Mapping[str, Any], part: Mapping[str, Any], title: str) -> Table:
+def _values(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width: int) -> Table:
     """A line a value, and what was published or obtained for it."""
-    return _drawn(values_grid(study, part), title)
+    return _drawn(values_grid(study, part), title, width)
 
 
-def _rounds(study: Mapping[str, Any], part: Mapping[str, Any], title: str) -> Table:
+def _rounds(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width: int) -> Table:
     """The last round and the best."""
-    return _drawn(rounds_grid(study, part, shares=(1.0,)), title)
+    return _drawn(rounds_grid(study, part, shares=(1.0,)), title, width)
 
 
 def _apart(study: Mapping[str, Any], part: Mapping[str, Any], title: str) -> Table:
@@ -109,7 +115,7 @@ SHOWN = {
 """How each kind of study is printed."""
 
 
-def _drawn(grid: Grid, title: str) -> Table:
+def _drawn(grid: Grid, title: str, width: int) -> Table:
     """Names stand once, until they change."""
     rows: list[list[str]] = []
     before: list[str] = []
@@ -120,4 +126,4 @@ def _drawn(grid: Grid, title: str) -> Table:
             same += 1
         rows.append(["" for _ in range(same)] + cells[same:])
         before = cells
-    return _table(title, grid.left, grid.columns, rows)
+    return _table(title, grid.left, grid.columns, rows, width)

@@ -56,8 +56,9 @@ def figure(metric: str, value: float | str | None, scale: float = 1.0) -> str:
         return number(None if value is None else float(value), scale)
     if metric == "epsilon":
         return epsilon(value)
-    whole = metric == "parameters" or float(value) >= 1000
-    return f"{float(value):,.0f}" if whole else f"{float(value):,.1f}".removesuffix(".0")
+    whole = metric == "parameters" or (metric == "seconds" and float(value) >= 100) or float(value) >= 1000
+    text = f"{float(value):,.{0 if whole else 1}f}"
+    return text if metric == "seconds" else text.removesuffix(".0")
 
 
 def spread(found: Mapping[str, Any] | None, scale: float = 1.0, metric: str = "") -> str:
@@ -76,13 +77,18 @@ def spread(found: Mapping[str, Any] | None, scale: float = 1.0, metric: str = ""
     return f"{mean} ± {figure(metric, found['sd'], scale)}"
 
 
-def percent(part: float | None) -> str:
-    """A change, of what it was.
+def percent(part: float | None, sd: float | None = None) -> str:
+    """A change, of what it was, and its deviation; of more than doubling nobody needs hundredths.
 
-    >>> percent(0.0993), percent(-0.2), percent(None)
-    ('+9.93 %', '−20.00 %', '–')
+    >>> percent(0.0993), percent(-0.2, 0.0125), percent(3.614, 0.099), percent(None)
+    ('+9.93 %', '−20.00 % ± 1.25', '+361 % ± 10', '–')
     """
-    return "–" if part is None else f"{points(100 * part)} %"
+    if part is None:
+        return "–"
+    digits = 2 if abs(part) < 1 else 0
+    text = f"{abs(100 * part):.{digits}f}"
+    sign = "" if not float(text) else "+" if part > 0 else MINUS
+    return f"{sign}{text} %" + ("" if sd is None else f" ± {100 * sd:.{digits}f}")
 
 
 def points(difference: float | None) -> str:
