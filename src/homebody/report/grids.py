@@ -12,6 +12,7 @@ __all__ = [
     "Grid",
     "columns_of",
     "compared",
+    "embedding_grid",
     "gathered",
     "grids",
     "missing_or",
@@ -21,6 +22,7 @@ __all__ = [
     "rounds_grid",
     "state",
     "sweep_grid",
+    "table_name",
     "under",
     "values_grid",
 ]
@@ -29,6 +31,9 @@ SHORT = "▼"
 UNKNOWN = "The recipe names no reason."
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 """After which parts of its rounds a curve is written down."""
+
+OWN = {"training": "training", "test item": "held_out"}
+"""Of what a person has, what is set apart from the rest, and its name in a panel."""
 
 
 class Grid(NamedTuple):
@@ -121,9 +126,11 @@ def remarks(study: Mapping[str, Any], line: Mapping[str, Any], tolerance: float)
 
 
 def grids(study: Mapping[str, Any], part: Mapping[str, Any]) -> Grid:
-    """A sweep's or a convergence figure's numbers on one data set."""
+    """The numbers of a sweep, of curves or of plots on one data set."""
     if study["kind"] == "convergence":
         return rounds_grid(study, part)
+    if study["kind"] == "embedding":
+        return embedding_grid(study, part)
     return sweep_grid(study, part) if study["form"] == "table" else values_grid(study, part)
 
 
@@ -213,6 +220,37 @@ def rounds_grid(study: Mapping[str, Any], part: Mapping[str, Any], shares: Seque
                 top = f"{figure(metric, at[best], scale)} ({best})"
                 rows.append([line["name"], protocol, metric_name(metric), *texts, top])
     return Grid(columns, 3, rows)
+
+
+def embedding_grid(study: Mapping[str, Any], part: Mapping[str, Any]) -> Grid:
+    """How far a person's own items lie apart from the others, for the one that is shown and on average."""
+    panels = [panel for line in part["rows"] for panel in line["panels"].values()]
+    users, counts = ({panel[name] for panel in panels} for name in ("user", "count"))
+    one = f"user {users.pop()}" if len(users) == 1 else "one user"
+    mean = f"mean of {counts.pop()}" if len(counts) == 1 else "mean"
+    columns = ["method", "protocol", "item table", *(f"{who}: {what}" for who in (one, mean) for what in OWN)]
+    rows = []
+    for line in part["rows"]:
+        if line["missing"]:
+            rows.append([line["name"], "", "not run", *("–",) * 4])
+            continue
+        for protocol in study["protocols"]:
+            panel = line["panels"].get(protocol)
+            if panel is not None:
+                own = [figure("auc", panel["separation"][name], 1.0) for name in OWN.values()]
+                texts = [*own, *(spread(panel["people"][name], 1.0, "auc") for name in OWN.values())]
+                rows.append([line["name"], protocol, table_name(panel), *texts])
+            elif protocol in part["protocols"]:
+                rows.append([line["name"], protocol, "failed" if line["errors"] else "not finished", *("–",) * 4])
+    return Grid(columns, 3, rows)
+
+
+def table_name(panel: Mapping[str, Any]) -> str:
+    """
+    >>> table_name({"tuned": True, "touched": 1318}), table_name({"tuned": False})
+    ('tuned, 1,318 rows', 'shared')
+    """
+    return f"tuned, {panel['touched']:,} rows" if panel["tuned"] else "shared"
 
 
 def _at(metric: str, curve: Mapping[int, float], step: int, scale: float) -> str:

@@ -71,13 +71,57 @@
     return [traces, layout];
   }
 
-  const kinds = { curves, privacy };
+  function bars(view) {
+    const apart = [0, 1, 7, 3, 5, 4, 2, 6]; // side by side, red and green would be one to many
+    const traces = view.bars.map((bar, place) => ({
+      x: bar.x, y: bar.y, name: bar.name, type: "bar",
+      marker: { color: series(apart[place % 8]), line: { width: 1, color: colour("--card") } },
+      error_y: { type: "data", array: bar.sd, visible: bar.sd.some((sd) => sd > 0), color: colour("--ink"), thickness: 1.3, width: 4 },
+      text: bar.told, textposition: "none", hovertemplate: "%{x}: %{text}<extra>" + bar.name + "</extra>",
+    }));
+    const x = { title: { text: view.x, standoff: 6, font: { size: 13 } }, type: "category" };
+    return [traces, { xaxis: x, yaxis: { title: { text: view.y, standoff: 6, font: { size: 13 } } }, hovermode: "closest", barmode: "group" }];
+  }
+
+  function scatter(view, chart) {
+    // Shapes differ as well as colours: not everyone sees the latter.
+    const looks = [
+      { symbol: "circle", size: 4, ink: colour("--soft"), opacity: 0.4 },
+      { symbol: "x-thin-open", size: 6, ink: series(7), opacity: 0.9 },
+      { symbol: "circle", size: 8, ink: series(0), opacity: 0.9 },
+      { symbol: "diamond", size: 14, ink: series(5), opacity: 1 },
+      { symbol: "star", size: 17, ink: series(1), opacity: 1 },
+    ];
+    const names = view.names || chart.names;
+    const traces = view.groups.map((group) => {
+      const look = looks[group.place];
+      return {
+        x: group.at.map((n) => view.x[n]), y: group.at.map((n) => view.y[n]), text: group.at.map((n) => names[n]),
+        name: group.name, type: "scatter", mode: "markers",
+        marker: {
+          symbol: look.symbol, size: look.size, color: look.ink, opacity: look.opacity,
+          line: { width: look.symbol.endsWith("open") ? 1.3 : look.size > 5 ? 1 : 0, color: look.symbol.endsWith("open") ? look.ink : colour("--card") },
+        },
+        hovertemplate: "%{text}<extra>" + group.name + "</extra>",
+      };
+    });
+    const bare = { showgrid: false, showticklabels: false, ticks: "", showline: true, mirror: true, title: "" };
+    return [traces, {
+      xaxis: bare, yaxis: { ...bare, scaleanchor: "x" }, hovermode: "closest", legend: { y: -0.02 },
+      annotations: [{
+        xref: "paper", yref: "paper", x: 0, y: 1, xanchor: "left", yanchor: "bottom", align: "left", showarrow: false,
+        text: view.told, font: { size: 12, color: colour("--soft") },
+      }],
+    }];
+  }
+
+  const kinds = { curves, privacy, bars, scatter };
 
   function draw(chart) {
     const box = document.getElementById(chart.id);
     const picked = chart.choice && document.querySelector(`input[name="${chart.choice}"]:checked`);
     const view = chart.views[picked ? picked.value : Object.keys(chart.views)[0]];
-    const [traces, own] = kinds[chart.kind](view);
+    const [traces, own] = kinds[chart.kind](view, chart);
     const ink = colour("--soft"), line = colour("--line");
     const axis = { gridcolor: line, linecolor: line, tickcolor: line, zeroline: false, automargin: true };
     const layout = {
@@ -86,7 +130,7 @@
       font: { family: "system-ui, sans-serif", size: 12, color: ink },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 12, r: 12, t: own.annotations ? 26 : 10, b: 12 },
-      legend: { orientation: "h", x: 0, y: -0.24, yanchor: "top", font: { color: colour("--ink") } },
+      legend: { orientation: "h", x: 0, y: -0.24, yanchor: "top", font: { color: colour("--ink") }, ...own.legend },
       hoverlabel: { bgcolor: colour("--card"), bordercolor: line, font: { color: colour("--ink") } },
       dragmode: false,
     };

@@ -79,7 +79,7 @@ def page(title: str, header: str, body: Iterable[str], charts: Sequence[Mapping[
 
 def drawn(chart: Mapping[str, Any]) -> str:
     """The place of a chart; the script fills it."""
-    tall = " tall" if chart["kind"] == "privacy" else ""
+    tall = " tall" if chart["kind"] in ("privacy", "scatter") else ""
     return (
         f"<figure><figcaption>{escape(chart['title'])}</figcaption>"
         f'<div class="chart{tall}" id="{chart["id"]}" role="img" aria-label="{escape(chart["label"])}"></div></figure>'

@@ -18,6 +18,7 @@ from homebody.report.grids import (
     under,
 )
 from homebody.report.markdown import plain, table
+from homebody.report.scatter import EMBEDDING, SWAPS
 from homebody.report.words import QUANTITIES, duration, metric_name, points
 
 __all__ = ["reproduction_markdown"]
@@ -136,9 +137,10 @@ def _gap(line: Mapping[str, Any], metric: str) -> str:
 
 def _grids(study: Mapping[str, Any]) -> Iterator[str]:
     """A table a data set; curves and charts are on the HTML page."""
-    more = " The curves are on the HTML page." if study["form"] == "figure" else ""
+    more = " The charts are on the HTML page." if study["form"] == "figure" else ""
     first = "Mean over seeds" if study["kind"] == "convergence" else f"By {plain(study['axis'])}"
-    yield f"{_scale(study)}. {first}.{more}"
+    told = {"embedding": EMBEDDING, "tables": f"{SWAPS} {_scale(study)}."}
+    yield told.get(study["kind"], f"{_scale(study)}. {first}.") + more
     for data, part in study["data"].items():
         grid = grids(study, part)
         count = f"{part['seeds']} seed{'s' if part['seeds'] > 1 else ''}"

@@ -23,11 +23,14 @@ from homebody.report.grids import (
     under,
 )
 from homebody.report.pages import choice, drawn, listed, origin, page
+from homebody.report.scatter import EMBEDDING, SWAPS, embedding_charts, swap_charts
 from homebody.report.words import QUANTITIES, duration, figure, metric_name, points
 
 __all__ = ["reproduction_page"]
 
 Charts = list[dict[str, Any]]
+BANDS = "The line is the mean over seeds; the band reaches from the lowest to the highest seed."
+EXPLAINED = {"tables": f"{SWAPS} Error bars: ± one standard deviation over seeds.", "embedding": EMBEDDING}
 
 
 def reproduction_page(result: Mapping[str, Any]) -> str:
@@ -208,10 +211,12 @@ def _figure(make: Callable[[Mapping[str, Any], str], Charts]) -> Callable[..., l
     def shown(study: Mapping[str, Any], anchor: str, charts: Charts, tolerance: float) -> list[str]:
         own = make(study, anchor)
         charts += own
-        bands = "The line is the mean over seeds; the band reaches from the lowest to the highest seed."
-        parts = [f'<p class="soft">{bands}</p>', *(_state(study, part) for part in study["data"].values())]
+        parts = [
+            f'<p class="soft">{EXPLAINED.get(study["kind"], BANDS)}</p>',
+            *(_state(study, part) for part in study["data"].values()),
+        ]
         protocols = study["protocols"]
-        if len(protocols) > 1:
+        if len(protocols) > 1 and any(chart["choice"] for chart in own):
             parts.append(choice("Protocol", choice_of(anchor), {protocol: protocol for protocol in protocols}))
         parts.append('<noscript><p class="down">The charts need JavaScript; their figures are below.</p></noscript>')
         parts.append(f'<div class="charts">{"".join(map(drawn, own))}</div>')
@@ -234,6 +239,8 @@ SHOWN: dict[tuple[str, str], Callable[..., list[str]]] = {
     ("table", "sweep"): _sweep_tables,
     ("figure", "sweep"): _figure(sweep_charts),
     ("figure", "convergence"): _figure(convergence_charts),
+    ("figure", "tables"): _figure(swap_charts),
+    ("figure", "embedding"): _figure(embedding_charts),
 }
 """How each kind of study is shown, by form and kind."""
 

@@ -10,7 +10,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from homebody.report.grids import SHORT, Grid, columns_of, compared, obtained, printed, rounds_grid, state, values_grid
+from homebody.report.grids import (
+    SHORT,
+    Grid,
+    columns_of,
+    compared,
+    embedding_grid,
+    obtained,
+    printed,
+    rounds_grid,
+    state,
+    values_grid,
+)
 from homebody.report.words import metric_name, points
 
 __all__ = ["print_reproduction"]
@@ -85,7 +96,22 @@ def _rounds(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width
     return _drawn(rounds_grid(study, part, shares=(1.0,)), title, width)
 
 
-SHOWN = {"table": _rows, "pairs": _rows, "sweep": _values, "convergence": _rounds}
+def _apart(study: Mapping[str, Any], part: Mapping[str, Any], title: str) -> Table:
+    """What a plot shows in figures."""
+    columns, left, rows = embedding_grid(study, part)
+    narrow = [[cell.partition(",")[0] if place == 2 else cell for place, cell in enumerate(row)] for row in rows]
+    heads = [column.replace("test item", "test").replace(" ", "\n") for column in columns]
+    return _drawn(Grid(heads, left, narrow), title)
+
+
+SHOWN = {
+    "table": _rows,
+    "pairs": _rows,
+    "sweep": _values,
+    "convergence": _rounds,
+    "tables": _values,
+    "embedding": _apart,
+}
 """How each kind of study is printed."""
 
 

@@ -24,6 +24,7 @@ from homebody.fit import Round
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
 from homebody.run import QUIET, Watcher, execute, resume
+from homebody.studies import probes as looking
 from homebody.studies.pool import Pool
 
 __all__ = ["Progress", "cell_key", "check_jobs", "code_version", "commit", "is_finished", "run_cell", "run_cells"]
@@ -60,12 +61,14 @@ def run_cells(
     say: Callable[[str], None] | None = None,
     on_error: Literal["raise", "keep"] = "raise",
     keep_state: bool = True,
+    probes: Sequence[Sequence[str]] = (),
 ) -> list[dict[str, Any]]:
     """The results of the recipes, in their order; what `root` holds already is not run again.
 
     jobs: processes; with 1 the cells run in this one. say: gets what happened to the data, each sentence once.
     on_error: "keep" gives {"error": sentence, …} for a cell that failed, in place of its result.
     keep_state: False removes the models of finished cells, which are large; their figures stay.
+    probes: for each recipe, what is to be looked for in its model before that; see `homebody.studies.probes`.
     """
     check_jobs(jobs)
     try:
@@ -73,11 +76,17 @@ def run_cells(
     except OSError as error:
         raise HomebodyError(f"No run can be written below {root}: {error.strerror}.") from error
     with RunFolder(root).alone():
-        return _Cells(recipes, root, watch or _nothing, _once(say or _nothing), on_error, keep_state).run(jobs)
+        told = (watch or _nothing, _once(say or _nothing))
+        return _Cells(recipes, root, *told, on_error, keep_state, probes).run(jobs)
 
 
-def run_cell(recipe: Recipe, path: Path, watcher: Watcher = QUIET, *, keep_state: bool = True) -> dict[str, Any]:
-    """Finish the cell in this folder: begin it, go on with it, or just say its result."""
+def run_cell(
+    recipe: Recipe, path: Path, watcher: Watcher = QUIET, *, keep_state: bool = True, probes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Finish the cell in this folder: begin it, go on with it, or just say its result.
+
+    A probe that finds nothing to look at says why in the result's `refused`; the cell is none the worse for it.
+    """
     failed = path / "error.json"
     if failed.exists():
         raise Diverged(RunFolder(path).read_json("error.json")["error"])
@@ -97,9 +106,33 @@ def run_cell(recipe: Recipe, path: Path, watcher: Watcher = QUIET, *, keep_state
         if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
             raise
         raise HomebodyError(f"{recipe.name} does not fit in memory: {str(error).splitlines()[-1][-200:]}") from error
-    if not keep_state:
+    wanted = unprobed(path, probes)
+    refused = _probe(recipe, path, watcher, wanted) if wanted else {}
+    if not keep_state and not refused:  # what could not be looked at now can be later
         _drop_state(path)
-    return result
+    return {**result, "refused": refused} if refused else result
+
+
+def unprobed(path: Path, probes: Sequence[str]) -> list[str]:
+    """Those probes that a cell has no answer of."""
+    return [name for name in probes if not looking.file_of(path, name).exists()]
+
+
+def _probe(recipe: Recipe, path: Path, watcher: Watcher, probes: Sequence[str]) -> dict[str, str]:
+    """Look into a finished cell's model; one whose model is gone is trained once more, beside what it has."""
+    refused = {name: why for name in probes if (why := looking.lacks(name))}
+    probes = [name for name in probes if name not in refused]
+    if not probes:
+        return refused
+    if (path / "state.json").exists():
+        return refused | looking.take(path, probes)
+    again = path.with_name(f"{path.name}-again")
+    refused |= run_cell(recipe, again, watcher, probes=probes).get("refused", {})
+    for name in probes:
+        if name not in refused:
+            looking.file_of(again, name).replace(looking.file_of(path, name))
+    shutil.rmtree(again)
+    return refused
 
 
 def check_jobs(jobs: int) -> None:
@@ -175,19 +208,24 @@ class _Cells:
         say: Callable[[str], None],
         on_error: Literal["raise", "keep"],
         keep_state: bool,
+        probes: Sequence[Sequence[str]],
     ) -> None:
         self.recipes, self.root, self.watch, self.say = list(recipes), root, watch, say
         self.on_error, self.keep_state = on_error, keep_state
         self.places: dict[str, list[int]] = {}
+        self.probes: dict[str, list[str]] = {}
         for place, recipe in enumerate(self.recipes):
             recipe.check()
-            self.places.setdefault(cell_key(recipe), []).append(place)
+            key = cell_key(recipe)
+            self.places.setdefault(key, []).append(place)
+            known = self.probes.setdefault(key, [])
+            known += [name for name in (probes[place] if probes else ()) if name not in known]
         self.results: dict[str, dict[str, Any]] = {}
         self.planned = dict.fromkeys(self.places, 0)
         self.done = dict.fromkeys(self.places, 0)
 
     def run(self, jobs: int) -> list[dict[str, Any]]:
-        known = [key for key in self.places if is_finished(self.root / key)]
+        known = [key for key in self.places if self._needs_nothing(key)]
         for key in known:
             self._run_here(key)
         todo = [key for key in self.places if key not in self.results]
@@ -200,6 +238,10 @@ class _Cells:
             self._run_apart(todo, jobs)
         return [self.results[cell_key(recipe)] for recipe in self.recipes]
 
+    def _needs_nothing(self, key: str) -> bool:
+        path = self.root / key
+        return (path / "error.json").exists() or (is_finished(path) and not unprobed(path, self.probes[key]))
+
     def _run_here(self, key: str) -> None:
         watcher = Watcher(
             say=self.say,
@@ -207,7 +249,9 @@ class _Cells:
             on_round=lambda line: self._round(key, line),
         )
         try:
-            result = run_cell(self._recipe(key), self.root / key, watcher, keep_state=self.keep_state)
+            result = run_cell(
+                self._recipe(key), self.root / key, watcher, keep_state=self.keep_state, probes=self.probes[key]
+            )
         except HomebodyError as error:
             self._fail(key, error)
         else:
@@ -215,7 +259,12 @@ class _Cells:
 
     def _run_apart(self, todo: list[str], jobs: int) -> None:
         tasks = {
-            key: {"recipe": self._recipe(key).to_toml(), "path": str(self.root / key), "keep_state": self.keep_state}
+            key: {
+                "recipe": self._recipe(key).to_toml(),
+                "path": str(self.root / key),
+                "keep_state": self.keep_state,
+                "probes": self.probes[key],
+            }
             for key in todo
         }
         with Pool(jobs, tasks) as pool:

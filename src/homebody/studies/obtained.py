@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from homebody.errors import HomebodyError, unknown_name
 from homebody.report.words import QUANTITIES
+from homebody.studies import probes
 from homebody.studies.made import without_paths
 from homebody.studies.study import Row, Study, deviations, published
 
@@ -79,11 +80,44 @@ def convergence(runs: Runs) -> list[dict[str, Any]]:
     return lines
 
 
+def tables(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row, with a point for each item table that clients rank with."""
+
+    def of(row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
+        name = runs.study.values[point]
+        looked = probes.looked("tables", runs.of(row, protocol, point))
+        return [one if "error" in one else {**one, "metrics": one["probe"]["metrics"][name]} for one in looked]
+
+    return sweep(replace(runs, of=of))
+
+
+def embedding(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row, with a panel for each protocol: the picture of the first seed, its figures over all seeds."""
+    lines = []
+    for row in runs.study.rows:
+        panels, errors = {}, []
+        for protocol in runs.study.protocols if row.method is not None else ():
+            looked = probes.looked("embedding", runs.of(row, protocol, 0))
+            errors += _errors(looked)
+            found = [result["probe"] for result in looked if "error" not in result]
+            if found:
+                panels[protocol] = {
+                    **{name: value for name, value in found[0].items() if name not in ("schema", "people")},
+                    "n": len(found),
+                    "count": found[0]["people"]["count"],
+                    "people": {n: _spread([one["people"][n] for one in found]) for n in ("training", "held_out")},
+                }
+        lines.append({**_named(row, runs.data), "panels": panels, "errors": list(dict.fromkeys(errors))})
+    return lines
+
+
 LINES: dict[str, Callable[[Runs], list[dict[str, Any]]]] = {
     "table": table,
     "pairs": pairs,
     "sweep": sweep,
     "convergence": convergence,
+    "tables": tables,
+    "embedding": embedding,
 }
 """How each kind of study makes its lines."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import homebody
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import METHODS
+from homebody.studies.probes import TABLES
 from homebody.studies.reader import Reader, insist_distinct
 from homebody.studies.study import KINDS, Form, Row, Study, check_study, published
 
@@ -21,6 +22,8 @@ __all__ = ["Paper", "Row", "Study", "find_paper", "list_papers", "published", "r
 
 SCHEMA_VERSION = 1
 FILE = "recipe.toml"
+SWAPPED = {"values": list(TABLES), "labels": list(TABLES), "axis": "item table"}
+"""What such a figure goes through: no setting of a run, so that its points are one run's."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study]) ->
         title=reader.take("title", str),
         metrics=reader.texts("metrics", like("metrics")),
         also=reader.texts("also", []),
-        scale=reader.take("scale", float, like("scale", 1.0)),
+        scale=reader.take("scale", float, 1.0 if kind == "embedding" else like("scale", 1.0)),
         data=reader.texts("data", like("data")),
         protocols=reader.texts("protocols", like("protocols", ["published", "strict"])),
         seeds=reader.take("seeds", int, like("seeds", 3)),
@@ -126,7 +129,7 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study]) ->
         note=reader.take("note", str, ""),
         rows=[],
         pairs=_pairs(reader) if kind == "pairs" else [],
-        **(_varied(reader) if kind == "sweep" else {}),
+        **(_varied(reader) if kind == "sweep" else SWAPPED if kind == "tables" else {}),
     )
     for data, settings in like("run_on", {}).items():
         if data in study.data:

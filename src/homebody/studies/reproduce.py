@@ -16,6 +16,7 @@ from homebody.report import RunFolder, jsonable
 from homebody.report.pages import has_plotly
 from homebody.report.reproduction import reproduction_markdown
 from homebody.report.reproduction_page import reproduction_page
+from homebody.studies import probes
 from homebody.studies.cells import Progress, cell_key, run_cells
 from homebody.studies.made import command_text, made, without_paths, write_all
 from homebody.studies.obtained import LINES, TOLERANCE, Runs
@@ -58,6 +59,8 @@ class Plan:
     command: str
     rounds: int | None
     protocols: list[str]
+    probes: list[list[str]]
+    """For each of the recipes that are run, what is looked for in its model."""
 
 
 def plan(
@@ -105,7 +108,22 @@ def plan(
         "rounds": rounds,
     }
     command = command_text(f"homebody reproduce {paper.name}", options)
-    return Plan(paper, studies, recipes, every.recipes[len(recipes) :], cells, command, rounds, asked)
+    looked = _probes(paper, {study.label for study, _ in studies}, every, seeds)[: len(recipes)]
+    return Plan(paper, studies, recipes, every.recipes[len(recipes) :], cells, command, rounds, asked, looked)
+
+
+def _probes(paper: Paper, asked: Collection[str], every: _Numbered, seeds: int | None) -> list[list[str]]:
+    """Also what figures that were not asked for would look for: a model is there once, and looking costs little."""
+    found: list[list[str]] = [[] for _ in every.recipes]
+    for study in paper.studies:
+        if study.kind not in probes.PROBES or (study.label not in asked and probes.lacks(study.kind)):
+            continue
+        for name, row, protocol in product(study.data, study.rows, study.protocols):
+            for seed in range(seeds or study.seeds) if row.method is not None else ():
+                place = every.known(study.recipe(row, name, protocol, seed))
+                if place is not None and study.kind not in found[place]:
+                    found[place].append(study.kind)
+    return found
 
 
 class _Numbered:
@@ -125,8 +143,15 @@ class _Numbered:
             for (point, value), seed in product(enumerate(study.points(row)), range(study.seeds))
         ]
 
+    def known(self, recipe: Recipe) -> int | None:
+        """Which of them this one is, if any."""
+        return self.places.get(self._as_run(recipe).to_toml())
+
+    def _as_run(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, rounds=self.rounds or recipe.rounds, data_dir=self.data_dir)
+
     def _place(self, recipe: Recipe) -> int:
-        recipe = replace(recipe, rounds=self.rounds or recipe.rounds, data_dir=self.data_dir)
+        recipe = self._as_run(recipe)
         place = self.places.setdefault(recipe.to_toml(), len(self.recipes))
         if place == len(self.recipes):
             self.recipes.append(recipe)
@@ -181,6 +206,7 @@ def reproduce(
             say=say,
             on_error="keep",
             keep_state=False,
+            probes=planned.probes,
         )
     finally:
         result = book.write()

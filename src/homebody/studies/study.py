@@ -12,12 +12,16 @@ from homebody.data.splits import PROTOCOLS
 from homebody.errors import HomebodyError, unknown_name
 from homebody.recipe import Recipe
 from homebody.report.words import QUANTITIES
+from homebody.studies import probes
 from homebody.studies.reader import at, insist_distinct
 
 __all__ = ["KINDS", "Row", "Study", "check_study", "deviations", "published"]
 
 Form = Literal["table", "figure"]
-KINDS: dict[Form, tuple[str, ...]] = {"table": ("table", "pairs", "sweep"), "figure": ("convergence", "sweep")}
+KINDS: dict[Form, tuple[str, ...]] = {
+    "table": ("table", "pairs", "sweep"),
+    "figure": ("convergence", "sweep", *probes.PROBES),
+}
 OURS = {"method", "data", "fields", "seed", "protocol", "rounds", "data_dir"}
 """Recipe fields that have their own place in a paper's recipe."""
 RUN = {spec.name for spec in fields(Recipe)} - OURS
@@ -63,7 +67,8 @@ class Study:
 
     form: Form
     kind: str
-    """One of `KINDS`: a plain table, pairs of rows with their improvement, a sweep over values, curves over rounds."""
+    """One of `KINDS`: a plain table, pairs of rows with their improvement, a sweep over values, curves over rounds, or
+    what a probe found in models."""
     id: str
     title: str
     metrics: list[str]
@@ -100,7 +105,7 @@ class Study:
 
     def points(self, row: Row) -> list[Any]:
         """A row's values in a sweep; a table or a curve has one point that is no value."""
-        return (row.values or self.values) if self.kind == "sweep" else [None]
+        return (row.values or self.values) or [None]
 
     def recipe(self, row: Row, data: str, protocol: str, seed: int, value: Any = None) -> Recipe:
         """One cell: what is run for one row, data set, protocol, seed and (in a sweep) value."""
@@ -186,7 +191,9 @@ def _check_row(study: Study, row: Row, where: str) -> None:
             try:
                 recipe = study.recipe(row, data, study.protocols[0], 0, value)
                 recipe.check()
-                recipe.build()
+                method = recipe.build()
+                if study.kind in probes.PROBES:
+                    probes.refuse(study.kind, method, recipe.method)
             except HomebodyError as error:
                 raise at(where, error) from error
             if data in row.slice and row.slice[data] not in recipe.slices:

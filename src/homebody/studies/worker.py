@@ -73,7 +73,7 @@ def _work(task: dict[str, Any], out: BinaryIO) -> None:
     watcher = Watcher(say=lambda text: tell({"say": text}), start=start, on_round=on_round)
     try:
         recipe = Recipe.from_toml(task["recipe"])
-        result = run_cell(recipe, Path(task["path"]), watcher, keep_state=task["keep_state"])
+        result = run_cell(recipe, Path(task["path"]), watcher, keep_state=task["keep_state"], probes=task["probes"])
     except HomebodyError as error:
         tell({"error": str(error), "diverged": isinstance(error, Diverged)})
     except Exception:

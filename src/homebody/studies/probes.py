@@ -1,0 +1,284 @@
+"""Looking into a trained model, while a cell still has it: what a probe finds is kept beside the cell's result.
+
+- tables: how well clients rank with their own item table, with the shared one, with someone else's.
+- embedding: how one client's items lie, and whether what it likes lies apart from the rest.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from homebody.core import Catalogue, Method, Rows, Users
+from homebody.data.population import Population
+from homebody.data.splits import Split
+from homebody.errors import HomebodyError
+from homebody.fit import Fitted
+from homebody.recipe import Recipe
+from homebody.reference import Reference
+from homebody.report import RunFolder
+from homebody.rng import Rng
+from homebody.run import reopen
+from homebody.runtime import Simulator
+from homebody.runtime.lending import ITEM, Borrowing, item_tables
+
+__all__ = ["MARKS", "PROBES", "TABLES", "file_of", "lacks", "looked", "refuse", "take"]
+
+SCHEMA_VERSION = 1
+TABLES = {
+    "own": "its own tuned table",
+    "global": "the latest shared table",
+    "other": "the tuned table of another client, drawn at random",
+}
+MARKS = ("not touched", "drawn as a negative", "training item", "held out for validation", "held out for test")
+"""What an item is to the person whose embedding is shown; `mark` counts from 0."""
+SHOWN = 2000
+"""Items in a plot: the person's own, and others drawn at random up to so many."""
+PEOPLE = 256
+"""Clients over which the separation is averaged: a single held-out item says little."""
+DISTANCES_AT_ONCE = 1 << 24
+PERPLEXITY = 30.0
+
+
+def file_of(path: Path, probe: str) -> Path:
+    """Where a cell keeps what a probe found."""
+    return path / f"probe-{probe}.json"
+
+
+def take(path: Path, probes: Sequence[str]) -> dict[str, str]:
+    """Look into the model of a finished run and keep what is found; why not, for those probes that refuse."""
+    folder = RunFolder.open(path)
+    seed = Recipe.from_toml(folder.recipe_text()).seed
+    refused = {}
+    fitted, population = reopen(path)
+    try:
+        for name in probes:
+            try:
+                found = PROBES[name](fitted, population, seed)
+            except HomebodyError as error:
+                refused[name] = str(error)
+            else:
+                folder.write_json(file_of(path, name).name, {"schema": SCHEMA_VERSION, **found})
+    finally:
+        fitted.ledger.close()
+    return refused
+
+
+def looked(probe: str, results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Runs' results with what a probe found in each model, or why it refused; one never probed is left out."""
+    found: list[Mapping[str, Any]] = []
+    for result in results:
+        if "error" in result:
+            found.append(result)
+        elif why := result.get("refused", {}).get(probe):
+            found.append({**result, "error": why})
+        elif (file := file_of(Path(str(result["run"])), probe)).exists():
+            found.append({**result, "probe": RunFolder.open(file.parent).read_json(file.name)})
+    return found
+
+
+def lacks(probe: str) -> str | None:
+    """What a probe cannot do without and is not installed, in a sentence."""
+    if probe == "embedding" and importlib.util.find_spec("sklearn") is None:
+        return "The plot of an embedding needs scikit-learn: install homebody[report]."
+    return None
+
+
+def refuse(probe: str, method: Method | Reference, name: str) -> None:
+    """Say before anything is trained that a probe would find nothing to look at."""
+    if isinstance(method, Reference):
+        raise HomebodyError(f"{name} is a centralised reference: there is no client's item table to look at.")
+    if method.needs:
+        return  # it cannot begin without its data; what it holds shows when it is trained
+    acting = method.phases[-1].method or method
+    shared = acting.init_shared(Catalogue(2), Rng.of(0))
+    tuned = isinstance(acting.init_local(shared, Rng.of(0)).get(ITEM), Rows)
+    _insist(probe, name, ITEM in shared, tuned)
+
+
+def _insist(probe: str, name: str, shared: bool, tuned: bool) -> None:
+    if not shared:
+        raise HomebodyError(f"{name} shares no item table: this figure needs shared['{ITEM}'], one row an item.")
+    if probe == "tables" and not tuned:
+        raise HomebodyError(
+            f"The clients of {name} tune no item table: comparing tables needs a method whose clients do, as pfedrec."
+        )
+
+
+def tables(fitted: Fitted, population: Population, seed: int) -> dict[str, Any]:
+    """Test metrics with each client's own table, the shared one, and another client's."""
+    runtime = _simulated(fitted)
+    asked = runtime.split.asked()
+    held = next(item_tables(runtime, fitted.method, fitted.shared, asked[:1]), None) if ITEM in fitted.shared else None
+    tuned = held is not None and held.change is not None
+    _insist("tables", type(fitted.method).__name__, ITEM in fitted.shared, tuned)
+    if len(asked) < 2:
+        raise HomebodyError("Nobody can borrow a table here: comparing tables needs at least two clients.")
+    lender = np.arange(runtime.split.n_users)
+    lender[asked] = others(asked, Rng.of(seed, "probe", "tables"))
+    runtimes = {"own": runtime, "global": Borrowing(runtime, None), "other": Borrowing(runtime, lender)}
+    metrics = {name: one.evaluate(fitted.method, fitted.shared).metrics for name, one in runtimes.items()}
+    return {
+        "clients": len(asked),
+        "metrics": {
+            name: {metric: value for metric, value in found.items() if not metric.startswith("valid/")}
+            for name, found in metrics.items()
+        },
+    }
+
+
+def others(users: Users, rng: Rng) -> Users:
+    """For each of them one of the others, drawn at random, everyone once: a circle in random order.
+
+    >>> others(np.array([3, 5, 8]), Rng.of(0)).tolist() in ([5, 8, 3], [8, 3, 5])
+    True
+    """
+    circle = _order(len(users), rng)
+    found = np.empty_like(users)
+    found[circle] = users[np.roll(circle, -1)]
+    return found
+
+
+def _order(count: int, rng: Rng) -> npt.NDArray[np.int64]:
+    return np.argsort(rng.bits(count).numpy(), kind="stable")
+
+
+def embedding(fitted: Fitted, population: Population, seed: int) -> dict[str, Any]:
+    """One random client's items in two dimensions; how far its own lie apart, for it and for others on average."""
+    runtime = _simulated(fitted)
+    split = runtime.split
+    _insist("embedding", type(fitted.method).__name__, ITEM in fitted.shared, tuned=True)
+    people = _tellable(split)
+    if not len(people):
+        raise HomebodyError(
+            f"Nobody in {population.name} has two training items, one held out for test, and some never met."
+        )
+    rng = Rng.of(seed, "probe", "embedding")
+    # The same people under every method and protocol, so that panels can be compared.
+    people = people[_order(len(people), rng)][:PEOPLE]
+    user = int(people[0])
+    (held,) = item_tables(runtime, fitted.method, fitted.shared, people[:1])
+    table = held.dense()[0].cpu().float().flatten(1)
+    mark = _marks(split, user, None if held.change is None else held.change.index[0].cpu().numpy())
+    items = _shown(mark, rng)
+    x, y = _flat(table[torch.from_numpy(items)].numpy(), seed)
+    training, test = separations(runtime, fitted, people)
+    return {
+        "user": user,
+        "tuned": held.change is not None,
+        "items": population.n_items,
+        "touched": 0 if held.change is None else int((held.change.index[0] >= 0).sum()),
+        "names": [population.item_name(item) for item in items.tolist()],
+        "x": x.tolist(),
+        "y": y.tolist(),
+        "mark": mark[items].tolist(),
+        "separation": {"training": float(training[0]), "held_out": float(test[0])},
+        "people": {"count": len(people), "training": float(training.mean()), "held_out": float(test.mean())},
+    }
+
+
+def _simulated(fitted: Fitted) -> Simulator:
+    if not isinstance(fitted.runtime, Simulator):
+        raise HomebodyError("Real devices keep their tables to themselves: only a simulation can be looked into.")
+    return fitted.runtime
+
+
+def _tellable(split: Split) -> Users:
+    """Clients with two different training items, a test item, and items that they have nothing to do with."""
+    first, last = split.bounds[0], split.bounds[1] - 1
+    several = np.flatnonzero((split.lengths >= 2) & (split.sizes("test") > 0))
+    several = several[split.ordered[first[several]] != split.ordered[last[several]]]
+    return several[(split.bounds[4] - split.bounds[0])[several] < split.n_items]
+
+
+def _marks(split: Split, user: int, touched: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+    """(M,) a place in MARKS for each item; -1 for what is withheld from everything."""
+    mark = np.zeros(split.n_items, dtype=np.int64)
+    if touched is not None:
+        mark[touched[touched >= 0]] = 1
+    mark[split.part(user, "withheld")] = -1
+    for number, part in ((4, "test"), (3, "valid"), (2, "train")):
+        mark[split.part(user, part)] = number  # type: ignore[arg-type]
+    return mark
+
+
+def _shown(mark: npt.NDArray[np.int64], rng: Rng) -> npt.NDArray[np.int64]:
+    """The person's own items and others drawn at random, ascending."""
+    own, rest = np.flatnonzero(mark >= 2), np.flatnonzero((mark == 0) | (mark == 1))
+    room = max(SHOWN - len(own), len(own))
+    if len(rest) > room:
+        rest = rest[_order(len(rest), rng)][:room]
+    return np.sort(np.concatenate([own, rest]))
+
+
+def _flat(table: npt.NDArray[np.float32], seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """t-SNE, on a grid of a thousand: finer than a dot."""
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    # One thread: with more, the sums and so the picture would depend on the machine.
+    with threadpool_limits(1):
+        perplexity = min(PERPLEXITY, (len(table) - 1) / 3)
+        start = "pca" if min(table.shape) > 1 else "random"
+        places = TSNE(perplexity=perplexity, init=start, random_state=seed, n_jobs=1).fit_transform(table)
+    places -= places.min(axis=0)
+    grid = np.round(1000 * places / max(float(places.max()), 1e-12)).astype(np.int64)
+    return grid[:, 0], grid[:, 1]
+
+
+def separations(runtime: Simulator, fitted: Fitted, people: Users) -> tuple[Tensor, Tensor]:
+    """How well nearness to what a client trained on tells its training items, and its test item, from all others.
+
+    An item is as near as the nearest training item other than itself, in the table the client ranks with. The
+    answer is an AUC: the share of the others that lie further away; 0.5 is chance. Each (people,).
+    """
+    split = runtime.split
+    answers = torch.zeros(2, len(people), dtype=torch.float64)
+    most = max(1, DISTANCES_AT_ONCE // (split.n_items * int(split.lengths[people].max())))
+    for held in item_tables(runtime, fitted.method, fitted.shared, people, most):
+        some = people[held.place]
+        table = held.dense().flatten(2)
+        items, valid, _ = (torch.from_numpy(part).to(table.device) for part in split.padded(some))
+        near = _nearness(table, items, valid)
+        asked = torch.from_numpy(split.relevant(some, "test")).to(table.device)
+        rest = _strangers(split, some).to(table.device)
+        found = torch.stack([_auc(near, items, valid, rest), _auc(near, asked.clamp(min=0), asked >= 0, rest)])
+        answers[:, torch.from_numpy(held.place)] = found.cpu()
+    return answers[0], answers[1]
+
+
+def _nearness(table: Tensor, items: Tensor, valid: Tensor) -> Tensor:
+    """(B, M) less the distance of each item to the nearest of `items` (B, L) other than itself."""
+    known = table.gather(1, items[:, :, None].expand(-1, -1, table.shape[2]))
+    # The fast way loses the distances between rows that lie close together.
+    distance = torch.cdist(table, known, compute_mode="donot_use_mm_for_euclid_dist")
+    column = torch.arange(distance.shape[1], device=table.device)
+    itself = items[:, None, :] == column[:, None]
+    return -distance.masked_fill(itself | ~valid[:, None, :], torch.inf).amin(2)
+
+
+def _strangers(split: Split, users: Users) -> Tensor:
+    """(B, M) which items a person has nothing to do with."""
+    rest = np.ones((len(users), split.n_items + 1), dtype=np.bool_)  # the last column takes what pads
+    for own in (split.seen(users, "test"), split.relevant(users, "test")):
+        np.put_along_axis(rest, own, False, axis=1)
+    return torch.from_numpy(rest[:, :-1].copy())
+
+
+def _auc(near: Tensor, items: Tensor, valid: Tensor, rest: Tensor) -> Tensor:
+    """(B,) the share of the rest that is further away than these items, ties half, on average over them."""
+    score = near.gather(1, items)
+    ordered = near.masked_fill(~rest, torch.inf).sort(dim=1).values
+    below = torch.searchsorted(ordered, score) + torch.searchsorted(ordered, score, right=True)
+    share = below.double() / (2 * rest.sum(1, keepdim=True))
+    return (share * valid).sum(1) / valid.sum(1)
+
+
+PROBES: dict[str, Callable[[Fitted, Population, int], dict[str, Any]]] = {"tables": tables, "embedding": embedding}
