@@ -59,6 +59,9 @@ class FedMF(Method):
         index, slot = ops.touched(items, valid, data.catalogue.n_items)
         return {"index": index, "slot": slot, "label": label, "valid": valid}
 
+    def asks(self, batch: Batch) -> dict[str, Tensor]:
+        return {"item": batch["index"]}
+
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         base = rows = shared["item"][batch["index"]]
         user = local["user"]

@@ -66,6 +66,9 @@ class PFedRec(Method):
         index, slot = ops.touched(items, valid, data.catalogue.n_items)
         return {"index": index, "slot": slot, "label": label, "valid": valid}
 
+    def asks(self, batch: Batch) -> dict[str, Tensor]:
+        return {"item": batch["index"]}
+
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         base = rows = shared["item"][batch["index"]]
         weight, bias = local["weight"], local["bias"]

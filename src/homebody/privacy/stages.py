@@ -1,6 +1,6 @@
 """The stages that ship: what bounds a message, what hides it, and what each observer is told in the end.
 
-The one-bit reports are in `homebody.privacy.reports`.
+The one-bit reports are in `homebody.privacy.reports`, the requests in `homebody.privacy.requests`.
 
 | stage | on the device | on the server | told |
 |---|---|---|---|
@@ -10,6 +10,7 @@ The one-bit reports are in `homebody.privacy.reports`.
 | `OneBit` | sends k bits of k random entries | makes an estimate of them | everyone, by `Reports` |
 | `Shuffle` | | | everyone behind the proxy, by `ShuffledReports` |
 | `SecureSum` | sends all of a table, not rows of it | | the sum alone, which is not noise |
+| `AskRows` | asks for the rows it works on | | the server ∞; others as the rest of the channel says |
 
 A stage takes its place in a channel by `place`: it is told what is known of the message so far, refuses what makes no
 sense, and says what is known after it. Its noise comes from the stream that it is handed, and from nowhere else.
@@ -60,6 +61,8 @@ class Message:
     """Whether the server gets the sum alone."""
     strange: str = ""
     """A stage that states nothing about itself: its half on the server could undo any bound."""
+    asks: bool = False
+    """Whether the device tells the server which rows it works on."""
 
     def bound(self, order: Literal[1, 2], noise: str) -> float:
         """The norm that this noise is measured against; refused where there is none."""
@@ -84,6 +87,8 @@ class Step:
     on_sum: ClassVar[bool] = False
     dense: ClassVar[bool] = False
     """Whether its half on the device fills a table that rows were sent of."""
+    keeps_sum: ClassVar[bool] = False
+    """Whether its half on the device leaves the sum of all messages as it was."""
 
     def device(self, update: Update, rng: Rng) -> Update:
         return update
@@ -253,6 +258,10 @@ class Laplace(Step):
     def server(self, total: Total, rng: Rng) -> Total:
         return Total(self._noised(total.sum, rng), total.clients) if self.on_sum else total
 
+    def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
+        """These sums of updates with the noise that so many devices add between them, drawn at once."""
+        return self._noised(sums, rng, lambda own, *shape: own.laplace_sum(devices, *shape))
+
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         if self.unbounded:
             return _everyone(NonPrivate("Laplace noise is added to an update that nothing bounds"))
@@ -265,10 +274,10 @@ class Laplace(Step):
         known = replace(event, sampling=Sampling())
         return [Charge(who, "user", known if who == "server" else event) for who in OBSERVERS]
 
-    def _noised(self, tree: Tree, rng: Rng) -> Tree:
+    def _noised(self, tree: Tree, rng: Rng, draw: Callable[..., Tensor] = Rng.laplace) -> Tree:
         if not self.unbounded:
             _placed(self.sensitivity, "Laplace noise")
-        return _noised(tree, self.b, rng, Rng.laplace)
+        return _noised(tree, self.b, rng, draw)
 
 
 @dataclass(frozen=True)
@@ -281,6 +290,7 @@ class SecureSum(Step):
 
     on_sum: ClassVar[bool] = True
     dense: ClassVar[bool] = True
+    keeps_sum: ClassVar[bool] = True
 
     def place(self, message: Message) -> tuple[Self, Message]:
         if message.secret:
