@@ -26,6 +26,7 @@ from typing import ClassVar, Literal, Self, get_args
 import torch
 from torch import Tensor
 
+from homebody import ops
 from homebody.core import Cohort, Rows, Total, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.privacy.events import (
@@ -143,8 +144,8 @@ class Clip(Step):
         return self, replace(message, norms={**message.norms, self.order: known})
 
     def device(self, update: Update, rng: Rng) -> Update:
-        own = {name: value.coalesced() if isinstance(value, Rows) else value for name, value in update.items()}
-        powers = {name: self._power(_values(value)) for name, value in own.items()}
+        own = {name: ops.coalesced(value) if isinstance(value, Rows) else value for name, value in update.items()}
+        powers = {name: ops.power(_values(value), self.order) for name, value in own.items()}
         if isinstance(self.norm, Mapping):
             for name in own:
                 if name not in self.norm:
@@ -155,21 +156,13 @@ class Clip(Step):
         power = torch.stack(list(powers.values())).sum(0)
         return {name: self._scaled(value, power, self.norm) for name, value in own.items()}
 
-    def _power(self, value: Tensor) -> Tensor:
-        """The norm, to the power of its order; in 64 bits, where the square of any 32-bit number is finite."""
-        wide = value.to(torch.float64)
-        return wide.abs().sum() if self.order == 1 else (wide * wide).sum()
-
     def _scaled(self, value: Rows | Tensor, power: Tensor, bound: float) -> Rows | Tensor:
         norm = power if self.order == 1 else power.sqrt()
         factor = torch.where(norm > bound * _SHRUNK, bound * _SHRUNK / norm, 1.0)
-
-        def shrunk(part: Tensor) -> Tensor:
-            # In 64 bits: a tiny factor has few digits left in 32.
-            scaled = (part.to(torch.float64) * factor).to(real(part).dtype)
-            return torch.where(torch.isfinite(norm), scaled, 0)
-
-        return Rows(value.index, shrunk(value.value), value.size) if isinstance(value, Rows) else shrunk(value)
+        factor = torch.where(torch.isfinite(norm), factor, 0.0)
+        if isinstance(value, Rows):
+            return Rows(value.index, ops.scaled(value.value, factor), value.size)
+        return ops.scaled(value, factor)
 
 
 @dataclass(frozen=True)
