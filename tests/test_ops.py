@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from homebody import ops
-from homebody.core import Catalogue, Data
+from homebody.core import Catalogue, Data, Rows
 from homebody.rng import Rng
 
 quick = settings(max_examples=40, deadline=None)
@@ -346,6 +346,63 @@ def test_add_rows_keeps_clients_apart() -> None:
             assert torch.equal(together[client], own)
 
 
+@on_both_ways
+@given(
+    index=st.lists(st.lists(st.integers(-1, 5), min_size=4, max_size=4), min_size=1, max_size=3),
+    ordered=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.float16, torch.int64]),
+    shape=st.sampled_from([(), (2,), (2, 1)]),
+)
+@quick
+def test_coalesced_rows_are_those_of_each_client(
+    way: Callable[[Tensor], Tensor], index: list[list[int]], ordered: bool, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """Also where they are in order already, and where padding has a value."""
+    if ordered:
+        index = [(sorted(set(own) - {-1}) + [-1] * 4)[:4] for own in index]
+    whole = torch.tensor(index)
+    value = torch.arange(1, 1 + 4 * len(index) * math.prod(shape)).view(len(index), 4, *shape).to(dtype)
+    for zeroed in (value, torch.where((whole < 0).view(len(index), 4, *[1] * len(shape)), 0, value)):
+        found = vmap(lambda own, of: ops.coalesced(Rows(own, of, 6)))(way(whole), way(zeroed))
+        for client in range(len(index)):
+            right = Rows(whole[client], zeroed[client], 6).coalesced()
+            assert torch.equal(plain(found.index[client]), right.index)
+            assert torch.equal(plain(found.value[client]), right.value)
+            alone = ops.coalesced(Rows(way(whole[client]), way(zeroed[client]), 6))
+            assert torch.equal(plain(alone.value), right.value)
+
+
+def test_no_rows_are_coalesced() -> None:
+    nothing = Rows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 2), 6)
+    assert ops.coalesced(nothing) is nothing
+
+
+@on_both_ways
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64])
+@pytest.mark.parametrize("order", [1, 2])
+def test_power_and_scale_by_hand(way: Callable[[Tensor], Tensor], dtype: torch.dtype, order: int) -> None:
+    value = way(torch.tensor([[[3, -4]], [[0, 2]]], dtype=dtype))
+    assert plain(vmap(lambda own: ops.power(own, order))(value)).tolist() == ([7.0, 2.0] if order == 1 else [25.0, 4.0])
+    assert plain(ops.power(value[0], order)).item() == (7.0 if order == 1 else 25.0)
+    factor = way(torch.tensor([0.5, 2.0], dtype=torch.float64))
+    half = plain(vmap(ops.scaled)(value, factor))
+    assert half.tolist() == [[[1.5, -2.0]], [[0.0, 4.0]]]
+    assert half.dtype == torch.promote_types(dtype, torch.float32)
+    assert plain(ops.scaled(value[0], factor[0])).tolist() == [[1.5, -2.0]]
+
+
+@on_both_ways
+def test_what_is_not_finite_shows_in_the_power_and_a_factor_of_zero_removes_it(way: Callable[[Tensor], Tensor]) -> None:
+    for bad in (math.nan, math.inf, -math.inf):
+        value = way(torch.tensor([1.0, bad]))
+        assert not math.isfinite(plain(ops.power(value, 2)).item())
+        assert plain(ops.scaled(value, way(torch.tensor(0.0, dtype=torch.float64)))).tolist() == [0.0, 0.0]
+    huge = way(torch.tensor([3e38, -3e38]))
+    assert plain(ops.power(huge, 2)).item() == pytest.approx(2 * float(torch.tensor(3e38)) ** 2)
+    tiny = plain(ops.scaled(huge, way(torch.tensor(1e-50, dtype=torch.float64))))
+    assert tiny.tolist() == pytest.approx([3e-12, -3e-12])
+
+
 @pytest.mark.usefixtures("no_kernels")
 def test_the_plain_way_calls_no_kernel() -> None:
     data = someone([1, 2], n_items=5)
@@ -357,6 +414,8 @@ def test_the_plain_way_calls_no_kernel() -> None:
     ops.labelled(Rng(key), data._replace(items=elsewhere(data.items)), 2)
     ops.add_rows(elsewhere(torch.zeros(3, 2)), torch.tensor([0]), torch.ones(1, 2))
     ops.scatter_sum(torch.tensor([0]), torch.ones(1, 2), elsewhere(torch.zeros(3, 2)))
+    ops.coalesced(Rows(elsewhere(torch.tensor([0])), elsewhere(torch.ones(1, 2)), 3))
+    ops.scaled(elsewhere(torch.ones(2)), ops.power(elsewhere(torch.ones(2)), 2))
     with pytest.raises(AssertionError, match="draw_negatives"):
         ops.negatives(Rng.of(0), data, 3)
 

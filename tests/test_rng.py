@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 from torch.func import vmap
 
@@ -163,6 +165,36 @@ def test_laplace_has_the_moments_and_the_tails() -> None:
         share = math.exp(-bound)
         found = float((sample.abs() > bound).double().mean())
         assert abs(found - share) < FIVE_SIGMA * math.sqrt(share * (1 - share) / N)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 50, 6040])
+def test_a_sum_of_laplace_variables_has_their_moments(count: int) -> None:
+    check_moments(Rng.of(5).laplace_sum(count, N), 0.0, 2.0 * count, 12.0 * count + 12.0 * count**2)
+
+
+def test_a_sum_of_laplace_variables_is_distributed_as_one() -> None:
+    """Kolmogorov and Smirnov, rejecting a correct sample once in a million: one variable, the known law of the sum of
+    two, and sums of draws."""
+    one, two = (Rng.of(6).laplace_sum(count, N).double().numpy() for count in (1, 2))
+    assert stats.kstest(one, stats.laplace.cdf).pvalue > 1e-6
+    below = lambda x: np.where(x < 0, 0.5 + np.abs(x) / 4, 0) * np.exp(-np.abs(x))  # noqa: E731
+    assert stats.kstest(two, lambda x: np.where(x < 0, below(x), 1 - below(-np.abs(x)))).pvalue > 1e-6
+    for count in (5, 40):
+        sums = Rng.of(7).laplace(20_000, count).double().sum(1).numpy()
+        assert stats.ks_2samp(Rng.of(8).laplace_sum(count, 20_000).numpy(), sums).pvalue > 1e-6
+
+
+@given(short=st.integers(0, 40), more=st.integers(0, 40), count=st.integers(0, 9))
+@settings(max_examples=30, deadline=None)
+def test_a_longer_draw_of_sums_begins_with_the_shorter_one(short: int, more: int, count: int) -> None:
+    """Also where someone has to draw again; and what comes next does not depend on that."""
+    left, right = Rng.of(5, "x"), Rng.of(5, "x")
+    one, other = left.laplace_sum(count, short, 3), right.laplace_sum(count, short + more, 3)
+    assert one.shape == (short, 3)
+    assert one.dtype == torch.float32
+    assert torch.equal(one, other[:short])
+    if count:
+        assert torch.equal(left.uniform(2), right.uniform(2))
 
 
 @pytest.mark.parametrize("high", [1, 2, 7, 2**31])

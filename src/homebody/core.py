@@ -224,6 +224,10 @@ class Method:
 
     def __post_init__(self) -> None:
         check_params(self)
+        if type(self).asks is Method.asks and getattr(getattr(self, "uplink", None), "asks", False):
+            raise HomebodyError(
+                f"{type(self).__name__} needs its shared parameters whole and cannot ask for rows: leave out ask-rows."
+            )
 
     @property
     def phases(self) -> Sequence[Phase]:
@@ -253,6 +257,10 @@ class Method:
     def prepare(self, data: Data, rng: Rng) -> Batch:
         """All of a round's randomness: negatives, orders, masks; noise from `rng.private`."""
         raise _missing(self, "prepare")
+
+    def asks(self, batch: Batch) -> dict[str, Tensor]:
+        """Which rows of which shared tables a round works on, each once; -1 pads. Empty: it needs them whole."""
+        return {}
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         """A round on the device: what it sends, and what it keeps.

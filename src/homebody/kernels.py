@@ -5,7 +5,19 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-__all__ = ["add_rows", "draw_negatives", "label", "lay_over", "permute", "scatter_sum", "take_rows", "touch"]
+__all__ = [
+    "add_rows",
+    "draw_negatives",
+    "in_order",
+    "label",
+    "lay_over",
+    "permute",
+    "power",
+    "scale",
+    "scatter_sum",
+    "take_rows",
+    "touch",
+]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -238,3 +250,43 @@ def scatter_sum(index, value, table):
                 if row >= 0:
                     for column in range(low, width):
                         table[row, column] += value[i, column]
+
+
+@nb.njit(parallel=True, cache=True)
+def in_order(index, value):
+    """Whether every client's rows are there once, in ascending order, and nothing but zeros behind them."""
+    right = np.ones(len(index), dtype=np.bool_)
+    for row in nb.prange(len(index)):
+        last = -1
+        padded = False
+        for position in range(index.shape[1]):
+            if index[row, position] < 0:
+                padded = True
+                for number in value[row, position]:
+                    if number != 0:
+                        right[row] = False
+            elif padded or index[row, position] <= last:
+                right[row] = False
+            else:
+                last = index[row, position]
+    return right.all()
+
+
+@nb.njit(parallel=True, cache=True)
+def power(value, order, out):
+    """Each row's sum of |x| or of x², in doubles."""
+    for row in nb.prange(len(value)):
+        total = 0.0
+        for number in value[row]:
+            wide = np.float64(number)
+            total += abs(wide) if order == 1 else wide * wide
+        out[row] = total
+
+
+@nb.njit(parallel=True, cache=True)
+def scale(value, factor, out):
+    """Each row times its factor, in doubles; a factor of 0 gives zeros, whatever the row holds."""
+    for row in nb.prange(len(value)):
+        for position in range(value.shape[1]):
+            wide = np.float64(value[row, position])
+            out[row, position] = wide * factor[row] if factor[row] != 0 else 0.0

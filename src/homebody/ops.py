@@ -1,4 +1,4 @@
-"""Building blocks for `prepare`, `client` and `score`: written for one client, run for a cohort in one pass.
+"""Building blocks for `prepare`, `client`, `score` and stages: written for one client, run for a cohort in one pass.
 
 Each works on one client's tensors, and under `torch.func.vmap` on all of them at once: compiled on the CPU,
 in plain torch elsewhere, with the same answers.
@@ -16,15 +16,18 @@ import torch
 from torch import Tensor
 
 from homebody import kernels
-from homebody.core import Data
+from homebody.core import Data, Rows
 from homebody.rng import GOLDEN, Rng, mix
 
 __all__ = [
     "add_rows",
+    "coalesced",
     "labelled",
     "minibatches",
     "negatives",
     "overlay",
+    "power",
+    "scaled",
     "scatter_sum",
     "shuffled",
     "take_rows",
@@ -250,6 +253,72 @@ def add_rows(rows: Tensor, slot: Tensor, value: Tensor, scale: float = 1.0) -> T
     """
     (out,) = _add_rows(rows, slot, value, scale)
     return out
+
+
+def _compiled(value: Tensor) -> bool:
+    return value.device.type == "cpu" and value.dtype in (torch.float32, torch.float64)
+
+
+@_for_cohort
+def _coalesced(index: Tensor, value: Tensor, size: int) -> Tensors:
+    if _compiled(value) and kernels.in_order(index.numpy(), value.numpy()):
+        return index.view_as(index), value.view_as(value)
+    rows = torch.func.vmap(lambda own, of: Rows(own, of, size).coalesced())(index, value)
+    return rows.index, rows.value
+
+
+def coalesced(rows: Rows) -> Rows:
+    """`rows.coalesced()`, which costs nothing where a whole cohort's rows are so already.
+
+    >>> coalesced(Rows(torch.tensor([2, 0, 2]), torch.tensor([[1.0], [5.0], [2.0]]), size=3)).index.tolist()
+    [0, 2, -1]
+    """
+    if not rows.index.shape[0]:
+        return rows
+    index, value = _coalesced(rows.index, rows.value.reshape(len(rows.index), -1), rows.size)
+    return Rows(index, value.reshape(rows.value.shape), rows.size)
+
+
+@_for_cohort
+def _power(value: Tensor, order: int) -> Tensors:
+    if _compiled(value):
+        out = torch.empty(len(value), dtype=torch.float64)
+        kernels.power(value.numpy(), order, out.numpy())
+        return (out,)
+    wide = value.to(torch.float64)
+    return ((wide.abs() if order == 1 else wide * wide).sum(1),)
+
+
+def power(value: Tensor, order: int) -> Tensor:
+    """The sum of |x| or of x² over a tensor, in 64 bits, where the square of any 32-bit number is finite.
+
+    >>> power(torch.tensor([3.0, -4.0]), 1).item(), power(torch.tensor([3.0, -4.0]), 2).item()
+    (7.0, 25.0)
+    """
+    (out,) = _power(value.flatten(), order)
+    return out
+
+
+@_for_cohort
+def _scaled(value: Tensor, factor: Tensor) -> Tensors:
+    out = torch.empty(value.shape, dtype=torch.promote_types(value.dtype, torch.float32), device=value.device)
+    if _compiled(value):
+        kernels.scale(value.numpy(), factor.numpy(), out.numpy())
+        return (out,)
+    times = factor[:, None]
+    return (torch.where(times != 0, value.to(torch.float64) * times, 0).to(out.dtype),)
+
+
+def scaled(value: Tensor, factor: Tensor) -> Tensor:
+    """A tensor times a 64-bit number, rounded once at the end: a tiny factor has few digits left in 32 bits.
+
+    A factor of 0 gives zeros, whatever was not finite before.
+
+    >>> scaled(torch.tensor([3.0, torch.inf]), torch.tensor(0.0, dtype=torch.float64)).tolist()
+    [0.0, 0.0]
+    """
+    (out,) = _scaled(value.flatten(), factor)
+    return out.reshape(value.shape)
 
 
 def minibatches(size: int, *columns: Tensor) -> Iterator[Tensors]:

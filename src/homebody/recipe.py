@@ -48,7 +48,7 @@ class Recipe:
     """What is held out: a name from `homebody.data.partitions.WAYS`, with its settings (ratio:test=0.2)."""
     protocol: str = "strict"
     held_out: str | None = None
-    """latest or random; None: latest where there are times."""
+    """latest, latest-first or random; None: latest where there are times."""
     negatives: int = 99
     cohort: int | None = None
     evaluate_every: int = 1

@@ -39,6 +39,23 @@ def test_a_table_in_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "Gaussian noise, 1 × the ℓ2 sensitivity" in " ".join(table.split())
 
 
+def test_a_request_for_rows_and_what_it_tells(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asking = ["pfedrec", *DATA, "--set", "negatives=1", "--user", "3", "--stage", "ask-rows"]
+    text, _ = called(monkeypatch, capsys, *asking)
+    (request,) = json.loads(called(monkeypatch, capsys, *asking, "--json")[0])["requests"]
+    table, _, rest = text.partition("The device asks for")
+    assert max(map(len, table.splitlines())) <= 80
+    assert f"{request['rows']} of 40 rows of 'item': {request['own']} are this person's own items" in rest
+    assert "request for item" in table
+    assert [line["rounds"] for line in request["always"]] == [1, 2, 3, 5, 10]
+    shown = [line.split() for line in table.splitlines()]
+    for line in request["always"]:
+        figures = [str(line[name]) for name in ("rounds", "rows", "own")]
+        assert [*figures, f"{line['precision']:.3f}", "1.000"] in shown
+
+
 def test_one_json_object(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     text, error = called(monkeypatch, capsys, "pfedrec", *DATA, "--set", "factors=2", "--seed", "5", "--json")
     assert error == ""
@@ -71,6 +88,7 @@ def test_people_are_called_as_their_file_calls_them(
         (["fedmf", "--stage", "gaussian:z=1"], "Gaussian noise needs a bound on what one person can change"),
         (["fedmf", "--user", "600"], "There is no user '600' in this population"),
         (["fedmf", "--split", "held-out-users", "--user", "0"], "takes no part in training with this split"),
+        (["fedials", "--stage", "ask-rows"], "FedIALS needs its shared parameters whole and cannot ask for rows"),
         (["fedfm"], "There is no method 'fedfm'; did you mean 'fedmf'?"),
     ],
 )

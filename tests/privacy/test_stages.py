@@ -274,7 +274,7 @@ def test_two_clients_through_a_channel_by_hand(few: Split) -> None:
     [
         Channel(Clip(0.5), Gaussian(1.0)),
         Channel(Clip(0.5), SecureSum(), Gaussian(1.0)),
-        Channel(Clip({"item": 0.5}, order=1), Laplace(0.1)),
+        Channel(Clip({"item": 0.5}, order=1), Laplace(0.1, where="sum")),
     ],
 )
 def test_fused_and_plain_cohorts_pass_a_channel_alike(few: Split, channel: Channel) -> None:

@@ -32,7 +32,7 @@ from homebody.audit.views import decoded, hides_senders, whole
 from homebody.core import Cohort, Collected, Evaluated, Method, Total, Tree, Update, Users
 from homebody.errors import HomebodyError
 from homebody.fit import Round, fit
-from homebody.privacy import OBSERVERS, Channel, Clip, Gaussian, Laplace, NonPrivate, OneBit, SecureSum
+from homebody.privacy import OBSERVERS, AskRows, Channel, Clip, Gaussian, Laplace, NonPrivate, OneBit, SecureSum
 from homebody.privacy.ledger import DELTA
 from homebody.rng import Rng
 from homebody.runtime import Simulator
@@ -187,7 +187,7 @@ class _Nest:
     def random(self) -> bool:
         """Whether a device adds noise: then a canary sends something else in each round."""
         return any(
-            not isinstance(stage, Clip | SecureSum | Gaussian) and not getattr(stage, "on_sum", False)
+            not isinstance(stage, AskRows | Clip | SecureSum | Gaussian) and not getattr(stage, "on_sum", False)
             for stage in self.channel.stages
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,14 +12,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from homebody.audit.requests import read_requests
 from homebody.audit.views import hides_senders, sees
-from homebody.core import Cohort, Method, Rows, Update
+from homebody.core import Cohort, Method, Rows, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.privacy import Channel, OneBit, SecureSum
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 
-__all__ = ["Inspection", "Part", "View", "encode", "inspect"]
+__all__ = ["Inspection", "Part", "Request", "View", "encode", "inspect"]
 
 EXCERPT = 24
 """Bytes of each part that are shown."""
@@ -40,6 +42,21 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Request:
+    """The rows of one table that a device asks for before it works."""
+
+    table: str
+    rows: int
+    rows_of: int
+    """How many the table has."""
+    own: int | None
+    """How many are items that this person trains on; None where the table has no row for each item."""
+    always: tuple[dict[str, Any], ...]
+    """After 1, 2, … rounds with this person: the rows asked for in each, how many are their own, with precision and
+    recall as a guess at their items."""
+
+
+@dataclass(frozen=True)
 class View:
     """One observer's view of the message."""
 
@@ -56,10 +73,13 @@ class Inspection:
     user: str
     """As the data calls them."""
     parts: tuple[Part, ...]
+    """What leaves the device, requests first."""
     bytes: int
     observers: dict[str, View]
     tells: tuple[str, ...]
     """What can be read from it as it is."""
+    requests: tuple[Request, ...] = ()
+    """Where the device asks for rows instead of downloading tables."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -67,7 +87,11 @@ class Inspection:
 
 
 def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | None = None, seed: int = 0) -> Inspection:
-    """What this client sends in the first round of a run with this seed: bit by bit what the run would sum."""
+    """What this client sends in the first round of a run with this seed: bit by bit what the run would sum.
+
+    The one exception is noise that devices add: a simulation draws its sum over the cohort at once, unless it is told
+    to run plainly. The noise shown is what this device would draw by itself.
+    """
     ids = simulator.split.population.user_ids
     called = str(user if ids is None else ids[user])
     if user not in simulator.available():
@@ -79,6 +103,8 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     shared = acting.init_shared(simulator.catalogue, rng.fold("shared"))
     shared = {name: value.to(simulator.device) for name, value in shared.items()}
     update = simulator.message(acting, shared, user, rng.fold("round", 1))
+    requests = tuple(_requests(acting, simulator, shared, user, rng)) if acting.uplink.asks else ()
+    sent = {**{f"request for {one.table}": rows for one, rows in requests}, **update}
     everyone = simulator.available()
     drawn = len(everyone) if cohort is None else cohort
     planned = Cohort(everyone[:drawn], "all" if cohort is None else "fixed", drawn, len(everyone))
@@ -88,11 +114,33 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     told = sees(acting, planned)
     return Inspection(
         called,
-        tuple(_part(name, value) for name, value in update.items()),
-        -(-sum(map(_bits, update.values())) // 8),
+        tuple(_part(name, value) for name, value in sent.items()),
+        -(-sum(map(_bits, sent.values())) // 8),
         {who: View(told[who], tuple(events)) for who, events in charged.items()},
-        tuple(_told(update, acting.uplink)),
+        (*(_told_by(one) for one, _ in requests), *_told(update, acting.uplink)),
+        tuple(one for one, _ in requests),
     )
+
+
+def _requests(
+    method: Method, simulator: Simulator, shared: Tree, user: int, rng: Rng
+) -> Iterator[tuple[Request, Tensor]]:
+    """What this client asks for in the first round, table by table, and the row numbers, in 32 bits."""
+    alone = np.array([user])
+    read = read_requests(method, simulator, shared, alone, rng)
+    for _, asked in simulator.requests(method, alone, rng.fold("round", 1)):
+        for name, index in asked.items():
+            rows, always = index[0][index[0] >= 0].to(torch.int32), read.get(name, [])
+            own = int(always[0].own[0]) if always else None
+            yield Request(name, len(rows), len(shared[name]), own, tuple(one.as_dict() for one in always)), rows
+
+
+def _told_by(request: Request) -> str:
+    line = f"The device asks for {request.rows:,} of {request.rows_of:,} rows of '{request.table}'"
+    if not request.own:
+        return f"{line}: the server knows which they are."
+    share = f"{request.own:,} are this person's own items, 1 in {request.rows / request.own:.1f}"
+    return f"{line}: {share}. Those come back in every request, the others come and go."
 
 
 def encode(value: Tensor | Rows) -> bytes:

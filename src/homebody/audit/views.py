@@ -56,7 +56,10 @@ def sees(method: Method, cohort: Cohort) -> dict[str, str]:
         "clients": f"the shared parameters of the next round, computed from {summed} over {people}; no one's message",
         "public": f"the final model alone, computed from every round's {summed.removeprefix('the ')}; no one's message",
     }
-    return {name: f"{text[0].upper()}{text[1:]}." for name, text in told.items()}
+    sentences = {name: f"{text[0].upper()}{text[1:]}." for name, text in told.items()}
+    if channel.asks:
+        sentences["server"] += " And before that, which rows this device asks for."
+    return sentences
 
 
 def _server(channel: Channel, cohort: Cohort, people: str) -> str:

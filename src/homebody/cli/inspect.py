@@ -11,7 +11,9 @@ from homebody.cli import options
 from homebody.errors import HomebodyError
 
 if TYPE_CHECKING:
-    from homebody.audit.inspection import Inspection
+    from rich.table import Table
+
+    from homebody.audit.inspection import Inspection, Request
 
 __all__ = ["inspect"]
 
@@ -74,5 +76,22 @@ def _print(found: Inspection, method: str) -> None:
         views.add_row(observer, "\n".join((view.sees, *(f"{event[0].upper()}{event[1:]}." for event in view.charged))))
         views.add_section()
     console.print(views)
+    for request in found.requests:
+        if request.always:
+            console.print(_always(request))
     for line in found.tells:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _always(request: Request) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    title = f"rows of '{request.table}' asked for in every round"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("rounds", "rows", "own items", "precision", "recall"):
+        table.add_column(heading, justify="right")
+    for line in request.always:
+        counts = (f"{line[name]:,}" for name in ("rounds", "rows", "own"))
+        table.add_row(*counts, f"{line['precision']:.3f}", f"{line['recall']:.3f}")
+    return table

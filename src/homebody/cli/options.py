@@ -51,7 +51,9 @@ class Given:
     ] = "leave-one-out"
     held_out: Annotated[
         str | None,
-        typer.Option(help="latest or random; by default latest where there are times.", rich_help_panel=ASKED),
+        typer.Option(
+            help="latest, latest-first or random; by default latest where there are times.", rich_help_panel=ASKED
+        ),
     ] = None
     negatives: Annotated[
         int, typer.Option(help="Items that the sampled metrics rank against.", rich_help_panel=ASKED)

@@ -24,7 +24,9 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="All of a run's randomness derives from it.")] = 0,
     settings: options.Settings = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Run `client` under vmap, without fused kernels.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Run `client` under vmap, each device drawing its own noise: slower.")
+    ] = False,
     out: options.Out = Path("runs"),
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on with this run's folder; takes no method.")

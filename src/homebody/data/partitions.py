@@ -256,7 +256,16 @@ def _kept(population: Population, protocol: Protocol, how: How, seed: int) -> tu
         indptr, rows = np.concatenate([[0], np.cumsum(first)])[indptr], rows[first]
     else:
         notes = []
+    if how == "latest-first":
+        owner = np.repeat(np.arange(population.n_users), np.diff(indptr))
+        rows = rows[np.lexsort((-rows, _times(population)[rows], owner))]
     return Kept(population, indptr, rows, how, seed), notes
+
+
+def _times(population: Population) -> Longs:
+    if population.times is None:
+        raise HomebodyError(f"{population.name} has no times, so nothing is the latest: leave out latest-first.")
+    return population.times
 
 
 def _groups(kept: Kept, count: int, what: str, settings: Mapping[str, float]) -> Longs:

@@ -115,7 +115,8 @@ def describe(
     elif name in ("cold-items", "cold-both"):
         against = f"ranked against {count} sampled new items (full/: all new ones)"
     else:
-        against = f"{how} held out; ranked against {count} sampled negatives (full/: the whole catalogue)"
+        held = "latest (of a tie in time, the first in the file)" if how == "latest-first" else how
+        against = f"{held} held out; ranked against {count} sampled negatives (full/: the whole catalogue)"
     return (
         f"protocol {protocol}: {PROTOCOLS[protocol]}; split {way} ({WAYS[name].title}), {against}; "
         "round chosen on validation"

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from homebody.core import Batch, Cohort, Data, Method, Total, Tree, Update
+from homebody.errors import HomebodyError
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Charge
 from homebody.rng import Rng
@@ -43,6 +44,9 @@ class Alone(PFedRec):
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         return Method.cohort(self, shared, locals_, batches)
+
+    def asks(self, batch: Batch) -> dict[str, Tensor]:
+        raise HomebodyError("Alone trains without the server and has nothing to ask for: leave out ask-rows.")
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         return shared, state

@@ -73,6 +73,9 @@ class ItemTable(Method):
         index, slot = ops.touched(items, valid, data.catalogue.n_items)
         return {"index": index, "slot": slot, "label": label, "valid": valid}
 
+    def asks(self, batch: Batch) -> dict[str, Tensor]:
+        return {"item": batch["index"]}
+
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         mean = total.mean
         return {name: value + mean[name] if name in mean else value for name, value in shared.items()}, state

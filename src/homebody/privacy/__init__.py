@@ -20,10 +20,12 @@ from homebody.privacy.events import (
 from homebody.privacy.ledger import Entry, Ledger
 from homebody.privacy.limits import Budget
 from homebody.privacy.reports import OneBit, Shuffle
+from homebody.privacy.requests import AskRows
 from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum
 
 __all__ = [
     "OBSERVERS",
+    "AskRows",
     "Budget",
     "Channel",
     "Charge",

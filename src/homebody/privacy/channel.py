@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from homebody.core import Cohort, Total, Update
+from homebody.core import Cohort, Total, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
+from homebody.privacy.requests import AskRows
 from homebody.privacy.stages import Message
 from homebody.rng import Rng
 
@@ -20,7 +21,9 @@ class Stage(Protocol):
 
     With `on_sum = True` it acts on the sum and comes after all that act on a device. With
     `place(message) -> (stage, message)` it takes its place among the others: see `homebody.privacy.stages`. One
-    without may do as it likes, and nothing private is claimed for it.
+    without may do as it likes, and nothing private is claimed for it. With `noise_of_many(sums, devices, rng)` a stage
+    that adds noise on the device can draw the sum of many devices' noise at once, for simulations; whoever changes its
+    `device` must change both.
     """
 
     def device(self, update: Update, rng: Rng) -> Update:
@@ -35,6 +38,12 @@ class _Mechanism(Protocol):
     """A stage that bounds what is told."""
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]: ...
+
+
+class _Noise(Protocol):
+    """A stage that knows what the noise of many devices adds up to."""
+
+    def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree: ...
 
 
 @dataclass(frozen=True)
@@ -78,11 +87,45 @@ before it.
         """Whether devices send, or work on, whole tables: many clients at once then need much memory."""
         return any(getattr(stage, "dense", False) for stage in self.stages)
 
+    @property
+    def asks(self) -> bool:
+        """Whether devices ask for the rows that they work on, instead of downloading whole tables."""
+        return any(isinstance(stage, AskRows) for stage in self.stages)
+
+    @property
+    def ends_in_noise(self) -> bool:
+        """Whether the last thing on a device is noise whose sum over many devices can be drawn at once."""
+        return self._last_noise() is not None
+
     def device(self, update: Update, rng: Rng) -> Update:
         """The device's half: each stage in order."""
-        for number, stage in enumerate(self.stages):
+        return self._device(self.stages, update, rng)
+
+    def before_noise(self, update: Update, rng: Rng) -> Update:
+        """The device's half of a channel that ends in noise, up to the noise."""
+        return self._device(self.stages[: self._last_noise()], update, rng)
+
+    def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
+        """Sums of what came `before_noise`, with the noise of so many devices: distributed as if each had drawn its
+        own, at the cost of one. For simulations, where nobody looks at a single message."""
+        number = self._last_noise()
+        if number is None:
+            raise HomebodyError("This channel does not end in noise on the device: there is none to be summed.")
+        noise: _Noise = self.stages[number]  # type: ignore[assignment]
+        return noise.noise_of_many(sums, devices, rng.fold(number))
+
+    def _device(self, stages: Sequence[Stage], update: Update, rng: Rng) -> Update:
+        for number, stage in enumerate(stages):
             update = stage.device(update, rng.fold(number))
         return update
+
+    def _last_noise(self) -> int | None:
+        for number, stage in reversed(list(enumerate(self.stages))):
+            if _noise_adds_up(stage):
+                return number
+            if not getattr(stage, "keeps_sum", False):
+                return None
+        return None
 
     def server(self, total: Total, rng: Rng) -> Total:
         """The server's half: what the devices did, undone in reverse; then what acts on the sum, in order."""
@@ -94,6 +137,14 @@ before it.
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round through this channel tells each observer: as its last mechanism says, if it has one."""
+        charges = self._charges(cohort)
+        for stage in self.stages:
+            if isinstance(stage, AskRows):
+                charges = stage.told(charges)
+        return charges
+
+    def _charges(self, cohort: Cohort) -> Sequence[Charge]:
+        """Without regard to requests."""
         for stage in reversed(self.stages):
             if isinstance(stage, _Mechanism):
                 return stage.charges(cohort)
@@ -107,7 +158,19 @@ def _on_sum(stage: Stage) -> bool:
     return bool(getattr(stage, "on_sum", False))
 
 
+def _noise_adds_up(stage: Stage) -> bool:
+    """Whether it adds noise on the device and knows the sum of many; one whose device half was changed does not."""
+    if _on_sum(stage):
+        return False
+    makers = [
+        next((kind for kind in type(stage).__mro__ if name in vars(kind)), None) for name in ("device", "noise_of_many")
+    ]
+    return makers[1] is not None and makers[0] is makers[1]
+
+
 def _check_order(before: Sequence[Stage], stage: Stage, message: Message) -> None:
+    if isinstance(stage, AskRows):
+        return  # it acts on what comes to the device, before anything leaves
     name = type(stage).__name__
     summed = next((type(one).__name__ for one in before if _on_sum(one)), None)
     if summed and not _on_sum(stage):

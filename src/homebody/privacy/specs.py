@@ -9,11 +9,13 @@ from typing import Any, get_type_hints
 from homebody.errors import HomebodyError, unknown_name
 from homebody.privacy.channel import Channel, Stage
 from homebody.privacy.reports import OneBit, Shuffle
+from homebody.privacy.requests import AskRows
 from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum
 
 __all__ = ["STAGES", "parse_channel", "parse_stage", "split_stage", "with_noise"]
 
 STAGES: dict[str, type[Any]] = {
+    "ask-rows": AskRows,
     "clip": Clip,
     "gaussian": Gaussian,
     "laplace": Laplace,

@@ -1,6 +1,6 @@
 """The stages that ship: what bounds a message, what hides it, and what each observer is told in the end.
 
-The one-bit reports are in `homebody.privacy.reports`.
+The one-bit reports are in `homebody.privacy.reports`, the requests in `homebody.privacy.requests`.
 
 | stage | on the device | on the server | told |
 |---|---|---|---|
@@ -10,6 +10,7 @@ The one-bit reports are in `homebody.privacy.reports`.
 | `OneBit` | sends k bits of k random entries | makes an estimate of them | everyone, by `Reports` |
 | `Shuffle` | | | everyone behind the proxy, by `ShuffledReports` |
 | `SecureSum` | sends all of a table, not rows of it | | the sum alone, which is not noise |
+| `AskRows` | asks for the rows it works on | | the server ∞; others as the rest of the channel says |
 
 A stage takes its place in a channel by `place`: it is told what is known of the message so far, refuses what makes no
 sense, and says what is known after it. Its noise comes from the stream that it is handed, and from nowhere else.
@@ -25,6 +26,7 @@ from typing import ClassVar, Literal, Self, get_args
 import torch
 from torch import Tensor
 
+from homebody import ops
 from homebody.core import Cohort, Rows, Total, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.privacy.events import (
@@ -60,6 +62,8 @@ class Message:
     """Whether the server gets the sum alone."""
     strange: str = ""
     """A stage that states nothing about itself: its half on the server could undo any bound."""
+    asks: bool = False
+    """Whether the device tells the server which rows it works on."""
 
     def bound(self, order: Literal[1, 2], noise: str) -> float:
         """The norm that this noise is measured against; refused where there is none."""
@@ -84,6 +88,8 @@ class Step:
     on_sum: ClassVar[bool] = False
     dense: ClassVar[bool] = False
     """Whether its half on the device fills a table that rows were sent of."""
+    keeps_sum: ClassVar[bool] = False
+    """Whether its half on the device leaves the sum of all messages as it was."""
 
     def device(self, update: Update, rng: Rng) -> Update:
         return update
@@ -138,8 +144,8 @@ class Clip(Step):
         return self, replace(message, norms={**message.norms, self.order: known})
 
     def device(self, update: Update, rng: Rng) -> Update:
-        own = {name: value.coalesced() if isinstance(value, Rows) else value for name, value in update.items()}
-        powers = {name: self._power(_values(value)) for name, value in own.items()}
+        own = {name: ops.coalesced(value) if isinstance(value, Rows) else value for name, value in update.items()}
+        powers = {name: ops.power(_values(value), self.order) for name, value in own.items()}
         if isinstance(self.norm, Mapping):
             for name in own:
                 if name not in self.norm:
@@ -150,21 +156,13 @@ class Clip(Step):
         power = torch.stack(list(powers.values())).sum(0)
         return {name: self._scaled(value, power, self.norm) for name, value in own.items()}
 
-    def _power(self, value: Tensor) -> Tensor:
-        """The norm, to the power of its order; in 64 bits, where the square of any 32-bit number is finite."""
-        wide = value.to(torch.float64)
-        return wide.abs().sum() if self.order == 1 else (wide * wide).sum()
-
     def _scaled(self, value: Rows | Tensor, power: Tensor, bound: float) -> Rows | Tensor:
         norm = power if self.order == 1 else power.sqrt()
         factor = torch.where(norm > bound * _SHRUNK, bound * _SHRUNK / norm, 1.0)
-
-        def shrunk(part: Tensor) -> Tensor:
-            # In 64 bits: a tiny factor has few digits left in 32.
-            scaled = (part.to(torch.float64) * factor).to(real(part).dtype)
-            return torch.where(torch.isfinite(norm), scaled, 0)
-
-        return Rows(value.index, shrunk(value.value), value.size) if isinstance(value, Rows) else shrunk(value)
+        factor = torch.where(torch.isfinite(norm), factor, 0.0)
+        if isinstance(value, Rows):
+            return Rows(value.index, ops.scaled(value.value, factor), value.size)
+        return ops.scaled(value, factor)
 
 
 @dataclass(frozen=True)
@@ -253,6 +251,10 @@ class Laplace(Step):
     def server(self, total: Total, rng: Rng) -> Total:
         return Total(self._noised(total.sum, rng), total.clients) if self.on_sum else total
 
+    def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
+        """These sums of updates with the noise that so many devices add between them, drawn at once."""
+        return self._noised(sums, rng, lambda own, *shape: own.laplace_sum(devices, *shape))
+
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         if self.unbounded:
             return _everyone(NonPrivate("Laplace noise is added to an update that nothing bounds"))
@@ -265,10 +267,10 @@ class Laplace(Step):
         known = replace(event, sampling=Sampling())
         return [Charge(who, "user", known if who == "server" else event) for who in OBSERVERS]
 
-    def _noised(self, tree: Tree, rng: Rng) -> Tree:
+    def _noised(self, tree: Tree, rng: Rng, draw: Callable[..., Tensor] = Rng.laplace) -> Tree:
         if not self.unbounded:
             _placed(self.sensitivity, "Laplace noise")
-        return _noised(tree, self.b, rng, Rng.laplace)
+        return _noised(tree, self.b, rng, draw)
 
 
 @dataclass(frozen=True)
@@ -281,6 +283,7 @@ class SecureSum(Step):
 
     on_sum: ClassVar[bool] = True
     dense: ClassVar[bool] = True
+    keeps_sum: ClassVar[bool] = True
 
     def place(self, message: Message) -> tuple[Self, Message]:
         if message.secret:

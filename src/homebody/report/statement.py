@@ -304,6 +304,8 @@ def _means(name: str, own: Mapping[str, Any]) -> str:
         return (
             "The server learns the sum over the cohort and no single update; a simulation declares it, and just sums."
         )
+    if name == "ask-rows":
+        return "Each device tells the server which rows of the shared tables it works on, and downloads only those."
     return f"The stage {name}."
 
 

@@ -44,7 +44,8 @@ class Asked(NamedTuple):
 class Simulator:
     """Runs a method for a whole population, vectorised over clients of similar length.
 
-    fused: use a method's own `cohort` kernel where it has one; otherwise `client` under vmap.
+    fused: use a method's own `cohort` kernel where it has one, and draw the noise that devices add as one sum over all
+    of them, which has the same distribution; otherwise `client` under vmap, and each device's noise by itself.
     cutoffs, slices: which metrics `evaluate` gives, and for which groups of users beside everyone.
     """
 
@@ -86,40 +87,62 @@ class Simulator:
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         rng = Rng(rng.key.to(self.device))
         sums: Tree = {}
-        bytes_up, losses = 0, []
+        bytes_up, requests, losses = 0, 0, []
         tables = sum(value.nbytes for value in shared.values())
-        most = max(1, DENSE_BYTES // max(1, tables)) if method.uplink.dense else None
+        bytes_down = tables * len(cohort.users)
+        at_once = self.fused and method.uplink.ends_in_noise
+        most = max(1, DENSE_BYTES // max(1, tables)) if method.uplink.dense and not at_once else None
         for users, width in self._store.groups(cohort.users, SAMPLES_AT_ONCE, most):
-            update, kept = self._work(method, shared, users, width, rng)
+            update, kept, request = self._work(method, shared, users, width, rng, noise=not at_once)
             self._store.put(users, kept)
             if "loss" in kept:
                 losses.append(kept["loss"].sum())
             bytes_up += _add(update, sums)
+            rows, spared = _asked(request, shared)
+            requests, bytes_down = requests + 4 * rows, bytes_down - spared
         if method.scores_from == "base":
             self._remember(shared, cohort.users, step)
+        if at_once:
+            sums = method.uplink.noise_of_many(sums, len(cohort.users), rng.private.fold("uplink"))
+            # Each device would have sent its noise in every coordinate.
+            bytes_up = len(cohort.users) * sum(value.nbytes for value in sums.values())
         total = method.uplink.server(Total(sums, cohort.size), rng.private.fold("server"))
-        return Collected(
-            total, bytes_up, tables * len(cohort.users), float(sum(losses)) / len(cohort.users) if losses else None
-        )
+        loss = float(sum(losses)) / len(cohort.users) if losses else None
+        return Collected(total, bytes_up + requests, bytes_down, loss)
 
     def message(self, method: Method, shared: Tree, user: int, rng: Rng) -> Update:
         """What one client would send in this round, after its half of the channel; nothing is kept of it."""
-        update, _ = self._work(method, shared, np.array([user]), None, Rng(rng.key.to(self.device)))
+        update, *_ = self._work(method, shared, np.array([user]), None, Rng(rng.key.to(self.device)))
         alone: Update = torch.utils._pytree.tree_map(lambda leaf: leaf[0], update)
         return alone
 
-    def _work(self, method: Method, shared: Tree, users: Users, width: int | None, rng: Rng) -> tuple[Update, Tree]:
-        """A round of some clients: what leaves each of them, and what it keeps."""
+    def requests(self, method: Method, users: Users, rng: Rng) -> Iterator[tuple[Users, dict[str, Tensor]]]:
+        """Which rows these clients would ask the server for in this round, in groups of clients; -1 pads."""
+        rng = Rng(rng.key.to(self.device))
+        for some, width in self._store.groups(users, SAMPLES_AT_ONCE):
+            streams = rng.fold(self._tensor(some))
+            yield some, vmap(method.asks)(self._batches(method, streams, self._data(some, width)))
+
+    def _work(
+        self, method: Method, shared: Tree, users: Users, width: int | None, rng: Rng, *, noise: bool = True
+    ) -> tuple[Update, Tree, dict[str, Tensor]]:
+        """A round of some clients: what leaves each of them, what it keeps, and which rows it asks for.
+
+        noise: whether the devices add theirs; otherwise it must be added to their sum.
+        """
         work = method.cohort if self.fused else partial(Method.cohort, method)
         streams = rng.fold(self._tensor(users))
         batches = self._batches(method, streams, self._data(users, width))
         update, kept = work(shared, self._locals(method, shared, users), batches)
-        if method.uplink.stages:
-            noise = streams.private.fold("uplink").key
-            update = vmap(lambda key, own: method.uplink.device(own, Rng(key)))(noise, update)
-        return update, kept
+        channel = method.uplink
+        if channel.stages:
+            half = channel.device if noise else channel.before_noise
+            keys = streams.private.fold("uplink").key
+            update = vmap(lambda key, own: half(own, Rng(key)))(keys, update)
+        return update, kept, vmap(method.asks)(batches) if channel.asks else {}
 
     def _batches(self, method: Method, streams: Rng, data: tuple[Tensor, ...]) -> Batch:
+        """What clients work on in a round, or to adapt."""
         prepared: Batch = vmap(lambda key, *own: method.prepare(self._client_data(*own), Rng(key)))(streams.key, *data)
         return prepared
 
@@ -278,6 +301,18 @@ def _add(update: Tree, sums: Tree) -> int:
             sums[name] = sums[name] + summed if name in sums else summed
             bits += width * rows.numel()
     return -(-bits // 8)
+
+
+def _asked(request: Mapping[str, Tensor], shared: Tree) -> tuple[int, int]:
+    """How many rows these clients ask for, and how many bytes they are spared of the tables that they ask rows of."""
+    rows = spared = 0
+    for name, index in request.items():
+        if name not in shared:
+            raise HomebodyError(f"A device asks for rows of '{name}', but what is shared is {', '.join(shared)}.")
+        count, table = int((index >= 0).sum()), shared[name]
+        rows += count
+        spared += len(index) * table.nbytes - count * (table.nbytes // len(table))
+    return rows, spared
 
 
 def usable_device(name: str) -> torch.device:
