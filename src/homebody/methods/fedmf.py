@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import Batch, Data, Rows, Tree, Update
+from homebody.core import Batch, Catalogue, Data, Rows, Tree, Update
 from homebody.methods import factor_kernels
 from homebody.methods.item_table import ItemTable
 from homebody.models.logistic import logistic
@@ -40,9 +40,13 @@ class FedMF(ItemTable):
     title: ClassVar[str] = "matrix factorisation: private user vectors, one shared item table"
     paper: ClassVar[str] = "Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020"
 
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
+        # One common start: it travels with the table, for whoever joins, and never changes.
         user = (2.0 * rng.uniform(self.factors) - 1.0) * self.factors**-0.5
-        return {"user": user, **self.untuned(shared, rng)}
+        return {**super().init_shared(catalogue, rng), "user": user}
+
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
+        return {"user": shared["user"], **self.untuned(shared, rng)}
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         base = rows = shared["item"][batch["index"]]

@@ -58,11 +58,13 @@ class FedNCF(ItemTable):
         read_widths("hidden", self.hidden)
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
-        return {**super().init_shared(catalogue, rng), "layers": self.function.start(rng)}
+        # Common starts, the user vector's too: they travel with the table, for whoever joins.
+        start = {"layers": self.function.start(rng), "user": rng.normal(self.factors)}
+        return {**super().init_shared(catalogue, rng), **start}
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         own = {"layers": shared["layers"]} if self.dual else {}
-        return {"user": rng.normal(self.factors), **own, **self.untuned(shared, rng)}
+        return {"user": shared["user"], **own, **self.untuned(shared, rng)}
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         base = rows = shared["item"][batch["index"]]
