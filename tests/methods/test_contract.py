@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from homebody.core import Method
+from homebody.fit import fit
 from homebody.methods import METHODS, find
+from homebody.methods.alone import Alone
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
@@ -16,7 +18,8 @@ from homebody.methods.ncf import NCF
 from homebody.methods.pfedrec import PFedRec
 from homebody.methods.popularity import Popularity
 from homebody.reference import Reference
-from homebody.testing import MethodContract, ReferenceContract
+from homebody.runtime import Simulator
+from homebody.testing import MethodContract, ReferenceContract, chance, population
 
 
 class TestPFedRec(MethodContract):
@@ -91,6 +94,17 @@ class TestFedReconDual(MethodContract):
         return FedRecon(factors=8, dual=True)
 
 
+class TestAlone(MethodContract):
+    def method(self) -> Method:
+        return Alone(factors=5, batch_size=16, epochs=2, item_rate=2.0)
+
+    def test_training_finds_what_there_is_to_learn(self) -> None:
+        """Who hears nothing from others learns nothing of items they never met."""
+        mean, error = chance(population())
+        found = fit(Alone(factors=8), Simulator(population()), rounds=10).metrics["valid/ndcg@10"]
+        assert abs(found - mean) < 4 * error
+
+
 class TestFedIALS(MethodContract):
     rounds = 3
 
@@ -132,6 +146,7 @@ def test_every_known_name_is_under_contract() -> None:
             TestFedNCF(),
             TestFedRecon(),
             TestFedIALS(),
+            TestAlone(),
             TestPopularity(),
             TestIALS(),
             TestMF(),

@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
-from homebody.core import Batch, Data, Method, Total, Tree, Update
 from homebody.data import load
 from homebody.data.partitions import leave_one_out
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.fit import fit
+from homebody.methods.alone import Alone
 from homebody.methods.pfedrec import PFedRec
-from homebody.rng import Rng
 from homebody.runtime import Simulator
-
-
-@dataclass(frozen=True)
-class Alone(PFedRec):
-    """PFedRec with federation switched off: everyone trains a table of their own and hears of nobody else."""
-
-    def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {**super().init_local(shared, rng), "table": shared["item"]}
-
-    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
-        update, after = super().client({**shared, "item": local["table"]}, local, batch)
-        return update, {**after, "table": local["table"] + update["item"].dense()}
-
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        return Method.cohort(self, shared, locals_, batches)
-
-    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
-        return shared, state
-
-    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
-        return local["table"][items] @ local["weight"] + local["bias"]
 
 
 def test_without_federation_the_published_protocol_finds_every_held_out_item() -> None:

@@ -15,6 +15,7 @@ from homebody.reference import Reference
 __all__ = ["METHODS", "find"]
 
 METHODS: dict[str, str] = {
+    "alone": "homebody.methods.alone:Alone",
     "fedials": "homebody.methods.fedials:FedIALS",
     "fedmf": "homebody.methods.fedmf:FedMF",
     "fedncf": "homebody.methods.fedncf:FedNCF",

@@ -1,0 +1,54 @@
+"""Federation switched off: PFedRec's model, trained by each device on its own history alone.
+
+Nothing is sent, so nothing is told: ε = 0. It says what a method owes to the others' histories; and under the
+published protocol it shows how much of a score is no learning at all (docs/published-protocol.md).
+
+Every client keeps a whole table of its own, so this is for small populations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from homebody.core import Batch, Cohort, Data, Method, Total, Tree, Update
+from homebody.methods.pfedrec import PFedRec
+from homebody.privacy import Charge
+from homebody.rng import Rng
+
+__all__ = ["Alone"]
+
+
+@dataclass(frozen=True)
+class Alone(PFedRec):
+    """A score function and an item table on each device, from a common start; nothing is averaged."""
+
+    title: ClassVar[str] = "federation switched off: each device trains its own table and score function"
+    paper: ClassVar[str] = ""
+
+    @property
+    def scores_from(self) -> Literal["latest", "base", "adapted"]:
+        return "latest"
+
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
+        return {"weight": shared["weight"], "bias": shared["bias"], "table": shared["item"]}
+
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        update, kept = super().client({**shared, "item": local["table"]}, local, batch)
+        kept.pop("item", None)
+        return {}, {**kept, "table": local["table"] + update["item"].dense()}
+
+    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+        return Method.cohort(self, shared, locals_, batches)
+
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        return shared, state
+
+    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
+        return self.logit(shared, local, local["table"][items])
+
+    def charges(self, cohort: Cohort) -> Sequence[Charge]:
+        return ()
