@@ -386,7 +386,7 @@ def test_figures_from_the_runs_of_a_table(tmp_path: Path, write_paper: Callable[
     print_reproduction(result, out / "reproduce" / "tiny", ["Figure 2", "Figure 3"], console)
     told = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in told
-    assert f"{figure[1]['panels']['strict']['people']['held_out']['mean']:.4f} ± 0.0123" in told
+    assert f"{figure[1]['panels']['strict']['people']['held_out']['mean']:.3f} ± 0.012" in told
     assert f"{100 * row['points'][2]['obtained']['strict']['metrics']['ndcg@10']['mean']:.2f}" in told
     bars = [chart for chart in charts if chart["kind"] == "bars"]
     assert [bar["name"] for bar in bars[0]["views"]["all"]["bars"]] == ["published", "isolated", "strict"]

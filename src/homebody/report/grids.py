@@ -237,8 +237,10 @@ def embedding_grid(study: Mapping[str, Any], part: Mapping[str, Any]) -> Grid:
         for protocol in study["protocols"]:
             panel = line["panels"].get(protocol)
             if panel is not None:
-                own = [figure("auc", panel["separation"][name], 1.0) for name in OWN.values()]
-                texts = [*own, *(spread(panel["people"][name], 1.0, "auc") for name in OWN.values())]
+                texts = [f"{panel['separation'][name]:.3f}" for name in OWN.values()]
+                for name in OWN.values():
+                    found = panel["people"][name]
+                    texts.append(f"{found['mean']:.3f}" + ("" if found["sd"] is None else f" ± {found['sd']:.3f}"))
                 rows.append([line["name"], protocol, table_name(panel), *texts])
             elif protocol in part["protocols"]:
                 rows.append([line["name"], protocol, "failed" if line["errors"] else "not finished", *("–",) * 4])

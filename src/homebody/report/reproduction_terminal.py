@@ -96,12 +96,12 @@ def _rounds(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width
     return _drawn(rounds_grid(study, part, shares=(1.0,)), title, width)
 
 
-def _apart(study: Mapping[str, Any], part: Mapping[str, Any], title: str) -> Table:
+def _apart(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width: int) -> Table:
     """What a plot shows in figures."""
     columns, left, rows = embedding_grid(study, part)
     narrow = [[cell.partition(",")[0] if place == 2 else cell for place, cell in enumerate(row)] for row in rows]
     heads = [column.replace("test item", "test").replace(" ", "\n") for column in columns]
-    return _drawn(Grid(heads, left, narrow), title)
+    return _drawn(Grid(heads, left, narrow), title, width)
 
 
 SHOWN = {
