@@ -225,7 +225,7 @@ def test_what_a_record_holds(tmp_path: Path) -> None:
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
     assert {line["clients"] for line in lines} == {12}
     assert result["bytes_up"] == round(sum(line["bytes_up"] for line in lines) / 60)
-    assert result["bytes_down"] == 40 * 4 * 4
+    assert result["bytes_down"] == (40 + 1) * 4 * 4
     assert (result["passes"], result["parameters"]) == (1, {"shared": 160, "local": 4, "model": 164})
     assert result["epsilon"] == {"server": "inf", "clients": "inf", "public": "inf"}
     best = max(lines, key=lambda line: line["metrics"]["valid/ndcg@10"])

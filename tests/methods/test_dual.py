@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class Scores(nn.Module):
         hidden = [int(width) for width in method.hidden.split(",") if width]  # type: ignore[attr-defined]
         widths = [method.factors * (2 if self.user is not None else 1), *hidden, 1]
         at = 0
-        for low, high in zip(widths, widths[1:], strict=False):
+        for low, high in pairwise(widths):
             layer = nn.Linear(low, high, dtype=torch.float64)
             with torch.no_grad():
                 layer.weight.copy_(flat[at : at + low * high].view(low, high).T)
@@ -226,7 +227,8 @@ def test_the_offset_is_one_more_factor_that_no_row_steps() -> None:
     shared = pfedrec.init_shared(Catalogue(split.n_items), Rng.of(0))
     longer = {"item": torch.cat([shared["item"], torch.ones(split.n_items, 1)], dim=1)}
     one = pfedrec.init_local(shared, Rng.of(1))
-    two = {**fedmf.init_local(longer, Rng.of(1)), "user": torch.cat([shared["weight"], shared["bias"][None]])}
+    longer["user"] = torch.cat([shared["weight"], shared["bias"][None]])
+    two = fedmf.init_local(longer, Rng.of(1))
     batch = pfedrec.prepare(own_data(split, 3), Rng.of(2))
     _, one = pfedrec.client(shared, one, batch)
     _, two = fedmf.client(longer, two, batch)
@@ -234,7 +236,7 @@ def test_the_offset_is_one_more_factor_that_no_row_steps() -> None:
 
 
 def test_the_papers_count_of_parameters() -> None:
-    """Table 5: 53,857 for PFedRec and 86,753 for FedNCF on ML-100K, whose embeddings are counted for all users there."""
+    """Table 5: 53,857 for PFedRec and 86,753 for FedNCF on ML-100K, where everyone's vectors are counted."""
     function = PFedRec().function
     assert 1682 * 32 + function.size == 53_857
     assert (943 + 1682) * 32 + FedNCF().function.size == 86_753

@@ -36,7 +36,7 @@ def test_two_clients_by_hand() -> None:
     population = Population("two", np.array([0, 4, 8]), items, n_items=5)
     split = leave_one_out(population, protocol="published", how="latest", negatives=1)
     method = FedMF(factors=2, learning_rate=RATE, item_rate=ITEM_RATE, negatives=1)
-    shared = {"item": torch.from_numpy(TABLE).float()}
+    shared = {"item": torch.from_numpy(TABLE).float(), "user": torch.tensor([0.3, -0.1])}
     users = {0: np.array([0.6, -0.4]), 1: np.array([-0.2, 0.9])}
     for number, samples in SAMPLES.items():
         data = Data(*(torch.from_numpy(part)[0] for part in split.padded(np.array([number]))), Catalogue(5))
@@ -49,7 +49,7 @@ def test_two_clients_by_hand() -> None:
         np.testing.assert_allclose(update["item"].dense(), change, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(local["user"], vector, rtol=1e-6)
         assert float(local["loss"]) == pytest.approx(loss, rel=1e-6)
-    # Now through the simulator, whose clients draw their own vectors.
+    # Now through the simulator, whose clients begin with the common vector.
     simulator = Simulator(split)
     simulator.begin(method, Rng.of(7))
     drawn_users = {
@@ -69,8 +69,9 @@ def test_two_clients_by_hand() -> None:
         assert score == pytest.approx(float(table[left] @ hand[number][1]), rel=1e-5)
 
 
-def test_user_vectors_begin_small_and_differ() -> None:
+def test_user_vectors_begin_small_and_from_one_start() -> None:
     method = FedMF(factors=16)
-    one, other = (method.init_local({}, Rng.of(0).fold(user))["user"] for user in (0, 1))
-    assert not torch.equal(one, other)
-    assert float(torch.cat([one, other]).abs().max()) <= 1 / math.sqrt(16)
+    shared = method.init_shared(Catalogue(9), Rng.of(0))
+    assert 0 < float(shared["user"].abs().max()) <= 1 / math.sqrt(16)
+    for user in (0, 1):
+        assert torch.equal(method.init_local(shared, Rng.of(0).fold(user))["user"], shared["user"])

@@ -135,7 +135,7 @@ def test_bytes_of_the_methods_by_hand() -> None:
     """Two training items of four; twenty negatives for each touch the other two, all but surely."""
     split = people([0, 1, 2, 3], n_items=4)
     for method, up, down in (
-        (FedMF(factors=2, negatives=20), 4 * (4 + 2 * 4), 4 * 2 * 4),
+        (FedMF(factors=2, negatives=20), 4 * (4 + 2 * 4), 4 * 2 * 4 + 2 * 4),
         (PFedRec(factors=2, negatives=20), 4 * (4 + 2 * 4), 4 * 2 * 4 + 3 * 4),
         (FedIALS(factors=2), 2 * 2 * 4 + 2 * (4 + (2 + 3) * 4), 4 * 2 * 4),
     ):

@@ -22,7 +22,7 @@ __all__ = ["PROTOCOLS", "Held", "How", "Padded", "Protocol", "Split"]
 
 Protocol = Literal["strict", "isolated", "published"]
 How = Literal["latest", "latest-first", "random"]
-"""Which interactions are held out. Of a tie in time the last in the file is the latest; with latest-first, the first."""
+"""Which are held out. Of a tie in time the last in the file is the latest; with latest-first, the first."""
 Held = Literal["valid", "test"]
 Part = Literal["train", "valid", "test", "withheld"]
 Ints = npt.NDArray[np.int32]

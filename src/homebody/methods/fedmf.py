@@ -8,8 +8,9 @@ feedback as PFedRec's authors compare with it.
 | γ, learning rate       | `learning_rate`; for items × M × `item_rate`             |
 | Gradient_j of a user   | `update["item"]`: the change of the rows it touched      |
 
-The step on both sides is taken from the same point, and everyone ranks with the shared table. The paper's
-homomorphic encryption is not here: the server sees each update, as the ledger says.
+The step on both sides is taken from the same point, and everyone ranks with the shared table. All user profiles
+start from one common vector: so popularity is learnt at once, and the figures of PFedRec's authors are met on sparse
+data too. The paper's homomorphic encryption is not here: the server sees each update, as the ledger says.
 
 With `dual` it is PFedRec without the offset: the user profile is the weight of a one-layer score function, which
 was private all along; what is new is the order of the steps and the tuned rows.

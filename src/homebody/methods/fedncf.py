@@ -38,9 +38,7 @@ __all__ = ["FedNCF"]
 class FedNCF(ItemTable):
     """A network on a private user vector and a shared item row; table and layers are averaged."""
 
-    learning_rate: float = param(
-        0.5, "step on the layers", low=0, search=Range(0.05, 2, log=True)
-    )
+    learning_rate: float = param(0.5, "step on the layers", low=0, search=Range(0.05, 2, log=True))
     user_rate: float = param(
         80.0, "the step on the user vector is the learning rate × this", low=0, search=Range(1, 200, log=True)
     )

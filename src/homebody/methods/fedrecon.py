@@ -68,7 +68,7 @@ class FedRecon(ItemTable):
         return {"user": user, "loss": loss, **self.tuned(change)}
 
     def _round(self, shared: Tree, batch: Batch, support: Tensor, query: Tensor) -> tuple[Rows, Tensor, Tensor]:
-        """Build the user vector on the one part, then step the rows on the other; the loss is the last pass over the first."""
+        """Build the user vector on the one part, then step the rows on the other; the loss is of the last pass."""
         base = rows = shared["item"][batch["index"]]
         user = torch.zeros_like(base[0])
         total = torch.zeros_like(user[0])

@@ -35,7 +35,10 @@ class ItemTable(Method):
     factors: int = param(32, "size of an item's vector", low=1, search=(16, 32, 64))
     learning_rate: float = param(0.1, "step on the score function", low=0, search=Range(0.01, 1, log=True))
     item_rate: float = param(
-        80.0, "the step on item rows is the learning rate × number of items × this", low=0, search=Range(8, 800, log=True)
+        80.0,
+        "the step on item rows is the learning rate × number of items × this",
+        low=0,
+        search=Range(8, 800, log=True),
     )
     negatives: int = param(4, "negatives drawn for each positive, anew each round", low=1, search=Range(1, 8))
     batch_size: int = param(256, "samples in a step", low=1)

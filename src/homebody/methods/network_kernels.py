@@ -30,7 +30,8 @@ def train(
 ) -> tuple[Rows, Tensor]:
     """One round for a cohort: `theta` and `person` change in place; gives the rows' change, and the loss.
 
-    The rates are those of theta, of rows and of the person's vector. With `dual` the rows step after the score function, and against it as it then is; otherwise both at once.
+    The rates are those of theta, of rows and of the person's vector. With `dual` the rows step after the score
+    function, and against it as it then is; otherwise both at once.
     """
     index, change, loss = room(table, batches)
     _train(
@@ -169,9 +170,7 @@ def _backward(widths, theta, person, x, n, acts, error, slopes, of_theta, of_per
 
 
 @nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True)
-def _train(
-    widths, table, thetas, persons, index, slot, label, count, rates, batch_size, epochs, dual, change, loss
-):
+def _train(widths, table, thetas, persons, index, slot, label, count, rates, batch_size, epochs, dual, change, loss):
     """Mini-batch SGD on each client's weights and vector, changed in place, and on the rows it touched."""
     rate, row_rate, person_rate = rates[0], rates[1], rates[2]
     width = table.shape[1]
@@ -198,9 +197,7 @@ def _train(
                         x[k, i] = row[k]
                 _forward(widths, theta, person, x, m, acts)
                 total += errors(acts[layers - 1, 0], labels[start:stop], scale, error)
-                _backward(
-                    widths, theta, person, x, m, acts, error, slopes, of_theta, of_person, of_x, True, not dual
-                )
+                _backward(widths, theta, person, x, m, acts, error, slopes, of_theta, of_person, of_x, True, not dual)
                 for k in range(len(theta)):
                     theta[k] -= rate * of_theta[k]
                 for k in range(len(person)):
@@ -208,9 +205,7 @@ def _train(
                 if dual:
                     _forward(widths, theta, person, x, m, acts)
                     errors(acts[layers - 1, 0], labels[start:stop], scale, error)
-                    _backward(
-                        widths, theta, person, x, m, acts, error, slopes, of_theta, of_person, of_x, False, True
-                    )
+                    _backward(widths, theta, person, x, m, acts, error, slopes, of_theta, of_person, of_x, False, True)
                 for i in range(m):
                     row = rows[slots[start + i]]
                     for k in range(width):

@@ -14,7 +14,7 @@
 The mean runs over whole tables, rows nobody touched included; that is why η′ is so large. A client ranks with
 its own tuned table as it stood before averaging, on top of the shared table it was tuned from.
 
-With one layer it is FedMF with `dual`, an offset, and one start for everyone.
+With one layer it is FedMF with `dual`, and an offset.
 """
 
 from __future__ import annotations
