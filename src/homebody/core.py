@@ -218,6 +218,8 @@ class Method:
     needs: ClassVar[tuple[str, ...]] = ()
     """What the data must have for it: ratings, times, user features, item features, impressions."""
     default_rounds: ClassVar[int] = 100
+    diagnostic: ClassVar[bool] = False
+    """Whether it is there to show something, not to recommend: a leaderboard has it only where it is named."""
     title: ClassVar[str] = ""
     """One line for people: what it is."""
     paper: ClassVar[str] = ""

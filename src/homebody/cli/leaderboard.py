@@ -22,7 +22,9 @@ def leaderboard(
     methods: Annotated[
         str | None, typer.Option("--methods", help="Only these, with commas between; by default all that fit.")
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", help="Runs at a time.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Runs at a time; by default as many as processors.")
+    ] = None,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
 ) -> None:
@@ -37,6 +39,7 @@ def leaderboard(
     from homebody.studies.leaderboard import fitting
     from homebody.studies.leaderboard import leaderboard as run_all
     from homebody.studies.made import without_paths
+    from homebody.studies.pool import cores
 
     if seeds < 1:
         raise HomebodyError(f"Seeds must be at least 1, not {seeds}.")
@@ -55,7 +58,7 @@ def leaderboard(
             out,
             methods=named,
             seeds=seeds,
-            jobs=jobs,
+            jobs=jobs if jobs is not None else cores(),
             command=without_paths(shlex.join(words)),
             watch=watch,
             say=tell,

@@ -29,7 +29,9 @@ def reproduce(
         int | None, typer.Option("--seeds", help="Seeds 0 to this less 1; by default the recipe's.")
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="For a quick look: rounds of every run.")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", help="Runs at a time.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Runs at a time; by default as many as processors.")
+    ] = None,
     write: Annotated[bool, typer.Option("--write", help="Copy RESULTS.md beside the paper's recipe.")] = False,
     out: options.Out = Path("runs"),
     data_dir: options.DataDir = None,
@@ -47,6 +49,7 @@ def reproduce(
 
     from homebody.cli.cells import watching_cells
     from homebody.report.pages import NEEDS, has_plotly
+    from homebody.studies.pool import cores
     from homebody.studies.reproduce import plan
     from homebody.studies.reproduce import reproduce as run_plan
 
@@ -62,7 +65,7 @@ def reproduce(
         data_dir=options.folder_anywhere(data_dir),
     )
     with watching_cells(planned.paper.name, len(planned.recipes), quiet=as_json) as (watch, say):
-        result = run_plan(planned, out, jobs=jobs, watch=watch, say=say)
+        result = run_plan(planned, out, jobs=jobs if jobs is not None else cores(), watch=watch, say=say)
     made = out / "reproduce" / planned.paper.name
     if write:
         _copy(made / "RESULTS.md", folder / "RESULTS.md")

@@ -29,6 +29,7 @@ class Alone(PFedRec):
 
     title: ClassVar[str] = "federation switched off: each device trains its own table and score function"
     paper: ClassVar[str] = ""
+    diagnostic: ClassVar[bool] = True
 
     @property
     def scores_from(self) -> Literal["latest", "base", "adapted"]:

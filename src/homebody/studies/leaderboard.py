@@ -35,11 +35,14 @@ class Field:
 
 
 def fitting(population: Population, methods: Sequence[str] = ()) -> Field:
-    """The methods and references that this data has enough for: those named, or all."""
+    """The methods and references that this data has enough for: those named, or all but diagnostics."""
     fit, skipped = [], []
     for name in methods or METHODS:
-        absent = population.lacks(find(name).needs)
-        if absent:
+        found = find(name)
+        absent = population.lacks(found.needs)
+        if not methods and getattr(found, "diagnostic", False):
+            skipped.append({"name": _short(name), "reason": "is a diagnostic: name it with --methods"})
+        elif absent:
             skipped.append({"name": _short(name), "reason": f"needs {absent}, which this data lacks"})
         else:
             fit.append(name)
