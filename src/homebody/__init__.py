@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from homebody.fit import Fitted
     from homebody.methods.fedials import FedIALS
     from homebody.methods.fedmf import FedMF
+    from homebody.methods.fedncf import FedNCF
+    from homebody.methods.fedrecon import FedRecon
     from homebody.methods.pfedrec import PFedRec
     from homebody.privacy import Channel, Ledger
     from homebody.reference import Reference
@@ -38,6 +40,8 @@ _HOMES = {
     "Channel": "homebody.privacy",
     "FedIALS": "homebody.methods.fedials",
     "FedMF": "homebody.methods.fedmf",
+    "FedNCF": "homebody.methods.fedncf",
+    "FedRecon": "homebody.methods.fedrecon",
     "Fitted": "homebody.fit",
     "HomebodyError": "homebody.errors",
     "Ledger": "homebody.privacy",
@@ -57,6 +61,8 @@ __all__ = [
     "Channel",
     "FedIALS",
     "FedMF",
+    "FedNCF",
+    "FedRecon",
     "Fitted",
     "HomebodyError",
     "Ledger",

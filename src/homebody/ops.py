@@ -22,6 +22,7 @@ from homebody.rng import GOLDEN, Rng, mix
 __all__ = [
     "add_rows",
     "coalesced",
+    "for_cohort",
     "labelled",
     "minibatches",
     "negatives",
@@ -37,7 +38,7 @@ __all__ = [
 Tensors = tuple[Tensor, ...]
 
 
-class _for_cohort:  # noqa: N801
+class for_cohort:  # noqa: N801
     """Let one client's code call a function of whole cohorts (first dimension: clients), which is `cohort`."""
 
     def __init__(self, cohort: Callable[..., Tensors]) -> None:
@@ -73,7 +74,7 @@ class _for_cohort:  # noqa: N801
         return result
 
 
-@_for_cohort
+@for_cohort
 def _negatives(keys: Tensor, excluded: Tensor, n_items: int, count: int) -> Tensors:
     if keys.device.type == "cpu":
         out = torch.empty(len(keys), count, dtype=torch.int64)
@@ -103,7 +104,7 @@ def negatives(rng: Rng, data: Data, count: int) -> Tensor:
     return drawn
 
 
-@_for_cohort
+@for_cohort
 def _shuffled(keys: Tensor, valid: Tensor) -> Tensors:
     if keys.device.type == "cpu":
         out = torch.empty(valid.shape, dtype=torch.int64)
@@ -126,7 +127,7 @@ def shuffled(rng: Rng, valid: Tensor) -> Tensor:
     return order
 
 
-@_for_cohort
+@for_cohort
 def _touched(items: Tensor, valid: Tensor, n_items: int) -> Tensors:
     rows, width = items.shape
     room = min(width, n_items)
@@ -156,7 +157,7 @@ def touched(items: Tensor, valid: Tensor, n_items: int) -> tuple[Tensor, Tensor]
     return index, slot
 
 
-@_for_cohort
+@for_cohort
 def _overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: int) -> Tensors:
     if base.device.type == "cpu":
         out = torch.empty(items.shape, dtype=base.dtype)
@@ -181,7 +182,7 @@ def overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: i
     return out
 
 
-@_for_cohort
+@for_cohort
 def _labelled(
     draw: Tensor, order: Tensor, items: Tensor, valid: Tensor, excluded: Tensor, n_items: int, per_item: int
 ) -> Tensors:
@@ -214,7 +215,7 @@ def labelled(rng: Rng, data: Data, per_item: int) -> tuple[Tensor, Tensor, Tenso
     return items, labels, real
 
 
-@_for_cohort
+@for_cohort
 def _take_rows(rows: Tensor, slot: Tensor) -> Tensors:
     if rows.device.type == "cpu":
         out = rows.new_empty(*slot.shape, rows.shape[2])
@@ -233,7 +234,7 @@ def take_rows(rows: Tensor, slot: Tensor) -> Tensor:
     return out
 
 
-@_for_cohort
+@for_cohort
 def _add_rows(rows: Tensor, slot: Tensor, value: Tensor, scale: float) -> Tensors:
     out = rows.clone(memory_format=torch.contiguous_format)
     if rows.device.type == "cpu":
@@ -259,7 +260,7 @@ def _compiled(value: Tensor) -> bool:
     return value.device.type == "cpu" and value.dtype in (torch.float32, torch.float64)
 
 
-@_for_cohort
+@for_cohort
 def _coalesced(index: Tensor, value: Tensor, size: int) -> Tensors:
     if _compiled(value) and kernels.in_order(index.numpy(), value.numpy()):
         return index.view_as(index), value.view_as(value)
@@ -279,7 +280,7 @@ def coalesced(rows: Rows) -> Rows:
     return Rows(index, value.reshape(rows.value.shape), rows.size)
 
 
-@_for_cohort
+@for_cohort
 def _power(value: Tensor, order: int) -> Tensors:
     if _compiled(value):
         out = torch.empty(len(value), dtype=torch.float64)
@@ -299,7 +300,7 @@ def power(value: Tensor, order: int) -> Tensor:
     return out
 
 
-@_for_cohort
+@for_cohort
 def _scaled(value: Tensor, factor: Tensor) -> Tensors:
     out = torch.empty(value.shape, dtype=torch.promote_types(value.dtype, torch.float32), device=value.device)
     if _compiled(value):

@@ -458,3 +458,17 @@ def test_a_plan_is_what_was_asked_for(tmp_path: Path, write_paper: Write) -> Non
 )
 def test_no_folder_of_this_machine_gets_onto_a_page(text: str, expected: str) -> None:
     assert without_paths(text) == expected
+
+
+def test_runs_of_another_machine_are_told_of(tmp_path: Path, write_paper: Write) -> None:
+    planned = plan(read_paper(write_paper(tmp_path)), table="1")
+    result = reproduce.reproduce(planned, tmp_path / "runs")
+    assert not [note for note in part(result, "Table 1")["notes"] if "machine" in note]
+    run = next((tmp_path / "runs" / "cells").glob("fedmf*")) / "environment.json"
+    environment = json.loads(run.read_text())
+    run.write_text(json.dumps({**environment, "cores": environment["cores"] + 14}))
+    again = reproduce.reproduce(planned, tmp_path / "runs")
+    assert (
+        f"1 of 8 runs were made on another machine, of {environment['cores'] + 14} cores."
+        in (part(again, "Table 1")["notes"])
+    )

@@ -98,7 +98,7 @@ class FedNCF(ItemTable):
         return {"user": user, **({"layers": layers} if self.dual else {}), **self.tuned(change)}
 
     def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:
-        return self.function.logit(self._layers(shared, local), rows, local["user"])
+        return network_kernels.logits(self.function, self._layers(shared, local), rows, local["user"])
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         if shared["item"].device.type != "cpu":

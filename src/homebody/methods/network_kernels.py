@@ -11,10 +11,14 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Rows
+from homebody.ops import for_cohort
 from homebody.methods.factor_kernels import errors, fetch, room
 from homebody.models.score import ScoreFunction
 
-__all__ = ["train"]
+__all__ = ["logits", "train"]
+
+AT_ONCE = 256
+"""Items that are scored together: what a layer makes of them fits into a cache."""
 
 
 def train(
@@ -51,6 +55,36 @@ def train(
         loss.numpy(),
     )
     return Rows(index, change, len(table)), loss
+
+
+def logits(function: ScoreFunction, weights: Tensor, rows: Tensor, person: Tensor | None) -> Tensor:
+    """`function.logit`, for a cohort in one pass; no gradient passes through it."""
+    nobody = weights.new_empty(0) if person is None else person
+    (out,) = _logits(weights, rows, nobody, function)
+    return out
+
+
+@for_cohort
+def _logits(weights: Tensor, rows: Tensor, person: Tensor, function: ScoreFunction) -> tuple[Tensor, ...]:
+    if weights.device.type != "cpu":
+        one = torch.func.vmap(lambda theta, some, own: function.logit(theta, some, own if len(own) else None))
+        return (one(weights, rows, person),)
+    out = torch.empty(rows.shape[:2])
+    # What all clients have in common stands there once, whatever the first dimension says.
+    alike, same = weights.stride(0) == 0, rows.stride(0) == 0
+    weights, rows = weights[:1] if alike else weights, rows[:1] if same else rows
+    ready = alike and same and len(out) > 1
+    if ready:  # so has the first layer's share of the items
+        rows = rows @ function.parts(weights[0])[0][function.beside :]
+    _score(
+        np.array(function.widths),
+        weights.contiguous().numpy(),
+        person.contiguous().numpy(),
+        rows.contiguous().numpy(),
+        ready,
+        out.numpy(),
+    )
+    return (out,)
 
 
 @nb.njit(fastmath=True, error_model="numpy")
@@ -100,8 +134,11 @@ def _outer(x, d, n, out):
 
 
 @nb.njit(fastmath=True, error_model="numpy")
-def _forward(widths, theta, person, x, n, acts):
-    """What each layer makes of n samples `x`, into `acts`: hidden layers after their ReLU, then the logits."""
+def _forward(widths, theta, person, x, n, acts, ready=False):
+    """What each layer makes of n samples `x`, into `acts`: hidden layers after their ReLU, then the logits.
+
+    ready: `x` is already what the first layer's weights make of the samples.
+    """
     beside = len(person)
     at = 0
     below = x
@@ -116,7 +153,13 @@ def _forward(widths, theta, person, x, n, acts):
                 for k in range(beside):
                     start += person[k] * weight[k, j]
             out[j, :n] = start
-        _mix(weight[beside:] if layer == 0 else weight, below, n, out)
+        if layer == 0 and ready:
+            for j in range(high):
+                z, p = out[j], below[j]
+                for i in range(n):
+                    z[i] += p[i]
+        else:
+            _mix(weight[beside:] if layer == 0 else weight, below, n, out)
         if layer < len(widths) - 2:
             for j in range(high):
                 z = out[j]
@@ -214,3 +257,22 @@ def _train(widths, table, thetas, persons, index, slot, label, count, rates, bat
         for i in range(n_rows):
             for k in range(width):
                 rows[i, k] -= table[touched[i], k]
+
+
+@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True)
+def _score(widths, thetas, persons, rows, ready, out):
+    """Each client's logits; `thetas` and `rows` may be one for all."""
+    layers, widest = len(widths) - 1, max(widths)
+    for client in nb.prange(len(out)):
+        who = np.int64(client)
+        theta, own = thetas[min(who, len(thetas) - 1)], rows[min(who, len(rows) - 1)]
+        x = np.empty((own.shape[1], AT_ONCE), np.float32)
+        acts = np.empty((layers, widest, AT_ONCE), np.float32)
+        for start in range(0, own.shape[0], AT_ONCE):
+            n = min(AT_ONCE, own.shape[0] - start)
+            for i in range(n):
+                for k in range(own.shape[1]):
+                    x[k, i] = own[start + i, k]
+            _forward(widths, theta, persons[client], x, n, acts, ready)
+            for i in range(n):
+                out[client, start + i] = acts[layers - 1, 0, i]

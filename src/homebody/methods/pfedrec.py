@@ -85,7 +85,7 @@ class PFedRec(ItemTable):
         return self.linear_score(shared, local, local["weight"], items) + local["bias"]
 
     def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:
-        return self.function.logit(torch.cat([local["weight"], local["bias"][None]]), rows)
+        return network_kernels.logits(self.function, torch.cat([local["weight"], local["bias"][None]]), rows, None)
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         if shared["item"].device.type != "cpu":

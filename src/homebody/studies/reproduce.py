@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -225,6 +226,7 @@ class _Book:
             key = (cell.study.label, cell.row.name, cell.data, cell.protocol, cell.point)
             self.places.setdefault(key, []).append(cell.run)
         self.lines: dict[str, list[dict[str, Any]]] = {}
+        self.cores: dict[str, int] = {}
         self.made = made(planned.command)
         self.began = time.monotonic()
 
@@ -306,13 +308,31 @@ class _Book:
             "planned": len(asked),
             "finished": len(asked & self.results.keys()),
             "meanings": {result["protocol"]: _meaning(result) for result in whole},
-            "notes": list(dict.fromkeys(without_paths(note) for result in whole for note in result["notes"])),
+            "notes": [
+                *dict.fromkeys(without_paths(note) for result in whole for note in result["notes"]),
+                *self._elsewhere(whole),
+            ],
             "rows": LINES[study.kind](runs),
         }
 
     def _of(self, study: Study, data: str, row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
         places = self.places.get((study.label, row.name, data, protocol, point), [])
         return [self.results[place] for place in places if place in self.results]
+
+    def _elsewhere(self, results: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Kept runs may be of another machine than this page, and their seconds with them."""
+        counts: dict[int, int] = {}
+        for result in results:
+            run = str(result["run"])
+            if run not in self.cores:
+                self.cores[run] = int(RunFolder.open(Path(run)).read_json("environment.json")["cores"] or 0)
+            counts[self.cores[run]] = counts.get(self.cores[run], 0) + 1
+        here = os.cpu_count() or 0
+        return [
+            f"{count} of {len(results)} runs were made on another machine, of {cores} cores."
+            for cores, count in sorted(counts.items())
+            if cores != here
+        ]
 
     def _rounds(self, run: str) -> list[dict[str, Any]]:
         if run not in self.lines:
