@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Rows
-from homebody.ops import for_cohort
 from homebody.methods.factor_kernels import errors, fetch, room
 from homebody.models.score import ScoreFunction
+from homebody.ops import for_cohort
 
 __all__ = ["logits", "train"]
 
