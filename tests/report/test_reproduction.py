@@ -223,6 +223,41 @@ class TestCosts:
         assert "differ" not in text
 
 
+class TestOurOwn:
+    """A table that the paper does not have: nothing stands beside what was obtained."""
+
+    def ours(self) -> dict[str, Any]:
+        three = ["published", "isolated", "strict"]
+        rows = [
+            line(
+                "Alone",
+                obtained={
+                    name: found(hr_at_10=(share, 0.01)) for name, share in zip(three, (1.0, 0.1, 0.2), strict=True)
+                },
+            )
+        ]
+        return study("Table x", "table", rows, protocols=three)
+
+    def test_markdown(self) -> None:
+        text = reproduction_markdown(paper(self.ours()))
+        assert "| method | data | obtained, published protocol | obtained, isolated | obtained, strict |" in text
+        assert "| Alone | toy | 100.00 ± 1.00 (2) | 10.00 ± 1.00 (2) | 20.00 ± 1.00 (2) |" in text
+
+    def test_page(self) -> None:
+        rows = {row[0]: row[1:] for row in Cells(reproduction_page(paper(self.ours()))).rows if row}
+        assert rows["Alone"] == ["100.00 ± 1.00", "10.00 ± 1.00", "20.00 ± 1.00"]
+        assert [head.rpartition(",")[2].strip() for head in rows["method"]] == [
+            "published protocol",
+            "isolated",
+            "strict",
+        ]
+
+    def test_terminal(self, tmp_path: Path) -> None:
+        text = on_terminal(paper(self.ours()), tmp_path, ["Table x"])
+        assert re.search(r"Alone +HR@10 +100\.00 ± 1\.00 +10\.00 ± 1\.00 +20\.00 ± 1\.00 *\n", text)
+        assert "differ" not in text
+
+
 class TestSweeps:
     def test_a_table_has_a_column_a_value(self) -> None:
         one = noise()

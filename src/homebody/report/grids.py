@@ -15,6 +15,7 @@ __all__ = [
     "embedding_grid",
     "gathered",
     "grids",
+    "has_published",
     "missing_or",
     "obtained",
     "printed",
@@ -68,6 +69,12 @@ def state(part: Mapping[str, Any], protocols: Sequence[str]) -> list[str]:
 def compared(study: Mapping[str, Any]) -> bool:
     """Whether differences make sense: metrics have them, costs on another machine do not."""
     return any(metric not in QUANTITIES for metric in study["metrics"])
+
+
+def has_published(study: Mapping[str, Any]) -> bool:
+    """Whether the paper has any figure of it: a table of our own is without."""
+    lines = [line for part in study["data"].values() for line in part["rows"]]
+    return any(group.get("published") for line in lines for group in (line, *line.get("points", [])))
 
 
 def columns_of(study: Mapping[str, Any]) -> list[str]:

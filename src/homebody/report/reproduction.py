@@ -11,6 +11,7 @@ from homebody.report.grids import (
     compared,
     gathered,
     grids,
+    has_published,
     missing_or,
     printed,
     remarks,
@@ -108,15 +109,16 @@ def _rows(study: Mapping[str, Any]) -> Iterator[str]:
     """A line a row and data set."""
     yield f"{_scale(study)}."
     yield ""
-    differs = ("difference",) if compared(study) else ()
-    headings = ("method", "data", "published", *(under(protocol) for protocol in study["protocols"]), *differs)
+    paper = ("published",) if has_published(study) else ()
+    differs = ("difference",) if paper and compared(study) else ()
+    headings = ("method", "data", *paper, *(under(protocol) for protocol in study["protocols"]), *differs)
     rows: list[tuple[str, ...]] = []
     for data, part in study["data"].items():
         for line in part["rows"]:
             cells = [_obtained(study, part, line, protocol) for protocol in study["protocols"]]
-            published = _joined([printed(study, line, metric) for metric in study["metrics"]])
+            published = (_joined([printed(study, line, metric) for metric in study["metrics"]]),) if paper else ()
             gaps = (_joined([_gap(line, m) for m in study["metrics"] if m not in QUANTITIES]),) if differs else ()
-            rows.append((plain(line["name"]), plain(data), published, *cells, *gaps))
+            rows.append((plain(line["name"]), plain(data), *published, *cells, *gaps))
     yield from table(headings, rows, numeric=2)
 
 

@@ -15,6 +15,7 @@ from homebody.report.grids import (
     columns_of,
     gathered,
     grids,
+    has_published,
     missing_or,
     printed,
     remarks,
@@ -91,7 +92,7 @@ def _table(study: Mapping[str, Any], data: str, part: Mapping[str, Any], toleran
 
 def _columns(study: Mapping[str, Any], metric: str) -> list[str]:
     ours = [under(protocol) for protocol in study["protocols"]]
-    if metric not in study["metrics"]:
+    if metric not in study["metrics"] or not has_published(study):
         return ours
     return ["published", *ours, *([] if metric in QUANTITIES else ["difference"])]
 
@@ -127,13 +128,13 @@ def _table_row(study: Mapping[str, Any], part: Mapping[str, Any], line: Mapping[
     cells = []
     for metric in columns_of(study):
         start = ' class="first"'
-        if metric in study["metrics"]:
+        if metric in study["metrics"] and has_published(study):
             cells.append(f"<td{start}>{_quiet(printed(study, line, metric))}</td>")
             start = ""
         for protocol in study["protocols"]:
             cells.append(_obtained(study, part, line, protocol, metric, start))
             start = ""
-        if metric in study["metrics"] and metric not in QUANTITIES:
+        if metric in study["metrics"] and metric not in QUANTITIES and has_published(study):
             gap = line["difference"].get(metric)
             kind = "down" if metric in line["short"] else "up" if gap is not None and gap >= 0 else ""
             mark = f"{SHORT} " if metric in line["short"] else ""

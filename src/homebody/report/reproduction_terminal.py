@@ -16,6 +16,7 @@ from homebody.report.grids import (
     columns_of,
     compared,
     embedding_grid,
+    has_published,
     obtained,
     printed,
     rounds_grid,
@@ -74,16 +75,18 @@ def _rows(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width: 
     found = {name for line in part["rows"] for name, one in line["obtained"].items() if one["n"]}
     protocols = [name for name in study["protocols"] if name in part["protocols"] or name in found]
     ours = [f"obtained,\n{protocol}" for protocol in protocols]
-    differs = ["differ-\nence"] if compared(study) else []
+    paper = ["published"] if has_published(study) else []
+    differs = ["differ-\nence"] if paper and compared(study) else []
     rows: list[list[str]] = []
     for line in part["rows"]:
         for place, metric in enumerate(columns_of(study)):
             cells = [obtained(study, part, line, protocol, metric) for protocol in protocols]
             gap = points(line["difference"].get(metric))
             marked = f"{SHORT} {gap}" if metric in line["short"] else gap
-            start = ["" if place else line["name"], metric_name(metric), printed(study, line, metric)]
-            rows.append([*start, *cells, *([marked] if differs else [])])
-    return _table(title, 2, ["method", "metric", "published", *ours, *differs], rows, width)
+            start = ["" if place else line["name"], metric_name(metric)]
+            theirs = [printed(study, line, metric)] if paper else []
+            rows.append([*start, *theirs, *cells, *([marked] if differs else [])])
+    return _table(title, 2, ["method", "metric", *paper, *ours, *differs], rows, width)
 
 
 def _values(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width: int) -> Table:
