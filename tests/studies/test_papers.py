@@ -260,14 +260,15 @@ class TestPFedRec:
 
     def test_noise_as_published_and_with_a_bound(self) -> None:
         seven = {one.id: one for one in read_paper(ROOT / "experiments" / "pfedrec").tables}["7"]
-        ours, clipped = seven.rows
+        ours, *bounded = seven.rows
         assert [seven.recipe(ours, "ml-1m", "strict", 0, one).stages for one in seven.points(ours)[:2]] == [
             [],
             ["laplace:b=0.1,unbounded=true"],
         ]
-        stages = [seven.recipe(clipped, "ml-1m", "strict", 0, one).stages for one in seven.points(clipped)]
-        assert all(one[0].startswith("clip:") for one in stages)
-        assert [one[1:] for one in stages] == [[], *([f"laplace:b={b}"] for b in (0.1, 0.2, 0.3, 0.4, 0.5))]
+        for clipped, norm in zip(bounded, ("0.02", "1000"), strict=True):
+            stages = [seven.recipe(clipped, "ml-1m", "strict", 0, one).stages for one in seven.points(clipped)]
+            assert {one[0] for one in stages} == {f"clip:norm={norm},order=1"}
+            assert [one[1:] for one in stages] == [[], *([f"laplace:b={b}"] for b in (0.1, 0.2, 0.3, 0.4, 0.5))]
 
     def test_inactive_users_are_those_of_the_papers_table_9(self) -> None:
         ten = {one.id: one for one in read_paper(ROOT / "experiments" / "pfedrec").tables}["10"]
