@@ -287,6 +287,10 @@ class Method:
         """What one round tells each observer: what its channel says, unless the method knows better."""
         return self.uplink.charges(cohort)
 
+    def releases(self, cohort: Cohort) -> Sequence[Charge]:
+        """All that one round tells each observer: `charges`, and what its devices ask for, whoever states the rest."""
+        return self.uplink.with_requests(self.charges(cohort))
+
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         """`client` for many at once, stacked along the first dimension.
 
@@ -296,9 +300,21 @@ class Method:
 
     def adapt_cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> Tree:
         """`adapt` for many at once; to be overridden like `cohort`, and by it where adapting is a plain round."""
-        if type(self).adapt is Method.adapt:
+        if type(self).adapt is Method.adapt and self.kernel_of("client", "cohort"):
             return self.cohort(shared, locals_, batches)[1]
         return torch.func.vmap(self.adapt, in_dims=(None, 0, 0))(shared, locals_, batches)
+
+    def kernel_of(self, plain: str, kernel: str) -> bool:
+        """Whether the kernel speaks for the plain function: one that a subclass wrote anew has none from its parent.
+
+        >>> class Mine(Method):
+        ...     def client(self, shared, local, batch): ...
+        >>> Mine().kernel_of("client", "cohort"), Method().kernel_of("client", "cohort")
+        (True, True)
+        """
+        order = type(self).__mro__
+        places = [next(n for n, one in enumerate(order) if name in vars(one)) for name in (plain, kernel)]
+        return order[places[1]] is Method or places[1] <= places[0]
 
 
 def _missing(method: object, name: str) -> HomebodyError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -138,9 +139,9 @@ def fit(
     delta = budget.delta if budget else delta
     ledger = Ledger() if ledger is None else ledger
     progress = (checkpoints.load() if checkpoints else None) or Progress()
-    if ledger.releases() < progress.step:
+    if ledger.releases() < (due := _due(method, runtime, progress.step, rounds, cohort)):
         raise HomebodyError(
-            f"The ledger {ledger.path} knows of {ledger.releases()} releases, but {progress.step} rounds were done: "
+            f"The ledger {ledger.path} knows of {ledger.releases()} releases, but {due} rounds were charged: "
             "it lost charges, and its ε would be too small."
         )
     # What a resumed simulation does again is the same release, bit by bit; anything else is a new one.
@@ -155,7 +156,7 @@ def fit(
         for step in range(progress.step + 1, end + 1):
             number = step - start
             who = choose(runtime.available(), cohort, rng.fold("cohort", number))
-            release, charges = f"{phase.name}/{number}", acting.charges(who)
+            release, charges = f"{phase.name}/{number}", acting.releases(who)
             if budget and not (repeats and ledger.knows(release)) and not budget.allows(ledger, charges):
                 stopped = _stopped(budget, ledger, charges, f"{number} of {end - start}", phase.name)
                 break
@@ -166,6 +167,8 @@ def fit(
             progress.shared, progress.server = acting.server(progress.shared, progress.server, got.total)
             trained = time.perf_counter()
             _refuse_nonsense(acting, before, progress.shared, number)
+            if got.loss is not None and not math.isfinite(got.loss):
+                raise Diverged(_diverged(number, "the devices' loss"))
             progress.step, evaluated = step, Evaluated({})
             if phase.evaluated and evaluate_every and (number % evaluate_every == 0 or step == end):
                 evaluated = _asked(acting, runtime, progress, select)
@@ -299,6 +302,20 @@ def _refuse_nonsense(method: Method, before: dict[str, torch.Size], shared: Tree
         )
     for name, value in shared.items():
         if not bool(torch.isfinite(value).all()):
-            raise Diverged(
-                f"Training diverged in round {number}: '{name}' is no longer finite. A smaller learning rate helps."
-            )
+            raise Diverged(_diverged(number, f"'{name}'"))
+
+
+def _diverged(number: int, what: str) -> str:
+    return f"Training diverged in round {number}: {what} is no longer finite. A smaller learning rate helps."
+
+
+def _due(method: Method, runtime: Runtime, step: int, rounds: int, cohort: int | None) -> int:
+    """How many releases a ledger must know of after so many rounds; those that tell nothing are not in it."""
+    due = start = 0
+    for phase in method.phases:
+        acting, end = phase.method or method, start + (phase.rounds or rounds)
+        done = min(step, end) - start
+        if done > 0 and acting.releases(choose(runtime.available(), cohort, Rng.of(0))):
+            due += done
+        start = end
+    return due

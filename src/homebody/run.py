@@ -210,7 +210,7 @@ def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequenc
     size = recipe.cohort or members
     cohort = Cohort(np.arange(size), "fixed" if recipe.cohort else "all", size, members)
     rounds = _rounds(recipe, method)
-    return [((phase.method or method).charges(cohort), phase.rounds or rounds) for phase in method.phases]
+    return [((phase.method or method).releases(cohort), phase.rounds or rounds) for phase in method.phases]
 
 
 def _calibrated(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 
 from homebody.audit import canaries as module
 from homebody.audit.canaries import Finding, _evidence, _Nest, _Watched, plant
-from homebody.core import Cohort
+from homebody.core import Cohort, Tree
 from homebody.errors import HomebodyError
 from homebody.fit import fit
 from homebody.methods.fedials import FedIALS
@@ -23,9 +23,17 @@ from homebody.runtime import Simulator
 DELTA = 1e-5
 
 
+@dataclass(frozen=True)
+class Various(FedMF):
+    """Everyone's vector starts elsewhere: others' updates are then no common direction that drowns the canaries'."""
+
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
+        return {**super().init_local(shared, rng), "user": (2 * rng.uniform(self.factors) - 1) * self.factors**-0.5}
+
+
 def found(simulator: Simulator, uplink: Channel, **how: int) -> dict[str, Finding]:
     wanted = {"rounds": 4, "canaries": 200, **how}
-    findings = plant(FedMF(factors=4, uplink=uplink), simulator, delta=DELTA, **wanted)  # type: ignore[arg-type]
+    findings = plant(Various(factors=4, uplink=uplink), simulator, delta=DELTA, **wanted)  # type: ignore[arg-type]
     assert [one.observer for one in findings] == ["server", "clients", "public"]
     return {one.observer: one for one in findings}
 

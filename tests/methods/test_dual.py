@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from homebody.core import Catalogue, Cohort, Data
+from homebody.core import Batch, Catalogue, Cohort, Data, Rows, Tree, Update
 from homebody.data.partitions import leave_one_out
 from homebody.data.population import Population
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
-from homebody.errors import HomebodyError
-from homebody.fit import choose, fit
+from homebody.errors import Diverged, HomebodyError
+from homebody.fit import Round, choose, fit
 from homebody.methods.alone import Alone
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
 from homebody.methods.fedrecon import FedRecon
 from homebody.methods.item_table import ItemTable
+from homebody.methods.network_kernels import logits
 from homebody.methods.pfedrec import PFedRec
+from homebody.models.score import ScoreFunction
+from homebody.privacy import AskRows, Channel, Clip, SecureSum
+from homebody.recipe import Recipe
 from homebody.rng import Rng
+from homebody.run import Watcher, execute, resume
 from homebody.runtime import Simulator
 
 FAST = {"factors": 6, "batch_size": 20, "epochs": 2, "item_rate": 3.0}
@@ -350,3 +356,90 @@ def test_someone_alone_tells_nothing_and_hears_nothing() -> None:
     one = fit(Alone(**FAST), Simulator(single), rounds=3, seed=4)
     two = fit(replace(PFedRec(**FAST)), Simulator(single), rounds=3, seed=4)
     assert dict(one.recommend(0, 50)) == pytest.approx(dict(two.recommend(0, 50)), rel=1e-4, abs=1e-4)
+
+
+def test_who_trains_alone_has_no_way_out_to_put_stages_on() -> None:
+    for channel in (Channel(Clip(1.0)), Channel(AskRows()), Channel(SecureSum())):
+        with pytest.raises(HomebodyError, match="Nothing leaves a device that trains alone"):
+            Alone(**FAST, uplink=channel)
+
+
+def test_training_alone_goes_on_after_a_kill(tmp_path: Path) -> None:
+    recipe = Recipe("alone", "synthetic:users=30,items=40,mean=9", fields={"factors": 3}, rounds=4)
+    whole = execute(recipe, tmp_path, name="whole")
+
+    class Killed(Exception):
+        pass
+
+    def stop(line: Round) -> None:
+        if line.step == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        execute(recipe, tmp_path, Watcher(on_round=stop), name="killed")
+    again = resume(tmp_path / "killed")
+    assert again["metrics"] == whole["metrics"]
+    assert again["epsilon"] == dict.fromkeys(("server", "clients", "public"), 0.0)
+
+
+def test_devices_that_lose_their_numbers_are_noticed() -> None:
+    """Though a clip sends zeros for them, and nothing shared is touched."""
+    for method in (
+        Alone(factors=2, learning_rate=1e25),
+        FedNCF(**FAST, learning_rate=1e3, dual=True, uplink=Channel(Clip(1.0))),
+    ):
+        with pytest.raises(Diverged, match="the devices' loss is no longer finite"):
+            fit(method, Simulator(people()), rounds=9, evaluate_every=0)
+
+
+def test_both_parts_of_fedrecon_get_something() -> None:
+    for share in (0.0, 1.0):
+        with pytest.raises(HomebodyError, match="above 0 and under 1"):
+            FedRecon(support=share)
+
+
+def test_fedrecon_keeps_no_rows_between_rounds() -> None:
+    plain, dual = (
+        fit(FedRecon(**FAST, dual=dual), Simulator(people()), rounds=3, evaluate_every=3) for dual in (False, True)
+    )
+    assert torch.equal(plain.shared["item"], dual.shared["item"]), "training is the same"
+    assert plain.metrics != dual.metrics
+    rows = [value for name, value in dual.runtime.state().items() if name.endswith("item#value")]
+    assert rows
+    assert all(value.shape[1] == 0 for value in rows)
+
+
+@dataclass(frozen=True)
+class Frozen(FedMF):
+    """Its own round, which leaves everything as it is, beside a kernel of its parent."""
+
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        update, kept = super().client(shared, local, batch)
+        return {"item": Rows(update["item"].index, 0 * update["item"].value, update["item"].size)}, kept
+
+
+def test_a_round_that_was_written_anew_is_run_without_its_parents_kernel() -> None:
+    assert FedMF().kernel_of("client", "cohort")
+    assert not Frozen().kernel_of("client", "cohort")
+    fitted = fit(Frozen(**FAST), Simulator(people()), rounds=2, evaluate_every=0)
+    start = Frozen(**FAST).init_shared(Catalogue(50), Rng.of(0, "train").fold("shared"))
+    assert torch.equal(fitted.shared["item"], start["item"])
+
+
+@pytest.mark.parametrize("items", [1, 255, 256, 257, 600])
+@pytest.mark.parametrize("alike", [True, False], ids=["one network", "a network each"])
+def test_scoring_in_one_pass_is_scoring_each(items: int, alike: bool) -> None:
+    function = ScoreFunction(6, (5, 3), beside=4)
+    rng = Rng.of(3)
+    weights = torch.stack([function.start(rng.fold(n)) for n in range(3)])
+    rows, person = rng.fold("rows").normal(items, 6), rng.fold("people").normal(3, 4)
+    given = weights[0] if alike else weights
+    fast = torch.func.vmap(lambda w, p: logits(function, w, rows, p), in_dims=(None if alike else 0, 0))(given, person)
+    for n in range(3):
+        slow = function.logit(weights[0] if alike else weights[n], rows, person[n])
+        torch.testing.assert_close(fast[n], slow, rtol=1e-5, atol=1e-5)
+    own = torch.stack([rows + n for n in range(3)])
+    bare = ScoreFunction(6, (5,))
+    theta = bare.start(rng)
+    each = torch.func.vmap(lambda some: logits(bare, theta, some, None))(own)
+    torch.testing.assert_close(each[2], bare.logit(theta, own[2]), rtol=1e-5, atol=1e-5)

@@ -177,3 +177,17 @@ def test_nobody_adds_no_noise(split: Split) -> None:
     nobody = Cohort(np.array([], dtype=np.int64), "fixed", 3, 60)
     got = runtime.collect(replace(method), shared, nobody, Rng.of(0), 1)
     assert (got.total.sum, got.bytes_up, got.bytes_down) == ({}, 0, 0)
+
+
+@dataclass(frozen=True)
+class Louder(SecureSum):
+    """Says nothing new of itself, and changes what is sent."""
+
+    def device(self, update: Update, rng: Rng) -> Update:
+        return {name: value * 2 for name, value in super().device(update, rng).items()}
+
+
+def test_a_changed_half_after_the_noise_is_not_passed_over() -> None:
+    noise = (Clip(0.5, order=1), Laplace(0.2))
+    assert Channel(*noise, SecureSum()).ends_in_noise
+    assert not Channel(*noise, Louder()).ends_in_noise

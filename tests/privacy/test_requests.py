@@ -24,6 +24,7 @@ from homebody.privacy import (
     Clip,
     Gaussian,
     Laplace,
+    LaplaceRelease,
     NonPrivate,
     OneBit,
     SecureSum,
@@ -85,7 +86,7 @@ def test_no_budget_against_the_server_survives_a_request(split: Split) -> None:
 def test_training_gives_the_same_numbers(split: Split, kind: type[FedMF | PFedRec], name: str) -> None:
     whole, asking = (
         fit(kind(factors=3, item_rate=0.1, uplink=Channel(*stages)), Simulator(split), rounds=2, cohort=20)
-        for stages in (REST[name], (*REST[name], AskRows()))
+        for stages in (REST[name], (AskRows(), *REST[name]))
     )
     assert whole.metrics == asking.metrics
     assert all(torch.equal(whole.shared[one], asking.shared[one]) for one in whole.shared)
@@ -154,3 +155,25 @@ def test_as_text() -> None:
     assert parse_channel(["clip:norm=1", "secure-sum", "ask-rows"]) == Channel(Clip(1.0), SecureSum(), AskRows())
     with pytest.raises(HomebodyError, match="no setting of the stage ask-rows 'rows'"):
         parse_channel(["ask-rows:rows=3"])
+
+
+@dataclass(frozen=True)
+class Stated(FedMF):
+    """States what it tells by itself, and to some alone."""
+
+    to: tuple[str, ...] = ("server", "clients", "public")
+
+    def charges(self, cohort: Cohort) -> list[Charge]:
+        return [Charge(who, "user", LaplaceRelease(5.0, "replace-one")) for who in self.to]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("to", [("server", "clients", "public"), ("public",)])
+def test_a_method_that_states_its_own_charges_is_charged_for_its_requests_too(
+    split: Split, to: tuple[str, ...]
+) -> None:
+    quiet, asking = (
+        fit(Stated(factors=2, to=to, uplink=one), Simulator(split), rounds=2, evaluate_every=0).epsilon
+        for one in (Channel(), Channel(AskRows()))
+    )
+    assert quiet["server"] == (pytest.approx(0.4, rel=1e-3) if "server" in to else 0.0)
+    assert asking == {**quiet, "server": float("inf")}

@@ -425,3 +425,19 @@ def test_runs_that_nobody_looked_into_are_left_out(tmp_path: Path) -> None:
         {**refused, "error": "It has none."},
     ]
     assert probes.looked("embedding", [refused]) == []
+
+
+def test_a_refusal_is_kept_and_trains_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: list[str]
+) -> None:
+    run_cells([PFEDREC], tmp_path, keep_state=False)
+
+    def refusing(*_: Any) -> Any:
+        raise HomebodyError("There is nothing to see.")
+
+    monkeypatch.setitem(probes.PROBES, "tables", refusing)
+    for _ in range(3):
+        (result,) = run_cells([PFEDREC], tmp_path, keep_state=False, probes=[["tables"]])
+        assert "error" not in result
+        assert probes.looked("tables", [result])[0]["error"] == "There is nothing to see."
+    assert len(counted) == 2  # the run, and once more for the probe

@@ -166,7 +166,7 @@ class _Nest:
         clipped = any(isinstance(stage, Clip) for stage in channel.stages)
         scale = 1e6 if clipped else 1.0 if reports else length * each**-0.5
         relations = {
-            one.event.relation for one in method.charges(_everyone(simulator)) if not isinstance(one.event, NonPrivate)
+            one.event.relation for one in method.releases(_everyone(simulator)) if not isinstance(one.event, NonPrivate)
         }
         nest = cls(
             names,

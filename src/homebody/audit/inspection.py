@@ -109,7 +109,7 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     drawn = len(everyone) if cohort is None else cohort
     planned = Cohort(everyone[:drawn], "all" if cohort is None else "fixed", drawn, len(everyone))
     charged: dict[str, list[str]] = {}
-    for charge in acting.charges(planned):
+    for charge in acting.releases(planned):
         charged.setdefault(charge.observer, []).append(f"one {charge.unit}: {charge.event}")
     told = sees(acting, planned)
     return Inspection(

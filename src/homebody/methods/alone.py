@@ -31,29 +31,30 @@ class Alone(PFedRec):
     paper: ClassVar[str] = ""
     diagnostic: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.uplink.stages:
+            raise HomebodyError("Nothing leaves a device that trains alone: leave out the stages.")
+
     @property
     def scores_from(self) -> Literal["latest", "base", "adapted"]:
         return "latest"
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        return {"weight": shared["weight"], "bias": shared["bias"], "table": shared["item"]}
+        return {"weight": shared["weight"], "bias": shared["bias"], "item": shared["item"]}
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
-        update, kept = super().client({**shared, "item": local["table"]}, local, batch)
-        kept.pop("item", None)
-        return {}, {**kept, "table": local["table"] + update["item"].dense()}
+        update, kept = super().client({**shared, "item": local["item"]}, local, batch)
+        return {}, {**kept, "item": local["item"] + update["item"].dense()}
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         return Method.cohort(self, shared, locals_, batches)
-
-    def asks(self, batch: Batch) -> dict[str, Tensor]:
-        raise HomebodyError("Alone trains without the server and has nothing to ask for: leave out ask-rows.")
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         return shared, state
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
-        return self.logit(shared, local, local["table"][items])
+        return self.logit(shared, local, local["item"][items])
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         return ()

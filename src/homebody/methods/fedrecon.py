@@ -10,7 +10,8 @@ factorisation as PFedRec's authors compare with it.
 | U(Q, l, g), η_u, k_u                     | `epochs` passes over Q, × M × `item_rate`                              |
 
 A device keeps nothing that matters between rounds. To rank, it rebuilds its vector from all it has with the latest
-table; so does someone who never trained. With `dual` it also tunes the rows then, and ranks with those.
+table; so does someone who never trained. With `dual` it also tunes the rows then, on all it has, and ranks with those;
+training is the same with and without, for the rows step after the vector in any case.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from homebody import ops
 from homebody.core import Batch, Data, Rows, Tree, Update, param
+from homebody.errors import HomebodyError
 from homebody.methods import factor_kernels
 from homebody.methods.item_table import ItemTable
 from homebody.models.logistic import logistic
@@ -41,6 +43,13 @@ class FedRecon(ItemTable):
 
     title: ClassVar[str] = "matrix factorisation: user vectors rebuilt each round, one shared item table"
     paper: ClassVar[str] = "Singhal et al., Federated Reconstruction, NeurIPS 2021"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.support in (0.0, 1.0):
+            raise HomebodyError(
+                f"support must leave something to either part, so above 0 and under 1: not {self.support:g}."
+            )
 
     @property
     def scores_from(self) -> Literal["latest", "base", "adapted"]:
@@ -61,11 +70,15 @@ class FedRecon(ItemTable):
         place = torch.arange(len(batch["valid"]), device=batch["valid"].device)
         first = place < batch["support"]
         change, user, loss = self._round(shared, batch, batch["valid"] & first, batch["valid"] & ~first)
-        return {"item": change}, {"user": user, "loss": loss, **self.tuned(change)}
+        return {"item": change}, self._kept(local, user, loss)
 
     def adapt(self, shared: Tree, local: Tree, batch: Batch) -> Tree:
         change, user, loss = self._round(shared, batch, batch["valid"], batch["valid"])
         return {"user": user, "loss": loss, **self.tuned(change)}
+
+    def _kept(self, local: Tree, user: Tensor, loss: Tensor) -> Tree:
+        """Rows are tuned anew for ranking, so a round keeps none of them."""
+        return {"user": user, "loss": loss, **({"item": local["item"]} if self.dual else {})}
 
     def _round(self, shared: Tree, batch: Batch, support: Tensor, query: Tensor) -> tuple[Rows, Tensor, Tensor]:
         """Build the user vector on the one part, then step the rows on the other; the loss is of the last pass."""
@@ -91,7 +104,7 @@ class FedRecon(ItemTable):
         if shared["item"].device.type != "cpu":
             return super().cohort(shared, locals_, batches)
         change, user, loss = self._rounds(shared, batches, batches["support"], batches["support"])
-        return {"item": change}, {"user": user, "loss": loss, **self.tuned(change)}
+        return {"item": change}, self._kept(locals_, user, loss)
 
     def adapt_cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> Tree:
         if shared["item"].device.type != "cpu":

@@ -99,11 +99,11 @@ before it.
 
     def device(self, update: Update, rng: Rng) -> Update:
         """The device's half: each stage in order."""
-        return self._device(self.stages, update, rng)
+        return self._device(self._working, update, rng)
 
     def before_noise(self, update: Update, rng: Rng) -> Update:
         """The device's half of a channel that ends in noise, up to the noise."""
-        return self._device(self.stages[: self._last_noise()], update, rng)
+        return self._device(self._working[: self._last_noise()], update, rng)
 
     def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
         """Sums of what came `before_noise`, with the noise of so many devices: distributed as if each had drawn its
@@ -111,8 +111,13 @@ before it.
         number = self._last_noise()
         if number is None:
             raise HomebodyError("This channel does not end in noise on the device: there is none to be summed.")
-        noise: _Noise = self.stages[number]  # type: ignore[assignment]
+        noise: _Noise = self._working[number]  # type: ignore[assignment]
         return noise.noise_of_many(sums, devices, rng.fold(number))
+
+    @property
+    def _working(self) -> tuple[Stage, ...]:
+        """The stages that change something: a request beside them must not change what noise they draw."""
+        return tuple(stage for stage in self.stages if not isinstance(stage, AskRows))
 
     def _device(self, stages: Sequence[Stage], update: Update, rng: Rng) -> Update:
         for number, stage in enumerate(stages):
@@ -120,16 +125,16 @@ before it.
         return update
 
     def _last_noise(self) -> int | None:
-        for number, stage in reversed(list(enumerate(self.stages))):
+        for number, stage in reversed(list(enumerate(self._working))):
             if _noise_adds_up(stage):
                 return number
-            if not getattr(stage, "keeps_sum", False):
+            if not _keeps_sum(stage):
                 return None
         return None
 
     def server(self, total: Total, rng: Rng) -> Total:
         """The server's half: what the devices did, undone in reverse; then what acts on the sum, in order."""
-        numbered = list(enumerate(self.stages))
+        numbered = list(enumerate(self._working))
         undone = [(number, stage) for number, stage in reversed(numbered) if not _on_sum(stage)]
         for number, stage in (*undone, *((number, stage) for number, stage in numbered if _on_sum(stage))):
             total = stage.server(total, rng.fold(number))
@@ -137,7 +142,10 @@ before it.
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round through this channel tells each observer: as its last mechanism says, if it has one."""
-        charges = self._charges(cohort)
+        return self.with_requests(self._charges(cohort))
+
+    def with_requests(self, charges: Sequence[Charge]) -> Sequence[Charge]:
+        """These charges, and what devices tell the server by what they ask it for."""
         for stage in self.stages:
             if isinstance(stage, AskRows):
                 charges = stage.told(charges)
@@ -166,6 +174,15 @@ def _noise_adds_up(stage: Stage) -> bool:
         next((kind for kind in type(stage).__mro__ if name in vars(kind)), None) for name in ("device", "noise_of_many")
     ]
     return makers[1] is not None and makers[0] is makers[1]
+
+
+def _keeps_sum(stage: Stage) -> bool:
+    """Whether its half on the device leaves a sum as it is; what a parent says of itself holds for no changed half."""
+    order = type(stage).__mro__
+    places = [
+        next((n for n, kind in enumerate(order) if name in vars(kind)), len(order)) for name in ("keeps_sum", "device")
+    ]
+    return bool(getattr(stage, "keeps_sum", False)) and places[0] <= places[1]
 
 
 def _check_order(before: Sequence[Stage], stage: Stage, message: Message) -> None:

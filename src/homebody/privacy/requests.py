@@ -30,6 +30,9 @@ class AskRows(Step):
         return self, replace(message, asks=True)
 
     def told(self, charges: Sequence[Charge]) -> list[Charge]:
-        """The charges of the rest of the channel, with the request added to what the server is told."""
+        """The charges of the rest of the channel, with the request in place of all that the server is told."""
         request = NonPrivate("each device asks the server for the rows it trains on, its own items among them")
-        return [replace(one, event=request) if one.observer == "server" else one for one in charges]
+        known = [replace(one, event=request) if one.observer == "server" else one for one in charges]
+        if any(one.observer == "server" for one in known):
+            return known
+        return [Charge("server", "user", request), *known]

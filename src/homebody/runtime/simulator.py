@@ -130,7 +130,8 @@ class Simulator:
 
         noise: whether the devices add theirs; otherwise it must be added to their sum.
         """
-        work = method.cohort if self.fused else partial(Method.cohort, method)
+        fused = self.fused and method.kernel_of("client", "cohort")
+        work = method.cohort if fused else partial(Method.cohort, method)
         streams = rng.fold(self._tensor(users))
         batches = self._batches(method, streams, self._data(users, width))
         update, kept = work(shared, self._locals(method, shared, users), batches)
@@ -258,7 +259,8 @@ class Simulator:
 
     def _adapted(self, method: Method, shared: Tree, users: Users, locals_: Tree, data: tuple[Tensor, ...]) -> Tree:
         """What clients hold once they have adapted to what they have; nothing of it is kept."""
-        work = method.adapt_cohort if self.fused else vmap(method.adapt, in_dims=(None, 0, 0))
+        fused = self.fused and method.kernel_of("adapt", "adapt_cohort")
+        work = method.adapt_cohort if fused else vmap(method.adapt, in_dims=(None, 0, 0))
         streams = self._rng.fold("adapt").fold(self._tensor(users))
         adapted: Tree = work(shared, locals_, self._batches(method, streams, data))
         return adapted

@@ -127,10 +127,13 @@ def _probe(recipe: Recipe, path: Path, watcher: Watcher, probes: Sequence[str]) 
     if (path / "state.json").exists():
         return refused | looking.take(path, probes)
     again = path.with_name(f"{path.name}-again")
-    refused |= run_cell(recipe, again, watcher, probes=probes).get("refused", {})
+    try:
+        refused |= run_cell(recipe, again, watcher, probes=probes).get("refused", {})
+    except HomebodyError as error:  # the cell has its result all the same
+        return refused | dict.fromkeys(probes, str(error))
     for name in probes:
-        if name not in refused:
-            looking.file_of(again, name).replace(looking.file_of(path, name))
+        if (answer := looking.file_of(again, name)).exists():
+            answer.replace(looking.file_of(path, name))
     shutil.rmtree(again)
     return refused
 

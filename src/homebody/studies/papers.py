@@ -207,7 +207,8 @@ def _here(row: Row, study: Study, *, published: bool = False) -> Row:
 
     row = replace(row, on=kept(row.on), slice=kept(row.slice), values=[])
     if not published:
-        return replace(row, published={}, published_sd={}, note="", notes={})
+        said = (row.note, kept(row.notes)) if study.form == "table" else ("", {})
+        return replace(row, published={}, published_sd={}, note=said[0], notes=said[1])
     return replace(row, published=kept(row.published), published_sd=kept(row.published_sd), notes=kept(row.notes))
 
 
@@ -233,8 +234,8 @@ def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -
         rounds=reader.take("rounds", int, row.rounds),
         published=reader.take("published", dict, {}),
         published_sd=reader.take("published_sd", dict, {}),
-        note=reader.take("note", str, ""),
-        notes=reader.take("notes", dict, {}),
+        note=reader.take("note", str, row.note),
+        notes=reader.take("notes", dict, row.notes),
         values=reader.take("values", list, []),
         slice=reader.take("slice", dict, row.slice),
     )

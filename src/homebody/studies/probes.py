@@ -64,6 +64,7 @@ def take(path: Path, probes: Sequence[str]) -> dict[str, str]:
                 found = PROBES[name](fitted, population, seed)
             except HomebodyError as error:
                 refused[name] = str(error)
+                folder.write_json(file_of(path, name).name, {"schema": SCHEMA_VERSION, "refused": str(error)})
             else:
                 folder.write_json(file_of(path, name).name, {"schema": SCHEMA_VERSION, **found})
     finally:
@@ -80,7 +81,8 @@ def looked(probe: str, results: Sequence[Mapping[str, Any]]) -> list[Mapping[str
         elif why := result.get("refused", {}).get(probe):
             found.append({**result, "error": why})
         elif (file := file_of(Path(str(result["run"])), probe)).exists():
-            found.append({**result, "probe": RunFolder.open(file.parent).read_json(file.name)})
+            probed = RunFolder.open(file.parent).read_json(file.name)
+            found.append({**result, "error": probed["refused"]} if "refused" in probed else {**result, "probe": probed})
     return found
 
 
