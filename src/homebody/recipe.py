@@ -232,7 +232,7 @@ def parse_fields(method: str, settings: Sequence[str]) -> dict[str, Any]:
     Traceback (most recent call last):
         ...
     homebody.errors.HomebodyError: There is no field of fedmf 'factor'; did you mean 'factors'? Known: batch_size, \
-epochs, factors, item_rate, learning_rate, negatives.
+dual, epochs, factors, item_rate, learning_rate, negatives.
     """
     known = {spec.name: spec.default for spec in params(find(method))}
     values = {}

@@ -29,10 +29,10 @@ def slopes(logit: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, ...]:
 
     The last two of what is given are labels and which samples are real.
 
-    >>> label, valid = torch.tensor([1.0, 0.0]), torch.tensor([True, True])
-    >>> of_weight, of_rows, loss = slopes(lambda w, rows: rows @ w, torch.zeros(1), torch.ones(2, 1), label, valid)
-    >>> of_weight.tolist(), of_rows.tolist(), round(loss.item(), 4)
-    ([0.0], [[0.0], [0.0]], 1.3863)
+    >>> label, valid = torch.tensor([1.0, 1.0]), torch.tensor([True, True])
+    >>> of_weight, of_rows, loss = slopes(lambda w, rows: rows @ w, torch.ones(1), torch.zeros(2, 1), label, valid)
+    >>> of_weight.abs().tolist(), of_rows.tolist(), round(loss.item(), 4)
+    ([0.0], [[-0.25], [-0.25]], 1.3863)
     """
     *arguments, label, valid = given
 
