@@ -443,3 +443,8 @@ def test_scoring_in_one_pass_is_scoring_each(items: int, alike: bool) -> None:
     theta = bare.start(rng)
     each = torch.func.vmap(lambda some: logits(bare, theta, some, None))(own)
     torch.testing.assert_close(each[2], bare.logit(theta, own[2]), rtol=1e-5, atol=1e-5)
+
+
+def test_a_table_of_ones_own_counts_once(tmp_path: Path) -> None:
+    recipe = Recipe("alone", "synthetic:users=30,items=40,mean=9", fields={"factors": 3}, rounds=1)
+    assert execute(recipe, tmp_path)["parameters"] == {"shared": 124, "local": 124, "model": 124}

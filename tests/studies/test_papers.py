@@ -258,6 +258,15 @@ class TestPFedRec:
         five = tables["5"]
         assert published(five, five.rows[-1], "ml-1m") == {"parameters": 118625, "epochs": 95, "seconds": 13585}
 
+    def test_what_is_said_of_a_row_stands_in_the_tables_that_take_it_over(self) -> None:
+        paper = read_paper(ROOT / "experiments" / "pfedrec")
+        tables = {one.id: {row.name: row for row in one.rows} for one in paper.tables}
+        said = tables["1"]["FedRecon"].note
+        assert "not chosen on validation" in said
+        assert said == tables["8"]["FedRecon"].note == tables["leak"]["FedRecon"].note
+        assert tables["5"]["FedRecon"].note.startswith("The paper counts passes")
+        assert not any(row.note for one in paper.figures for row in one.rows)
+
     def test_noise_as_published_and_with_a_bound(self) -> None:
         seven = {one.id: one for one in read_paper(ROOT / "experiments" / "pfedrec").tables}["7"]
         ours, *bounded = seven.rows
