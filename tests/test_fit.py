@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Phase, Total, Tree, Users
+from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Phase, Total, Tree, Users
 from homebody.errors import HomebodyError
 from homebody.fit import Progress, Round, carry, choose, fit
 from homebody.privacy import Channel, Charge, Ledger
@@ -99,7 +99,13 @@ class Clients:
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         return [(user, float(self.count[user] + shared["w"]))] * k
 
-    def state(self) -> Tree:
+    def open(self, release: str, cohort: Cohort) -> Opened:
+        return Opened(release, cohort, again=False)
+
+    def telemetry(self, method: Method) -> Sequence[Charge]:
+        return ()
+
+    def state(self, *, lasting: bool = False) -> Tree:
         return {"count": self.count}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "Data",
     "Evaluated",
     "Method",
+    "Opened",
     "Phase",
     "Rows",
     "Runtime",
@@ -333,6 +334,16 @@ class Phase:
     """Whether this stage already ranks items."""
 
 
+class Opened(NamedTuple):
+    """A round that is about to be charged."""
+
+    release: str
+    """What the ledger knows it by: an attempt after an abandoned one has a name of its own."""
+    cohort: Cohort
+    again: bool
+    """Whether it is the very round that was cut short: whoever has answered answers the same, which tells no more."""
+
+
 @dataclass(frozen=True)
 class Collected:
     """What one round brought: the total the server sees, and what is counted beside it."""
@@ -342,6 +353,8 @@ class Collected:
     bytes_down: int
     loss: float | None = None
     """Mean loss on the devices. Known in a simulation alone."""
+    answered: int | None = None
+    """How many clients took part; None: the whole cohort."""
 
 
 @dataclass(frozen=True)
@@ -363,13 +376,22 @@ class Runtime(Protocol):
     """Whether a round that is run again repeats itself bit by bit, so that it tells nothing more."""
 
     def available(self) -> Users:
-        """The clients that could take part now."""
+        """The clients that could take part now; the catalogue may have grown when it answers."""
 
     def begin(self, method: Method, rng: Rng) -> None:
         """Start a phase, or come back to it: no client is known to hold any state yet."""
 
+    def open(self, release: str, cohort: Cohort) -> Opened:
+        """Before a round is charged: under which name, and with whom. This cohort, unless one was cut short."""
+
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
-        """One round: every client of the cohort works, its update leaves through the method's channel."""
+        """One round: every client of the cohort works, its update leaves through the method's channel.
+
+        Raises `Abandoned` where too few answer.
+        """
+
+    def telemetry(self, method: Method) -> Sequence[Charge]:
+        """What `evaluate` tells each observer: nothing in a simulation, where nobody looks."""
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         """How well every client is served by what it holds."""
@@ -377,8 +399,11 @@ class Runtime(Protocol):
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         """A simulated client's best new items; real devices keep their rankings, so their runtime refuses."""
 
-    def state(self) -> dict[str, Tensor]:
-        """Every client's state, for a checkpoint or to come back to. Later rounds leave it as it is."""
+    def state(self, *, lasting: bool = False) -> dict[str, Tensor]:
+        """Every client's state, or a mark of the moment; later rounds leave it as it is.
+
+        lasting: to come back to after any number of rounds; otherwise for a checkpoint.
+        """
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """The inverse of `state`."""

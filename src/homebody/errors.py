@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["Diverged", "HomebodyError", "unknown_name"]
+__all__ = ["Abandoned", "Diverged", "HomebodyError", "unknown_name"]
 
 
 class HomebodyError(Exception):
@@ -20,6 +20,10 @@ class HomebodyError(Exception):
 
 class Diverged(HomebodyError):
     """Training left the finite numbers; the same recipe would do it again."""
+
+
+class Abandoned(HomebodyError):
+    """Too few devices answered a round in time: what came is thrown away, and the round may be tried again."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> HomebodyError:

@@ -6,14 +6,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from homebody import __version__
 from homebody.core import Cohort, Evaluated, Method, Runtime, Tree, Users
-from homebody.errors import Diverged, HomebodyError, unknown_name
+from homebody.errors import Abandoned, Diverged, HomebodyError, unknown_name
 from homebody.privacy import Budget, Charge, Ledger
 from homebody.privacy.ledger import DELTA
 from homebody.rng import Rng
@@ -22,6 +22,8 @@ __all__ = ["Best", "Checkpoints", "Fitted", "Progress", "Round", "carry", "choos
 
 SELECT = "valid/ndcg@10"
 """The round is chosen by this metric unless the caller names another."""
+ATTEMPTS = 5
+"""At one round, before a runtime whose devices do not answer is given up: each attempt is charged."""
 
 
 @dataclass(frozen=True)
@@ -147,22 +149,33 @@ def fit(
     # What a resumed simulation does again is the same release, bit by bit; anything else is a new one.
     repeats = runtime.simulated and checkpoints is not None
     phases = tuple(method.phases)
-    start, acting, stopped = 0, method, None
+    start, acting, stopped, items = 0, method, None, -1
     for phase in phases:
         acting, end = phase.method or method, start + (phase.rounds or rounds)
         if progress.step < end or phase is phases[-1]:
             rng = Rng.of(seed, phase.name)
-            _enter(acting, runtime, progress, rng, fresh=progress.step == start)
+            items = _enter(acting, runtime, progress, rng, fresh=progress.step == start)
         for step in range(progress.step + 1, end + 1):
-            number = step - start
-            who = choose(runtime.available(), cohort, rng.fold("cohort", number))
-            release, charges = f"{phase.name}/{number}", acting.releases(who)
-            if budget and not (repeats and ledger.knows(release)) and not budget.allows(ledger, charges):
-                stopped = _stopped(budget, ledger, charges, f"{number} of {end - start}", phase.name)
+            number, attempts = step - start, 0
+            while True:
+                who = choose(runtime.available(), cohort, rng.fold("cohort", number))
+                release, who, again = runtime.open(f"{phase.name}/{number}", who)
+                again, charges = again or repeats, acting.releases(who)
+                if budget and not (again and ledger.knows(release)) and not budget.allows(ledger, charges):
+                    stopped = _stopped(budget, ledger, charges, f"{number} of {end - start}", phase.name)
+                    break
+                items = _grow(acting, runtime, progress, rng, items)
+                ledger.charge(release, charges, repeat=again, number=number, code=_code(acting))
+                began = time.perf_counter()
+                try:
+                    got = runtime.collect(acting, progress.shared, who, rng.fold("round", number), step)
+                    break
+                except Abandoned as error:
+                    attempts += 1
+                    if attempts == ATTEMPTS:
+                        raise HomebodyError(f"{error} Given up after {attempts} attempts at round {number}.") from error
+            if stopped:
                 break
-            ledger.charge(release, charges, repeat=repeats, number=number, code=_code(acting))
-            began = time.perf_counter()
-            got = runtime.collect(acting, progress.shared, who, rng.fold("round", number), step)
             before = {name: value.shape for name, value in progress.shared.items()}
             progress.shared, progress.server = acting.server(progress.shared, progress.server, got.total)
             trained = time.perf_counter()
@@ -171,14 +184,14 @@ def fit(
                 raise Diverged(_diverged(number, "the devices' loss"))
             progress.step, evaluated = step, Evaluated({})
             if phase.evaluated and evaluate_every and (number % evaluate_every == 0 or step == end):
-                evaluated = _asked(acting, runtime, progress, select)
+                evaluated = _asked(acting, runtime, progress, select, _Account(ledger, budget, phase.name, number))
             if on_round:
                 on_round(
                     Round(
                         phase=phase.name,
                         round=number,
                         step=step,
-                        clients=len(who.users),
+                        clients=len(who.users) if got.answered is None else got.answered,
                         loss=got.loss,
                         metrics=evaluated.metrics,
                         epsilon=ledger.epsilons(delta),
@@ -193,7 +206,8 @@ def fit(
                 checkpoints.save(replace(progress, clients=runtime.state()))
         if stopped:
             if phase.evaluated and evaluate_every and (number == 1 or (number - 1) % evaluate_every):
-                _asked(acting, runtime, progress, select)  # a last round is always asked
+                # A last round is always asked.
+                _asked(acting, runtime, progress, select, _Account(ledger, budget, phase.name, number - 1))
             if checkpoints:
                 checkpoints.save(replace(progress, clients=runtime.state()))
             break
@@ -246,8 +260,8 @@ def _check(method: Method, rounds: int, evaluate_every: int) -> None:
         raise HomebodyError(f"The phases of a method need names of their own, not {', '.join(names)}.")
 
 
-def _enter(method: Method, runtime: Runtime, progress: Progress, rng: Rng, fresh: bool) -> None:
-    """Begin a phase, or come back to its middle."""
+def _enter(method: Method, runtime: Runtime, progress: Progress, rng: Rng, fresh: bool) -> int:
+    """Begin a phase, or come back to its middle; answer for how many items its tables are known to be."""
     runtime.begin(method, rng.fold("clients"))
     if fresh:
         shared = carry(progress.shared, method.init_shared(runtime.catalogue, rng.fold("shared")))
@@ -258,18 +272,53 @@ def _enter(method: Method, runtime: Runtime, progress: Progress, rng: Rng, fresh
         progress.shared, progress.server = _on(runtime, progress.shared), _on(runtime, progress.server)
         runtime.load_state(progress.clients)
     progress.clients = {}  # the runtime holds them now, and they are large
+    return runtime.catalogue.n_items if fresh else -1
 
 
 def _on(runtime: Runtime, tree: Tree) -> Tree:
     return {name: value.to(runtime.device) for name, value in tree.items()}
 
 
-def _asked(method: Method, runtime: Runtime, progress: Progress, select: str) -> Evaluated:
+class _Account(NamedTuple):
+    """Where it is charged what devices tell of how well they are served."""
+
+    ledger: Ledger
+    budget: Budget | None
+    phase: str
+    number: int
+
+    def pays(self, charges: Sequence[Charge], code: str) -> bool:
+        """Charge it, unless that would break the budget. Asked again, a device answers as it did before."""
+        name = f"{self.phase}/{self.number}/telemetry"
+        if not charges:
+            return True
+        if self.budget and not self.ledger.knows(name) and not self.budget.allows(self.ledger, charges):
+            return False
+        self.ledger.charge(name, charges, repeat=True, number=self.number, code=code)
+        return True
+
+
+def _asked(method: Method, runtime: Runtime, progress: Progress, select: str, account: _Account) -> Evaluated:
     """How good the model is now; the best on validation is kept."""
+    if not account.pays(runtime.telemetry(method), _code(method)):
+        return Evaluated({})
     evaluated = runtime.evaluate(method, progress.shared)
     if _better(evaluated, progress.best, select):
-        progress.best = Best(progress.step, evaluated, progress.shared, runtime.state())
+        progress.best = Best(progress.step, evaluated, progress.shared, runtime.state(lasting=True))
     return evaluated
+
+
+def _grow(method: Method, runtime: Runtime, progress: Progress, rng: Rng, items: int) -> int:
+    """Give the items that came since a row in every table that has one for each; answer how many there are now."""
+    now = runtime.catalogue.n_items
+    if now != items:
+        progress.shared = _on(
+            runtime, carry(progress.shared, method.init_shared(runtime.catalogue, rng.fold("shared")))
+        )
+        progress.server = _on(runtime, carry(progress.server, method.init_server(progress.shared)))
+        if progress.best is not None:
+            progress.best.shared = carry(progress.best.shared, progress.shared)
+    return now
 
 
 def _stopped(budget: Budget, ledger: Ledger, charges: Sequence[Charge], number: str, phase: str) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 
 import torch
 from torch import Tensor
 
-__all__ = ["Rng"]
+__all__ = ["DeviceRng", "Rng", "SystemRng"]
 
 GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -61,7 +62,7 @@ class Rng:
             number = _number(part)
             value = number if isinstance(number, Tensor) else torch.tensor(number, device=key.device)
             key = mix(key ^ mix(value.to(torch.int64) + GOLDEN))
-        return Rng(key)
+        return type(self)(key)
 
     def next_key(self) -> Tensor:
         """The key of one more draw: for operations that hash on their own."""
@@ -105,7 +106,7 @@ class Rng:
         if count < 1:
             return torch.zeros(shape, device=self.key.device)
         place = torch.arange(1, math.prod(shape) + 1, device=self.key.device)
-        spread = (2.0 * Rng(self.next_key())._gamma(count, place)).sqrt()
+        spread = (2.0 * type(self)(self.next_key())._gamma(count, place)).sqrt()
         return (spread * self._normal_at(place)).to(torch.float32).reshape(shape)
 
     def _gamma(self, count: int, place: Tensor) -> Tensor:
@@ -137,6 +138,43 @@ class Rng:
     def integers(self, high: int, *shape: int) -> Tensor:
         """Integers from 0 to high - 1; high at most 2**31."""
         return (((self.bits(*shape) >> 32) & 0xFFFFFFFF) * high) >> 32
+
+
+class DeviceRng(Rng):
+    """A stream as a real device draws it: what is agreed upon from the key, what is private from the system."""
+
+    @property
+    def private(self) -> Rng:
+        return SystemRng()
+
+
+class SystemRng(Rng):
+    """The operating system's generator: nobody can draw the same again, by whatever name.
+
+    >>> torch.equal(SystemRng().fold("noise").bits(4), SystemRng().fold("noise").bits(4))
+    False
+    """
+
+    def __init__(self, key: Tensor | None = None) -> None:
+        super().__init__(torch.zeros((), dtype=torch.int64))
+
+    def fold(self, *parts: int | str | Tensor) -> Rng:
+        return self
+
+    def next_key(self) -> Tensor:
+        return self.bits(1)[0]
+
+    def bits(self, *shape: int) -> Tensor:
+        count = math.prod(shape)
+        drawn = torch.frombuffer(bytearray(os.urandom(8 * max(1, count))), dtype=torch.int64)
+        return drawn[:count].reshape(shape)
+
+    @property
+    def private(self) -> Rng:
+        return self
+
+    def _fine_at(self, place: Tensor) -> Tensor:
+        return _doubles(self.bits(*place.shape))
 
 
 def _doubles(bits: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from homebody.methods.ials import IALS
 from homebody.methods.pfedrec import PFedRec
 from homebody.methods.popularity import Popularity
 from homebody.rng import Rng
-from homebody.runtime import Simulator, simulator
+from homebody.runtime import Simulator, clients
 
 SMALL = {
     "fedmf": FedMF(factors=4, item_rate=1.0),
@@ -141,8 +141,8 @@ def test_each_users_result_is_the_one_computed_alone(
 ) -> None:
     done = split(population, way, seed=2)
     together = trained(SMALL[name], done)
-    monkeypatch.setattr(simulator, "SCORES_AT_ONCE", 1)
-    monkeypatch.setattr(simulator, "CACHED_BYTES", 0)
+    monkeypatch.setattr(clients, "SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(clients, "CACHED_BYTES", 0)
     alone = Simulator(done)
     alone.begin(SMALL[name], Rng.of(1, "train").fold("clients"))
     alone.load_state(together.runtime.state())

@@ -20,7 +20,7 @@ from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel
 from homebody.rng import Rng
-from homebody.runtime import Simulator, simulator
+from homebody.runtime import Simulator, clients, simulator
 from homebody.runtime import locals as stores
 
 SMALL = {
@@ -194,9 +194,10 @@ def test_neither_chunks_nor_buckets_change_the_numbers(
 ) -> None:
     method = SMALL[name]
     whole = fit(method, Simulator(few), rounds=2, evaluate_every=2)
+    monkeypatch.setattr(clients, "SAMPLES_AT_ONCE", 40)
     monkeypatch.setattr(simulator, "SAMPLES_AT_ONCE", 40)
-    monkeypatch.setattr(simulator, "SCORES_AT_ONCE", 150)
-    monkeypatch.setattr(simulator, "CACHED_BYTES", 0)
+    monkeypatch.setattr(clients, "SCORES_AT_ONCE", 150)
+    monkeypatch.setattr(clients, "CACHED_BYTES", 0)
     if buckets != "one bucket":
         monkeypatch.setattr(stores, "WASTE", 0.0)
         monkeypatch.setattr(stores, "SMALL", 0)

@@ -18,7 +18,7 @@ update too where all take part and the server adds the noise: ε covers that. Th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -29,10 +29,10 @@ from torch.func import vmap
 
 from homebody.audit.bounds import FEWEST, Lower, clopper_pearson, one_run
 from homebody.audit.views import decoded, hides_senders, whole
-from homebody.core import Cohort, Collected, Evaluated, Method, Total, Tree, Update, Users
+from homebody.core import Cohort, Collected, Evaluated, Method, Opened, Total, Tree, Update, Users
 from homebody.errors import HomebodyError
 from homebody.fit import Round, fit
-from homebody.privacy import OBSERVERS, AskRows, Channel, Clip, Gaussian, Laplace, NonPrivate, OneBit, SecureSum
+from homebody.privacy import OBSERVERS, AskRows, Channel, Charge, Clip, Gaussian, Laplace, NonPrivate, OneBit, SecureSum
 from homebody.privacy.ledger import DELTA
 from homebody.rng import Rng
 from homebody.runtime import Simulator
@@ -291,6 +291,12 @@ class _Watched:
     def begin(self, method: Method, rng: Rng) -> None:
         self.inner.begin(method, rng)
 
+    def open(self, release: str, cohort: Cohort) -> Opened:
+        return self.inner.open(release, cohort)
+
+    def telemetry(self, method: Method) -> Sequence[Charge]:
+        return ()
+
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         self.before = self.before or shared
         drawn = torch.from_numpy(cohort.users[cohort.users >= self.first] - self.first)
@@ -316,7 +322,7 @@ class _Watched:
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         return self.inner.recommend(method, shared, user, k)
 
-    def state(self) -> dict[str, Tensor]:
+    def state(self, *, lasting: bool = False) -> dict[str, Tensor]:
         return self.inner.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:

@@ -82,6 +82,8 @@ class Split:
     new ones, for what training never met is never pushed down either."""
     shown: Mapping[Held, Longs] | None = None
     """Numbers of the impressions that are asked, where those and not held-out items are the question."""
+    numbers: Longs | None = None
+    """Each user's number where randomness is drawn, if that is not the position: on a device, as the server counts."""
     notes: tuple[str, ...] = ()
     _avoid: tuple[Longs, Ints] | None = field(default=None, repr=False)
     """What training negatives avoid where that is more than the history: compressed sorted rows."""
@@ -144,6 +146,10 @@ class Split:
         people = self.encoded["users"].columns.items()
         return Catalogue(self.n_items, items, {name: _column(column, device, rows=0) for name, column in people})
 
+    def numbered(self, users: Longs) -> Longs:
+        """The numbers that these users draw their random numbers by."""
+        return users if self.numbers is None else self.numbers[users]
+
     def asked(self) -> Longs:
         """The users that are asked anything, in validation or test."""
         if self.shown is not None:
@@ -192,7 +198,7 @@ class Split:
         else:
             future: Sequence[Part] = ("test",) if held == "valid" and self.protocol == "strict" else ()
             excluded = self._merged(users, [part for part in PARTS if part not in future], but=future)
-        keys = Rng.of(self.seed, "candidates", held).fold(torch.from_numpy(users)).key.numpy()
+        keys = Rng.of(self.seed, "candidates", held).fold(torch.from_numpy(self.numbered(users))).key.numpy()
         out = np.empty((len(users), self.negatives), dtype=np.int64)
         kernels.candidates(keys, excluded, self.n_items, out)
         return out

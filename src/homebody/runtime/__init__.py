@@ -1,5 +1,6 @@
 """Who computes."""
 
-from homebody.runtime.simulator import Simulator, usable_device
+from homebody.runtime.clients import usable_device
+from homebody.runtime.simulator import Simulator
 
 __all__ = ["Simulator", "usable_device"]

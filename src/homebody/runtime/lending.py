@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from homebody.core import Method, Rows, Tree, Users
-from homebody.runtime.simulator import SAMPLES_AT_ONCE, Simulator
+from homebody.runtime.clients import SAMPLES_AT_ONCE
+from homebody.runtime.simulator import Simulator
 
 __all__ = ["ITEM", "Borrowing", "Held", "item_tables"]
 

@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from homebody import ops
-from homebody.core import Batch, Cohort, Collected, Data, Evaluated, Method, Rows, Total, Tree, Update, Users
-from homebody.data.splits import Split
+from homebody.core import Cohort, Collected, Method, Opened, Rows, Total, Tree, Users
 from homebody.errors import HomebodyError
-from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, summarise
+from homebody.privacy import Charge
 from homebody.rng import Rng
-from homebody.runtime.locals import LocalStore
+from homebody.runtime.clients import SAMPLES_AT_ONCE, Clients
 
-__all__ = ["Simulator", "usable_device"]
+__all__ = ["Simulator"]
 
-SAMPLES_AT_ONCE = 1 << 15
-"""Padded interactions that clients work on together: large enough to be fast, small enough for caches."""
-SCORES_AT_ONCE = 1 << 21
-USERS_AT_ONCE = 24
-"""Scored together at least, however large the catalogue."""
-CACHED_BYTES = 256 << 20
-"""Evaluation asks the same questions every round; they are kept up to this size."""
 DENSE_BYTES = 64 << 20
 """Of whole tables that clients fill at once, where their channel makes them."""
 
 
-class Asked(NamedTuple):
-    """Clients of similar length that are scored together."""
-
-    users: Users
-    data: tuple[Tensor, ...]
-    questions: dict[str, Question]
-
-
-class Simulator:
+class Simulator(Clients):
     """Runs a method for a whole population, vectorised over clients of similar length.
 
     fused: use a method's own `cohort` kernel where it has one, and draw the noise that devices add as one sum over all
@@ -49,43 +29,19 @@ class Simulator:
     cutoffs, slices: which metrics `evaluate` gives, and for which groups of users beside everyone.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        *,
-        device: str = "cpu",
-        fused: bool = True,
-        cutoffs: Sequence[int] = CUTOFFS,
-        slices: Sequence[str] = (),
-    ) -> None:
-        self.split = split
-        self._cutoffs, self._slices = cutoffs, sliced(split.population, slices)
-        self.device = usable_device(device)
-        self.simulated = True
-        self.fused = fused
-        self.catalogue = split.catalogue(self.device)
-        self._features = {
-            name: torch.from_numpy(column.values).to(self.device)
-            for name, column in split.encoded["users"].columns.items()
-        }
-        self._members = np.flatnonzero(split.learn & (split.lengths > 0))
-        self._store = LocalStore(split.lengths, np.union1d(self._members, split.asked()))
-        self._rng = Rng.of(0)
-        self._base_step = np.full(split.n_users, -1, dtype=np.int64)
-        self._bases: dict[int, Tree] = {}
-        self._kept: list[Asked] | None = None
+    simulated = True
 
     def available(self) -> Users:
         return self._members
 
-    def begin(self, method: Method, rng: Rng) -> None:
-        self._store.clear()
-        self._rng = Rng(rng.key.to(self.device))
-        self._base_step[:] = -1
-        self._bases.clear()
+    def open(self, release: str, cohort: Cohort) -> Opened:
+        return Opened(release, cohort, again=False)
+
+    def telemetry(self, method: Method) -> Sequence[Charge]:
+        return ()
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
-        rng = Rng(rng.key.to(self.device))
+        rng = self._own(rng)
         sums: Tree = {}
         bytes_up, requests, losses = 0, 0, []
         tables = sum(value.nbytes for value in shared.values())
@@ -110,63 +66,7 @@ class Simulator:
         loss = float(sum(losses)) / len(cohort.users) if losses else None
         return Collected(total, bytes_up + requests, bytes_down, loss)
 
-    def message(self, method: Method, shared: Tree, user: int, rng: Rng) -> Update:
-        """What one client would send in this round, after its half of the channel; nothing is kept of it."""
-        update, *_ = self._work(method, shared, np.array([user]), None, Rng(rng.key.to(self.device)))
-        alone: Update = torch.utils._pytree.tree_map(lambda leaf: leaf[0], update)
-        return alone
-
-    def requests(self, method: Method, users: Users, rng: Rng) -> Iterator[tuple[Users, dict[str, Tensor]]]:
-        """Which rows these clients would ask the server for in this round, in groups of clients; -1 pads."""
-        rng = Rng(rng.key.to(self.device))
-        for some, width in self._store.groups(users, SAMPLES_AT_ONCE):
-            streams = rng.fold(self._tensor(some))
-            yield some, vmap(method.asks)(self._batches(method, streams, self._data(some, width)))
-
-    def _work(
-        self, method: Method, shared: Tree, users: Users, width: int | None, rng: Rng, *, noise: bool = True
-    ) -> tuple[Update, Tree, dict[str, Tensor]]:
-        """A round of some clients: what leaves each of them, what it keeps, and which rows it asks for.
-
-        noise: whether the devices add theirs; otherwise it must be added to their sum.
-        """
-        fused = self.fused and method.kernel_of("client", "cohort")
-        work = method.cohort if fused else partial(Method.cohort, method)
-        streams = rng.fold(self._tensor(users))
-        batches = self._batches(method, streams, self._data(users, width))
-        update, kept = work(shared, self._locals(method, shared, users), batches)
-        channel = method.uplink
-        if channel.stages:
-            half = channel.device if noise else channel.before_noise
-            keys = streams.private.fold("uplink").key
-            update = vmap(lambda key, own: half(own, Rng(key)))(keys, update)
-        return update, kept, vmap(method.asks)(batches) if channel.asks else {}
-
-    def _batches(self, method: Method, streams: Rng, data: tuple[Tensor, ...]) -> Batch:
-        """What clients work on in a round, or to adapt."""
-        prepared: Batch = vmap(lambda key, *own: method.prepare(self._client_data(*own), Rng(key)))(streams.key, *data)
-        return prepared
-
-    def evaluate(self, method: Method, shared: Tree) -> Evaluated:
-        everything = torch.arange(self.catalogue.n_items, device=self.device)
-        blocks = (
-            Block(users, self._scores(method, shared, users, data, everything), asked)
-            for users, data, asked in self._asked()
-        )
-        return summarise(blocks, self._cutoffs, self._slices)
-
-    def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
-        if not 0 <= user < self.split.n_users:
-            raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.split.n_users - 1}.")
-        users = np.array([user])
-        everything = torch.arange(self.catalogue.n_items, device=self.device)
-        scores = self._scores(method, shared, users, self._data(users), everything)[0].cpu()
-        scores[torch.from_numpy(self.split.population.history(user).astype(np.int64))] = -torch.inf
-        best = torch.topk(scores, min(k, len(scores)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [(item, score) for item, score in pairs if score > -np.inf]
-
-    def state(self) -> Tree:
+    def state(self, *, lasting: bool = False) -> Tree:
         state = {f"local/{name}": value for name, value in self._store.state().items()}
         state["base_step"] = torch.from_numpy(self._base_step.copy())
         for step, tree in self._bases.items():
@@ -182,105 +82,6 @@ class Simulator:
             if name.startswith("base/"):
                 _, step, key = name.split("/", 2)
                 self._bases.setdefault(int(step), {})[key] = value.to(self.device)
-
-    def _remember(self, shared: Tree, users: Users, step: int) -> None:
-        """These clients will rank with what they trained from; what nobody ranks with any more is let go."""
-        self._base_step[users] = step
-        self._bases[step] = shared
-        in_use = set(np.unique(self._base_step).tolist())
-        self._bases = {number: tree for number, tree in self._bases.items() if number in in_use}
-
-    def _tensor(self, users: Users) -> Tensor:
-        return torch.from_numpy(users).to(self.device)
-
-    def _data(self, users: Users, width: int | None = None) -> tuple[Tensor, ...]:
-        """What these clients' devices hold: their interactions, then a column for each feature."""
-        padded = (torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width))
-        return (*padded, *(values[self._tensor(users)] for values in self._features.values()))
-
-    def _client_data(self, items: Tensor, valid: Tensor, excluded: Tensor, *features: Tensor) -> Data:
-        return Data(items, valid, excluded, self.catalogue, dict(zip(self._features, features, strict=True)))
-
-    def _locals(self, method: Method, shared: Tree, users: Users) -> Tree:
-        """These clients' state; those that join now draw theirs."""
-        new = ~self._store.holds(users)
-        if new.all():
-            return self._fresh(method, shared, users)
-        if new.any():
-            self._store.put(users[new], self._fresh(method, shared, users[new]))
-        return self._store.get(users)
-
-    def _fresh(self, method: Method, shared: Tree, users: Users) -> Tree:
-        keys = self._rng.fold("local").fold(self._tensor(users)).key
-        fresh: Tree = vmap(lambda key: method.init_local(shared, Rng(key)))(keys)
-        return fresh
-
-    def _scores(self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...], items: Tensor) -> Tensor:
-        """(users, items) as each device would compute them, with the parameters it holds; items in chunks."""
-        size = max(1, SCORES_AT_ONCE // len(users))
-        chunks = [items[start : start + size] for start in range(0, len(items), size)]
-        out = torch.empty(0)
-        for chosen, tree, locals_ in self._holdings(method, shared, users, data):
-            own = [part[chosen] for part in data]
-            for number, chunk in enumerate(chunks):
-                values: Tensor = vmap(partial(self._score_one, method, tree, chunk))(locals_, *own)
-                if values.shape[1:] != chunk.shape:
-                    name, found = type(method).__name__, tuple(values.shape[1:])
-                    raise HomebodyError(
-                        f"{name}.score() must give one number for each of {len(chunk)} items, not {found}."
-                    )
-                if isinstance(chosen, slice) and len(chunks) == 1:
-                    return values
-                out = out if len(out) else values.new_empty(len(users), len(items))
-                out[chosen, number * size : number * size + len(chunk)] = values
-        return out
-
-    def _score_one(self, method: Method, tree: Tree, items: Tensor, local: Tree, *own: Tensor) -> Tensor:
-        return method.score(tree, local, self._client_data(*own), items)
-
-    def _holdings(
-        self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...]
-    ) -> Iterator[tuple[slice | Tensor, Tree, Tree]]:
-        """Which of these clients rank with which shared and local parameters; a slice stands for all of them."""
-        newcomer, guest, returning = -2, -3, -4
-        held = self._store.holds(users)
-        steps = np.where(held, self._base_step[users], newcomer)
-        adapts = ~self.split.learn[users] | (method.scores_from == "adapted")
-        adapts &= self.split.lengths[users] > 0
-        steps[adapts] = np.where(held[adapts], returning, guest)
-        for step in np.unique(steps):
-            chosen = np.flatnonzero(steps == step)
-            some, where = users[chosen], slice(None) if len(chosen) == len(users) else self._tensor(chosen)
-            fresh = step in (newcomer, guest)
-            locals_ = self._fresh(method, shared, some) if fresh else self._store.get(some)
-            if step in (guest, returning):
-                locals_ = self._adapted(method, shared, some, locals_, tuple(part[where] for part in data))
-            yield where, self._bases.get(int(step), shared), locals_
-
-    def _adapted(self, method: Method, shared: Tree, users: Users, locals_: Tree, data: tuple[Tensor, ...]) -> Tree:
-        """What clients hold once they have adapted to what they have; nothing of it is kept."""
-        fused = self.fused and method.kernel_of("adapt", "adapt_cohort")
-        work = method.adapt_cohort if fused else vmap(method.adapt, in_dims=(None, 0, 0))
-        streams = self._rng.fold("adapt").fold(self._tensor(users))
-        adapted: Tree = work(shared, locals_, self._batches(method, streams, data))
-        return adapted
-
-    def _asked(self) -> Iterator[Asked]:
-        if self._kept is not None:
-            yield from self._kept
-            return
-        kept: list[Asked] = []
-        size = 0
-        most = max(USERS_AT_ONCE, SCORES_AT_ONCE // self.split.n_items)
-        for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, most):
-            block = Asked(users, self._data(users, width), questions(self.split, users, self.device))
-            size += sum(part.nbytes for part in block.data)
-            size += sum(part.nbytes for question in block.questions.values() for part in question if part is not None)
-            if size <= CACHED_BYTES:
-                kept.append(block)
-            yield block
-        if size <= CACHED_BYTES:
-            self._kept = kept
 
 
 def _add(update: Tree, sums: Tree) -> int:
@@ -315,15 +116,3 @@ def _asked(request: Mapping[str, Tensor], shared: Tree) -> tuple[int, int]:
         rows += count
         spared += len(index) * table.nbytes - count * (table.nbytes // len(table))
     return rows, spared
-
-
-def usable_device(name: str) -> torch.device:
-    """The device of this name; refused, in a sentence, where it is not to be had."""
-    try:
-        device = torch.device(name)
-        (torch.zeros(1, device=device) + 1).item()
-    except (RuntimeError, AssertionError) as error:
-        raise HomebodyError(
-            f"The device '{name}' cannot be used here; give --device cpu, or cuda where there is a GPU."
-        ) from error
-    return device

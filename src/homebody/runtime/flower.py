@@ -1,0 +1,467 @@
+"""Real devices over a network: the runtime whose clients are elsewhere.
+
+Flower carries the letters; what is in them is ours (`homebody.runtime.wire`). A device is a public key, and each of its
+people a client with a number that never changes. Every letter says all that is needed to answer it, so that a device
+may come and go; whoever does not answer in time is not waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Rows, Total, Tree, Users
+from homebody.errors import Abandoned, HomebodyError
+from homebody.evaluation.metrics import METRICS
+from homebody.privacy import Charge, SecureSum, Shuffle
+from homebody.rng import Rng, SystemRng
+from homebody.runtime import wire
+
+__all__ = ["Flower", "Registry", "Settings", "metric_names"]
+
+ITEMS_AT_ONCE = 50_000
+"""Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
+HELLO_SECONDS = 60.0
+"""How long a greeting waits to be answered before it is said again."""
+BACK_SECONDS = 20.0
+"""How long a round that was cut short waits for its devices to come back."""
+PAUSE = 0.2
+
+
+class Device(Protocol):
+    """A device as the registry knows it: its people have the numbers from `first` on."""
+
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def people(self) -> int: ...
+    @property
+    def removed(self) -> Any: ...
+
+
+class Registry(Protocol):
+    """What of a server's records the runtime needs; they survive it."""
+
+    def devices(self) -> Sequence[Device]: ...
+    def n_items(self) -> int: ...
+    def items(self, since: int = 0) -> Sequence[tuple[str, str]]: ...
+    def open_round(self, release: str, cohort: Cohort) -> None: ...
+    def opened(self, release: str) -> Cohort | None: ...
+    def note(self, name: str, value: str) -> None: ...
+    def notes(self) -> Mapping[str, str]: ...
+    def count(self, name: str, amount: int = 1) -> None: ...
+
+
+class Answer(Protocol):
+    """What comes back for a message: a body, or a sentence why there is none."""
+
+    @property
+    def message(self) -> str: ...
+    @property
+    def body(self) -> bytes | None: ...
+    @property
+    def error(self) -> str: ...
+
+
+class Post(Protocol):
+    """Who carries letters: `homebody.runtime.flower_link.Link`."""
+
+    def nodes(self) -> dict[str, int]: ...
+    def send(self, letters: Mapping[int, tuple[str, bytes]], deadline: float) -> dict[str, int]: ...
+    def receive(self, messages: Collection[str], wait: float) -> Sequence[Answer]: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long to wait, for how many, and what is let in."""
+
+    deadline: float = 60.0
+    """Seconds for a round."""
+    quorum: float = 0.5
+    """The share of a cohort that must answer; otherwise the round is abandoned."""
+    least: int = 1
+    """Clients that must be there before a round begins."""
+    half: bool = False
+    """Whether floats travel in 16 bits."""
+    largest: float = 1e9
+    """The largest number that an update may hold."""
+    cutoffs: tuple[int, ...] = (5, 10, 20)
+    """Lengths of the lists that telemetry looks at."""
+
+
+@dataclass
+class _Node:
+    """What is known of a device that is there."""
+
+    device: Device
+    active: list[int]
+    """The numbers of its people that take part."""
+    items: int
+    """How much of the catalogue it knows."""
+    holds: set[str] = field(default_factory=set)
+    """Shared parameters that it has already."""
+
+
+class _Part(NamedTuple):
+    """One person's answer."""
+
+    number: int
+    tree: Tree
+
+
+class Flower:
+    """Sends the work of a round to the devices of its cohort, and adds up what comes back through the channel.
+
+    description: what a device needs to do the same mathematics, as JSON: the recipe's method, fields and stages, the
+    seed, the protocol and whether anything is held out.
+    """
+
+    simulated = False
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        post: Post,
+        registry: Registry,
+        description: Mapping[str, Any],
+        settings: Settings | None = None,
+        *,
+        keep: int | None = None,
+        log: Callable[..., None] = lambda event, **facts: None,
+    ) -> None:
+        self._post, self._registry, self._description, self._log = post, registry, dict(description), log
+        self.settings = settings or Settings()
+        self.catalogue = Catalogue(registry.n_items())
+        self._known: dict[int, _Node] = {}
+        self._greeted: dict[str, tuple[int, float]] = {}
+        self._key, self._release = 0, ""
+        self._step, self._keep = 0, keep
+
+    def available(self) -> Users:
+        """The numbers of all people who are there, once there are enough of them."""
+        said = False
+        while True:
+            self._look_around()
+            numbers = sorted(number for node in self._known.values() for number in node.active)
+            if len(numbers) >= max(1, self.settings.least):
+                return np.array(numbers, dtype=np.int64)
+            if not said:
+                self._log("waiting", present=len(numbers), least=self.settings.least)
+                said = True
+            time.sleep(PAUSE)
+
+    def begin(self, method: Method, rng: Rng) -> None:
+        for stage in method.uplink.stages:
+            if isinstance(stage, SecureSum | Shuffle):
+                raise HomebodyError(
+                    f"{type(stage).__name__} needs more than one message a round, which devices cannot exchange yet: "
+                    "leave it out, and the ledger says what the server learns."
+                )
+        if method.uplink.asks:
+            raise HomebodyError("Devices download whole tables: leave out ask-rows.")
+        self._key = int(rng.key)
+
+    def open(self, release: str, cohort: Cohort) -> Opened:
+        base, _, attempts = self._registry.notes().get("abandoned", "").partition("#")
+        self._release = release
+        name = f"{release}#{int(attempts) + 1}" if base == release else release
+        before = self._registry.opened(name)
+        if before is not None:
+            return Opened(name, before, again=True)
+        self._registry.open_round(name, cohort)
+        return Opened(name, cohort, again=False)
+
+    def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
+        wanted = wire.expected(method, shared, self.catalogue)
+        end = time.monotonic() + self.settings.deadline
+        self._await(cohort.users.tolist(), end)
+        task = {**self._task("train", step, rng), "cohort": [cohort.sampling, cohort.size, cohort.population]}
+        answers, up, down = self._ask("train", task, shared, cohort.users.tolist(), wanted, end)
+        needed = max(1, math.ceil(self.settings.quorum * len(cohort.users)))
+        if len(answers) < needed:
+            attempts = self._registry.notes().get("abandoned", "").partition("#")
+            tried = int(attempts[2]) + 1 if attempts[0] == self._release else 1
+            self._registry.note("abandoned", f"{self._release}#{tried}")
+            self._registry.count("rounds_abandoned")
+            self._log("abandoned", release=self._release, answered=len(answers), needed=needed)
+            raise Abandoned(
+                f"{len(answers)} of {len(cohort.users)} clients answered within {self.settings.deadline:g} s, and "
+                f"{needed} must."
+            )
+        total = method.uplink.server(Total(_summed(answers), cohort.size), SystemRng().fold("server"))
+        self._step = step
+        return Collected(total, up, down, answered=len(answers))
+
+    def telemetry(self, method: Method) -> Sequence[Charge]:
+        users = self.available()
+        return method.uplink.charges(Cohort(users, "all", len(users), len(users)))
+
+    def evaluate(self, method: Method, shared: Tree) -> Evaluated:
+        """The mean of what people measure on their own devices; it leaves through the method's channel."""
+        names = metric_names(self.settings.cutoffs)
+        told = {"metrics": torch.zeros(len(names)), "asked": torch.zeros(1)}
+        wanted = {
+            name: wire.Expected(tuple(value.shape), None, True)
+            for name, value in method.uplink.device(told, Rng.of(0)).items()
+        }
+        everyone = self.available().tolist()
+        task = {**self._task("evaluate", self._step, Rng.of(0)), "cohort": ["all", len(everyone), len(everyone)]}
+        task |= {"cutoffs": list(self.settings.cutoffs)}
+        end = time.monotonic() + self.settings.deadline
+        answers, _, _ = self._ask("evaluate", task, shared, everyone, wanted, end)
+        if not answers:
+            return Evaluated({})
+        sums = method.uplink.server(Total(_summed(answers), len(answers)), SystemRng().fold("server")).sum
+        asked = float(sums["asked"])
+        if not asked >= 1:
+            return Evaluated({})
+        return Evaluated({name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)})
+
+    def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
+        raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")
+
+    def state(self, *, lasting: bool = False) -> dict[str, Tensor]:
+        """The devices keep their own state, by round: its number is enough to come back to it."""
+        if lasting:
+            self._keep = self._step
+        return {"step": torch.tensor(self._step)}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self._step = int(state["step"])
+
+    def publish(self, method: Method, shared: Tree, step: int, known: set[str]) -> set[str]:
+        """Give every device that is there the model to rank with from now on; answer which have it.
+
+        known: those that have it already.
+        """
+        self._look_around()
+        there = {node: one for node, one in self._known.items() if one.device.fingerprint not in known}
+        if not there:
+            return known
+        task = self._task("adapt", step, Rng.of(0))
+        numbers = [number for one in there.values() for number in one.active]
+        before, end = set(known), time.monotonic() + self.settings.deadline
+        for node, _ in self._letters("query.adapt", task, shared, numbers, end, only=set(there)):
+            known.add(self._known[node].device.fingerprint)
+        if known != before:
+            self._log("published", devices=len(known - before))
+        return known
+
+    def _task(self, do: str, step: int, rng: Rng) -> dict[str, Any]:
+        """What a letter says of itself."""
+        return {
+            "do": do,
+            "release": self._release,
+            "step": step,
+            "key": int(rng.key),
+            "clients_key": self._key,
+            "keep": self._keep,
+            "n_items": self.catalogue.n_items,
+            "half": self.settings.half,
+            "largest": self.settings.largest,
+            **self._description,
+        }
+
+    def _await(self, users: list[int], end: float) -> None:
+        """After a restart the devices of a round that was cut short need a moment to come back."""
+        until = min(end, time.monotonic() + BACK_SECONDS)
+        while not set(users) <= {number for node in self._known.values() for number in node.active}:
+            if time.monotonic() > until:
+                return
+            time.sleep(PAUSE)
+            self._look_around()
+
+    def _ask(
+        self,
+        kind: str,
+        task: Mapping[str, Any],
+        shared: Tree,
+        users: list[int],
+        wanted: Mapping[str, wire.Expected],
+        end: float,
+    ) -> tuple[list[_Part], int, int]:
+        """Every person's answer that is as it should be, by number; and the bytes that came and went."""
+        found: dict[int, Tree] = {}
+        traffic = [0, 0]
+        for node, (header, parts) in self._letters(kind, task, shared, users, end, traffic=traffic):
+            theirs = set(self._known[node].active) & set(users)
+            for name, part in parts.items():
+                number = int(name) if name.isdecimal() and len(name) < 19 else -1
+                if number not in theirs or number in found:
+                    self._refuse(node, "someone else's number")
+                    continue
+                try:
+                    tree = wire.unpack(part)
+                    wire.check(tree, wanted, self.settings.largest)
+                except wire.Malformed as error:
+                    self._refuse(node, str(error))
+                    continue
+                found[number] = tree
+            for reason in header.get("declined", {}).values():
+                self._registry.count(f"declined: {str(reason)[:80]}")
+        return [_Part(number, found[number]) for number in sorted(found)], traffic[0], traffic[1]
+
+    def _letters(
+        self,
+        kind: str,
+        task: Mapping[str, Any],
+        shared: Tree,
+        users: list[int],
+        end: float,
+        *,
+        only: set[int] | None = None,
+        traffic: list[int] | None = None,
+    ) -> Iterator[tuple[int, tuple[dict[str, Any], dict[str, bytes]]]]:
+        """Write to everyone concerned, and give the answers as they come, until the deadline."""
+        body = wire.pack(shared, half=self.settings.half)
+        name = wire.digest(body)
+        traffic = [0, 0] if traffic is None else traffic
+        where = self._homes(users, only)
+        waiting: dict[str, int] = {}
+
+        def write(nodes: Collection[int], *, whole: bool) -> None:
+            letters = {}
+            for node in nodes:
+                one = self._known[node]
+                news = self._registry.items(one.items)[:ITEMS_AT_ONCE] if one.items < self.catalogue.n_items else []
+                parts = {"items": json.dumps([one.items, list(news)]).encode()} if news else {}
+                if whole or name not in one.holds:
+                    parts["shared"] = body
+                header = {**task, "people": where[node], "shared": name}
+                letters[node] = (kind, wire.seal(header, parts))
+                traffic[1] += len(letters[node][1])
+            waiting.update(self._post.send(letters, max(1.0, end - time.monotonic())))
+
+        if where:
+            write(where, whole=False)
+        while waiting and (left := end - time.monotonic()) > 0:
+            for answer in self._post.receive(set(waiting), min(left, 5.0)):
+                node = waiting.pop(answer.message, None)
+                if node is None or node not in self._known:
+                    continue
+                if answer.body is None:
+                    self._forget(node, answer.error)
+                    continue
+                traffic[0] += len(answer.body)
+                try:
+                    header, parts = wire.open_letter(answer.body)
+                except wire.Malformed as error:
+                    self._refuse(node, str(error))
+                    continue
+                if header.get("lacks") == "shared" and name in self._known[node].holds:
+                    self._known[node].holds.clear()
+                    write([node], whole=True)
+                    continue
+                if self._learn(node, header):
+                    yield node, (header, parts)
+        for node in waiting.values():
+            self._forget(node, "no answer in time")
+
+    def _homes(self, users: list[int], only: set[int] | None) -> dict[int, list[int]]:
+        """Which of these people are where."""
+        wanted = set(users)
+        where = {
+            node: [number for number in one.active if number in wanted]
+            for node, one in self._known.items()
+            if only is None or node in only
+        }
+        return {node: theirs for node, theirs in where.items() if theirs or only is not None}
+
+    def _look_around(self) -> None:
+        """Who is there now. A device that is new, or was silent, is greeted and counts once it has answered."""
+        self.catalogue = self._catalogue()
+        devices = {one.fingerprint: one for one in self._registry.devices() if not one.removed}
+        online = {node: devices[mark] for mark, node in self._post.nodes().items() if mark in devices}
+        for node in set(self._known) - set(online):
+            del self._known[node]
+        greeting = wire.seal({**self._task("hello", self._step, Rng.of(0))})
+        now = time.monotonic()
+        asked = {node for node, until in self._greeted.values() if until > now}
+        strangers = [node for node in online if node not in self._known and node not in asked]
+        if strangers:
+            sent = self._post.send(dict.fromkeys(strangers, ("query.hello", greeting)), HELLO_SECONDS)
+            self._greeted.update({message: (node, now + HELLO_SECONDS) for message, node in sent.items()})
+        self._greeted = {message: one for message, one in self._greeted.items() if one[1] > now and one[0] in online}
+        if not self._greeted:
+            return
+        for answer in self._post.receive(set(self._greeted), PAUSE):
+            node, _ = self._greeted.pop(answer.message, (0, 0.0))
+            if node not in online or answer.body is None:
+                continue
+            self._known[node] = _Node(online[node], [], 0)
+            try:
+                header, _ = wire.open_letter(answer.body)
+            except wire.Malformed as error:
+                self._refuse(node, str(error))
+                del self._known[node]
+                continue
+            if self._learn(node, header):
+                self._log("joined", device=online[node].fingerprint[:12], people=len(self._known[node].active))
+
+    def _learn(self, node: int, header: Mapping[str, Any]) -> bool:
+        """What a device says of itself; False, and it is left alone, where it refuses or makes no sense."""
+        one = self._known[node]
+        slots, items, holds = header.get("people"), header.get("items"), header.get("holds")
+        if "refused" in header:
+            self._refuse(node, f"the device refuses: {str(header['refused'])[:200]}")
+            return False
+        sensible = isinstance(slots, list) and all(
+            type(slot) is int and 0 <= slot < one.device.people for slot in slots
+        )
+        if not sensible or type(items) is not int or items < 0 or not isinstance(holds, list) or len(holds) > 64:
+            self._refuse(node, "its answer does not say who it is")
+            return False
+        assert isinstance(slots, list)
+        one.active = sorted({one.device.first + slot for slot in slots})
+        one.items, one.holds = items, {str(name) for name in holds}
+        return True
+
+    def _refuse(self, node: int, reason: str) -> None:
+        mark = self._known[node].device.fingerprint if node in self._known else ""
+        self._registry.count(f"refused: {reason}")
+        self._log("refused", device=mark[:12], reason=reason)
+
+    def _forget(self, node: int, why: str) -> None:
+        """It must answer a greeting before it counts again: one that is gone costs one deadline, not each."""
+        one = self._known.pop(node, None)
+        self._registry.count("answers_missing")
+        if one is not None:
+            self._log("silent", device=one.device.fingerprint[:12], reason=why)
+
+    def _catalogue(self) -> Catalogue:
+        count = self._registry.n_items()
+        return self.catalogue if count == self.catalogue.n_items else Catalogue(count)
+
+
+def metric_names(cutoffs: Sequence[int]) -> list[str]:
+    """What devices measure, in the order they tell it."""
+    at = [*(f"{name}@{k}" for name in METRICS for k in cutoffs), "auc"]
+    return [f"{held}{kind}{name}" for held in ("", "valid/") for kind in ("", "full/") for name in at]
+
+
+def _summed(answers: Sequence[_Part]) -> Tree:
+    """The sum in order of the clients' numbers, in doubles: the same whoever was first."""
+    sums: Tree = {}
+    kinds: dict[str, torch.dtype] = {}
+    for _, tree in answers:
+        for name, value in tree.items():
+            numbers = value.value if isinstance(value, Rows) else value
+            kinds[name] = torch.promote_types(numbers.dtype, torch.float32)
+            if isinstance(value, Rows):
+                shape = (value.size, *numbers.shape[1:])
+                total = sums.setdefault(name, torch.zeros(shape, dtype=torch.float64))
+                total.index_add_(0, value.index, numbers.to(torch.float64))
+            else:
+                total = sums.setdefault(name, torch.zeros(numbers.shape, dtype=torch.float64))
+                total += numbers
+    return {name: total.to(kinds[name]) for name, total in sums.items()}

@@ -1,0 +1,66 @@
+"""The people of one real device, each a client of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from homebody.core import Method, Rows, Tree, Update
+from homebody.evaluation import Block, questions, summarise
+from homebody.rng import DeviceRng, Rng, SystemRng
+from homebody.runtime.clients import Clients
+
+__all__ = ["Household", "grown"]
+
+
+class Household(Clients):
+    """Works for one person at a time; what is private is drawn from the operating system.
+
+    Users are counted as the split counts them; where numbers are drawn that everybody could draw, `split.numbers`
+    says what the server calls them.
+    """
+
+    stream = DeviceRng
+
+    def hold(self, user: int, state: Tree, base: Tree | None = None) -> None:
+        """This person's own state, and the shared parameters it was trained from where those are ranked with."""
+        users = np.array([user])
+        self._store.put(users, tree_map(lambda leaf: leaf[None], state))
+        if base is not None:
+            self._remember(base, users, step=user)
+
+    def train(self, method: Method, shared: Tree, user: int, rng: Rng) -> tuple[Update, Tree]:
+        """One round of one person: what leaves the device, and what stays."""
+        update, kept, _ = self._work(method, shared, np.array([user]), None, self._own(rng))
+        return _alone(update), _alone(kept)
+
+    def measure(self, method: Method, shared: Tree, user: int) -> dict[str, float]:
+        """How well this person is served by what they hold; empty where there is nothing to ask."""
+        users = np.array([user])
+        asked = questions(self.split, users, self.device)
+        if not asked:
+            return {}
+        everything = torch.arange(self.catalogue.n_items, device=self.device)
+        scores = self._scores(method, shared, users, self._data(users), everything)
+        return summarise([Block(users, scores, asked)], self._cutoffs).metrics
+
+    def _leave(self, half: Callable[[Update, Rng], Update], update: Update, streams: Rng) -> Update:
+        left: Update = tree_map(lambda leaf: leaf[None], half(_alone(update), SystemRng()))
+        return left
+
+
+def _alone(stacked: Tree) -> Tree:
+    """The tree of the one client in a stack."""
+    alone: Tree = tree_map(lambda leaf: leaf[0], stacked)
+    return alone
+
+
+def grown(state: Tree, shared: Tree) -> Tree:
+    """A state whose tables are as long as the shared ones are now: the catalogue may have grown since."""
+    return {
+        name: Rows(value.index, value.value, len(shared[name])) if isinstance(value, Rows) and name in shared else value
+        for name, value in state.items()
+    }

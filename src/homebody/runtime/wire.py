@@ -1,0 +1,229 @@
+"""What goes over the wire: trees of tensors, and letters of a header and some parts; versioned, compact, no pickle.
+
+A letter is `HB`, a version, the length of its header, the header (JSON, with the length of every part), the parts.
+A tree is the same with a part for every tensor. Whatever arrives is measured before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homebody.core import Catalogue, Data, Method, Rows, Tree
+from homebody.rng import Rng
+
+__all__ = [
+    "VERSION",
+    "Expected",
+    "Malformed",
+    "OtherVersion",
+    "check",
+    "digest",
+    "expected",
+    "open_letter",
+    "pack",
+    "seal",
+    "unpack",
+]
+
+VERSION = 1
+MAGIC = b"HB"
+HEADER_BYTES = 1 << 20
+"""The longest header: names and shapes, never what grows with a catalogue."""
+TENSORS = 256
+_PREFIX = struct.Struct("<2sHI")
+_KINDS = {
+    torch.float32: "<f4",
+    torch.float16: "<f2",
+    torch.float64: "<f8",
+    torch.int64: "<i8",
+    torch.int32: "<i4",
+    torch.int16: "<i2",
+    torch.int8: "|i1",
+    torch.uint8: "|u1",
+    torch.bool: "|b1",
+}
+_DTYPES = {kind: dtype for dtype, kind in _KINDS.items()}
+
+
+class Malformed(ValueError):
+    """What arrived is not what it should be; the sentence says how, and nothing of its contents."""
+
+
+class OtherVersion(Malformed):
+    """It was written for another version of the wire format."""
+
+
+def seal(header: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) -> bytes:
+    """A letter.
+
+    >>> open_letter(seal({"do": "train"}, {"shared": b"123"}))
+    ({'do': 'train'}, {'shared': b'123'})
+    """
+    parts = parts or {}
+    text = json.dumps({"header": header, "parts": {name: len(part) for name, part in parts.items()}}).encode()
+    if len(text) > HEADER_BYTES:
+        raise Malformed(f"A header has at most {HEADER_BYTES:,} bytes, not {len(text):,}.")
+    return b"".join([_PREFIX.pack(MAGIC, VERSION, len(text)), text, *parts.values()])
+
+
+def open_letter(letter: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Its header and its parts; refused where the lengths do not add up."""
+    if len(letter) < _PREFIX.size:
+        raise Malformed(f"A letter has at least {_PREFIX.size} bytes, not {len(letter)}.")
+    magic, version, length = _PREFIX.unpack_from(letter)
+    if magic != MAGIC:
+        raise Malformed("This is no letter of Homebody's.")
+    if version != VERSION:
+        raise OtherVersion(f"The letter is of wire version {version}, and this side reads {VERSION}: update the older.")
+    start = _PREFIX.size + length
+    if length > HEADER_BYTES or start > len(letter):
+        raise Malformed(f"The header claims {length:,} bytes of a letter of {len(letter):,}.")
+    try:
+        known = json.loads(letter[_PREFIX.size : start])
+        header, sizes = known["header"], known["parts"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Malformed("The header is not the JSON it should be.") from error
+    if not isinstance(header, dict) or not isinstance(sizes, dict):
+        raise Malformed("The header is not the JSON it should be.")
+    if not all(type(size) is int and size >= 0 for size in sizes.values()):
+        raise Malformed("A part's length is no whole number.")
+    if start + sum(sizes.values()) != len(letter):
+        raise Malformed("The parts' lengths do not add up to the letter.")
+    parts = {}
+    for name, size in sizes.items():
+        parts[name] = letter[start : start + size]
+        start += size
+    return header, parts
+
+
+def pack(tree: Tree, *, half: bool = False) -> bytes:
+    """A tree as bytes; padding of rows is left out, indices take 32 bits. half: floats take 16, where they fit.
+
+    >>> tree = {"item": Rows(torch.tensor([2, -1]), torch.tensor([[0.5], [9.0]]), size=3), "bias": torch.ones(2)}
+    >>> again = unpack(pack(tree))
+    >>> again["item"].index.tolist(), again["item"].value.tolist(), again["bias"].tolist()
+    ([2], [[0.5]], [1.0, 1.0])
+    """
+    head: list[list[Any]] = []
+    parts: dict[str, bytes] = {}
+
+    def add(tensor: Tensor) -> None:
+        whole = _halved(tensor.detach().cpu()) if half else tensor.detach().cpu()
+        head[-1].append([_KINDS[whole.dtype], list(whole.shape)])
+        parts[str(len(parts))] = whole.contiguous().numpy().astype(_KINDS[whole.dtype], copy=False).tobytes()
+
+    for name, value in tree.items():
+        if isinstance(value, Rows):
+            real = value.index >= 0
+            head.append([name, value.size])
+            add(value.index[real].to(torch.int32))
+            add(value.value[real])
+        else:
+            head.append([name, None])
+            add(value)
+    return seal({"tree": head}, parts)
+
+
+def unpack(data: bytes) -> Tree:
+    """The inverse of `pack`; refused unless every length, kind and shape fits."""
+    header, parts = open_letter(data)
+    head = header.get("tree")
+    tree: Tree = {}
+    if not isinstance(head, list) or len(head) > TENSORS:
+        raise Malformed("The tree has no list of its tensors, or a list too long.")
+    bodies = iter(parts.values())
+    for entry in head:
+        match entry:
+            case [str(name), int(size), index, value] if 0 <= size < 2**31 and name not in tree:
+                rows = Rows(_tensor(index, next(bodies, b"")).to(torch.int64), _tensor(value, next(bodies, b"")), size)
+                if rows.index.dim() != 1 or rows.value.dim() < 1 or len(rows.index) != len(rows.value):
+                    raise Malformed(f"The rows of '{name[:40]}' have other lengths than their indices.")
+                if len(rows.index) and not 0 <= int(rows.index.min()) <= int(rows.index.max()) < size:
+                    raise Malformed(f"A row of '{name[:40]}' is outside its table of {size} rows.")
+                tree[name] = rows
+            case [str(name), None, value] if name not in tree:
+                tree[name] = _tensor(value, next(bodies, b""))
+            case _:
+                raise Malformed("An entry of the tree is not as it should be.")
+    if next(bodies, None) is not None:
+        raise Malformed("The tree has more parts than tensors.")
+    return tree
+
+
+def _tensor(said: Any, body: bytes) -> Tensor:
+    match said:
+        case [str(kind), list(shape)] if kind in _DTYPES and len(shape) <= 8:
+            if not all(type(side) is int and 0 <= side < 2**31 for side in shape):
+                raise Malformed("A tensor's shape is not of whole numbers.")
+            if math.prod(shape) * np.dtype(kind).itemsize != len(body):
+                raise Malformed("A tensor's bytes do not fill its shape.")
+            return torch.from_numpy(np.frombuffer(body, dtype=kind).reshape(shape).copy())
+    raise Malformed("A tensor is of a kind that is not known here.")
+
+
+def _halved(tensor: Tensor) -> Tensor:
+    """In 16 bits, where no number becomes infinite."""
+    if tensor.dtype not in (torch.float32, torch.float64) or not tensor.numel():
+        return tensor
+    return tensor.half() if float(tensor.abs().max()) < torch.finfo(torch.float16).max else tensor
+
+
+def digest(data: bytes) -> str:
+    """What a device and the server call the same bytes by."""
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+class Expected(NamedTuple):
+    """What one tensor of an update must be like."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor, or of one row."""
+    size: int | None
+    """Of the table that it has rows of."""
+    floating: bool
+
+
+def expected(method: Method, shared: Tree, catalogue: Catalogue) -> dict[str, Expected]:
+    """What a client's update looks like after its half of the channel: seen from one round of nobody's data."""
+    rng, one = Rng.of(0), torch.zeros(1, dtype=torch.int64)
+    features = {
+        name: torch.zeros(column.values.shape[1:]).to(column.values.dtype) for name, column in catalogue.people.items()
+    }
+    data = Data(one, one == 0, one, catalogue, features)
+    update, _ = method.client(shared, method.init_local(shared, rng), method.prepare(data, rng))
+    return {
+        name: Expected(tuple(value.value.shape[1:]), value.size, value.value.is_floating_point())
+        if isinstance(value, Rows)
+        else Expected(tuple(value.shape), None, value.is_floating_point())
+        for name, value in method.uplink.device(update, rng).items()
+    }
+
+
+def check(update: Tree, wanted: Mapping[str, Expected], largest: float) -> None:
+    """Refuse an update of other names, shapes or kinds, and numbers that are not finite or too large."""
+    if update.keys() != wanted.keys():
+        raise Malformed("The update has other names than its method's.")
+    for name, (shape, size, floating) in wanted.items():
+        value = update[name]
+        rows = isinstance(value, Rows)
+        numbers = value.value if rows else value
+        found = tuple(numbers.shape[1:] if rows else numbers.shape)
+        if rows != (size is not None) or found != shape or (rows and value.size != size):
+            raise Malformed(f"'{name}' has another shape than its method's.")
+        if rows and len(value.index) > max(value.size, 1 << 16):
+            raise Malformed(f"'{name}' has more rows than its table.")
+        if numbers.is_floating_point() != floating:
+            raise Malformed(f"'{name}' is of another kind than its method's.")
+        if floating and numbers.numel() and not bool(torch.isfinite(numbers).all()):
+            raise Malformed(f"'{name}' has numbers that are not finite.")
+        if numbers.numel() and float(numbers.abs().max() if floating else 0) > largest:
+            raise Malformed(f"'{name}' has numbers over {largest:g}.")
