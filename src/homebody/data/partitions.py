@@ -15,7 +15,7 @@ from homebody.data.splits import Bools, Held, How, Ints, Longs, Protocol, Rows, 
 from homebody.errors import HomebodyError, unknown_name
 from homebody.rng import Rng
 
-__all__ = ["WAYS", "Way", "leave_one_out", "split"]
+__all__ = ["WAYS", "Way", "everything", "leave_one_out", "split"]
 
 LEAST = 3
 """Fewest interactions for leave-one-out to ask a user: one to learn from, one to validate, one to test."""
@@ -120,6 +120,25 @@ def leave_one_out(
 ) -> Split:
     """Hold out each user's latest interaction (or a random one) for test, the one before for validation."""
     return split(population, protocol=protocol, how=how, seed=seed, negatives=negatives)
+
+
+def everything(population: Population, *, seed: int = 0) -> Split:
+    """Nothing is held out and nobody is asked: what a device learns from when it does not measure itself.
+
+    >>> toy = Population("toy", np.array([0, 3]), np.array([2, 0, 2], dtype=np.int32), n_items=4)
+    >>> everything(toy).part(0, "train").tolist(), everything(toy).asked().tolist()
+    ([2, 0], [])
+    """
+    kept, notes = _kept(population, "strict", "latest", seed)
+    none = np.zeros(len(kept.lengths), dtype=np.int64)
+    parts = _by_count(kept, none, none, np.ones(len(none), dtype=np.bool_), tuple(notes))
+    return Split(
+        *(population, "everything", "strict", "latest", seed, 1),
+        rows=parts.rows,
+        bounds=parts.bounds,
+        learn=parts.learn,
+        notes=parts.notes,
+    )
 
 
 def _leave_one_out(kept: Kept, settings: Mapping[str, float]) -> Parts:

@@ -29,8 +29,10 @@ __all__ = ["Flower", "Registry", "Settings", "metric_names"]
 
 ITEMS_AT_ONCE = 50_000
 """Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
-HELLO_SECONDS = 60.0
-"""How long a greeting waits to be answered before it is said again."""
+MOST_LETTERS = 1_000
+"""To one device in one round: it may lack the shared parameters, or much of a large catalogue."""
+HELLO_SECONDS = 120.0
+"""How long a greeting waits to be answered before it is said again: a device compiles its kernels first."""
 BACK_SECONDS = 20.0
 """How long a round that was cut short waits for its devices to come back."""
 PAUSE = 0.2
@@ -41,6 +43,10 @@ class Device(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+    @property
+    def public_key(self) -> bytes: ...
+    @property
+    def name(self) -> str: ...
     @property
     def first(self) -> int: ...
     @property
@@ -76,6 +82,8 @@ class Answer(Protocol):
 class Post(Protocol):
     """Who carries letters: `homebody.runtime.flower_link.Link`."""
 
+    def register(self, public_key: bytes, name: str) -> None: ...
+    def unregister(self, public_key: bytes) -> None: ...
     def nodes(self) -> dict[str, int]: ...
     def send(self, letters: Mapping[int, tuple[str, bytes]], deadline: float) -> dict[str, int]: ...
     def receive(self, messages: Collection[str], wait: float) -> Sequence[Answer]: ...
@@ -144,6 +152,7 @@ class Flower:
         self.catalogue = Catalogue(registry.n_items())
         self._known: dict[int, _Node] = {}
         self._greeted: dict[str, tuple[int, float]] = {}
+        self._registered: dict[str, Device] = {}
         self._key, self._release = 0, ""
         self._step, self._keep = 0, keep
 
@@ -328,22 +337,23 @@ class Flower:
         traffic = [0, 0] if traffic is None else traffic
         where = self._homes(users, only)
         waiting: dict[str, int] = {}
+        asked = dict.fromkeys(where, 0)
 
-        def write(nodes: Collection[int], *, whole: bool) -> None:
+        def write(nodes: Collection[int]) -> None:
             letters = {}
             for node in nodes:
-                one = self._known[node]
+                one, asked[node] = self._known[node], asked[node] + 1
                 news = self._registry.items(one.items)[:ITEMS_AT_ONCE] if one.items < self.catalogue.n_items else []
                 parts = {"items": json.dumps([one.items, list(news)]).encode()} if news else {}
-                if whole or name not in one.holds:
+                if name not in one.holds:
                     parts["shared"] = body
-                header = {**task, "people": where[node], "shared": name}
+                header = {**task, "first": one.device.first, "people": where[node], "shared": name}
                 letters[node] = (kind, wire.seal(header, parts))
                 traffic[1] += len(letters[node][1])
             waiting.update(self._post.send(letters, max(1.0, end - time.monotonic())))
 
         if where:
-            write(where, whole=False)
+            write(where)
         while waiting and (left := end - time.monotonic()) > 0:
             for answer in self._post.receive(set(waiting), min(left, 5.0)):
                 node = waiting.pop(answer.message, None)
@@ -358,12 +368,12 @@ class Flower:
                 except wire.Malformed as error:
                     self._refuse(node, str(error))
                     continue
-                if header.get("lacks") == "shared" and name in self._known[node].holds:
-                    self._known[node].holds.clear()
-                    write([node], whole=True)
+                if not self._learn(node, header):
                     continue
-                if self._learn(node, header):
+                if "lacks" not in header:
                     yield node, (header, parts)
+                elif asked[node] < MOST_LETTERS:
+                    write([node])
         for node in waiting.values():
             self._forget(node, "no answer in time")
 
@@ -380,7 +390,7 @@ class Flower:
     def _look_around(self) -> None:
         """Who is there now. A device that is new, or was silent, is greeted and counts once it has answered."""
         self.catalogue = self._catalogue()
-        devices = {one.fingerprint: one for one in self._registry.devices() if not one.removed}
+        devices = self._devices()
         online = {node: devices[mark] for mark, node in self._post.nodes().items() if mark in devices}
         for node in set(self._known) - set(online):
             del self._known[node]
@@ -407,6 +417,16 @@ class Flower:
                 continue
             if self._learn(node, header):
                 self._log("joined", device=online[node].fingerprint[:12], people=len(self._known[node].active))
+
+    def _devices(self) -> dict[str, Device]:
+        """Whoever may take part; the network is told of those who are new, and of those who are no more."""
+        devices = {one.fingerprint: one for one in self._registry.devices() if not one.removed}
+        for mark in devices.keys() - self._registered.keys():
+            self._post.register(devices[mark].public_key, devices[mark].name)
+        for mark in self._registered.keys() - devices.keys():
+            self._post.unregister(self._registered[mark].public_key)
+        self._registered = devices
+        return devices
 
     def _learn(self, node: int, header: Mapping[str, Any]) -> bool:
         """What a device says of itself; False, and it is left alone, where it refuses or makes no sense."""
