@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from homebody.deploy.home_history import History, Imported, Interaction
+from homebody.deploy.home_history import History, Imported, Interaction, moment
 from homebody.deploy.home_people import Person, TakesNoPart, Who
 from homebody.deploy.home_rounds import Mark, Model, Rounds, State
 from homebody.deploy.home_store import Settings
@@ -21,7 +22,22 @@ from homebody.errors import HomebodyError
 if TYPE_CHECKING:
     from homebody.privacy import Ledger
 
-__all__ = ["Home", "Imported", "Interaction", "Mark", "Model", "Person", "Settings", "State", "TakesNoPart", "Who"]
+__all__ = [
+    "Home",
+    "Imported",
+    "Interaction",
+    "Mark",
+    "Model",
+    "Person",
+    "Settings",
+    "State",
+    "TakesNoPart",
+    "Who",
+    "authority",
+    "moment",
+]
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Home(History, Rounds):
@@ -103,6 +119,26 @@ class Home(History, Rounds):
             ledger.close()
         self._ledgers.clear()
         super().close()
+
+
+def authority(server: str, file: Path | None) -> bytes | None:
+    """The certificate that a device knows its server by; none is needed where the server is on the same machine."""
+    host = Settings(server=server).host
+    if file is None:
+        if host in LOOPBACK:
+            return None
+        raise HomebodyError(f"{host} is another machine: give the certificate of its server as --ca ca.pem.")
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise HomebodyError(f"{file} cannot be read: {error.strerror or error}.") from error
+    if b"PRIVATE KEY" in content:
+        raise HomebodyError(f"{file} holds a private key, which a device must never have: give ca.pem.")
+    try:
+        ssl.create_default_context(cadata=content.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise HomebodyError(f"{file} is no certificate in PEM form; give the ca.pem of the server.") from error
+    return content
 
 
 def _claim(folder: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time as clock
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ from homebody.errors import HomebodyError, unknown_name
 if TYPE_CHECKING:
     from homebody.deploy.home_tables import Rows
 
-__all__ = ["History", "Imported", "Interaction"]
+__all__ = ["History", "Imported", "Interaction", "moment"]
 
 ITEM_LIMIT = 1000
 """Characters of an item's id."""
@@ -187,6 +188,27 @@ class History(People):
 
 
 _HISTORY = "SELECT item, time, rating FROM interaction WHERE person = ?"
+
+
+def moment(text: str) -> int | float:
+    """A time as people write it: a number, or an ISO date as seconds since 1970; without a zone it is UTC.
+
+    >>> moment("881250949"), moment("2024-01-01"), moment("2024-01-01T01:00:00.5+01:00")
+    (881250949, 1704067200, 1704067200.5)
+    """
+    for read in (int, float, _seconds):
+        try:
+            return finite(read(text), "A time")
+        except ValueError:
+            continue
+    raise HomebodyError(f"A time must be a number or an ISO date, such as 2024-02-01T18:30, not '{text}'.")
+
+
+def _seconds(text: str) -> int | float:
+    found = datetime.fromisoformat(text)
+    since = (found if found.tzinfo else found.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    micro = since // timedelta(microseconds=1)
+    return micro // 10**6 if micro % 10**6 == 0 else micro / 10**6
 
 
 def _chosen(path: Path, rows: Rows, only: Sequence[str]) -> list[str]:

@@ -168,6 +168,10 @@ class Rounds(People):
         )
         return State(*rows[0]) if rows else None
 
+    def has_states(self, who: Who) -> bool:
+        """Whether any private state of this person is here."""
+        return bool(self._ask("SELECT 1 FROM state WHERE person = ? LIMIT 1", (self.person(who).slot,)))
+
     def keep_states(self, run: str, steps: Collection[int]) -> int:
         """Drop a run's states but each person's last two, and their latest at or before each of these steps."""
         with self._writing():
