@@ -1,0 +1,298 @@
+"""`homebody client`: a device, and the histories of the people who live with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homebody.cli import options
+
+if TYPE_CHECKING:
+    from homebody.deploy.home import Home
+
+__all__ = ["app"]
+
+app = typer.Typer(help="A device: what its people did stays on it.", no_args_is_help=True)
+
+Dir = Annotated[Path, typer.Argument(help="The device's folder.")]
+Name = Annotated[str, typer.Argument(help="The person, by name.")]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
+    server: Annotated[str, typer.Option("--server", help="The server's address, HOST:PORT.")],
+    ca: Annotated[
+        Path | None,
+        typer.Option("--ca", help="The server's ca.pem; may be left out on the server's own machine alone."),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="What the device calls itself.")] = "",
+    budget: Annotated[
+        str | None, typer.Option("--budget", help="The most that each person may tell, such as eps=8,delta=1e-6.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Make a device: its folder, its keys and its empty store."""
+    from homebody.deploy.home import Home, authority
+
+    certificate = authority(server, ca)
+
+    def furnish(inside: Path) -> None:
+        from homebody.deploy.keys import make_device_key
+
+        if certificate is not None:
+            (inside / "ca.pem").write_bytes(certificate)
+        make_device_key(inside)
+
+    Home.create(folder, server=server, name=name, budget=budget, furnish=furnish).close()
+    key = folder / "device.pub"
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder), "server": server, "name": name, "public_key": str(key)}))
+        return
+    typer.echo(f"A device for {server} is in {folder}.")
+    typer.echo(
+        f"Give {key} to the server's operator, and say how many people live with it: they are registered "
+        "together (`homebody keys add`). The other files are nobody else's."
+    )
+    typer.echo(f"Bring in what they did with `homebody client import {folder} FILE`.")
+
+
+@app.command("import")
+def import_history(
+    folder: Dir,
+    file: Annotated[Path, typer.Argument(help="CSV or Parquet, one row an interaction.")],
+    person: Annotated[str | None, typer.Option("--person", help="Whose history it is; added if not known.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Of a file of several users, this one; repeat, in order.")
+    ] = None,
+    user_col: Annotated[str | None, typer.Option("--user-col", help="The column of users; '' for none.")] = None,
+    item_col: Annotated[str | None, typer.Option("--item-col", help="The column of items.")] = None,
+    time_col: Annotated[str | None, typer.Option("--time-col", help="The column of times; '' for none.")] = None,
+    rating_col: Annotated[str | None, typer.Option("--rating-col", help="The column of ratings; '' for none.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Add a file's rows to the history, all or nothing; rows that are known already are counted and left alone."""
+    from homebody.deploy.home import Home
+
+    with Home(folder) as home:
+        done = home.import_csv(
+            file,
+            person,
+            user_col=user_col,
+            item_col=item_col,
+            time_col=time_col,
+            rating_col=rating_col,
+            only=only or (),
+        )
+    if as_json:
+        typer.echo(json.dumps({**done._asdict(), "new": [one._asdict() for one in done.new]}))
+        return
+    typer.echo(f"{_count(done.added, 'interaction')} added, {done.repeated:,} known already.")
+    if done.left_out:
+        typer.echo(f"{_count(done.left_out, 'row')} of others left out.")
+    for one in done.new:
+        typer.echo(f"New: {one.name} (slot {one.slot}).")
+
+
+@app.command()
+def append(
+    folder: Dir,
+    person: Name,
+    item: Annotated[str, typer.Argument(help="The item's id.")],
+    time: Annotated[str | None, typer.Option("--time", help="A number or an ISO date; by default now.")] = None,
+    rating: Annotated[float | None, typer.Option("--rating", help="What it was rated.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Note an interaction as it happens."""
+    from homebody.deploy.home import Home, moment
+
+    with Home(folder) as home:
+        noted = home.append(person, item, None if time is None else moment(time), rating)
+    _say(noted._asdict(), as_json, f"{noted.item} noted for {person}, time {noted.time}.")
+
+
+@app.command()
+def delete(
+    folder: Dir,
+    person: Name,
+    item: Annotated[str | None, typer.Argument(help="The item's id.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="The whole history.")] = False,
+    before: Annotated[str | None, typer.Option("--before", help="Only what is older than this time.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Delete what a person did: with one item, or all of it."""
+    from homebody.deploy.home import Home, moment
+
+    with Home(folder) as home:
+        count = home.delete(person, item, all=everything, before=None if before is None else moment(before))
+        learnt = home.has_states(person)
+    text = f"{_count(count, 'interaction')} deleted."
+    if learnt:
+        text += f" What the private state learnt from them stays until `homebody client opt-out {folder} {person}`."
+    _say({"deleted": count}, as_json, text)
+
+
+@app.command()
+def export(
+    folder: Dir,
+    file: Annotated[Path, typer.Argument(help="The CSV file to write.")],
+    person: Annotated[str | None, typer.Option("--person", help="One person's history alone.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write the history as a CSV file that `import` takes."""
+    from homebody.deploy.home import Home
+
+    with Home(folder) as home:
+        count = home.export(file, person)
+    _say({"rows": count, "file": str(file)}, as_json, f"{_count(count, 'interaction')} written to {file}.")
+
+
+@app.command()
+def people(
+    folder: Dir,
+    add: Annotated[list[str] | None, typer.Option("--add", help="Someone who has no history yet; repeat.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Who lives with the device."""
+    from homebody.deploy.home import Home
+
+    with Home(folder) as home:
+        for name in add or []:
+            home.add_person(name)
+        rows = _people(home)
+    if as_json:
+        typer.echo(json.dumps({"people": rows}))
+        return
+    _print_people(rows)
+
+
+@app.command()
+def ledger(
+    folder: Dir,
+    person: Annotated[str | None, typer.Option("--person", help="One person alone.")] = None,
+    delta: Annotated[
+        float | None, typer.Option("--delta", help="The δ to state ε at; by default the budget's.")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """What left the device, what it told whom, and the ε that was spent."""
+    from homebody.deploy.home import Home
+    from homebody.deploy.home_told import told
+
+    with Home(folder) as home:
+        found = [told(home, one, delta) for one in ([home.person(person)] if person is not None else home.people())]
+    if as_json:
+        typer.echo(json.dumps({"people": found}))
+        return
+
+    from homebody.cli.client_ledger import print_told
+
+    if not found:
+        typer.echo("Nobody lives with this device yet, so nothing has left it.")
+    for one in found:
+        print_told(one)
+
+
+@app.command()
+def pause(folder: Dir, as_json: options.Json = False) -> None:
+    """Take part in no round until `resume`; also a client that is running stops answering."""
+    _rest(folder, True, as_json, "Paused: no round is answered until `homebody client resume`.")
+
+
+@app.command()
+def resume(folder: Dir, as_json: options.Json = False) -> None:
+    """Take part again after `pause`."""
+    _rest(folder, False, as_json, "Resumed: rounds are answered while the client runs.")
+
+
+@app.command("opt-out")
+def opt_out(
+    folder: Dir,
+    person: Name,
+    delete_history: Annotated[bool, typer.Option("--delete-history", help="Delete what they did, too.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """A person takes no part any more: their private state and stored answers are deleted. What was told was told."""
+    from homebody.deploy.home import Home
+
+    with Home(folder) as home:
+        found = home.opt_out(person, delete_history=delete_history)
+        left = home.lengths()[found.slot]
+    history = "the history too" if delete_history else f"the history stays ({_count(left, 'interaction')})"
+    _say(found._asdict(), as_json, f"{found.name} takes no part any more; the private state is deleted, {history}.")
+
+
+@app.command("opt-in")
+def opt_in(folder: Dir, person: Name, as_json: options.Json = False) -> None:
+    """A person who opted out takes part again."""
+    from homebody.deploy.home import Home
+
+    with Home(folder) as home:
+        found = home.opt_in(person)
+    _say(found._asdict(), as_json, f"{found.name} takes part again.")
+
+
+@app.command()
+def status(folder: Dir, as_json: options.Json = False) -> None:
+    """The device: its server, whether it runs or rests, its people, and the model it has."""
+    from homebody.deploy.home import Home
+
+    with Home(folder) as home:
+        settings, model, rows = home.settings, home.model(), _people(home)
+        running, items = home.running(), home.n_items()
+    if as_json:
+        known = None if model is None else {**model._asdict(), "description": json.loads(model.description)}
+        found = {"folder": str(folder), **asdict(settings), "running": running, "items": items, "model": known}
+        typer.echo(json.dumps({**found, "people": rows}))
+        return
+    rest = ", paused" if settings.paused else ""
+    typer.echo(f"{settings.name or 'a device'} in {folder}: {'running' if running else 'not running'}{rest}")
+    typer.echo(f"server: {settings.server}")
+    typer.echo(f"budget of each person: {settings.budget or 'none'}")
+    typer.echo(f"catalogue: {_count(items, 'item')}")
+    typer.echo("model: none yet" if model is None else f"model: as of {model.release}")
+    _print_people(rows)
+
+
+def _rest(folder: Path, paused: bool, as_json: bool, text: str) -> None:
+    from homebody.deploy.home import Home
+
+    with Home(folder) as home:
+        home.configure(paused=paused)
+    _say({"paused": paused}, as_json, text)
+
+
+def _people(home: Home) -> list[dict[str, Any]]:
+    lengths = home.lengths()
+    return [{**one._asdict(), "interactions": lengths[one.slot]} for one in home.people()]
+
+
+def _print_people(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        typer.echo("Nobody lives here yet; add someone with `homebody client import`.")
+        return
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("slot", "person", "interactions", "takes part"):
+        table.add_column(heading, justify="right" if heading in ("slot", "interactions") else "left", overflow="fold")
+    for row in rows:
+        name = Text(row["name"])  # never read as markup
+        table.add_row(str(row["slot"]), name, f"{row['interactions']:,}", "yes" if row["active"] else "no")
+    Console().print(table)
+
+
+def _say(found: dict[str, Any], as_json: bool, text: str) -> None:
+    typer.echo(json.dumps(found) if as_json else text)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

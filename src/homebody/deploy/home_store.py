@@ -1,0 +1,310 @@
+"""The file a device keeps everything in: one SQLite database, written all or nothing, read while another writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Self
+
+from homebody.errors import HomebodyError
+
+__all__ = ["SCHEMA_VERSION", "Settings", "Store", "finite", "one_line"]
+
+SCHEMA_VERSION = 1
+PATIENCE = 30.0
+"""Seconds to wait for others who write."""
+PROBE = 1.0
+"""Seconds that one who only looks whether a client is running may hold up one who starts."""
+_SCHEMA = """
+CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE person (slot INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, active INTEGER NOT NULL);
+CREATE TABLE interaction (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    person INTEGER NOT NULL REFERENCES person,
+    item TEXT NOT NULL,
+    time,
+    rating REAL
+);
+CREATE INDEX interaction_of_person ON interaction (person, item);
+CREATE TABLE item (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, name TEXT NOT NULL);
+CREATE TABLE shared (digest TEXT PRIMARY KEY, bytes BLOB NOT NULL);
+CREATE TABLE model (
+    one INTEGER PRIMARY KEY CHECK (one = 0),
+    description TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    release TEXT NOT NULL,
+    step INTEGER NOT NULL
+);
+CREATE TABLE state (
+    person INTEGER NOT NULL REFERENCES person,
+    run TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    base TEXT,
+    bytes BLOB NOT NULL,
+    PRIMARY KEY (person, run, step)
+);
+CREATE TABLE mark (
+    id INTEGER PRIMARY KEY,
+    person INTEGER NOT NULL REFERENCES person,
+    run TEXT NOT NULL,
+    release TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    at INTEGER NOT NULL
+);
+CREATE INDEX mark_of_release ON mark (person, run, release, digest);
+CREATE TABLE answer (mark INTEGER PRIMARY KEY REFERENCES mark, bytes BLOB NOT NULL);
+"""
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a device was told: where its server is, what it may spend, whether it rests.
+
+    >>> Settings(server="example.org:9092").paused
+    False
+    >>> Settings(server="example.org")
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: The server's address must be HOST:PORT, such as example.org:9092, not 'example.org'.
+    """
+
+    server: str
+    name: str = ""
+    """What the device calls itself."""
+    budget: str | None = None
+    """As `homebody.privacy.Budget` reads it, for each person; none where all may be told that the method tells."""
+    paused: bool = False
+    node: int | None = None
+    """The number that the network last knew it by."""
+
+    def __post_init__(self) -> None:
+        found = _ADDRESS.fullmatch(str(self.server))
+        if not found or not 0 < int(found["port"]) < 65536:
+            raise HomebodyError(
+                f"The server's address must be HOST:PORT, such as example.org:9092, not '{self.server}'."
+            )
+        if self.name:
+            one_line(self.name, "A device's name", 200)
+
+    @property
+    def host(self) -> str:
+        """The server's name or number alone.
+
+        >>> Settings(server="[::1]:9092").host
+        '::1'
+        """
+        return self.server.rpartition(":")[0].strip("[]")
+
+
+class Store:
+    """An open file. It belongs to the thread that opened it; another opens its own."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.file = self.path / "home.sqlite"
+        if not self.file.is_file():
+            raise HomebodyError(f"There is no device in {self.path}; make one with `homebody client init`.")
+        with self._named("opened"):
+            self._db = sqlite3.connect(self.file, isolation_level=None, timeout=PATIENCE)
+            try:
+                self._refuse_others()
+                for pragma in _PRAGMAS:
+                    self._db.execute(pragma)
+            except BaseException:
+                self._db.close()
+                raise
+
+    @classmethod
+    def lay_out(cls, folder: Path, settings: Settings) -> None:
+        """The empty file, in a folder that has none: it is there whole, or not at all."""
+        scratch = folder / "home.sqlite.partial"
+        try:
+            scratch.unlink(missing_ok=True)
+            os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            database = sqlite3.connect(scratch, isolation_level=None)
+            try:
+                database.execute("PRAGMA journal_mode = WAL")
+                database.execute("PRAGMA synchronous = FULL")
+                values = ", ".join(f"('{name}', {_quoted(value)})" for name, value in asdict(settings).items())
+                database.executescript(
+                    f"BEGIN; {_SCHEMA} INSERT INTO setting VALUES {values}, ('changes', '0'); "
+                    f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+                )
+            finally:
+                database.close()
+            scratch.rename(folder / "home.sqlite")
+        except (OSError, sqlite3.Error) as error:
+            raise HomebodyError(f"No device can be made in {folder}: {error}.") from error
+
+    def _refuse_others(self) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA_VERSION:
+            raise HomebodyError(
+                f"The device in {self.path} was written by a newer Homebody (schema {version}); update to use it."
+            )
+        if version < 1:
+            raise HomebodyError(f"{self.file} is not a device's store; make one with `homebody client init`.")
+
+    @property
+    def settings(self) -> Settings:
+        """As they are now, whoever changed them."""
+        names = {one.name for one in fields(Settings)}
+        rows = self._ask("SELECT name, value FROM setting")
+        return Settings(**{name: json.loads(value) for name, value in rows if name in names})
+
+    def configure(self, **changes: Any) -> Settings:
+        """Change some settings, by name: all of those given, or none."""
+        if changes.get("budget") is not None:
+            from homebody.privacy import Budget
+
+            Budget.parse(changes["budget"])
+        with self._writing():
+            settings = replace(self.settings, **changes)
+            self._db.executemany(
+                "UPDATE setting SET value = ? WHERE name = ?",
+                [(json.dumps(value), name) for name, value in asdict(settings).items()],
+            )
+        return settings
+
+    @property
+    def changes(self) -> int:
+        """Rises with every change of people, histories or the catalogue: of what `population` is made of."""
+        return int(self._ask("SELECT value FROM setting WHERE name = 'changes'")[0][0])
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be the one client that runs here, until the end of the block or of the process, however it ends."""
+        lock = sqlite3.connect(self._lock(), isolation_level=None, timeout=2 * PROBE)
+        try:
+            lock.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            lock.close()
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise HomebodyError(f"{self.path} cannot be locked: {error}.") from error
+            raise HomebodyError(
+                f"A client is running in {self.path} already; stop it first, or use another folder."
+            ) from None
+        try:
+            yield
+        finally:
+            lock.close()
+
+    def running(self) -> bool:
+        """Whether a client runs here now."""
+        lock = sqlite3.connect(self._lock(), isolation_level=None, timeout=0)
+        try:
+            lock.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise HomebodyError(f"{self.path} cannot be locked: {error}.") from error
+            return True
+        finally:
+            lock.close()
+        return False
+
+    def _lock(self) -> Path:
+        """An empty database whose lock dies with its process; children do not inherit it."""
+        file = self.path / "running.lock"
+        os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
+        return file
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, question: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._named("read"):
+            return self._db.execute(question, values).fetchall()
+
+    @contextmanager
+    def _writing(self, *, data: bool = False) -> Iterator[None]:
+        """A change, whole or not at all, and on the disk when this ends; `data`: it counts as one of `changes`."""
+        with self._named("written"):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                if data:
+                    self._db.execute("UPDATE setting SET value = value + 1 WHERE name = 'changes'")
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _scrub(self) -> None:
+        """Empty the log of writes, which still holds what was deleted. A reader may hold that up: the next write that
+        finds none does it then."""
+        with self._named("written"):
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    @contextmanager
+    def _named(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            unchanged = ", so nothing was changed" if done == "written" else ""
+            raise HomebodyError(f"The device's store {self.file} cannot be {done}: {error}{unchanged}.") from error
+
+
+_PRAGMAS = (
+    "PRAGMA synchronous = FULL",
+    "PRAGMA foreign_keys = ON",
+    # What is deleted is overwritten, not just forgotten.
+    "PRAGMA secure_delete = ON",
+    # Nothing of a history goes into a file elsewhere.
+    "PRAGMA temp_store = MEMORY",
+    "PRAGMA journal_size_limit = 4194304",
+)
+
+
+def one_line(text: object, what: str, limit: int) -> str:
+    """A text of one line without spaces around it.
+
+    >>> one_line(" emma ", "An item id", 1000)
+    'emma'
+    >>> one_line("", "An item id", 1000)
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: An item id must be one line of 1 to 1,000 characters, not ''.
+    """
+    bare = text.strip() if isinstance(text, str) else ""
+    if not bare or len(bare) > limit or _UNPRINTABLE.search(bare):
+        shown = ascii(text)
+        shown = shown if len(shown) <= 80 else f"{shown[:80]} …"
+        raise HomebodyError(f"{what} must be one line of 1 to {limit:,} characters, not {shown}.")
+    return bare
+
+
+def finite(value: Any, what: str, most: float = 2.0**63) -> int | float:
+    """A number that a file of numbers can hold.
+
+    >>> finite(3, "A time"), finite(2.5, "A time")
+    (3, 2.5)
+    >>> finite("noon", "A time")
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: A time must be a finite number, not 'noon'.
+    """
+    real = isinstance(value, int | float | Real) and not isinstance(value, bool)
+    if real and -most <= value < most:
+        return int(value) if isinstance(value, Integral) else float(value)
+    raise HomebodyError(f"{what} must be a finite number, not {value!r:.80}.")
+
+
+def _quoted(value: object) -> str:
+    return "'" + json.dumps(value).replace("'", "''") + "'"

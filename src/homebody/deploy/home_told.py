@@ -1,0 +1,121 @@
+"""What left a person's device: every answer, what each release told whom, and the ε that came of it."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from homebody.deploy.home import Home
+from homebody.deploy.home_people import Who
+from homebody.deploy.home_rounds import Mark
+
+if TYPE_CHECKING:
+    from homebody.privacy import Budget, Ledger
+
+__all__ = ["told"]
+
+
+def told(home: Home, who: Who, delta: float | None = None) -> dict[str, Any]:
+    """What was sent and what it told, at this δ, or the budget's, or the usual one.
+
+    JSON can hold it: ∞ is a text. A ledger that was changed is refused. Where nothing was ever charged, ε is 0 against everyone.
+    """
+    person, budget = home.person(who), None
+    found = {
+        "person": person.name,
+        "slot": person.slot,
+        "active": person.active,
+        "sent": _sent(home.marks(person)),
+    }
+    if not home.ledger_file(person).exists():
+        empty: dict[str, Any] = {"rows": 0, "releases": 0, "hash": None, "lines": []}
+        return {**found, "delta": delta, "ledger": empty, "certified": [], "budget": None}
+
+    from homebody.privacy import Budget
+    from homebody.privacy.ledger import DELTA
+    from homebody.privacy.limits import check_delta
+    from homebody.report import jsonable
+    from homebody.report.ledger_lines import lines_of, releases_of
+
+    text = home.settings.budget
+    if text is not None:
+        budget = Budget.parse(text)
+    if delta is None:
+        delta = DELTA if budget is None else budget.delta
+    check_delta(delta)
+    ledger = home.ledger(person)
+    entries = ledger.entries()
+    releases = list(releases_of(entries))
+    whole = {
+        **found,
+        "delta": delta,
+        "ledger": {
+            "rows": len(entries),
+            "releases": len(releases),
+            "hash": entries[-1].hash if entries else None,
+            "lines": lines_of(releases, delta),
+        },
+        "certified": _certified(ledger, {(entry.observer, entry.unit) for entry in entries}, delta),
+        "budget": None if budget is None else _budget(ledger, budget),
+    }
+    return cast(dict[str, Any], jsonable(whole))
+
+
+def _sent(marks: list[Mark]) -> dict[str, Any]:
+    """The answers, and those of one stage that follow one another as one line."""
+
+    def stage(mark: Mark) -> tuple[str, str]:
+        return mark.run, mark.release.rpartition("/")[0] or mark.release
+
+    lines = []
+    for (run, phase), several in groupby(marks, key=stage):
+        own = list(several)
+        lines.append(
+            {
+                "run": run,
+                "phase": phase,
+                "first": own[0].release,
+                "last": own[-1].release,
+                "answers": len(own),
+                "bytes": sum(mark.bytes for mark in own),
+                "at": own[-1].at,
+            }
+        )
+    return {
+        "answers": len(marks),
+        "bytes": sum(mark.bytes for mark in marks),
+        "lines": lines,
+        "each": [mark._asdict() for mark in marks],
+    }
+
+
+def _certified(ledger: Ledger, charged: set[tuple[str, str]], delta: float) -> list[dict[str, Any]]:
+    """ε for each observer, about a person and about each unit that was charged."""
+    from homebody.privacy import OBSERVERS, Observer, Unit
+
+    rows = []
+    for observer in get_args(Observer):
+        for unit in get_args(Unit)[::-1]:
+            if (observer, unit) not in charged and (unit != "user" or observer not in OBSERVERS):
+                continue
+            bound = ledger.epsilon(observer, unit, delta=delta)
+            rows.append(
+                {
+                    "observer": observer,
+                    "unit": unit,
+                    "epsilon": bound.epsilon,
+                    "accountant": bound.accountant,
+                    "notes": list(bound.notes),
+                }
+            )
+    return rows
+
+
+def _budget(ledger: Ledger, budget: Budget) -> dict[str, Any]:
+    return {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "unit": budget.unit,
+        "observer": budget.observer,
+        "spent": budget.spent(ledger),
+    }
