@@ -192,7 +192,7 @@ class Rounds(People):
         digest: str,
         step: int,
         base: str | None,
-        state: bytes,
+        state: bytes | None,
         answer: bytes,
     ) -> None:
         """A round is done: its private state, its answer and the mark that it was answered, all together or nothing.

@@ -1,0 +1,220 @@
+"""What a device answers: it does its people's share of a round, and decides what leaves.
+
+An answer is written down before it is given, together with the state that came of it, and the person's ledger is
+charged before that. So a device may be killed at any moment: asked the same again, it gives the same answer, which
+tells nothing new; and what it never gave, it works out anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from homebody import __version__
+from homebody.core import Catalogue, Cohort, Method, Tree
+from homebody.data import Population
+from homebody.data.partitions import LEAST, everything, leave_one_out
+from homebody.deploy.home import Home, Person, State
+from homebody.deploy.task import Task, acting
+from homebody.errors import HomebodyError
+from homebody.fit import carry
+from homebody.privacy import Budget, Charge
+from homebody.rng import Rng, SystemRng
+from homebody.runtime import wire
+from homebody.runtime.flower import metric_names
+from homebody.runtime.household import Household, grown
+
+__all__ = ["Device", "Recommended", "recommend"]
+
+
+class OverBudget(HomebodyError):
+    """A person's own budget would be broken."""
+
+
+class Device:
+    """Answers the server's letters for the people of a home."""
+
+    def __init__(self, home: Home, log: Callable[..., None] = lambda event, **facts: None) -> None:
+        self.home, self._log = home, log
+        self._household: tuple[object, Household, list[Person]] | None = None
+        self._warm: set[str] = set()
+
+    def answer(self, body: bytes) -> bytes:
+        """The letter to send back; where this one cannot be answered, a letter that says why."""
+        try:
+            return self._answer(*wire.open_letter(body))
+        except (wire.Malformed, HomebodyError) as error:
+            self._log("refused", reason=str(error))
+            return wire.seal({"refused": str(error)[:500]})
+
+    def _answer(self, header: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
+        task = Task.read(header)
+        if "items" in parts:
+            self._new_items(parts["items"])
+        if task.do == "hello":
+            self._warm_up(task)
+            return wire.seal(self._about_myself())
+        if "shared" in parts:
+            if wire.digest(parts["shared"]) != task.shared:
+                raise wire.Malformed("The shared parameters are not those that the letter names.")
+            wire.unpack(parts["shared"])  # refuses what it cannot read before it is kept
+            self.home.put_shared(task.shared, parts["shared"])
+        content = self.home.shared(task.shared)
+        if content is None or self.home.n_items() < task.n_items:
+            lacks = "shared" if content is None else "items"
+            return wire.seal({**self._about_myself(task.shared if content else ""), "lacks": lacks})
+        shared = wire.unpack(content)
+        answers: dict[str, bytes] = {}
+        declined: dict[str, str] = {}
+        for number in [] if task.do == "adapt" else task.people:
+            try:
+                answers[str(number)] = self._one(task, shared, number)
+            except (HomebodyError, wire.Malformed) as error:
+                # The server is told nothing about the person.
+                declined[str(number)] = "budget" if isinstance(error, OverBudget) else "unable"
+                self._log("declined", release=task.release, reason=str(error))
+        self.home.put_model(json.dumps(task.described()), task.shared, task.release, task.step)
+        self.home.keep_states(task.run, [task.step] if task.keep is None else [task.keep, task.step])
+        self.home.prune({task.shared})
+        self._log("answered", do=task.do, release=task.release, people=len(answers), declined=len(declined))
+        return wire.seal({**self._about_myself(task.shared), "declined": declined}, answers)
+
+    def _about_myself(self, holds: str = "") -> dict[str, Any]:
+        """Who takes part here, and what need not be sent again."""
+        people = [person.slot for person in self.home.active()]
+        return {"people": people, "items": self.home.n_items(), "holds": [holds] if holds else []}
+
+    def _new_items(self, part: bytes) -> None:
+        try:
+            first, items = json.loads(part)
+            self.home.add_items(int(first), [(str(item), str(name)) for item, name in items])
+        except (ValueError, TypeError, RecursionError) as error:
+            raise wire.Malformed("The list of items is not the JSON it should be.") from error
+
+    def _one(self, task: Task, shared: Tree, number: int) -> bytes:
+        """One person's answer: the one that was given before, or a new one, charged and written down first."""
+        slot = number - task.first
+        release = task.release if task.do == "train" else f"{task.release}/telemetry"
+        if not any(person.slot == slot for person in self.home.active()):
+            raise HomebodyError("Nobody of this number takes part.")
+        given = self.home.answer_of(slot, task.run, release, task.ask)
+        if given is not None:
+            return given
+        household, people = self._people(task)
+        user = [person.slot for person in people].index(slot)
+        if not household.split.lengths[user]:
+            raise HomebodyError("There is nothing to learn from yet.")
+        method = task.acting
+        cohort = Cohort(np.array([number]), task.sampling, task.size, task.population)
+        charges = method.releases(cohort) if task.do == "train" else method.uplink.charges(cohort)
+        self._charge(task, slot, release, charges)
+        household.begin(method, Rng(torch.tensor(task.clients_key)))
+        state = self.home.state(slot, task.run, task.step if task.do == "train" else task.step + 1)
+        if state is not None:
+            _restore(self.home, household, state, shared, user)
+        if task.do == "train":
+            update, kept = household.train(method, shared, user, Rng(torch.tensor(task.key)))
+            base = task.shared if method.scores_from == "base" else None
+            state = State(task.step, base, wire.pack(kept))
+        else:
+            update = method.uplink.device(_measured(household, method, shared, user, task.cutoffs), SystemRng())
+        answer = wire.pack(update, half=task.half)
+        step, base, content = state or (0, None, None)
+        self.home.finish(slot, task.run, release, task.ask, step, base, content, answer)
+        return answer
+
+    def _charge(self, task: Task, slot: int, release: str, charges: Sequence[Charge]) -> None:
+        """Before anything is worked out, let alone told."""
+        ledger, allowed = self.home.ledger(slot), self.home.settings.budget
+        name = f"{task.run[:8]}/{release}@{task.ask[:12]}"
+        # What was charged and never given is the same release; what was given and is no longer here, is a new one.
+        fresh = task.ask in self.home.knows(slot, task.run, release) or not ledger.knows(name)
+        if allowed and fresh and not Budget.parse(allowed).allows(ledger, charges):
+            raise OverBudget("It would spend more than this person allows.")
+        ledger.charge(name, charges, repeat=not fresh, number=task.step, code=f"{task.method}, homebody {__version__}")
+
+    def _people(self, task: Task) -> tuple[Household, list[Person]]:
+        """The household as it is now; it is made anew when a history, the people or the catalogue change."""
+        about = (self.home.changes, self.home.n_items(), task.described())
+        if self._household is None or self._household[0] != about:
+            people = self.home.active()
+            self._household = (about, _household(self.home, people, task.described()), people)
+        return self._household[1], self._household[2]
+
+    def _warm_up(self, task: Task) -> None:
+        """Compile a method's kernels before it is asked in earnest: a round does not wait for that."""
+        about = json.dumps([task.method, task.fields], sort_keys=True)
+        if about in self._warm:
+            return
+        toy = Population("toy", np.array([0, 2]), np.array([0, 1], dtype=np.int32), n_items=4)
+        method, rng = task.acting, Rng.of(0)
+        household = Household(everything(toy))
+        household.begin(method, rng)
+        household.train(method, method.init_shared(Catalogue(4), rng), 0, rng)
+        self._warm.add(about)
+
+
+class Recommended(NamedTuple):
+    """One item for one person."""
+
+    item: str
+    name: str
+    score: float
+
+
+def recommend(home: Home, person: Person, k: int = 10) -> list[Recommended]:
+    """A person's best new items, by what the device holds; there need be no network."""
+    model = home.model()
+    content = None if model is None else home.shared(model.digest)
+    if model is None or content is None:
+        raise HomebodyError("This device has no model yet: it gets one when it takes part in a round.")
+    described = json.loads(model.description)
+    method, shared = acting(described, model.release.rpartition("/")[0]), wire.unpack(content)
+    household = _household(home, [person], {**described, "measures": False})
+    household.begin(method, Rng(torch.tensor(described["clients_key"])))
+    state = home.state(person.slot, described["run"], model.step + 1)
+    fresh = method.init_shared(Catalogue(home.n_items()), Rng.of(described["seed"]))
+    shared = carry(shared, fresh)  # items that came after the model are as new
+    if state is not None and household.split.lengths[0]:
+        _restore(home, household, state, shared, 0)
+    population = household.split.population
+    best = household.recommend(method, shared, 0, k)
+    return [Recommended(population.item_id(item), population.item_name(item), score) for item, score in best]
+
+
+def _household(home: Home, people: list[Person], described: Mapping[str, Any]) -> Household:
+    """These people with what they have; the last two interactions of each are held out where devices measure."""
+    population = home.population(people)
+    numbers: npt.NDArray[np.int64] = np.array([described["first"] + person.slot for person in people])
+    if described["measures"] and population.lengths.max(initial=0) >= LEAST:
+        split = leave_one_out(
+            population,
+            protocol=described["protocol"],
+            how=described["held_out"],
+            seed=described["seed"],
+            negatives=described["negatives"],
+        )
+    else:
+        split = everything(population, seed=described["seed"])
+    return Household(replace(split, numbers=numbers), cutoffs=described["cutoffs"])
+
+
+def _restore(home: Home, household: Household, state: State, shared: Tree, user: int) -> None:
+    """Give a household a person's state, and the parameters that it refers to, as long as the shared ones are now."""
+    base = None if state.base is None else home.shared(state.base)
+    tree = grown(wire.unpack(state.bytes), shared)
+    household.hold(user, tree, None if base is None else carry(wire.unpack(base), shared))
+
+
+def _measured(household: Household, method: Method, shared: Tree, user: int, cutoffs: Sequence[int]) -> Tree:
+    """How well a person is served, in the order that the server expects; nothing where nothing can be asked."""
+    found = household.measure(method, shared, user)
+    names = metric_names(cutoffs)
+    told = torch.tensor([found.get(name, 0.0) for name in names], dtype=torch.float32)
+    return {"metrics": told, "asked": torch.tensor([1.0 if found else 0.0])}

@@ -1,0 +1,127 @@
+"""What a letter from the server asks of a device, read and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from homebody.core import Method
+from homebody.errors import HomebodyError
+from homebody.recipe import Recipe
+from homebody.runtime import wire
+
+__all__ = ["Task", "acting"]
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "do": str,
+    "run": str,
+    "release": str,
+    "step": int,
+    "key": int,
+    "clients_key": int,
+    "n_items": int,
+    "half": bool,
+    "method": str,
+    "fields": dict,
+    "stages": list,
+    "seed": int,
+    "protocol": str,
+    "held_out": (str, type(None)),
+    "negatives": int,
+    "cutoffs": list,
+    "measures": bool,
+    "keep": (int, type(None)),
+}
+_OPTIONAL: dict[str, tuple[type, Any]] = {"first": (int, 0), "people": (list, []), "shared": (str, "")}
+DO = ("hello", "train", "evaluate", "adapt")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One letter. A server is believed in what is to be computed, and in nothing that could harm the device."""
+
+    do: str
+    run: str
+    release: str
+    step: int
+    key: int
+    clients_key: int
+    n_items: int
+    half: bool
+    method: str
+    fields: dict[str, Any]
+    stages: list[str]
+    seed: int
+    protocol: str
+    held_out: str | None
+    negatives: int
+    cutoffs: list[int]
+    measures: bool
+    """Whether devices hold interactions out to measure themselves."""
+    keep: int | None
+    """The round that may be come back to."""
+    first: int
+    """The number of this device's first person."""
+    people: list[int]
+    shared: str
+    """What the shared parameters are called."""
+    sampling: Literal["all", "fixed"]
+    size: int
+    population: int
+
+    @classmethod
+    def read(cls, header: Mapping[str, Any]) -> Task:
+        values: dict[str, Any] = {}
+        for name, kind in _KINDS.items():
+            value = header.get(name)
+            # bool is an int, and must not pass for one.
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise wire.Malformed(f"The letter's '{name}' is missing or of another kind.")
+            values[name] = value
+        for name, (kind, default) in _OPTIONAL.items():
+            values[name] = header.get(name, default)
+            if not isinstance(values[name], kind):
+                raise wire.Malformed(f"The letter's '{name}' is of another kind.")
+        match header.get("cohort", ["all", 1, 1]):
+            case ["all" | "fixed" as sampling, int(size), int(population)] if 1 <= size <= population:
+                values |= {"sampling": sampling, "size": size, "population": population}
+            case _:
+                raise wire.Malformed("The letter's 'cohort' is not as it should be.")
+        numbers = [*values["people"], *values["cutoffs"], values["step"], values["n_items"], values["first"]]
+        if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
+            raise wire.Malformed("The letter has numbers that are none.")
+        if values["do"] not in DO:
+            raise wire.Malformed("The letter asks for something that this client does not know: update it.")
+        return cls(**values)
+
+    @cached_property
+    def acting(self) -> Method:
+        """The method of this letter's phase, by this device's own code."""
+        return acting(self.described(), self.release.rpartition("/")[0])
+
+    def described(self) -> dict[str, Any]:
+        """What says how to compute: it is kept with the model, to rank with where there is no network."""
+        names = ("run", "method", "fields", "stages", "seed", "protocol", "held_out", "negatives", "cutoffs")
+        return {name: getattr(self, name) for name in (*names, "measures", "clients_key", "first")}
+
+    @cached_property
+    def ask(self) -> str:
+        """A name for all that an answer depends on: asked the same again, a person answers the same."""
+        about = [self.do, self.described(), self.shared, self.key, self.step, self.half]
+        text = json.dumps([*about, self.sampling, self.size, self.population], sort_keys=True)
+        return wire.digest(text.encode())
+
+
+def acting(described: Mapping[str, Any], phase: str) -> Method:
+    """The method that a description names, in one of its phases; only methods that are installed here."""
+    name = described["method"]
+    if ":" in name or "/" in name or "." in name:
+        raise HomebodyError(f"A server may name methods that come with Homebody, not '{name[:60]}'.")
+    built = Recipe(name, "devices", fields=described["fields"], stages=described["stages"]).build()
+    if not isinstance(built, Method):
+        raise HomebodyError(f"{name} collects raw data: no device takes part in that.")
+    found = next((one for one in built.phases if one.name == phase), None)
+    return (found.method if found else None) or built
