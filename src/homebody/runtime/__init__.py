@@ -1,5 +1,19 @@
 """Who computes."""
 
-from homebody.runtime.simulator import Simulator, usable_device
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from homebody.runtime.simulator import Simulator, usable_device
 
 __all__ = ["Simulator", "usable_device"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used: the processes that carry messages come by here too, and need no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'homebody.runtime' has no attribute '{name}'")
+    from homebody.runtime import simulator
+
+    return getattr(simulator, name)
