@@ -207,7 +207,8 @@ class Rounds(People):
             given = self._answer(slot, run, release, digest)
             if given is not None and given != answer:
                 raise HomebodyError(f"{release} was answered in other words; only that answer may be given again.")
-            self._put_state(slot, run, step, base, state)
+            if state is not None:  # there is none where somebody is asked before they ever trained
+                self._put_state(slot, run, step, base, state)
             if given is not None:
                 return
             mark = self._db.execute(
