@@ -1,0 +1,172 @@
+"""What a server was told to do: one TOML file in its folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+import uuid
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from homebody.core import Method
+from homebody.errors import HomebodyError, unknown_name
+from homebody.recipe import Recipe
+from homebody.runtime.flower import Settings
+
+__all__ = ["FILE", "Plan"]
+
+FILE = "server.toml"
+SCHEMA_VERSION = 1
+_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A server's plan.
+
+    >>> plan = Plan(Recipe("fedmf", "devices", rounds=5), listen="127.0.0.1:9092")
+    >>> Plan.from_toml(plan.to_toml()) == plan
+    True
+    >>> plan.host, plan.port
+    ('127.0.0.1', 9092)
+    """
+
+    recipe: Recipe
+    """What is trained; the data are on the devices."""
+    listen: str = "127.0.0.1:9092"
+    """Where devices come to."""
+    metrics: str = "127.0.0.1:9464"
+    """Where /metrics and /health are; empty: nowhere."""
+    database: str = "server.sqlite"
+    """A file in the server's folder, a postgresql:// address, or env:NAME for one that the environment holds."""
+    link: str = ""
+    """A SuperLink that someone else runs, to be joined; empty: the server starts its own."""
+    tls: bool = True
+    deadline: float = 60.0
+    quorum: float = 0.5
+    least: int = 1
+    half: bool = False
+    largest: float = 1e9
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """What this training is called on devices."""
+
+    def __post_init__(self) -> None:
+        for name, kind in (("deadline", float), ("quorum", float), ("largest", float), ("least", int)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int):
+                raise HomebodyError(f"The server's {name} must be a number, not {value!r}.")
+        if not 1 <= self.deadline <= 86_400:
+            raise HomebodyError(f"A round's deadline is 1 to 86,400 seconds, not {self.deadline:g}.")
+        if not 0 < self.quorum <= 1:
+            raise HomebodyError(f"The quorum is a share above 0 and at most 1, not {self.quorum:g}.")
+        if self.least < 1:
+            raise HomebodyError(f"A round needs at least 1 client, not {self.least}.")
+        for what in filter(None, (self.listen, self.metrics, self.link)):
+            found = _ADDRESS.fullmatch(what)
+            if not found or not int(found["port"]) < 65536:
+                raise HomebodyError(f"An address is HOST:PORT, such as 127.0.0.1:9092, not '{what}'.")
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
+
+    @property
+    def address(self) -> str:
+        """Where the server itself finds the link."""
+        anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+        return self.link or f"{anywhere.get(self.host, self.listen.rpartition(':')[0])}:{self.port}"
+
+    def settings(self) -> Settings:
+        """How the runtime waits, and what it lets in."""
+        return Settings(
+            deadline=self.deadline,
+            quorum=self.quorum,
+            least=max(self.least, self.recipe.cohort or 1),
+            half=self.half,
+            largest=self.largest,
+            cutoffs=tuple(self.recipe.measured()),
+        )
+
+    def method(self) -> Method:
+        """What is trained, checked."""
+        self.recipe.check()
+        if ":" in self.recipe.method:
+            raise HomebodyError(
+                f"Devices run methods that come with Homebody, not a file of one's own such as {self.recipe.method}."
+            )
+        method = self.recipe.build()
+        if not isinstance(method, Method):
+            raise HomebodyError(f"{self.recipe.method} collects raw data: it cannot be trained on devices.")
+        if method.needs:
+            raise HomebodyError(f"{self.recipe.method} needs {method.needs[0]}, which devices do not hold yet.")
+        return method
+
+    def describe(self) -> dict[str, Any]:
+        """What every letter says of the training."""
+        recipe = self.recipe
+        return {
+            "run": self.run,
+            "method": recipe.method,
+            "fields": recipe.fields,
+            "stages": recipe.stages,
+            "seed": recipe.seed,
+            "protocol": recipe.protocol,
+            "held_out": recipe.held_out,
+            "negatives": recipe.negatives,
+            "cutoffs": recipe.measured(),
+            "measures": recipe.evaluate_every > 0,
+        }
+
+    def database_in(self, folder: Path) -> Path | str:
+        """What to connect to."""
+        if self.database.startswith("env:"):
+            name = self.database.removeprefix("env:")
+            if not os.environ.get(name):
+                raise HomebodyError(f"The server's database is in the environment's {name}, which is not set.")
+            return os.environ[name]
+        return self.database if "://" in self.database else folder / self.database
+
+    def to_toml(self) -> str:
+        values = {name: value for name, value in asdict(self).items() if name != "recipe"}
+        recipe = {name: value for name, value in asdict(self.recipe).items() if value is not None}
+        return tomli_w.dumps({"schema": SCHEMA_VERSION, **values, "recipe": recipe})
+
+    @classmethod
+    def from_toml(cls, text: str) -> Plan:
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise HomebodyError(f"The server's plan is not valid TOML: {error}.") from error
+        schema = values.pop("schema", SCHEMA_VERSION)
+        if type(schema) is not int or schema > SCHEMA_VERSION:
+            raise HomebodyError("The server's plan was written by a newer Homebody; update to run it.")
+        names = {spec.name for spec in fields(cls)}
+        for name in values:
+            if name not in names:
+                raise unknown_name("setting of a server", name, names)
+        recipe = Recipe.from_toml(tomli_w.dumps(values.pop("recipe", {})))
+        return cls(recipe, **values)
+
+    @classmethod
+    def read(cls, folder: Path) -> Plan:
+        """The plan of a server's folder."""
+        try:
+            return cls.from_toml((folder / FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise HomebodyError(
+                f"There is no server in {folder}: make one with `homebody server init {folder}`."
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise HomebodyError(f"The server's plan {folder / FILE} cannot be read: {error}.") from error
+
+    def changed(self, **changes: Any) -> Plan:
+        """The plan with other settings."""
+        return replace(self, **changes)

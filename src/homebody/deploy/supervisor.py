@@ -1,0 +1,129 @@
+"""The parent of a server's processes: it starts the link and the trainer, and starts again what dies.
+
+It holds nothing itself. Its children read from it until it ends, and end with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from homebody.deploy.logs import log
+from homebody.deploy.plan import Plan
+from homebody.errors import HomebodyError
+
+__all__ = ["supervise"]
+
+PATIENCE = 30.0
+"""Seconds for the link to listen."""
+SLOWEST = 30.0
+"""Seconds between two starts of what keeps dying."""
+STEADY = 60.0
+"""Seconds after which a process that dies is started at once again."""
+
+
+def supervise(folder: Path, *, once: bool = False) -> int:
+    """Run a server until it is told to stop, or with `once` until the training ends; answer the exit code."""
+    plan = Plan.read(folder)
+    plan.method()  # refused here, in a sentence, before anything is started
+    with _alone(folder):
+        return _Supervisor(plan, folder, once).run()
+
+
+class _Supervisor:
+    def __init__(self, plan: Plan, folder: Path, once: bool) -> None:
+        self._plan, self._folder, self._once = plan, folder, once
+        self._link: subprocess.Popen[bytes] | None = None
+        self._trainer: subprocess.Popen[bytes] | None = None
+        self._told = False
+
+    def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._tell)
+        pause, began = 0.2, 0.0
+        try:
+            while not self._told:
+                if not self._plan.link and (self._link is None or self._link.poll() is not None):
+                    self._start_link()
+                if self._trainer is None:
+                    began = time.monotonic()
+                    self._trainer = self._start("homebody.deploy.trainer", str(self._folder), *self._options())
+                code = self._trainer.poll()
+                if code is None:
+                    time.sleep(0.05)
+                    continue
+                self._trainer = None
+                if code in (0, 2):
+                    return code
+                pause = 0.2 if time.monotonic() - began > STEADY else min(2 * pause, SLOWEST)
+                log("trainer ended", code=code, starts_again_in=pause)
+                self._wait(pause)
+            return 0
+        finally:
+            self._end()
+
+    def _options(self) -> list[str]:
+        return ["--follow-parent", *(["--once"] if self._once else [])]
+
+    def _start_link(self) -> None:
+        plan, keys = self._plan, self._folder / "keys"
+        tls = ["--cert", str(keys / "server.pem"), "--key", str(keys / "server.key")] if plan.tls else []
+        where = ["--host", plan.host, "--port", str(plan.port), "--secret", str(keys / "secret")]
+        self._link = self._start("homebody.runtime.superlink", *where, *tls, "--follow-parent")
+        until = time.monotonic() + PATIENCE
+        host, _, port = plan.address.rpartition(":")
+        while not self._told:
+            code = self._link.poll()
+            if code == 2:
+                raise HomebodyError(f"The link cannot be started on {plan.listen}; its own words are above.")
+            if code is None:
+                try:
+                    socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+                    return
+                except OSError:
+                    pass
+            if code is not None or time.monotonic() > until:
+                raise HomebodyError(f"The link did not come up on {plan.listen} within {PATIENCE:g} s.")
+            time.sleep(0.05)
+
+    def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-P", "-m", module, *arguments], stdin=subprocess.PIPE)
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._told and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def _tell(self, *_: object) -> None:
+        self._told = True
+
+    def _end(self) -> None:
+        for process in (self._trainer, self._link):
+            if process is None:
+                continue
+            if process.stdin:
+                process.stdin.close()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HomebodyError(f"A server runs in {folder} already.") from None
+        os.set_inheritable(lock.fileno(), False)
+        yield
