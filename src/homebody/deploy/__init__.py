@@ -1,0 +1,1 @@
+"""Server and devices as real processes."""
