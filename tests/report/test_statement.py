@@ -362,10 +362,11 @@ class TestLedgers:
 
 
 def _first_schema(path: Path, releases: Sequence[str], event: Any) -> None:
-    from homebody.privacy.ledger import _SCHEMA, _statements
+    from homebody.database import statements
+    from homebody.privacy.ledger import _SCHEMA
 
     database = sqlite3.connect(path, isolation_level=None)
-    for sql in _statements(_SCHEMA):
+    for sql in statements(_SCHEMA):
         database.execute(sql)
     previous = "0" * 64
     for name in releases:

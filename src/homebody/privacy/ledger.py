@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from homebody.database import Database, connect
 from homebody.errors import HomebodyError
 from homebody.privacy.accountant import Bound, epsilon
 from homebody.privacy.budget import within
@@ -20,14 +18,12 @@ from homebody.privacy.events import OBSERVERS, Charge, Event, NonPrivate, Observ
 
 __all__ = ["DELTA", "Entry", "Ledger"]
 
-SCHEMA_VERSION = 2
 DELTA = 1e-6
 """The δ that ε is stated at where nobody says another."""
-PATIENCE = 30.0
-"""Seconds to wait for others who write."""
 _GENESIS = "0" * 64
-_COLUMNS = "release, part, observer, unit, event, round, relation, sampling, code, previous, hash"
-_SCHEMA = """
+_COLUMNS = "id, release, part, observer, unit, event, round, relation, sampling, code, previous, hash"
+_INSERT = f"INSERT INTO charge ({_COLUMNS}) VALUES ({', '.join('?' * (_COLUMNS.count(',') + 1))})"
+_TABLE = """
 CREATE TABLE charge (
     id INTEGER PRIMARY KEY,
     release TEXT NOT NULL,
@@ -39,6 +35,8 @@ CREATE TABLE charge (
     hash TEXT NOT NULL,
     UNIQUE (release, part, observer, unit)
 );
+"""
+_SCHEMA = f"""{_TABLE}
 CREATE TRIGGER charge_is_never_changed BEFORE UPDATE ON charge
 BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER charge_is_never_removed BEFORE DELETE ON charge
@@ -52,6 +50,12 @@ ALTER TABLE charge ADD COLUMN code TEXT;
 """
 _STEPS = (_SCHEMA, _SECOND)
 """What makes each schema out of the one before it."""
+_IN_POSTGRESQL = f"""{_TABLE}
+CREATE FUNCTION charge_is_append_only() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE 'the ledger is append-only' USING ERRCODE = 'integrity_constraint_violation'; END $$;
+CREATE TRIGGER charge_is_never_changed BEFORE UPDATE OR DELETE OR TRUNCATE ON charge
+EXECUTE FUNCTION charge_is_append_only();
+"""
 
 
 class Entry(NamedTuple):
@@ -97,40 +101,18 @@ class Ledger:
     {'server': inf, 'clients': 0.0, 'public': 1.36}
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path | Database | None = None) -> None:
+        """path: a file, made where there is none; a database that others use too, and close; None: in memory alone."""
         self._counts: dict[tuple[str, str], _Counts] = {}
+        self._own = not isinstance(path, Database)
+        self._db = path if isinstance(path, Database) else connect(path, what="ledger")
+        self.path = path.name if isinstance(path, Database) else path
         try:
-            self._db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=PATIENCE)
-            self._write_ahead()
-            self._db.execute("PRAGMA synchronous = FULL")
-            with self._transaction():
-                (version,) = self._db.execute("PRAGMA user_version").fetchone()
-                for script in _STEPS[version:]:
-                    for statement in _statements(script):
-                        self._db.execute(statement)
-                if version < SCHEMA_VERSION:
-                    self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        except sqlite3.DatabaseError as error:
-            raise HomebodyError(f"The ledger {path} cannot be opened: {error}.") from error
-        if version > SCHEMA_VERSION:
-            raise HomebodyError(
-                f"The ledger {path} was written by a newer Homebody (schema {version}); update to read it."
-            )
-        self.verify()
-
-    def _write_ahead(self) -> None:
-        """Keep a log of writes ahead of them. SQLite refuses this at once, without its usual patience, where another
-        process does the same at the same moment."""
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                self._db.execute("PRAGMA journal_mode = WAL")
-                return
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                    raise
-                time.sleep(0.01)
+            self._db.migrate("ledger", _STEPS, postgresql=(_IN_POSTGRESQL, _SECOND), header=True)
+            self.verify()
+        except BaseException:
+            self.close()
+            raise
 
     def charge(
         self, release: str, charges: Sequence[Charge], *, repeat: bool = False, number: int = 0, code: str = ""
@@ -140,20 +122,19 @@ class Ledger:
         repeat: if this release is known, it is the same one, run again bit by bit. number, code: which round it
         is, and what causes it.
         """
-        with self._transaction():
+        with self._db.transaction():
             known = self._times(release)
             if known and repeat:
                 self._check_same(release, charges)
                 return
             name = f"{release}#{known + 1}" if known else release
-            last = self._db.execute("SELECT hash FROM charge ORDER BY id DESC LIMIT 1").fetchone()
-            previous = last[0] if last else _GENESIS
-            for charge in charges:
+            last = self._db.execute("SELECT id, hash FROM charge ORDER BY id DESC LIMIT 1").fetchone()
+            before, previous = last or (0, _GENESIS)
+            for place, charge in enumerate(charges, before + 1):
                 what = (charge.event.relation, str(charge.event.sampling), code)
                 row = (name, charge.part, charge.observer, charge.unit, charge.as_json(), number, *what, previous)
                 previous = _hash(*row)
-                marks = ", ".join("?" * (len(row) + 1))
-                self._db.execute(f"INSERT INTO charge ({_COLUMNS}) VALUES ({marks})", (*row, previous))
+                self._db.execute(_INSERT, (place, *row, previous))
 
     def knows(self, release: str) -> bool:
         """Whether a release of this name was charged."""
@@ -197,10 +178,12 @@ class Ledger:
             previous = own
 
     def close(self) -> None:
-        self._db.close()
+        """Close the file; a database that others use too stays open."""
+        if self._own:
+            self._db.close()
 
     def _rows(self) -> Iterator[tuple[Any, ...]]:
-        return self._db.execute(f"SELECT id, {_COLUMNS} FROM charge ORDER BY id")
+        return self._db.rows(f"SELECT {_COLUMNS} FROM charge ORDER BY id")
 
     def _times(self, release: str) -> int:
         """How many releases there were of this name, numbered ones included."""
@@ -267,16 +250,6 @@ class Ledger:
         if before != [(charge.part, charge.observer, charge.unit, charge.as_json()) for charge in charges]:
             raise HomebodyError(f"Release {release} is in the ledger with other events than it would have now.")
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
-
 
 _Events = frozenset[tuple[Event, int]]
 
@@ -329,12 +302,3 @@ def _hash(*row: object) -> str:
     if number is relation is sampling is code is None:
         row = (*first, previous)
     return hashlib.sha256(json.dumps(row).encode()).hexdigest()
-
-
-def _statements(script: str) -> Iterator[str]:
-    statement = ""
-    for line in script.strip().splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

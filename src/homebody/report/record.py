@@ -36,7 +36,7 @@ from homebody.core import Evaluated
 from homebody.errors import HomebodyError
 from homebody.fit import Best, Progress, Round
 
-__all__ = ["RunFolder", "jsonable"]
+__all__ = ["RunFolder", "jsonable", "packed", "unpacked"]
 
 SCHEMA_VERSION = 1
 OVERHEAD = 0.05
@@ -157,30 +157,15 @@ class RunFolder:
 
     def save(self, progress: Progress) -> None:
         began = time.monotonic()
-        best = progress.best
-        same = best is not None and best.step == progress.step
-        tensors = _prefixed(shared=progress.shared, server=progress.server, clients=progress.clients)
-        if best is not None:
-            tensors |= _prefixed(best_users=best.evaluated.per_user)
-            if not same:
-                tensors |= _prefixed(best_shared=best.shared, best_clients=best.clients)
+        about, tensors = packed(progress)
         name = f"state-{progress.step}.safetensors"
         scratch = self.path / f".{name}.partial"
-        safetensors.torch.save_file(_own_storage(tensors), scratch)
+        safetensors.torch.save_file(tensors, scratch)
         with scratch.open("rb") as file:
             os.fsync(file.fileno())
             checksum = hashlib.file_digest(file, "sha256").hexdigest()
         scratch.replace(self.path / name)
-        self.write_json(
-            "state.json",
-            {
-                "schema": SCHEMA_VERSION,
-                "file": name,
-                "sha256": checksum,
-                "step": progress.step,
-                "best": None if best is None else {"step": best.step, "metrics": best.evaluated.metrics},
-            },
-        )
+        self.write_json("state.json", {"schema": SCHEMA_VERSION, "file": name, "sha256": checksum, **about})
         self._keep_state(name)
         self._saved = time.monotonic()
         self.checkpoint_every = max(1.0, (self._saved - began) / OVERHEAD)
@@ -213,22 +198,7 @@ class RunFolder:
             raise HomebodyError(f"The checkpoint {path} cannot be read: it was deleted.") from error
         except (OSError, SafetensorError) as error:
             raise HomebodyError(f"The checkpoint {path} cannot be read: {error}.") from error
-        progress = Progress(
-            pointer["step"],
-            _part(tensors, "shared"),
-            _part(tensors, "server"),
-            _part(tensors, "clients"),
-        )
-        if pointer["best"] is not None:
-            step = pointer["best"]["step"]
-            here = step == progress.step
-            progress.best = Best(
-                step,
-                Evaluated(pointer["best"]["metrics"], _part(tensors, "best_users")),
-                progress.shared if here else _part(tensors, "best_shared"),
-                progress.clients if here else _part(tensors, "best_clients"),
-            )
-        return progress
+        return unpacked(pointer, tensors)
 
     def _pointer(self) -> dict[str, Any] | None:
         """What names the last whole checkpoint; None before there is one."""
@@ -267,6 +237,34 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [jsonable(item) for item in value]
     return value
+
+
+def packed(progress: Progress) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Progress as a few words for JSON and tensors for one file; what the best round has in common is there once."""
+    best = progress.best
+    tensors = _prefixed(shared=progress.shared, server=progress.server, clients=progress.clients)
+    if best is not None:
+        tensors |= _prefixed(best_users=best.evaluated.per_user)
+        if best.step != progress.step:
+            tensors |= _prefixed(best_shared=best.shared, best_clients=best.clients)
+    chosen = None if best is None else {"step": best.step, "metrics": best.evaluated.metrics}
+    return {"step": progress.step, "best": chosen}, _own_storage(tensors)
+
+
+def unpacked(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progress:
+    """The inverse of `packed`."""
+    parts = (_part(tensors, "shared"), _part(tensors, "server"), _part(tensors, "clients"))
+    progress = Progress(about["step"], *parts)
+    if about["best"] is not None:
+        step = about["best"]["step"]
+        here = step == progress.step
+        progress.best = Best(
+            step,
+            Evaluated(about["best"]["metrics"], _part(tensors, "best_users")),
+            progress.shared if here else _part(tensors, "best_shared"),
+            progress.clients if here else _part(tensors, "best_clients"),
+        )
+    return progress
 
 
 def _prefixed(**trees: Mapping[str, Tensor]) -> dict[str, Tensor]:

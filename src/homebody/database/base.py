@@ -1,0 +1,213 @@
+"""What both databases have in common: transactions, schemas and the sentences where they fail."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
+
+from homebody.errors import HomebodyError
+
+__all__ = ["PATIENCE", "Conflict", "Cursor", "Database"]
+
+PATIENCE = 30.0
+"""Seconds to wait for others who write."""
+Conflict = sqlite3.IntegrityError
+"""What both databases raise where a row breaks a rule of its table."""
+_VERSIONS = "CREATE TABLE IF NOT EXISTS homebody_schema (component TEXT PRIMARY KEY, version INTEGER NOT NULL)"
+
+
+class Cursor(Protocol):
+    """What a statement gave."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows it changed."""
+
+    def fetchone(self) -> Any:
+        """The next row, or None."""
+
+    def fetchall(self) -> list[Any]:
+        """Every row that is left."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Database(ABC):
+    """A connection that several threads may share: they take turns.
+
+    >>> from homebody.database import connect
+    >>> database = connect(None)
+    >>> database.migrate("list", ["CREATE TABLE list (number INTEGER PRIMARY KEY, name TEXT NOT NULL)"])
+    >>> with database.transaction():
+    ...     _ = database.execute("INSERT INTO list (number, name) VALUES (?, ?)", (1, "one"))
+    >>> database.execute("SELECT name FROM list").fetchall()
+    [('one',)]
+    >>> database.close()
+    """
+
+    dialect: Literal["sqlite", "postgresql"]
+
+    def __init__(self, name: str, what: str) -> None:
+        self.name = name
+        """Where it is, for a sentence; never a password."""
+        self._what = what
+        self._lock = threading.RLock()
+        self._depth = 0
+
+    def __repr__(self) -> str:
+        return f"<Database {self.name}>"
+
+    @abstractmethod
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Cursor:
+        """Run one statement; outside a transaction it is one by itself."""
+
+    @abstractmethod
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Run one statement for each row."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of it; what is not committed is undone."""
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
+        """The rows of a query, one by one; also what fails half-way is a sentence."""
+        try:
+            yield from self.execute(sql, parameters)
+        except sqlite3.DatabaseError as error:
+            raise self._sentence(error) from error
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """All that is done within it, or nothing. One process writes at a time; the others wait.
+
+        Within another transaction it is a part of it: one that fails is undone alone.
+        """
+        return _Step(self, self._begin)
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Everything read within it stands as it stood at one moment; nobody who writes is held up."""
+        return _Step(self, self._begin_reading)
+
+    def migrate(
+        self, component: str, steps: Sequence[str], *, postgresql: Sequence[str] | None = None, header: bool = False
+    ) -> None:
+        """Bring a component's tables to the newest schema: each script makes it out of the one before.
+
+        postgresql: scripts to run there instead. header: SQLite keeps the version in the file's header, which is one
+        component's alone.
+        """
+        with self.transaction():
+            version = self.version(component, header=header)
+            if version > len(steps):
+                raise HomebodyError(
+                    f"The {component} {self.name} was written by a newer Homebody (schema {version}); "
+                    "update to read it."
+                )
+            if version == len(steps):
+                return
+            scripts = steps if self.dialect == "sqlite" or postgresql is None else postgresql
+            for script in scripts[version:]:
+                self._run(script)
+            if header and self.dialect == "sqlite":
+                self.execute(f"PRAGMA user_version = {len(steps)}")
+            else:
+                self._run(_VERSIONS)
+                self.execute(
+                    "INSERT INTO homebody_schema (component, version) VALUES (?, ?) "
+                    "ON CONFLICT (component) DO UPDATE SET version = excluded.version",
+                    (component, len(steps)),
+                )
+
+    def version(self, component: str, *, header: bool = False) -> int:
+        """The schema that a component's tables have; 0 where there are none."""
+        if header and self.dialect == "sqlite":
+            (version,) = self.execute("PRAGMA user_version").fetchone()
+            return int(version)
+        if not self._has_versions():
+            return 0
+        found = self.execute("SELECT version FROM homebody_schema WHERE component = ?", (component,)).fetchone()
+        return int(found[0]) if found else 0
+
+    _begin: str
+    _begin_reading: str
+
+    @abstractmethod
+    def _control(self, sql: str) -> None:
+        """Run a statement that begins or ends a transaction."""
+
+    @abstractmethod
+    def _open(self) -> bool:
+        """Whether the transaction that was begun is still there."""
+
+    @abstractmethod
+    def _run(self, script: str) -> None:
+        """Run a script of several statements."""
+
+    @abstractmethod
+    def _has_versions(self) -> bool:
+        """Whether any component has its version in a table."""
+
+    @abstractmethod
+    def _sentence(self, error: Exception) -> Exception:
+        """What went wrong, for a person; errors of ours stay as they are."""
+
+    def _undone(self) -> HomebodyError:
+        return HomebodyError(f"The step that was being written to the {self._what} {self.name} was undone.")
+
+    def _full(self, why: str) -> HomebodyError:
+        return HomebodyError(
+            f"The disk takes no more of the {self._what} {self.name} ({why}): "
+            "nothing of this step was written; make room and start again."
+        )
+
+    def _held(self) -> HomebodyError:
+        return HomebodyError(
+            f"Another process has held the {self._what} {self.name} for more than {PATIENCE:g} seconds; "
+            "try again once it is done."
+        )
+
+
+class _Step(AbstractContextManager[None]):
+    """A transaction, or a part of the one around it."""
+
+    __slots__ = ("_begin", "_db", "_keep", "_undo")
+
+    def __init__(self, database: Database, begin: str) -> None:
+        self._db, self._begin, self._keep, self._undo = database, begin, "COMMIT", "ROLLBACK"
+
+    def __enter__(self) -> None:
+        db = self._db
+        db._lock.acquire()
+        try:
+            if db._depth:
+                part = f"SAVEPOINT part{db._depth}"
+                self._begin, self._keep, self._undo = part, f"RELEASE {part}", f"ROLLBACK TO {part}"
+            db._control(self._begin)
+        except BaseException:
+            if not db._depth and db._open():  # PostgreSQL began, and waited for its turn in vain
+                db._control(self._undo)
+            db._lock.release()
+            raise
+        db._depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        db = self._db
+        try:
+            if kind is None:
+                try:
+                    db._control(self._keep)
+                    return
+                except BaseException:
+                    self._take_back()
+                    raise
+            self._take_back()
+        finally:
+            db._depth -= 1
+            db._lock.release()
+
+    def _take_back(self) -> None:
+        if self._db._open():  # SQLite undoes it all by itself where the disk is full
+            self._db._control(self._undo)

@@ -1,0 +1,100 @@
+"""The process of a device: join, wait for letters, answer them; come back by itself after whatever happens."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from homebody.deploy.device import Device
+from homebody.deploy.home import Home
+from homebody.deploy.logs import log
+from homebody.errors import HomebodyError
+from homebody.runtime.flower_fleet import Fleet, Letter
+from homebody.runtime.flower_wire import LinkDown, Refused
+
+__all__ = ["take_part"]
+
+HOLD = 20.0
+"""Seconds that a pull waits on the server's side."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
+"""Seconds before a server that is away is tried again."""
+
+
+def take_part(folder: Path) -> None:
+    """Take part until told to stop. One process for a device; what is asked is answered one after the other."""
+    torch.set_num_threads(1)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with Home(folder) as home, home.alone():
+        device = Device(home, log)
+        ca = folder / "ca.pem"
+        fleet = Fleet(
+            home.settings.server,
+            ca=ca.read_bytes() if ca.exists() else None,
+            key=(folder / "device.key").read_bytes(),
+            last_node=home.settings.node,
+        )
+        try:
+            _Client(home, device, fleet, stop).run()
+        finally:
+            fleet.leave()
+
+
+class _Client:
+    def __init__(self, home: Home, device: Device, fleet: Fleet, stop: threading.Event) -> None:
+        self._home, self._device, self._fleet, self._stop = home, device, fleet, stop
+        self._joined, self._pause, self._why = False, FIRST_PAUSE, ""
+
+    def run(self) -> None:
+        while not self._stop.is_set():
+            if self._home.settings.paused:
+                self._rest()
+                continue
+            try:
+                if not self._joined:
+                    self._home.configure(node=self._fleet.join())
+                    self._joined, self._pause, self._why = True, FIRST_PAUSE, ""
+                    log("joined")
+                letter = self._fleet.pull(HOLD)
+                if letter is not None and not self._stop.is_set():
+                    self._reply(letter, self._device.answer(letter.body))
+            except (LinkDown, Refused) as error:
+                self._joined = self._joined and isinstance(error, LinkDown)
+                self._away(str(error))
+
+    def _reply(self, letter: Letter, body: bytes) -> None:
+        """Give an answer, again and again until it is taken, refused, or too late."""
+        pause = FIRST_PAUSE
+        while not self._stop.is_set() and time.time() < letter.until:
+            try:
+                taken = self._fleet.answer(letter, body)
+                log("sent" if taken else "not wanted any more", kind=letter.kind, bytes=len(body))
+                return
+            except LinkDown:
+                self._stop.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _rest(self) -> None:
+        if self._joined:
+            self._fleet.leave()
+            self._joined = False
+            log("paused")
+        self._stop.wait(1.0)
+
+    def _away(self, why: str) -> None:
+        if why != self._why:  # said once, not every time
+            log("away", reason=why[:200])
+            self._why = why
+        self._stop.wait(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+def check(folder: Path) -> None:
+    """Refuse a folder that cannot take part, in a sentence."""
+    if not (folder / "device.key").is_file():
+        raise HomebodyError(f"{folder} holds no device.key: make the device with `homebody client init {folder}`.")
