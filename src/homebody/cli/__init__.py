@@ -11,14 +11,17 @@ from homebody import __version__
 from homebody.cli import (
     account,
     audit,
+    client,
     compare,
     data,
     inspect,
+    keys,
     leaderboard,
     methods,
     recommend,
     reproduce,
     run,
+    server,
     show,
     tune,
 )
@@ -61,6 +64,11 @@ app.command("audit")(audit.audit)
 app.command("recommend")(recommend.recommend)
 app.add_typer(data.app, name="data")
 app.add_typer(account.app, name="account")
+app.add_typer(server.app, name="server")
+app.add_typer(client.app, name="client")
+keys.app.command("add")(server.add_key)
+keys.app.command("remove")(server.remove_key)
+app.add_typer(keys.app, name="keys")
 
 
 def main() -> None:

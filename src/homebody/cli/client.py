@@ -198,6 +198,40 @@ def ledger(
 
 
 @app.command()
+def start(folder: Dir) -> None:
+    """Take part: wait for the server's rounds and answer them, until told to stop."""
+    from homebody.deploy.client import take_part
+
+    take_part(folder)
+
+
+@app.command()
+def recommend(
+    folder: Dir,
+    person: Name,
+    k: Annotated[int, typer.Option("-k", help="How many items.", min=1)] = 10,
+    as_json: options.Json = False,
+) -> None:
+    """The person's best new items, worked out here; no network is needed."""
+    from homebody.deploy.device import recommend as ranked
+    from homebody.deploy.home import Home
+
+    with Home(folder) as home:
+        best = ranked(home, home.person(person), k)
+    if as_json:
+        typer.echo(json.dumps({"person": person, "items": [one._asdict() for one in best]}))
+        return
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "item", "name", "score", title=f"For {person}")
+    for place, one in enumerate(best, 1):
+        table.add_row(str(place), one.item, one.name, f"{one.score:.3f}")
+    Console().print(table)
+
+
+@app.command()
 def pause(folder: Dir, as_json: options.Json = False) -> None:
     """Take part in no round until `resume`; also a client that is running stops answering."""
     _rest(folder, True, as_json, "Paused: no round is answered until `homebody client resume`.")

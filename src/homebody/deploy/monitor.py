@@ -32,7 +32,7 @@ class Monitor:
                     try:
                         status, kind, text = _answer(self.path, records)
                     finally:
-                        records.close()
+                        records.database.close()
                 except HomebodyError as error:
                     status, kind, text = 503, "application/json", json.dumps({"status": "failing", "why": str(error)})
                 body = text.encode()

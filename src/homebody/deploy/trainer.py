@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import sys
 import threading
@@ -132,6 +133,7 @@ def _result(plan: Plan, method: Method, fitted: Fitted, records: Records, folder
         "bytes_down": round(sum(line["bytes_down"] for line in lines) / answered),
         "seconds": sum(line["seconds"] + line["evaluation_seconds"] for line in lines),
         "seconds_per_round": statistics.median([line["seconds"] for line in lines] or [0.0]),
+        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         "notes": [],
         "run": str(folder),
     }

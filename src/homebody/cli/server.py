@@ -1,0 +1,222 @@
+"""`homebody server`: train over real devices."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from homebody.cli import options
+
+__all__ = ["add_key", "app", "remove_key"]
+
+app = typer.Typer(help="Train over real devices: the server's side.", no_args_is_help=True)
+
+Dir = Annotated[Path, typer.Argument(help="The server's folder.", metavar="DIR")]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
+    method: Annotated[str, typer.Option("--method", help="What to train; see `homebody methods`.")],
+    items: Annotated[
+        str | None,
+        typer.Option("--items", help="The catalogue: a CSV or Parquet file (id, name), or a dataset's name."),
+    ] = None,
+    listen: Annotated[str, typer.Option(help="Where devices come to, HOST:PORT.")] = "127.0.0.1:9092",
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or address by which devices reach the server; repeat.")
+    ] = None,
+    tls: Annotated[bool, typer.Option("--tls/--no-tls", help="Without, on this machine alone.")] = True,
+    database: Annotated[
+        str, typer.Option(help="A file's name, postgresql://…, or env:NAME for an address in the environment.")
+    ] = "server.sqlite",
+    metrics: Annotated[str, typer.Option(help="Where /metrics and /health are; '' for nowhere.")] = "127.0.0.1:9464",
+    link: Annotated[str, typer.Option(help="A SuperLink that runs already, to be joined, HOST:PORT.")] = "",
+    settings: options.Settings = None,
+    stages: Annotated[
+        list[str] | None, typer.Option("--stage", help="What updates pass on their way out; repeat, in order.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Training rounds; the method's own by default.", min=1)] = None,
+    cohort: Annotated[int | None, typer.Option(help="People in a round; all who are there by default.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="For what is drawn in public; noise comes from the system.")] = 0,
+    budget: Annotated[
+        str | None, typer.Option(help="What may be told, such as eps=8,delta=1e-6,observer=public.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="What ε is stated at without a budget.")] = 1e-6,
+    evaluate_every: Annotated[
+        int, typer.Option(help="Rounds between measurements on devices, which are charged; 0: never.", min=0)
+    ] = 1,
+    held_out: Annotated[str | None, typer.Option(help="What devices hold out to measure: latest, random …")] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds for a round.")] = 60.0,
+    quorum: Annotated[float, typer.Option(help="The share of a cohort that must answer.")] = 0.5,
+    least: Annotated[int, typer.Option(help="People that must be there before a round begins.", min=1)] = 1,
+    half: Annotated[bool, typer.Option("--half", help="Send numbers in 16 bits.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Make a server: its plan, its database, its catalogue and its keys."""
+    from homebody.deploy.admin import make
+    from homebody.deploy.plan import Plan
+    from homebody.recipe import Recipe, parse_fields
+
+    recipe = Recipe(
+        method,
+        "devices",
+        fields=parse_fields(method, settings or []),
+        rounds=rounds,
+        seed=seed,
+        held_out=held_out,
+        cohort=cohort,
+        evaluate_every=evaluate_every,
+        stages=list(stages or []),
+        budget=budget,
+        delta=delta,
+    )
+    plan = Plan(
+        recipe,
+        listen=listen,
+        metrics=metrics,
+        database=database,
+        link=link,
+        tls=tls,
+        deadline=deadline,
+        quorum=quorum,
+        least=least,
+        half=half,
+    )
+    made = make(folder, plan, items, host or [])
+    if as_json:
+        typer.echo(json.dumps(made))
+        return
+    typer.echo(f"A server for {method} is in {folder}; its catalogue has {made['items']:,} items.")
+    if tls:
+        typer.echo(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its device.pub:")
+    typer.echo(f"  homebody keys add {folder} device.pub --name NAME --people N")
+    typer.echo(f"Then start it: homebody server start {folder}")
+
+
+@app.command()
+def start(
+    folder: Dir,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when the training does, and print what came of it.")
+    ] = False,
+) -> None:
+    """Run the server: it trains, survives being killed, and then gives the model to whoever comes."""
+    from homebody.deploy.supervisor import supervise
+
+    sys.exit(supervise(folder, once=once))
+
+
+@app.command()
+def status(folder: Dir, as_json: options.Json = False) -> None:
+    """What the server does, who takes part, what it has told."""
+    from homebody.deploy.admin import opened, report
+
+    with opened(folder) as (plan, records):
+        found = report(plan, records)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    _print_status(folder, found)
+
+
+@app.command()
+def items(
+    folder: Dir,
+    source: Annotated[str, typer.Argument(help="A CSV or Parquet file (id, name), or a dataset's name.")],
+    as_json: options.Json = False,
+) -> None:
+    """Add items to the catalogue, also while it trains; those it knows are left alone."""
+    from homebody.deploy.admin import opened, read_items
+
+    found = read_items(source)
+    with opened(folder) as (_, records):
+        _, count = records.add_items(found)
+        total = records.n_items()
+    text = f"{count:,} of {len(found):,} items are new; the catalogue has {total:,}."
+    typer.echo(json.dumps({"added": count, "items": total}) if as_json else text)
+
+
+@app.command()
+def backup(folder: Dir, file: Annotated[Path, typer.Argument(help="A file that is not there yet.")]) -> None:
+    """Copy the server's state into one SQLite file, also while it runs."""
+    from homebody.deploy.admin import opened
+
+    with opened(folder) as (_, records):
+        records.backup(file)
+    typer.echo(
+        f"The server's state is in {file}; {folder / 'server.toml'} and {folder / 'keys'} are not: keep them too."
+    )
+
+
+@app.command()
+def restore(folder: Dir, file: Annotated[Path, typer.Argument(help="What `homebody server backup` wrote.")]) -> None:
+    """Bring a backup into the empty database of a server's plan.
+
+    What was charged after the backup is not in it: the ledger would state too small an ε for rounds that ran since.
+    """
+    from homebody.deploy.admin import restored
+
+    count = restored(folder, file)
+    typer.echo(f"{folder} stands after round {count} again.")
+
+
+def add_key(
+    folder: Dir,
+    public_key: Annotated[Path, typer.Argument(help="The device's device.pub.")],
+    name: Annotated[str, typer.Option("--name", help="What to call the device.")],
+    people: Annotated[int, typer.Option("--people", help="How many people it holds, each a client.", min=1)] = 1,
+    as_json: options.Json = False,
+) -> None:
+    """Let a device take part, also while the server runs: its people get their numbers."""
+    from homebody.deploy.admin import opened
+    from homebody.deploy.keys import read_public
+    from homebody.runtime.flower_wire import fingerprint
+
+    key = read_public(public_key)
+    with opened(folder) as (_, records):
+        numbers = records.add_device(fingerprint(key), key, name, people)
+    if as_json:
+        typer.echo(
+            json.dumps({"name": name, "fingerprint": fingerprint(key), "first": numbers.start, "people": people})
+        )
+        return
+    who = f"client {numbers.start}" if people == 1 else f"clients {numbers.start} to {numbers.stop - 1}"
+    typer.echo(f"{name} may take part: {who}.")
+
+
+def remove_key(
+    folder: Dir,
+    which: Annotated[str, typer.Argument(help="The device's name or fingerprint.")],
+) -> None:
+    """Let a device take part no more; its numbers are not given again."""
+    from homebody.deploy.admin import opened
+
+    with opened(folder) as (_, records):
+        gone = records.remove_device(which)
+    typer.echo(f"{gone.name} takes part no more.")
+
+
+def _print_status(folder: Path, found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from homebody.report.tables import epsilon_text
+
+    console = Console()
+    console.print(f"{folder}: {found['method']}, {found['doing']}", highlight=False, markup=False)
+    epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in found["epsilon"].items())
+    console.print(f"rounds {found['rounds']} of {found['planned']}; {found['items']:,} items", highlight=False)
+    console.print(f"ε certified, one user, so far: {epsilon}; δ = {found['delta']:g}", highlight=False)
+    table = Table("device", "clients", "added", "key")
+    for one in found["devices"]:
+        last = one["first"] + one["people"] - 1
+        numbers = str(one["first"]) if one["people"] == 1 else f"{one['first']}–{last}"
+        table.add_row(one["name"], numbers, one["added"] if not one["removed"] else "removed", one["fingerprint"][:12])
+    console.print(table)
+    for name, amount in found["counters"].items():
+        console.print(f"{name}: {amount:,}", highlight=False, markup=False)
