@@ -98,7 +98,7 @@ class _Gone(Exception):
     """The peer hung up: nobody is there to answer."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Held:
     """A pull that waits. One that its device has replaced by a newer one must not claim what that one will fetch."""
 
