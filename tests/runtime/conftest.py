@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from homebody.deploy.keys import make_authority, make_device_key
-
 
 class Ground:
     """A folder of keys, and a SuperLink that can be started, killed and started again on the same port."""
 
     def __init__(self, folder: Path) -> None:
+        from homebody.deploy.keys import make_authority
+
         self.folder = folder
         make_authority(folder)
         self.ca, self.secret = (folder / "ca.pem").read_bytes(), (folder / "secret").read_bytes()
@@ -31,6 +31,8 @@ class Ground:
 
     def device(self) -> tuple[bytes, bytes]:
         """The two halves of a new key: private, public."""
+        from homebody.deploy.keys import make_device_key
+
         self._devices += 1
         public = make_device_key(self.folder / f"device{self._devices}")
         return public.with_suffix(".key").read_bytes(), public.read_bytes()
