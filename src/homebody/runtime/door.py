@@ -98,7 +98,7 @@ class _Gone(Exception):
     """The peer hung up: nobody is there to answer."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Held:
     """A pull that waits. One that its device has replaced by a newer one must not claim what that one will fetch."""
 
@@ -212,6 +212,7 @@ class Door:
             await send(part)
 
         await self.app(scope, _replayed(body, receive), watched)
+        _note(scope["path"], status)
         return status
 
     async def _hold(self, scope: Message, body: bytes, receive: Receive, send: Send, seconds: float) -> None:
@@ -232,6 +233,7 @@ class Door:
                 await self.app(again, _replayed(body, lambda: asyncio.shield(gone)), answer.keep)
                 left = end - time.monotonic()
                 if not answer.empty or left <= 0:
+                    _note(scope["path"], answer.status)
                     break
                 if not proven and whose != _SERVER:
                     # The SuperLink has checked that the sender is who it says.
@@ -256,6 +258,11 @@ class Door:
         for one in whose & self._held.keys():
             for held in self._held[one]:
                 held.news.set()
+
+
+def _note(path: str, status: int) -> None:
+    if status >= 500:
+        logging.getLogger("homebody.link").error("the SuperLink failed: %d at %s", status, path)
 
 
 def _replayed(body: bytes, then: Receive) -> Receive:

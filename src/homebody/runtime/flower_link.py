@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import re
 import secrets
 import time
+import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -52,13 +54,7 @@ _MESSAGES_OF_A_RUN = 10_000
 _OURS = "homebody/homebody"
 
 # A run must have a bundle. Ours holds no code: a device runs what is installed on it and never asks for the bundle.
-_BUNDLE = {
-    "pyproject.toml": b"""
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
+_BUNDLE = b"""[project]
 name = "homebody"
 version = "0.0.1"
 description = ""
@@ -72,10 +68,7 @@ serverapp = "nothing:app"
 clientapp = "nothing:app"
 
 [tool.flwr.app.config]
-""",
-    "nothing.py": b"app = None\n",
-    "LICENSE": b"nothing\n",
-}
+"""
 
 _ERRORS = {
     ErrorCode.NODE_UNAVAILABLE: "The device is gone.",
@@ -148,8 +141,6 @@ class Link:
 
         What is under way is lost; late answers are refused. May be called again at any time.
         """
-        from flwr.cli.build import build_fab_from_files
-
         self._end_beat()
         self._sent.clear()
         self._count = 0
@@ -157,9 +148,7 @@ class Link:
         for number, run in listed.run_dict.items():
             if run.fab_id == _OURS and run.status.status != Status.FINISHED:
                 self._control("stop-run", control.StopRunRequest(run_id=number))
-        content, _ = build_fab_from_files(_BUNDLE)
-        bundle = Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
-        self._run = self._control("start-run", control.StartRunRequest(fab=bundle)).run_id
+        self._run = self._control("start-run", control.StartRunRequest(fab=_bundle())).run_id
         self._token = self._claim()
         self._runtime("pull-task-input", runtime.PullTaskInputRequest(), runtime.PullTaskInputResponse)
         # The run is held for lost after 60 s.
@@ -307,6 +296,16 @@ class Link:
             raise RuntimeError("the link is not open")
         shown = self._operator | {TASK_TOKEN_HEADER: self._token} | dict(headers or {})
         return self._wire.ask(f"/v1/runtime/{name}", request, response, shown, timeout=timeout)
+
+
+def _bundle() -> Fab:
+    """As `flwr build` packs it: the files, and a list of them."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        file.writestr("pyproject.toml", _BUNDLE)
+        file.writestr(".info/CONTENT", f"pyproject.toml,{hashlib.sha256(_BUNDLE).hexdigest()},{8 * len(_BUNDLE)}")
+    content = packed.getvalue()
+    return Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
 
 
 def _batches(letters: Mapping[int, tuple[str, bytes]]) -> Iterator[list[tuple[int, tuple[str, bytes]]]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import ssl
 import threading
 from collections.abc import Callable, Mapping
@@ -125,14 +126,11 @@ class Wire:
         self._limit = limit
         self._version = dict(RuntimeVersionMetadata.from_local_component(role).as_metadata())
         self._base = f"{'http' if ca is None else 'https'}://{address}"
-        try:
-            url = httpx.URL(self._base)
-        except httpx.InvalidURL as error:
-            raise HomebodyError(f"'{address}' is no address: give HOST:PORT.") from error
-        if not url.host or url.path != "/" or url.userinfo or url.query:
+        parts = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})", address)
+        if parts is None or not 0 < int(parts[2]) < 1 << 16:
             raise HomebodyError(f"'{address}' is no address: give HOST:PORT.")
-        if ca is None and not is_loopback(url.host):
-            raise HomebodyError(f"{url.host} is another machine: give the certificate of its authority (ca.pem).")
+        if ca is None and not is_loopback(parts[1]):
+            raise HomebodyError(f"{parts[1]} is another machine: give the certificate of its authority (ca.pem).")
         self._client = httpx.Client(
             verify=True if ca is None else _trusting(ca),
             # On this machine no proxy is asked.

@@ -85,6 +85,7 @@ def _serve(asked: argparse.Namespace) -> None:
     secret = asked.secret.read_bytes().strip()
     if len(secret) < 16:
         raise HomebodyError(f"The secret in {asked.secret} has {len(secret)} bytes; it takes at least 16.")
+    listening = _listen(asked.host, asked.port)
     quiet_flower()
     os.environ["FLWR_DATABASE"] = ":flwr-in-memory:"
     try:
@@ -93,7 +94,6 @@ def _serve(asked: argparse.Namespace) -> None:
     except ImportError as error:
         raise HomebodyError("The link needs the extra: pip install 'homebody[deploy]'.") from error
 
-    listening = _listen(asked.host, asked.port)
     app = create_app()
     app.state.enable_supernode_auth = not asked.open_registration
     app.state.superexec_auth_secret = secret
@@ -104,7 +104,8 @@ def _serve(asked: argparse.Namespace) -> None:
         open_registration=asked.open_registration,
         known=None if asked.open_registration else lambda headers: _is_known(app, headers),
     )
-    logging.basicConfig(handlers=[_Lines()], level=logging.WARNING)
+    # Warnings are of strangers' malformed requests: as many as they please.
+    logging.basicConfig(handlers=[_Lines()], level=logging.ERROR)
     server = uvicorn.Server(
         uvicorn.Config(
             door,
