@@ -135,7 +135,7 @@ def authority(server: str, file: Path | None) -> bytes | None:
     if b"PRIVATE KEY" in content:
         raise HomebodyError(f"{file} holds a private key, which a device must never have: give ca.pem.")
     try:
-        ssl.create_default_context(cadata=content.decode("ascii"))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
         raise HomebodyError(f"{file} is no certificate in PEM form; give the ca.pem of the server.") from error
     return content

@@ -20,7 +20,7 @@ __all__ = ["SCHEMA_VERSION", "Settings", "Store", "finite", "one_line"]
 SCHEMA_VERSION = 1
 PATIENCE = 30.0
 """Seconds to wait for others who write."""
-PROBE = 1.0
+PROBE = 0.25
 """Seconds that one who only looks whether a client is running may hold up one who starts."""
 _SCHEMA = """
 CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -184,39 +184,42 @@ class Store:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Be the one client that runs here, until the end of the block or of the process, however it ends."""
-        lock = sqlite3.connect(self._lock(), isolation_level=None, timeout=2 * PROBE)
+        lock = self._lock(2 * PROBE)
         try:
-            lock.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError as error:
-            lock.close()
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-                raise HomebodyError(f"{self.path} cannot be locked: {error}.") from error
-            raise HomebodyError(
-                f"A client is running in {self.path} already; stop it first, or use another folder."
-            ) from None
-        try:
+            if not self._free(lock, "BEGIN EXCLUSIVE"):
+                raise HomebodyError(
+                    f"A client is running in {self.path} already; stop it first, or use another folder."
+                )
             yield
         finally:
             lock.close()
 
     def running(self) -> bool:
         """Whether a client runs here now."""
-        lock = sqlite3.connect(self._lock(), isolation_level=None, timeout=0)
+        lock = self._lock(0)
         try:
-            lock.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
-                raise HomebodyError(f"{self.path} cannot be locked: {error}.") from error
-            return True
+            return not self._free(lock, "SELECT COUNT(*) FROM sqlite_master")
         finally:
             lock.close()
-        return False
 
-    def _lock(self) -> Path:
+    def _lock(self, patience: float) -> sqlite3.Connection:
         """An empty database whose lock dies with its process; children do not inherit it."""
         file = self.path / "running.lock"
-        os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
-        return file
+        try:
+            os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
+            return sqlite3.connect(file, isolation_level=None, timeout=patience)
+        except (OSError, sqlite3.Error) as error:
+            raise HomebodyError(f"{file} cannot be opened: {error}.") from error
+
+    def _free(self, lock: sqlite3.Connection, statement: str) -> bool:
+        """Whether nobody is in the way of this statement."""
+        try:
+            lock.execute(statement).fetchall()
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                return False
+            raise HomebodyError(f"{self.path} cannot be locked: {error}.") from error
+        return True
 
     def close(self) -> None:
         self._db.close()

@@ -18,7 +18,7 @@ __all__ = ["told"]
 def told(home: Home, who: Who, delta: float | None = None) -> dict[str, Any]:
     """What was sent and what it told, at this δ, or the budget's, or the usual one.
 
-    JSON can hold it: ∞ is a text. A ledger that was changed is refused. Where nothing was ever charged, ε is 0 against everyone.
+    JSON can hold it: ∞ is a text. A ledger that was changed is refused. Where nothing was ever charged, ε is 0.
     """
     person, budget = home.person(who), None
     found = {

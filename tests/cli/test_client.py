@@ -1,0 +1,255 @@
+"""`homebody client`: a device from the command line."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from homebody.cli.client import app
+from homebody.deploy.home import Home
+from homebody.errors import HomebodyError
+from homebody.privacy import OBSERVERS, Charge, GaussianRelease, NonPrivate
+
+LIGHT = {"torch", "numba", "scipy", "dp_accounting"}
+HEAVY = {*LIGHT, "numpy", "polars", "safetensors", "sqlite3"}
+
+
+def said(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(one) for one in arguments], env={"COLUMNS": "200"})
+    if isinstance(done.exception, HomebodyError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def answered(*arguments: object) -> Any:
+    return json.loads(said(*arguments, "--json"))
+
+
+def refused(*arguments: object) -> str:
+    with pytest.raises(HomebodyError) as raised:
+        said(*arguments)
+    return str(raised.value)
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
+    """Keys of no worth: what makes real ones is tested where it is."""
+
+    def make_device_key(folder: Path) -> Path:
+        (folder / "device.key").touch(mode=0o600)
+        (folder / "device.pub").write_text("ecdsa-sha2-nistp384 AAAA")
+        return folder / "device.pub"
+
+    stub = types.ModuleType("homebody.deploy.keys")
+    stub.make_device_key = make_device_key  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "homebody.deploy.keys", stub)
+    return make_device_key
+
+
+@pytest.fixture
+def device(tmp_path: Path, keys: object) -> Path:
+    said("init", tmp_path / "device", "--server", "127.0.0.1:9092")
+    return tmp_path / "device"
+
+
+@pytest.fixture
+def filled(device: Path, tmp_path: Path) -> Path:
+    (tmp_path / "rows.csv").write_text("user,item,time\nann,emma,1\nann,ulysses,2\nbob,emma,3\n")
+    said("import", device, tmp_path / "rows.csv")
+    return device
+
+
+def test_init_makes_a_device_and_says_what_to_hand_on(tmp_path: Path, keys: object) -> None:
+    folder = tmp_path / "device"
+    text = said("init", folder, "--server", "localhost:9092", "--name", "hall", "--budget", "eps=8,delta=1e-5")
+    assert f"Give {folder / 'device.pub'} to the server's operator" in text
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    found = answered("status", folder)
+    assert {name: found[name] for name in ("name", "server", "budget", "paused", "running", "items", "model")} == {
+        "name": "hall",
+        "server": "localhost:9092",
+        "budget": "eps=8,delta=1e-5",
+        "paused": False,
+        "running": False,
+        "items": 0,
+        "model": None,
+    }
+    assert "is a device already" in refused("init", folder, "--server", "localhost:9092")
+
+
+def test_init_takes_the_servers_certificate(tmp_path: Path, keys: object) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_text("hello")
+    folder = tmp_path / "device"
+    assert "no certificate" in refused("init", folder, "--server", "example.org:9092", "--ca", ca)
+    assert "another machine" in refused("init", folder, "--server", "example.org:9092")
+    assert not folder.exists()
+    ca.write_text(CERTIFICATE)
+    said("init", folder, "--server", "example.org:9092", "--ca", ca)
+    assert (folder / "ca.pem").read_text() == CERTIFICATE
+
+
+def test_a_life_of_a_history(device: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("user,item,time\nann,emma,1\nann,ulysses,2\nbob,emma,3\n")
+    first = answered("import", device, tmp_path / "rows.csv")
+    assert first == {
+        "added": 3,
+        "repeated": 0,
+        "left_out": 0,
+        "new": [{"slot": 0, "name": "ann", "active": True}, {"slot": 1, "name": "bob", "active": True}],
+    }
+    assert said("import", device, tmp_path / "rows.csv") == "0 interactions added, 3 known already.\n"
+    assert "2 rows of others left out.\n" in said("import", device, tmp_path / "rows.csv", "--only", "bob")
+    assert "New: zoe (slot 2)." in said("import", device, tmp_path / "rows.csv", "--person", "zoe", "--user-col", "")
+    noted = answered("append", device, "ann", "persuasion", "--time", "2024-01-01", "--rating", "4.5")
+    assert noted == {"item": "persuasion", "time": 1704067200, "rating": 4.5}
+    assert "emma noted for bob" in said("append", device, "bob", "emma")
+    assert answered("delete", device, "ann", "emma") == {"deleted": 1}
+    assert said("delete", device, "zoe", "--all", "--before", "3") == "2 interactions deleted.\n"
+    assert answered("export", device, tmp_path / "ann.csv", "--person", "ann")["rows"] == 2
+    assert (tmp_path / "ann.csv").read_text() == (
+        "user,item,time,rating\nann,ulysses,2,\nann,persuasion,1704067200,4.5\n"
+    )
+    assert said("export", device, tmp_path / "all.csv") == f"5 interactions written to {tmp_path / 'all.csv'}.\n"
+    rows = answered("people", device, "--add", "eve")["people"]
+    assert [(row["name"], row["interactions"]) for row in rows] == [("ann", 2), ("bob", 2), ("zoe", 1), ("eve", 0)]
+    assert "ann" in said("people", device)
+
+
+def test_pausing_and_opting_out(filled: Path) -> None:
+    assert said("pause", filled).startswith("Paused")
+    assert answered("status", filled)["paused"] is True
+    assert "not running, paused" in said("status", filled)
+    assert answered("resume", filled) == {"paused": False}
+    assert answered("status", filled)["paused"] is False
+    with Home(filled) as home:
+        home.finish("ann", "r", "train/1", "d", 1, None, b"state", b"answer")
+    assert "stays until" in said("delete", filled, "ann", "emma")
+    assert "the history stays (1 interaction)" in said("opt-out", filled, "ann")
+    assert [row["active"] for row in answered("people", filled)["people"]] == [False, True]
+    assert "stays until" not in said("delete", filled, "ann", "emma")
+    assert answered("opt-in", filled, "ann") == {"slot": 0, "name": "ann", "active": True}
+    assert "the history too" in said("opt-out", filled, "bob", "--delete-history")
+    assert [row["interactions"] for row in answered("people", filled)["people"]] == [1, 0]
+
+
+def test_status_tells_of_the_model_and_of_a_client_that_runs(filled: Path) -> None:
+    with Home(filled) as home, home.alone():
+        home.put_model('{"method": "pfedrec"}', "d", "train/7", 7)
+        home.add_items(0, [("emma", "Emma")])
+        found = answered("status", filled)
+        text = said("status", filled)
+    assert found["model"] == {"description": {"method": "pfedrec"}, "digest": "d", "release": "train/7", "step": 7}
+    assert found["running"] is True
+    assert found["items"] == 1
+    assert f"a device in {filled}: running\n" in text
+    assert "model: as of train/7\n" in text
+
+
+def test_the_ledger_of_a_device_that_told_nothing(filled: Path) -> None:
+    found = answered("ledger", filled)["people"]
+    assert [(one["person"], one["sent"]["answers"], one["ledger"]["releases"]) for one in found] == [
+        ("ann", 0, 0),
+        ("bob", 0, 0),
+    ]
+    assert "ε = 0 against everyone" in said("ledger", filled, "--person", "bob")
+
+
+def test_the_ledger_tells_what_left_and_what_it_cost(filled: Path) -> None:
+    told = [Charge(who, "user", GaussianRelease(4, "replace-one")) for who in OBSERVERS[1:]]
+    told.append(Charge("server", "user", NonPrivate("plain updates")))
+    with Home(filled) as home:
+        home.configure(budget="eps=8,delta=1e-5,observer=public")
+        for step in (1, 2, 3):
+            home.ledger("ann").charge(f"train/{step}", told, number=step)
+            home.finish("ann", "r", f"train/{step}", "d", step, None, b"state", bytes(100 * step))
+    (found,) = answered("ledger", filled, "--person", "ann")["people"]
+    assert found["delta"] == 1e-5
+    assert {name: found["sent"][name] for name in ("answers", "bytes")} == {"answers": 3, "bytes": 600}
+    assert [mark["bytes"] for mark in found["sent"]["each"]] == [100, 200, 300]
+    (line,) = found["sent"]["lines"]
+    assert (line["first"], line["last"], line["answers"], line["bytes"]) == ("train/1", "train/3", 3, 600)
+    (line,) = found["ledger"]["lines"]
+    assert (line["rounds"], line["count"]) == ("train, rounds 1–3", 3)
+    epsilons = {row["observer"]: row["epsilon"] for row in found["certified"]}
+    assert epsilons["server"] == "inf"
+    assert epsilons["public"] == epsilons["clients"] == found["budget"]["spent"]
+    assert 1.5 < epsilons["public"] < 3
+    (looser,) = answered("ledger", filled, "--person", "ann", "--delta", "0.01")["people"]
+    assert {row["observer"]: row["epsilon"] for row in looser["certified"]}["public"] < epsilons["public"]
+    text = said("ledger", filled)
+    assert "3 answers left the device, 600 bytes in all." in text
+    assert "train, rounds 1–3:" in text
+    assert "plain updates; ε = ∞ each" in text
+    assert "of 8 is spent about one user, against the public, at δ = 1e-05." in text
+    assert "bob" in text
+    assert "δ must be" in refused("ledger", filled, "--delta", "2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("append", "zoe", "emma"), "There is no person 'zoe'"),
+        (("append", "ann", ""), "An item id must be"),
+        (("append", "ann", "emma", "--time", "noon"), "A time must be a number or an ISO date"),
+        (("append", "ann", "emma", "--rating", "nan"), "A rating must be"),
+        (("delete", "ann"), "either an item, or --all"),
+        (("delete", "ann", "emma", "--all"), "either an item, or --all"),
+        (("import", "no/such.csv", "--person", "ann"), "There is no file no/such.csv"),
+        (("people", "--add", "ann"), "There is a person 'ann' already"),
+        (("opt-out", "zoe"), "There is no person 'zoe'"),
+        (("ledger", "--person", "zoe"), "There is no person 'zoe'"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_changes_nothing(filled: Path, arguments: tuple[str, ...], expected: str) -> None:
+    before = answered("people", filled)
+    command, *rest = arguments
+    assert expected in refused(command, filled, *rest)
+    assert answered("people", filled) == before
+
+
+def test_a_folder_that_is_no_device_is_refused_by_every_command(tmp_path: Path) -> None:
+    for command, *rest in (("status",), ("people",), ("pause",), ("ledger",), ("append", "ann", "emma")):
+        assert "There is no device in" in refused(command, tmp_path, *rest)
+    assert list(tmp_path.iterdir()) == []
+
+
+def loaded(*arguments: object) -> set[str]:
+    """Which modules the command takes in a process of its own."""
+    text = (
+        "import sys; from homebody.cli.client import app\n"
+        "try:\n    app(sys.argv[1:])\nexcept SystemExit as end:\n    code = end.code\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", text, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())
+
+
+def test_daily_commands_start_without_torch(filled: Path, tmp_path: Path) -> None:
+    assert not loaded("--help") & HEAVY
+    for command, *rest in (("status",), ("pause",), ("append", "ann", "emma"), ("ledger",), ("export", tmp_path / "e")):
+        assert not loaded(command, filled, *rest) & LIGHT
+
+
+CERTIFICATE = """-----BEGIN CERTIFICATE-----
+MIIBdDCCARugAwIBAgIUHTcYhDJ/aD7YxC4+N9LpgRxNiOgwCgYIKoZIzj0EAwIw
+DzENMAsGA1UEAwwEdGVzdDAgFw0yNjExMTUxODA0MDlaGA8yMTI2MTAyMjE4MDQw
+OVowDzENMAsGA1UEAwwEdGVzdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABIhx
+pqMStMnGWgdj+O7FV0DdJsbMWupYjlo+zSOPJmhyZsUCHlRL+00pEbLJRJYz2pSe
+ssZE2+ITVBdQVuqvQPijUzBRMB0GA1UdDgQWBBTogk3A7/dnCgyykNwy537vD5Py
+DzAfBgNVHSMEGDAWgBTogk3A7/dnCgyykNwy537vD5PyDzAPBgNVHRMBAf8EBTAD
+AQH/MAoGCCqGSM49BAMCA0cAMEQCIEG7s23EqTy+/jxNR5yiTy6k3ZzkZpLJWaX0
+1vyhTOFEAiAzrPdozLfjYTLIAXeCLjcF/MqbPtrxTcjUug53z7x6OA==
+-----END CERTIFICATE-----
+"""
