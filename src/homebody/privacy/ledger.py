@@ -128,8 +128,7 @@ class Ledger:
                 self._check_same(release, charges)
                 return
             name = f"{release}#{known + 1}" if known else release
-            last = self._db.execute("SELECT id, hash FROM charge ORDER BY id DESC LIMIT 1").fetchone()
-            before, previous = last or (0, _GENESIS)
+            before, previous = self._last()
             for place, charge in enumerate(charges, before + 1):
                 what = (charge.event.relation, str(charge.event.sampling), code)
                 row = (name, charge.part, charge.observer, charge.unit, charge.as_json(), number, *what, previous)
@@ -196,8 +195,7 @@ class Ledger:
 
     def _about(self, observer: Observer, unit: Unit, also: Sequence[Charge]) -> list[_Events]:
         """The events that ε is composed of; several lists where it is the worst of several."""
-        known = self._counts.setdefault((observer, unit), _Counts())
-        self._catch_up(known, observer, unit)
+        known = self._caught_up(observer, unit)
         counts, single = known.composed.copy(), set(known.single)
         named = {charge.part for charge in also if (charge.observer, charge.unit) == (observer, unit)}
         for charge in also:
@@ -215,11 +213,21 @@ class Ledger:
             return [frozenset(counts.items())]
         return [frozenset((counts + Counter([event])).items()) for event in single]
 
-    def _catch_up(self, known: _Counts, observer: Observer, unit: Unit) -> None:
+    def _last(self) -> tuple[int, str]:
+        """The number and the hash of the last row."""
+        found = self._db.execute("SELECT id, hash FROM charge ORDER BY id DESC LIMIT 1").fetchone()
+        return found or (0, _GENESIS)
+
+    def _caught_up(self, observer: Observer, unit: Unit) -> _Counts:
         """Count the rows that were added since; they are never changed."""
-        (last,) = self._db.execute("SELECT COALESCE(MAX(id), 0) FROM charge").fetchone()
-        if last == known.last:
-            return
+        known = self._counts.setdefault((observer, unit), _Counts())
+        last, own = self._last()
+        if (last, own) == (known.last, known.hash):
+            return known
+        if known.last:
+            still = self._db.execute("SELECT hash FROM charge WHERE id = ?", (known.last,)).fetchone()
+            if still != (known.hash,):  # it was undone with the transaction around it
+                known = self._counts[observer, unit] = _Counts()
         named = (
             "EXISTS (SELECT 1 FROM charge AS own WHERE own.release = charge.release AND own.part = charge.part "
             "AND own.observer = charge.observer AND own.unit = ?)"
@@ -242,7 +250,8 @@ class Ledger:
             (count,) = self._db.execute(alone, (known.last, last, observer, smaller, unit, "user")).fetchone()
             if count:
                 known.composed[_PART_ALONE] += count
-        known.last = last
+        known.last, known.hash = last, own
+        return known
 
     def _check_same(self, release: str, charges: Sequence[Charge]) -> None:
         query = "SELECT part, observer, unit, event FROM charge WHERE release = ? ORDER BY id"
@@ -258,7 +267,7 @@ class _Counts:
     """What was told to an observer about a unit, as far as row `last`."""
 
     def __init__(self) -> None:
-        self.last = 0
+        self.last, self.hash = 0, _GENESIS
         self.composed: Counter[Event] = Counter()
         self.single: set[Event] = set()
 
