@@ -1,1 +1,1 @@
-"""Server and devices as real processes."""
+"""Server and devices as processes."""

@@ -107,6 +107,7 @@ class Ledger:
         self._own = not isinstance(path, Database)
         self._db = path if isinstance(path, Database) else connect(path, what="ledger")
         self.path = path.name if isinstance(path, Database) else path
+        self._undone = self._db.undone
         try:
             self._db.migrate("ledger", _STEPS, postgresql=(_IN_POSTGRESQL, _SECOND), header=True)
             self.verify()
@@ -128,7 +129,8 @@ class Ledger:
                 self._check_same(release, charges)
                 return
             name = f"{release}#{known + 1}" if known else release
-            before, previous = self._last()
+            last = self._db.execute("SELECT id, hash FROM charge ORDER BY id DESC LIMIT 1").fetchone()
+            before, previous = last or (0, _GENESIS)
             for place, charge in enumerate(charges, before + 1):
                 what = (charge.event.relation, str(charge.event.sampling), code)
                 row = (name, charge.part, charge.observer, charge.unit, charge.as_json(), number, *what, previous)
@@ -213,21 +215,15 @@ class Ledger:
             return [frozenset(counts.items())]
         return [frozenset((counts + Counter([event])).items()) for event in single]
 
-    def _last(self) -> tuple[int, str]:
-        """The number and the hash of the last row."""
-        found = self._db.execute("SELECT id, hash FROM charge ORDER BY id DESC LIMIT 1").fetchone()
-        return found or (0, _GENESIS)
-
     def _caught_up(self, observer: Observer, unit: Unit) -> _Counts:
-        """Count the rows that were added since; they are never changed."""
+        """Count the rows that were added since; they are never changed, but they may be undone until they are kept."""
+        if self._undone != self._db.undone:
+            self._undone = self._db.undone
+            self._counts.clear()
         known = self._counts.setdefault((observer, unit), _Counts())
-        last, own = self._last()
-        if (last, own) == (known.last, known.hash):
+        (last,) = self._db.execute("SELECT COALESCE(MAX(id), 0) FROM charge").fetchone()
+        if last == known.last:
             return known
-        if known.last:
-            still = self._db.execute("SELECT hash FROM charge WHERE id = ?", (known.last,)).fetchone()
-            if still != (known.hash,):  # it was undone with the transaction around it
-                known = self._counts[observer, unit] = _Counts()
         named = (
             "EXISTS (SELECT 1 FROM charge AS own WHERE own.release = charge.release AND own.part = charge.part "
             "AND own.observer = charge.observer AND own.unit = ?)"
@@ -250,7 +246,7 @@ class Ledger:
             (count,) = self._db.execute(alone, (known.last, last, observer, smaller, unit, "user")).fetchone()
             if count:
                 known.composed[_PART_ALONE] += count
-        known.last, known.hash = last, own
+        known.last = last
         return known
 
     def _check_same(self, release: str, charges: Sequence[Charge]) -> None:
@@ -267,7 +263,7 @@ class _Counts:
     """What was told to an observer about a unit, as far as row `last`."""
 
     def __init__(self) -> None:
-        self.last, self.hash = 0, _GENESIS
+        self.last = 0
         self.composed: Counter[Event] = Counter()
         self.single: set[Event] = set()
 
