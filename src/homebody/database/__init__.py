@@ -17,10 +17,10 @@ from homebody.errors import HomebodyError
 __all__ = ["PATIENCE", "Conflict", "Cursor", "Database", "connect", "statements"]
 
 
-def connect(where: Path | str | None, *, what: str = "database") -> Database:
+def connect(where: Path | str | None, *, what: str = "database", name: str | None = None) -> Database:
     """A SQLite file, made where there is none; a PostgreSQL database by its URL; None: one in memory alone.
 
-    what: what it is called in sentences.
+    what, name: what it is called in sentences; a file goes by its path there, unless another name is given.
 
     >>> connect("mysql://ann:secret@host/db")
     Traceback (most recent call last):
@@ -40,4 +40,4 @@ def connect(where: Path | str | None, *, what: str = "database") -> Database:
         raise HomebodyError(
             f"A database is a file or an address that begins with postgresql://, not with {scheme[0]}:."
         )
-    return SQLite(where, what)
+    return SQLite(where, what, name)

@@ -54,6 +54,8 @@ class Database(ABC):
     def __init__(self, name: str, what: str) -> None:
         self.name = name
         """Where it is, for a sentence; never a password."""
+        self.undone = 0
+        """How many transactions, or parts of one, were undone: what was read within them may not be so any more."""
         self._what = what
         self._lock = threading.RLock()
         self._depth = 0
@@ -209,5 +211,6 @@ class _Step(AbstractContextManager[None]):
             db._lock.release()
 
     def _take_back(self) -> None:
+        self._db.undone += 1
         if self._db._open():  # SQLite undoes it all by itself where the disk is full
             self._db._control(self._undo)

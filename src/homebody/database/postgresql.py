@@ -157,9 +157,11 @@ def _settings(url: str) -> dict[str, Any]:
 
 def _public(settings: dict[str, Any]) -> str:
     """A URL that may be shown."""
-    user, port = settings.get("user"), settings.get("port")
-    host, name = settings.get("host") or settings.get("hostaddr") or "", settings.get("dbname") or ""
-    return f"postgresql://{f'{user}@' if user else ''}{host}{f':{port}' if port else ''}/{name}"
+    user, port, name = (settings.get(key) or "" for key in ("user", "port", "dbname"))
+    host = settings.get("host") or settings.get("hostaddr") or ""
+    folder = host if host.startswith("/") else ""  # of a socket
+    place = f"{'' if folder else host}{port and f':{port}'}/{name}{folder and f'?host={folder}'}"
+    return f"postgresql://{user and f'{user}@'}{place}"
 
 
 @lru_cache(maxsize=512)

@@ -21,8 +21,8 @@ class SQLite(Database):
     _begin = "BEGIN IMMEDIATE"
     _begin_reading = "BEGIN"
 
-    def __init__(self, where: Path | str | None, what: str) -> None:
-        super().__init__("in memory" if where is None else str(where), what)
+    def __init__(self, where: Path | str | None, what: str, name: str | None = None) -> None:
+        super().__init__(name or ("in memory" if where is None else str(where)), what)
         db = None
         try:
             place = ":memory:" if where is None else where

@@ -33,13 +33,13 @@ _TABLES = {
 
 def backup(records: Records, to: Path) -> None:
     """Write everything as it stands at one moment into a new file; nobody who writes is held up."""
-    records.ledger().close()  # its tables are there, and its chain is whole
     if to.exists():
         raise HomebodyError(f"{to} is there already: a backup is not written over another.")
+    records.ledger().close()  # its tables are there, and its chain is whole
     try:
         with tempfile.TemporaryDirectory(prefix=".backup-", dir=to.parent) as folder:
             scratch = Path(folder) / to.name
-            with _opened(scratch) as copy:
+            with _opened(scratch, to) as copy:
                 Records(copy).ledger().close()
                 with records.database.snapshot(), copy.transaction():
                     _copy(records.database, copy)
@@ -61,7 +61,7 @@ def restore(source: Path, database: Database) -> None:
             shutil.copyfile(source, scratch)
         except OSError as error:
             raise HomebodyError(f"The backup {source} cannot be read: {error.strerror or error}.") from error
-        with _opened(scratch, name=str(source)) as copy, database.transaction():
+        with _opened(scratch, source) as copy, database.transaction():
             if not copy.version(COMPONENT):
                 raise HomebodyError(f"{source} is no backup of a Homebody server.")
             Records(copy).ledger().close()  # an old one is brought forward, and its chain is whole
@@ -76,9 +76,8 @@ def restore(source: Path, database: Database) -> None:
 
 
 @contextmanager
-def _opened(path: Path, name: str | None = None) -> Iterator[Database]:
-    database = connect(path, what="backup")
-    database.name = name or database.name
+def _opened(scratch: Path, called: Path) -> Iterator[Database]:
+    database = connect(scratch, what="backup", name=str(called))
     try:
         yield database
     finally:

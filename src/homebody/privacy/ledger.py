@@ -107,6 +107,7 @@ class Ledger:
         self._own = not isinstance(path, Database)
         self._db = path if isinstance(path, Database) else connect(path, what="ledger")
         self.path = path.name if isinstance(path, Database) else path
+        self._undone = self._db.undone
         try:
             self._db.migrate("ledger", _STEPS, postgresql=(_IN_POSTGRESQL, _SECOND), header=True)
             self.verify()
@@ -196,8 +197,7 @@ class Ledger:
 
     def _about(self, observer: Observer, unit: Unit, also: Sequence[Charge]) -> list[_Events]:
         """The events that ε is composed of; several lists where it is the worst of several."""
-        known = self._counts.setdefault((observer, unit), _Counts())
-        self._catch_up(known, observer, unit)
+        known = self._caught_up(observer, unit)
         counts, single = known.composed.copy(), set(known.single)
         named = {charge.part for charge in also if (charge.observer, charge.unit) == (observer, unit)}
         for charge in also:
@@ -215,11 +215,15 @@ class Ledger:
             return [frozenset(counts.items())]
         return [frozenset((counts + Counter([event])).items()) for event in single]
 
-    def _catch_up(self, known: _Counts, observer: Observer, unit: Unit) -> None:
-        """Count the rows that were added since; they are never changed."""
+    def _caught_up(self, observer: Observer, unit: Unit) -> _Counts:
+        """Count the rows that were added since; they are never changed, but they may be undone until they are kept."""
+        if self._undone != self._db.undone:
+            self._undone = self._db.undone
+            self._counts.clear()
+        known = self._counts.setdefault((observer, unit), _Counts())
         (last,) = self._db.execute("SELECT COALESCE(MAX(id), 0) FROM charge").fetchone()
         if last == known.last:
-            return
+            return known
         named = (
             "EXISTS (SELECT 1 FROM charge AS own WHERE own.release = charge.release AND own.part = charge.part "
             "AND own.observer = charge.observer AND own.unit = ?)"
@@ -243,6 +247,7 @@ class Ledger:
             if count:
                 known.composed[_PART_ALONE] += count
         known.last = last
+        return known
 
     def _check_same(self, release: str, charges: Sequence[Charge]) -> None:
         query = "SELECT part, observer, unit, event FROM charge WHERE release = ? ORDER BY id"
