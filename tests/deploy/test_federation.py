@@ -1,0 +1,59 @@
+"""Real processes over real sockets, with TLS and authentication: the same numbers as in a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from homebody.data import Population
+from homebody.data.partitions import everything, leave_one_out
+from homebody.deploy.admin import opened
+from homebody.deploy.device import recommend
+from homebody.deploy.home import Home
+from homebody.fit import fit
+from homebody.recipe import Recipe
+from homebody.runtime import Simulator
+
+ROUNDS = 5
+
+
+@pytest.mark.parametrize("method", ["pfedrec", "fedmf", "fedials"])
+def test_twenty_people_on_four_devices_train_what_a_simulation_trains(
+    method: str, twenty: Population, world: Callable[..., Any]
+) -> None:
+    plan = Recipe(method, "devices", rounds=ROUNDS, seed=3, evaluate_every=1 if method == "pfedrec" else 0)
+    federation = world(twenty, 4, plan)
+    federation.start(once=True)
+    assert federation.finish() == 0
+    split = leave_one_out(twenty, seed=3) if plan.evaluate_every else everything(twenty, seed=3)
+    wanted = fit(plan.build(), Simulator(split), rounds=ROUNDS, seed=3, evaluate_every=plan.evaluate_every)
+    last = fit(plan.build(), Simulator(split), rounds=ROUNDS, seed=3, evaluate_every=0)
+    found = federation.shared()
+    for name, value in last.shared.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
+    with opened(federation.server) as (_, records):
+        lines, ledger = records.rounds(), records.ledger()
+        assert [line["clients"] for line in lines] == [20] * ROUNDS
+        told = {entry.release for entry in ledger.entries()}
+    rounds = {f"train/{number}" for number in range(1, ROUNDS + 1)}
+    if not plan.evaluate_every:
+        assert told == rounds
+        return
+    # What devices measure is the same too, and is charged.
+    assert told == rounds | {f"{name}/telemetry" for name in rounds}
+    assert lines[-1]["metrics"]["hr@10"] == pytest.approx(last_metrics(plan, split)["hr@10"], abs=1e-6)
+    with Home(federation.devices[0]) as home:
+        mine = [(one.item, one.score) for one in recommend(home, home.person("person 2"), 5)]
+        assert len(home.ledger(2).entries()) == 3 * 2 * ROUNDS
+    assert len(mine) == 5
+    assert wanted.chosen == max(range(1, ROUNDS + 1), key=lambda n: lines[n - 1]["metrics"]["valid/ndcg@10"])
+
+
+def last_metrics(plan: Recipe, split: Any) -> dict[str, float]:
+    lines: list[Any] = []
+    fit(plan.build(), Simulator(split), rounds=ROUNDS, seed=3, on_round=lines.append)
+    metrics: dict[str, float] = lines[-1].metrics
+    return metrics
