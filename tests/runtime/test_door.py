@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import signal
 import socket
 import ssl
 import subprocess
@@ -97,6 +98,7 @@ def pushed(*nodes: int) -> bytes:
         "/v1/runtime/acquire-task",
         "/v1/fleet/register-node",
         "/v1/fleet/get-fab",
+        "/v1/fleet/pull-object",
         "/docs",
         "/openapi.json",
         "/",
@@ -365,8 +367,8 @@ def test_a_real_superlink_is_behind_it(ground: Any) -> None:
 
 def test_a_strangers_large_body_is_not_kept(ground: Any) -> None:
     before = peak(ground.process.pid)
-    assert call(ground, "POST", "/v1/fleet/push-object", bytes(40 << 20))[0] == 401
-    assert call(ground, "POST", "/v1/fleet/push-object", pieces(40))[0] == 401
+    assert call(ground, "POST", "/v1/fleet/push-messages", bytes(40 << 20))[0] == 401
+    assert call(ground, "POST", "/v1/fleet/push-messages", pieces(40))[0] == 401
     assert peak(ground.process.pid) - before < 20 << 20
     assert call(ground, "GET", "/health")[0] == 200
 
@@ -403,6 +405,15 @@ def test_it_ends_with_its_parent(own_ground: Any) -> None:
     assert own_ground.process.wait(30) == 0
     assert own_ground.process.stderr.read() == b""
     own_ground.process.stderr.close()
+    own_ground.process = None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_quietly_when_told(own_ground: Any, number: signal.Signals) -> None:
+    own_ground.start(tls=False)
+    own_ground.process.send_signal(number)
+    _, said = own_ground.process.communicate(timeout=30)
+    assert (said, own_ground.process.returncode) == (b"", 130 if number == signal.SIGINT else -number)
     own_ground.process = None
 
 

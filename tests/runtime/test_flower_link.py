@@ -135,6 +135,8 @@ def test_a_node_that_does_not_exist_gets_nothing(link: Link, joined: Joined) -> 
     assert list(link.send({node: ("train", b""), 12345: ("train", b"")}, 30.0).values()) == [node]
     with pytest.raises(ValueError, match="'Train!'"):
         link.send({node: ("Train!", b"")}, 30.0)
+    with pytest.raises(ValueError, match="deadline"):
+        link.send({node: ("train", b"")}, 0.0)
 
 
 def test_an_answer_after_the_deadline_is_not_taken(link: Link, joined: Joined) -> None:
@@ -267,10 +269,29 @@ def test_a_device_reads_no_more_than_its_limit(ground: Any, link: Link) -> None:
 def test_another_authority_is_not_trusted(ground: Any, tmp_path: Path) -> None:
     make_authority(tmp_path)
     other = (tmp_path / "ca.pem").read_bytes()
-    with Link(ground.address, ca=other, secret=ground.secret) as link, pytest.raises(Untrusted):
+    with Link(ground.address, ca=other, secret=ground.secret) as link, pytest.raises(Untrusted, match="not accepted: "):
         link.open()
     with Fleet(ground.address, ca=other, key=ground.device()[0]) as device, pytest.raises(Untrusted):
         device.join()
+
+
+def test_what_was_fetched_is_not_lost_when_the_rest_fails(
+    link: Link, joined: Joined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flower_link, "_ASKED_AT_ONCE", 1)
+    device, node = joined()
+    numbers = [ask(link, node), ask(link, node)]
+    assert device.answer(letter_of(device), b"first")
+    asked, real = [], link._wire.ask
+
+    def cut(path: str, *more: Any, **named: Any) -> Any:
+        asked.append(path)
+        if len(asked) == 2:
+            raise LinkDown("cut")
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(link._wire, "ask", cut)
+    assert [reply.body for reply in link.receive(numbers, 5.0)] == [b"first"]
 
 
 def test_without_the_secret_nothing_is_the_operators(ground: Any) -> None:

@@ -37,12 +37,10 @@ _STRANGERS_LIMIT = 64 << 10
 _LONGEST_HOLD = 25.0
 _LONGEST_DRAIN = 10.0
 
+# What our devices use of it; the rest serves Flower's own, which fetch bundles of code.
 _FLEET = frozenset(
     f"/v1/fleet/{name}"
-    for name in (
-        *("activate-node", "deactivate-node", "send-node-heartbeat", "confirm-message-received"),
-        *("pull-messages", "push-messages", "pull-object", "push-object"),
-    )
+    for name in ("activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages")
 )
 _REGISTRATION = frozenset({"/v1/fleet/register-node", "/v1/fleet/unregister-node"})
 _DEVICE_PULLS, _DEVICE_PUSHES = "/v1/fleet/pull-messages", "/v1/fleet/push-messages"

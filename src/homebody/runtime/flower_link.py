@@ -9,9 +9,11 @@ answer names the node that was asked, not that this node sent it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import io
+import math
 import re
 import secrets
 import time
@@ -147,7 +149,9 @@ class Link:
         listed = self._control("list-runs", control.ListRunsRequest(limit=1000))
         for number, run in listed.run_dict.items():
             if run.fab_id == _OURS and run.status.status != Status.FINISHED:
-                self._control("stop-run", control.StopRunRequest(run_id=number))
+                # Refused: it has ended meanwhile.
+                with contextlib.suppress(Refused):
+                    self._control("stop-run", control.StopRunRequest(run_id=number))
         self._run = self._control("start-run", control.StartRunRequest(fab=_bundle())).run_id
         self._token = self._claim()
         self._runtime("pull-task-input", runtime.PullTaskInputRequest(), runtime.PullTaskInputResponse)
@@ -162,7 +166,10 @@ class Link:
 
     def send(self, letters: Mapping[int, tuple[str, bytes]], deadline: float) -> dict[str, int]:
         """To each node a kind (train, evaluate or query, or such as query.hello) and a body, to be answered within
-        `deadline` seconds. Gives the messages' numbers; a node that does not exist gets none."""
+        `deadline` seconds. Gives the messages' numbers; a node that does not exist gets none. After `LinkDown` some
+        may have been sent."""
+        if not 0 < deadline < math.inf:
+            raise ValueError(f"the deadline is {deadline} seconds")
         now = time.time()
         for kind, _ in letters.values():
             if not re.fullmatch(r"(train|evaluate|query)(\.[a-z][a-z0-9_]*)?", kind):
@@ -209,7 +216,15 @@ class Link:
             # Only one request can be held: with more, none is, for long.
             hold = min(left, 20.0) if len(pieces) == 1 else 0.0
             begun = time.monotonic()
-            found = [reply for piece in pieces for reply in self._pull(piece, hold)]
+            found: list[Reply] = []
+            for piece in pieces:
+                try:
+                    found += self._pull(piece, hold)
+                except (LinkDown, Refused):
+                    # What was fetched is nowhere else any more; the next call fails as well.
+                    if not found:
+                        raise
+                    break
             left = end - time.monotonic()
             if found or left <= 0:
                 return found

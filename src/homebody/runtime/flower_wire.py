@@ -57,7 +57,7 @@ class LinkDown(Exception):
 
 
 class Untrusted(LinkDown):
-    """Whoever answers has no certificate of the authority given."""
+    """Whoever answers has no certificate of the authority given, or one for another name."""
 
 
 class Refused(Exception):
@@ -160,12 +160,12 @@ class Wire:
                     **self._version,
                     **(headers or {}),
                 },
-                timeout=timeout,
+                timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
             ) as response:
                 body = self._read(response)
         except httpx.HTTPError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise Untrusted(f"The certificate at {self._base} is not of the authority given.") from error
+            if (why := re.search(r"certificate verify failed: ([^(]*)", str(error))) is not None:
+                raise Untrusted(f"The certificate at {self._base} is not accepted: {why[1].strip()}.") from error
             raise LinkDown(f"{self._base}: {str(error) or type(error).__name__}") from error
         except RuntimeError as error:
             # A request on a client that another thread has closed.

@@ -150,6 +150,8 @@ def main(given: list[str] | None = None) -> None:
     except HomebodyError as error:
         print(f"homebody: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":
