@@ -381,7 +381,8 @@ def test_kills_lose_no_answer_that_was_given(home: Home) -> None:
         for _ in range(3):
             said = int(child.stdout.readline())
         os.kill(child.pid, signal.SIGKILL)
-        said = max([said, *map(int, child.communicate()[0].split())])
+        said = max([said, *map(int, child.stdout.read().split())])
+        child.communicate()
         state = home.state("ann", "r")
         assert state is not None
         last = state.step

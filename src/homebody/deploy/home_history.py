@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from homebody.deploy.home_people import People, Person, Who
-from homebody.deploy.home_store import finite, one_line
+from homebody.deploy.home_store import TIME_LIMIT, finite, one_line
 from homebody.errors import HomebodyError, unknown_name
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ __all__ = ["History", "Imported", "Interaction", "moment"]
 ITEM_LIMIT = 1000
 """Characters of an item's id."""
 NAME_LIMIT = 200
-RATING_LIMIT = 3.4e38
+RATING_LIMIT = 3.4028234663852886e38
+"""The largest that 32 bits hold."""
 DAY = 86_400
 
 
@@ -95,7 +96,7 @@ class History(People):
         item = one_line(item, "An item id", ITEM_LIMIT)
         found = Interaction(
             item,
-            int(clock.time()) if time is None else finite(time, "A time"),
+            int(clock.time()) if time is None else finite(time, "A time", TIME_LIMIT),
             None if rating is None else float(finite(rating, "A rating", RATING_LIMIT)),
         )
         with self._writing(data=True):
@@ -127,7 +128,7 @@ class History(People):
         if item is not None:
             where, values = f"{where} AND item = ?", [*values, one_line(item, "An item id", ITEM_LIMIT)]
         if before is not None:
-            where, values = f"{where} AND time < ?", [*values, finite(before, "A time")]
+            where, values = f"{where} AND time < ?", [*values, finite(before, "A time", TIME_LIMIT)]
         with self._writing(data=True):
             count = self._db.execute(f"DELETE FROM interaction WHERE {where}", values).rowcount
         self._scrub()
@@ -198,7 +199,7 @@ def moment(text: str) -> int | float:
     """
     for read in (int, float, _seconds):
         try:
-            return finite(read(text), "A time")
+            return finite(read(text), "A time", TIME_LIMIT)
         except ValueError:
             continue
     raise HomebodyError(f"A time must be a number or an ISO date, such as 2024-02-01T18:30, not '{text}'.")

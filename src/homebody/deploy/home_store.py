@@ -15,9 +15,11 @@ from typing import Any, Self
 
 from homebody.errors import HomebodyError
 
-__all__ = ["SCHEMA_VERSION", "Settings", "Store", "finite", "one_line"]
+__all__ = ["SCHEMA_VERSION", "TIME_LIMIT", "Settings", "Store", "finite", "one_line"]
 
 SCHEMA_VERSION = 1
+TIME_LIMIT = 2**62
+"""Times are no further from 0, so that whole ones and others stand in one column of 64 bits."""
 PATIENCE = 30.0
 """Seconds to wait for others who write."""
 PROBE = 0.25
@@ -293,18 +295,18 @@ def one_line(text: object, what: str, limit: int) -> str:
     return bare
 
 
-def finite(value: Any, what: str, most: float = 2.0**63) -> int | float:
-    """A number that a file of numbers can hold.
+def finite(value: Any, what: str, most: float) -> int | float:
+    """A number from -most to most.
 
-    >>> finite(3, "A time"), finite(2.5, "A time")
+    >>> finite(3, "A time", 1e9), finite(2.5, "A time", 1e9)
     (3, 2.5)
-    >>> finite("noon", "A time")
+    >>> finite("noon", "A time", 1e9)
     Traceback (most recent call last):
         ...
     homebody.errors.HomebodyError: A time must be a finite number, not 'noon'.
     """
     real = isinstance(value, int | float | Real) and not isinstance(value, bool)
-    if real and -most <= value < most:
+    if real and -most <= value <= most:
         return int(value) if isinstance(value, Integral) else float(value)
     raise HomebodyError(f"{what} must be a finite number, not {value!r:.80}.")
 

@@ -14,6 +14,7 @@ import polars as pl
 
 from homebody.data.columns import Column, numbers, times
 from homebody.data.table import USUAL_NAMES, listed, raw_table, usual
+from homebody.deploy.home_store import TIME_LIMIT
 from homebody.errors import HomebodyError
 
 __all__ = ["COLUMNS", "Rows", "read_rows", "write_rows"]
@@ -147,6 +148,8 @@ def _times(column: Column) -> Sequence[int | float | None]:
     if found.dtype.is_temporal():
         micro = [None if moment is None else int(moment) for moment in found.dt.epoch("us").to_list()]
         return [one if one is None else one // 10**6 if one % 10**6 == 0 else one / 10**6 for one in micro]
+    far = (found > TIME_LIMIT) | (found < -TIME_LIMIT)
+    column.refuse(far.fill_null(False), f"times of at most {TIME_LIMIT}")
     if column.values.dtype == pl.String and found.dtype.is_float():
         # Whole numbers among others stay whole: a float does not hold all of them.
         exact = there.cast(pl.Int64, strict=False).to_list()
