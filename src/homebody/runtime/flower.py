@@ -33,6 +33,8 @@ MOST_LETTERS = 1_000
 """To one device in one round: it may lack the shared parameters, or much of a large catalogue."""
 HELLO_SECONDS = 120.0
 """How long a greeting waits to be answered before it is said again: a device compiles its kernels first."""
+REST_SECONDS = 600.0
+"""How long somebody is not asked who had nothing to answer with."""
 BACK_SECONDS = 20.0
 """How long a round that was cut short waits for its devices to come back."""
 PAUSE = 0.2
@@ -153,6 +155,7 @@ class Flower:
         self._known: dict[int, _Node] = {}
         self._greeted: dict[str, tuple[int, float]] = {}
         self._registered: dict[str, Device] = {}
+        self._resting: dict[int, float] = {}
         self._key, self._release = 0, ""
         self._step, self._keep = 0, keep
 
@@ -161,7 +164,7 @@ class Flower:
         said = False
         while True:
             self._look_around()
-            numbers = sorted(number for node in self._known.values() for number in node.active)
+            numbers = self._present()
             if len(numbers) >= max(1, self.settings.least):
                 return np.array(numbers, dtype=np.int64)
             if not said:
@@ -316,9 +319,23 @@ class Flower:
                     self._refuse(node, str(error))
                     continue
                 found[number] = tree
-            for reason in header.get("declined", {}).values():
-                self._registry.count(f"declined: {str(reason)[:80]}")
+            self._note_declined(header.get("declined"), theirs - found.keys())
         return [_Part(number, found[number]) for number in sorted(found)], traffic[0], traffic[1]
+
+    def _note_declined(self, declined: Any, theirs: set[int]) -> None:
+        """Whoever declines is left alone for a while; whose budget is spent, until the server starts anew."""
+        for name, reason in declined.items() if isinstance(declined, dict) else ():
+            number = int(name) if name.isdecimal() and len(name) < 19 else -1
+            if number in theirs:
+                spent = reason == "budget"
+                self._resting[number] = math.inf if spent else time.monotonic() + REST_SECONDS
+                self._registry.count(f"declined: {'budget' if spent else 'unable'}")
+
+    def _present(self) -> list[int]:
+        """The numbers of all people who are there and not resting."""
+        now = time.monotonic()
+        self._resting = {number: until for number, until in self._resting.items() if until > now}
+        return sorted({number for node in self._known.values() for number in node.active} - self._resting.keys())
 
     def _letters(
         self,
