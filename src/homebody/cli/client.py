@@ -18,7 +18,7 @@ __all__ = ["app"]
 
 app = typer.Typer(help="A device: what its people did stays on it.", no_args_is_help=True)
 
-Dir = Annotated[Path, typer.Argument(help="The device's folder.")]
+Dir = Annotated[Path, typer.Argument(help="The device's folder.", metavar="DIR")]
 Name = Annotated[str, typer.Argument(help="The person, by name.")]
 
 
