@@ -32,7 +32,8 @@ def init(
     ] = None,
     name: Annotated[str, typer.Option("--name", help="What the device calls itself.")] = "",
     budget: Annotated[
-        str | None, typer.Option("--budget", help="The most that each person may tell, such as eps=8,delta=1e-6.")
+        str | None,
+        typer.Option("--budget", help="The most that each person may tell the server, such as eps=8,delta=1e-6."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
