@@ -58,19 +58,24 @@ class _Client:
             try:
                 if not self._joined:
                     self._home.configure(node=self._fleet.join())
-                    self._joined, self._pause, self._why = True, FIRST_PAUSE, ""
+                    self._joined = True
                     log("joined")
                 letter = self._fleet.pull(HOLD)
+                self._pause, self._why = FIRST_PAUSE, ""
                 if letter is not None and not self._stop.is_set():
-                    self._reply(letter, self._device.answer(letter.body))
+                    log("asked", kind=letter.kind)
+                    until = time.monotonic() + letter.ttl
+                    self._reply(letter, self._device.answer(letter.body), until)
             except (LinkDown, Refused) as error:
-                self._joined = self._joined and isinstance(error, LinkDown)
+                # A letter may have been lost on its way: whoever joins anew is asked anew.
+                self._joined = False
                 self._away(str(error))
 
-    def _reply(self, letter: Letter, body: bytes) -> None:
-        """Give an answer, again and again until it is taken, refused, or too late."""
+    def _reply(self, letter: Letter, body: bytes, until: float) -> None:
+        """Give an answer, again and again until it is taken, refused, or too late: by one's own clock, whatever the
+        server's says."""
         pause = FIRST_PAUSE
-        while not self._stop.is_set() and time.time() < letter.until:
+        while not self._stop.is_set() and time.monotonic() < until:
             try:
                 taken = self._fleet.answer(letter, body)
                 log("sent" if taken else "not wanted any more", kind=letter.kind, bytes=len(body))
@@ -78,6 +83,7 @@ class _Client:
             except LinkDown:
                 self._stop.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
+        log("not sent in time", kind=letter.kind)
 
     def _rest(self) -> None:
         if self._joined:

@@ -24,7 +24,7 @@ from homebody.deploy.logs import log
 from homebody.deploy.monitor import Monitor
 from homebody.deploy.plan import Plan
 from homebody.deploy.records import Records
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, Unavailable
 from homebody.evaluation import describe
 from homebody.fit import Fitted, Round, fit
 from homebody.report.record import jsonable
@@ -170,6 +170,9 @@ def main(given: list[str] | None = None) -> None:
         train(asked.folder, once=asked.once)
     except (LinkDown, Refused) as error:
         log("link lost", reason=str(error)[:200])
+        sys.exit(AGAIN)
+    except Unavailable as error:
+        log("interrupted", reason=str(error))
         sys.exit(AGAIN)
     except HomebodyError as error:
         log("stopped", reason=str(error))

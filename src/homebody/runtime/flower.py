@@ -35,6 +35,12 @@ HELLO_SECONDS = 120.0
 """How long a greeting waits to be answered before it is said again: a device compiles its kernels first."""
 REST_SECONDS = 600.0
 """How long somebody is not asked who had nothing to answer with."""
+AWAY_SECONDS = 1.0
+"""How long a device may be away in a round, once that is known: one that joins anew is away for a moment."""
+MOST_LOST = 5
+"""Letters to one device in one round that may be lost before it is left alone."""
+LOOK_SECONDS = 2.0
+"""Between looks, in a round, for devices that were away and came back."""
 BACK_SECONDS = 20.0
 """How long a round that was cut short waits for its devices to come back."""
 PAUSE = 0.2
@@ -184,14 +190,34 @@ class Flower:
         self._key = int(rng.key)
 
     def open(self, release: str, cohort: Cohort) -> Opened:
-        base, _, attempts = self._registry.notes().get("abandoned", "").partition("#")
-        self._release = release
-        name = f"{release}#{int(attempts) + 1}" if base == release else release
+        """Items that came since are in it from here on, and until the next round is opened nothing changes."""
+        self.catalogue, self._release = self._catalogue(), release
+        name = self._attempt()
         before = self._registry.opened(name)
-        if before is not None:
-            return Opened(name, before, again=True)
-        self._registry.open_round(name, cohort)
-        return Opened(name, cohort, again=False)
+        about = f"{name} with {self.catalogue.n_items} items"
+        was = self._registry.notes().get("opened", "")
+        if before is not None and was.startswith(f"{name} with ") and was != about:
+            # It was cut short, and would ask something else now: that is told, and charged, anew.
+            self._give_up(reason="items came since")
+            return self.open(release, cohort)
+        if before is None:
+            self._registry.note("opened", about)
+            self._registry.open_round(name, cohort)
+        opened = Opened(name, cohort if before is None else before, again=before is not None)
+        self._log("opened", release=name, clients=len(opened.cohort.users), again=opened.again)
+        return opened
+
+    def _attempt(self) -> str:
+        """What the round is called: after it was given up it is another release."""
+        base, _, attempts = self._registry.notes().get("abandoned", "").partition("#")
+        return f"{self._release}#{int(attempts) + 1}" if base == self._release else self._release
+
+    def _give_up(self, **facts: Any) -> None:
+        """This attempt at the round."""
+        name = self._attempt()
+        self._log("abandoned", release=name, **facts)
+        self._registry.note("abandoned", f"{self._release}#{name.partition('#')[2] or 1}")
+        self._registry.count("rounds_abandoned")
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         wanted = wire.expected(method, shared, self.catalogue)
@@ -201,11 +227,7 @@ class Flower:
         answers, up, down = self._ask("train", task, shared, cohort.users.tolist(), wanted, end)
         needed = max(1, math.ceil(self.settings.quorum * len(cohort.users)))
         if len(answers) < needed:
-            attempts = self._registry.notes().get("abandoned", "").partition("#")
-            tried = int(attempts[2]) + 1 if attempts[0] == self._release else 1
-            self._registry.note("abandoned", f"{self._release}#{tried}")
-            self._registry.count("rounds_abandoned")
-            self._log("abandoned", release=self._release, answered=len(answers), needed=needed)
+            self._give_up(answered=len(answers), needed=needed)
             raise Abandoned(
                 f"{len(answers)} of {len(cohort.users)} clients answered within {self.settings.deadline:g} s, and "
                 f"{needed} must."
@@ -254,19 +276,21 @@ class Flower:
     def publish(self, method: Method, shared: Tree, step: int, known: set[str]) -> set[str]:
         """Give every device that is there the model to rank with from now on; answer which have it.
 
-        known: those that have it already.
+        known: those that have it already; where items came since, nobody has.
         """
+        before, self.catalogue = self.catalogue, self._catalogue()
+        known = known if self.catalogue is before else set()
         self._look_around()
         there = {node: one for node, one in self._known.items() if one.device.fingerprint not in known}
         if not there:
             return known
         task = self._task("adapt", step, Rng.of(0))
         numbers = [number for one in there.values() for number in one.active]
-        before, end = set(known), time.monotonic() + self.settings.deadline
+        had, end = set(known), time.monotonic() + self.settings.deadline
         for node, _ in self._letters("query.adapt", task, shared, numbers, end, only=set(there)):
             known.add(self._known[node].device.fingerprint)
-        if known != before:
-            self._log("published", devices=len(known - before))
+        if known != had:
+            self._log("published", devices=len(known - had), items=self.catalogue.n_items)
         return known
 
     def _task(self, do: str, step: int, rng: Rng) -> dict[str, Any]:
@@ -354,13 +378,15 @@ class Flower:
         traffic = [0, 0] if traffic is None else traffic
         where = self._homes(users, only)
         waiting: dict[str, int] = {}
-        asked = dict.fromkeys(where, 0)
+        asked, lost = dict.fromkeys(where, 0), dict.fromkeys(where, 0)
+        gone: dict[int, tuple[float, str]] = {}
 
         def write(nodes: Collection[int]) -> None:
             letters = {}
             for node in nodes:
                 one, asked[node] = self._known[node], asked[node] + 1
-                news = self._registry.items(one.items)[:ITEMS_AT_ONCE] if one.items < self.catalogue.n_items else []
+                unknown = min(self.catalogue.n_items - one.items, ITEMS_AT_ONCE)
+                news = self._registry.items(one.items)[:unknown] if unknown > 0 else []
                 parts = {"items": json.dumps([one.items, list(news)]).encode()} if news else {}
                 if name not in one.holds:
                     parts["shared"] = body
@@ -371,13 +397,19 @@ class Flower:
 
         if where:
             write(where)
-        while waiting and (left := end - time.monotonic()) > 0:
-            for answer in self._post.receive(set(waiting), min(left, 5.0)):
+            self._log("sent", kind=kind, release=task["release"], devices=len(waiting))
+        while (waiting or gone) and (left := end - time.monotonic()) > 0:
+            if gone:
+                self._ask_again(gone, lost, write)
+            if not waiting:
+                time.sleep(min(left, PAUSE))
+                continue
+            for answer in self._post.receive(set(waiting), min(left, PAUSE if gone else LOOK_SECONDS)):
                 node = waiting.pop(answer.message, None)
                 if node is None or node not in self._known:
                     continue
                 if answer.body is None:
-                    self._forget(node, answer.error)
+                    gone[node] = (time.monotonic() + AWAY_SECONDS, answer.error)
                     continue
                 traffic[0] += len(answer.body)
                 try:
@@ -391,8 +423,23 @@ class Flower:
                     yield node, (header, parts)
                 elif asked[node] < MOST_LETTERS:
                     write([node])
-        for node in waiting.values():
+        for node in {*waiting.values(), *gone}:
             self._forget(node, "no answer in time")
+
+    def _ask_again(
+        self, gone: dict[int, tuple[float, str]], lost: dict[int, int], write: Callable[[Collection[int]], None]
+    ) -> None:
+        """A device that was away for a moment is asked again: it gives what it gave, or would have given."""
+        there = set(self._post.nodes().values())
+        for node, (until, error) in list(gone.items()):
+            if node in there and lost[node] < MOST_LOST:
+                lost[node] += 1
+                write([node])
+            elif node not in there and time.monotonic() < until:
+                continue
+            else:
+                self._forget(node, error)
+            del gone[node]
 
     def _homes(self, users: list[int], only: set[int] | None) -> dict[int, list[int]]:
         """Which of these people are where."""
@@ -406,7 +453,6 @@ class Flower:
 
     def _look_around(self) -> None:
         """Who is there now. A device that is new, or was silent, is greeted and counts once it has answered."""
-        self.catalogue = self._catalogue()
         devices = self._devices()
         online = {node: devices[mark] for mark, node in self._post.nodes().items() if mark in devices}
         for node in set(self._known) - set(online):
