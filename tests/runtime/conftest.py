@@ -53,7 +53,7 @@ class Ground:
         self.await_port(self.process)
 
     def await_port(self, process: subprocess.Popen[bytes]) -> None:
-        until(lambda: process.poll() is not None or _answers(self.port))
+        _until(lambda: process.poll() is not None or _answers(self.port))
         assert process.poll() is None, process.communicate()[1].decode()
 
     def kill(self) -> str:
@@ -70,7 +70,7 @@ def _answers(port: int) -> bool:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
-def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+def _until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it did not come about"

@@ -18,7 +18,7 @@ __all__ = ["app"]
 
 app = typer.Typer(help="A device: what its people did stays on it.", no_args_is_help=True)
 
-Dir = Annotated[Path, typer.Argument(help="The device's folder.")]
+Dir = Annotated[Path, typer.Argument(help="The device's folder.", metavar="DIR")]
 Name = Annotated[str, typer.Argument(help="The person, by name.")]
 
 
@@ -32,7 +32,8 @@ def init(
     ] = None,
     name: Annotated[str, typer.Option("--name", help="What the device calls itself.")] = "",
     budget: Annotated[
-        str | None, typer.Option("--budget", help="The most that each person may tell, such as eps=8,delta=1e-6.")
+        str | None,
+        typer.Option("--budget", help="The most that each person may tell the server, such as eps=8,delta=1e-6."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
