@@ -225,9 +225,7 @@ class Town:
     def runtime(self, keep: int | None = None) -> Any:
         from homebody.runtime.flower import Flower
 
-        return Flower(
-            self.mail, self.records, self.plan.describe(), self.plan.settings(), keep=keep, log=self.log
-        )
+        return Flower(self.mail, self.records, self.plan.describe(), self.plan.settings(), keep=keep, log=self.log)
 
     def fit(self, runtime: Any = None, **more: Any) -> Any:
         """Train as the trainer does."""
@@ -265,6 +263,26 @@ class Town:
         asked = {"rounds": recipe.rounds, "cohort": recipe.cohort, "seed": recipe.seed}
         return fit(recipe.build(), runtime, **{**asked, "evaluate_every": recipe.evaluate_every, **more})
 
+    @staticmethod
+    def near(found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float = 1e-5) -> None:
+        import torch
+
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            torch.testing.assert_close(found[name], value, rtol=0, atol=tolerance)
+
+    def told(self) -> list[str]:
+        """The releases that the server's ledger knows of, in order."""
+        return list(dict.fromkeys(entry.release for entry in self.records.ledger().entries()))
+
+    def own(self, device: int, slot: int) -> list[str]:
+        """Likewise a person's, without what tells letters apart."""
+        entries = self.homes[device].ledger(slot).entries()
+        return [name.partition("@")[0].partition("/")[2] for name in dict.fromkeys(entry.release for entry in entries)]
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        return [one for one in self.logs if one["event"] == event]
+
     def close(self) -> None:
         for home in self.homes:
             home.close()
@@ -290,3 +308,20 @@ def town(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Town]]:
         yield make
         for one in made:
             one.close()
+
+
+@pytest.fixture
+def people() -> Callable[..., Any]:
+    """Makes a few people with times, none of whom has an item twice."""
+    import numpy as np
+
+    from homebody.data import Population
+
+    def make(lengths: Sequence[int] = (6, 9, 4, 12, 5, 7, 8), items: int = 30, seed: int = 3) -> Population:
+        rng = np.random.default_rng(seed)
+        own = [rng.choice(items, length, replace=False) for length in lengths]
+        indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        times = np.concatenate([np.arange(length) + 100 * user for user, length in enumerate(lengths)])
+        return Population("town", indptr, np.concatenate(own).astype(np.int32), items, times.astype(np.int64))
+
+    return make

@@ -5,30 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from homebody.data import Population
 from homebody.recipe import Recipe
-
-N_ITEMS = 30
-
-
-def people(lengths: tuple[int, ...] = (6, 9, 4, 12, 5, 7, 8), items: int = N_ITEMS, seed: int = 3) -> Population:
-    """A few people with times, none of whom has an item twice."""
-    rng = np.random.default_rng(seed)
-    own = [rng.choice(items, length, replace=False) for length in lengths]
-    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    times = np.concatenate([np.arange(length) + 100 * user for user, length in enumerate(lengths)]).astype(np.int64)
-    return Population("seven", indptr, np.concatenate(own).astype(np.int32), items, times)
-
-
-def near(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = 1e-5) -> None:
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=tolerance)
-
 
 METHODS = {
     "fedmf": {"factors": 4},
@@ -44,10 +24,44 @@ METHODS = {
 
 @pytest.mark.parametrize("cohort", [None, 4])
 @pytest.mark.parametrize("method", METHODS)
-def test_devices_train_what_a_simulation_trains(town: Callable[..., Any], method: str, cohort: int | None) -> None:
+def test_devices_train_what_a_simulation_trains(
+    town: Callable[..., Any], people: Callable[..., Any], method: str, cohort: int | None
+) -> None:
     plan = Recipe(method.split()[0], "devices", METHODS[method], rounds=3, seed=5, cohort=cohort, evaluate_every=0)
     one = town(people(), (3, 1, 2, 1), plan)
     fitted = one.fit()
-    near(fitted.shared, one.simulated().shared)
+    one.near(fitted.shared, one.simulated().shared)
     assert one.records.counters() == {}
     assert [line["clients"] for line in one.records.rounds()] == [cohort or 7] * 3
+
+
+@pytest.mark.parametrize("method", ["fedmf", "pfedrec", "fedials"])
+def test_numbers_may_travel_in_sixteen_bits(town: Callable[..., Any], people: Callable[..., Any], method: str) -> None:
+    plan = Recipe(method, "devices", METHODS[method], rounds=3, seed=5, evaluate_every=0)
+    one = town(people(), (4, 3), plan, half=True)
+    fitted = one.fit()
+    wanted = one.simulated()
+    one.near(fitted.shared, wanted.shared, tolerance=0.01)
+    assert any(not torch.equal(fitted.shared[name], value) for name, value in wanted.shared.items())
+    full = town(people(), (4, 3), plan)
+    full.fit()
+    assert one.records.rounds()[1]["bytes_up"] < 0.8 * full.records.rounds()[1]["bytes_up"]
+
+
+@pytest.mark.parametrize("cohort", [None, 4])
+@pytest.mark.parametrize("method", ["fedmf", "pfedrec", "fedrecon"])
+def test_what_devices_measure_is_what_a_simulation_measures(
+    town: Callable[..., Any], people: Callable[..., Any], method: str, cohort: int | None
+) -> None:
+    plan = Recipe(method, "devices", METHODS[method], rounds=3, seed=5, cohort=cohort, cutoffs=[3])
+    one = town(people(), (3, 2, 1, 1), plan)
+    fitted = one.fit()
+    lines: list[Any] = []
+    wanted = one.simulated(on_round=lines.append)
+    for found, line in zip(one.records.rounds(), lines, strict=True):
+        assert found["metrics"] == pytest.approx(line.metrics, abs=1e-6)
+    assert (fitted.chosen, fitted.metrics) == (wanted.chosen, pytest.approx(wanted.metrics, abs=1e-6))
+    one.near(fitted.shared, wanted.shared)
+    told = [entry.release for entry in one.records.ledger().entries()]
+    rounds = [name for n in (1, 2, 3) for name in (f"train/{n}", f"train/{n}/telemetry")]
+    assert list(dict.fromkeys(told)) == rounds

@@ -56,7 +56,7 @@ _DTYPES = {kind: dtype for dtype, kind in _KINDS.items()}
 
 
 class Malformed(ValueError):
-    """What arrived is not what it should be; the sentence says how, and nothing of its contents."""
+    """What arrived is not what it should be; the sentence says how, and nothing of its contents: it is counted."""
 
 
 class OtherVersion(Malformed):
@@ -70,7 +70,8 @@ def seal(header: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) ->
     ({'do': 'train'}, {'shared': b'123'})
     """
     parts = parts or {}
-    text = json.dumps({"header": header, "parts": {name: len(part) for name, part in parts.items()}}).encode()
+    sizes = {name: len(part) for name, part in parts.items()}
+    text = json.dumps({"header": header, "parts": sizes}, allow_nan=False).encode()
     if len(text) > HEADER_BYTES:
         raise Malformed(f"A header has at most {HEADER_BYTES:,} bytes, not {len(text):,}.")
     return b"".join([_PREFIX.pack(MAGIC, VERSION, len(text)), text, *parts.values()])
@@ -79,7 +80,7 @@ def seal(header: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) ->
 def open_letter(letter: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Its header and its parts; refused where the lengths do not add up."""
     if len(letter) < _PREFIX.size:
-        raise Malformed(f"A letter has at least {_PREFIX.size} bytes, not {len(letter)}.")
+        raise Malformed("The letter is too short to be one.")
     magic, version, length = _PREFIX.unpack_from(letter)
     if magic != MAGIC:
         raise Malformed("This is no letter of Homebody's.")
@@ -87,7 +88,7 @@ def open_letter(letter: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         raise OtherVersion(f"The letter is of wire version {version}, and this side reads {VERSION}: update the older.")
     start = _PREFIX.size + length
     if length > HEADER_BYTES or start > len(letter):
-        raise Malformed(f"The header claims {length:,} bytes of a letter of {len(letter):,}.")
+        raise Malformed("The header claims to be longer than the letter, or than any header.")
     try:
         known = json.loads(letter[_PREFIX.size : start], parse_constant=_no_constant, object_pairs_hook=_once)
         header, sizes = known["header"], known["parts"]
