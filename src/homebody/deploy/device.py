@@ -33,6 +33,10 @@ from homebody.runtime.household import Household, grown
 __all__ = ["Device", "Recommended", "recommend"]
 
 
+_Said = tuple[dict[str, Any], dict[str, bytes]]
+"""A letter's header and its parts."""
+
+
 class OverBudget(HomebodyError):
     """A person's own budget would be broken."""
 
@@ -46,30 +50,34 @@ class Device:
         self._warm: set[str] = set()
 
     def answer(self, body: bytes) -> bytes:
-        """The letter to send back; where this one cannot be answered, a letter that says why."""
+        """The letter to send back, which says what it answers; where it cannot, a letter that says why."""
+        said, parts = self._answered(body)
+        return wire.seal({"to": wire.digest(body), **said}, parts)
+
+    def _answered(self, body: bytes) -> _Said:
         try:
             header, parts = wire.open_letter(body)
             task = Task.read(header)
             _ = task.acting  # refused here, where it is about the letter alone
         except (wire.Malformed, HomebodyError) as error:
             self._log("refused", reason=str(error))
-            return wire.seal({"refused": str(error)[:500]})
+            return {"refused": str(error)[:500]}, {}
         try:
             return self._answer(task, parts)
         except wire.Malformed as error:
             self._log("refused", reason=str(error))
-            return wire.seal({"refused": str(error)})
+            return {"refused": str(error)}, {}
         except Exception as error:
             # What went wrong may name a person or a folder: that stays here. A letter must not end the process.
             self._log("failed", do=task.do, release=task.release, reason=_reason(error))
-            return wire.seal({"refused": "The device cannot answer this now."})
+            return {"refused": "The device cannot answer this now."}, {}
 
-    def _answer(self, task: Task, parts: Mapping[str, bytes]) -> bytes:
+    def _answer(self, task: Task, parts: Mapping[str, bytes]) -> _Said:
         if "items" in parts:
             self._new_items(parts["items"])
         if task.do == "hello":
             self._warm_up(task)
-            return wire.seal(self._about_myself())
+            return self._about_myself(), {}
         if "shared" in parts:
             if wire.digest(parts["shared"]) != task.shared:
                 raise wire.Malformed("The shared parameters are not those that the letter names.")
@@ -78,7 +86,7 @@ class Device:
         content = self.home.shared(task.shared)
         if content is None or self.home.n_items() < task.n_items:
             lacks = "shared" if content is None else "items"
-            return wire.seal({**self._about_myself(task.shared if content else ""), "lacks": lacks})
+            return {**self._about_myself(task.shared if content else ""), "lacks": lacks}, {}
         shared = _readable(task.acting, wire.unpack(content), task.n_items)
         answers: dict[str, bytes] = {}
         declined: dict[str, str] = {}
@@ -93,7 +101,7 @@ class Device:
         self.home.keep_states(task.run, [task.step] if task.keep is None else [task.keep, task.step])
         self.home.prune({task.shared})
         self._log("answered", do=task.do, release=task.release, people=len(answers), declined=len(declined))
-        return wire.seal({**self._about_myself(task.shared), "declined": declined}, answers)
+        return {**self._about_myself(task.shared), "declined": declined}, answers
 
     def _about_myself(self, holds: str = "") -> dict[str, Any]:
         """Who takes part here, and what need not be sent again."""

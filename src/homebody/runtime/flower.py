@@ -386,6 +386,7 @@ class Flower:
         traffic = [0, 0] if traffic is None else traffic
         where = self._homes(users, only)
         waiting: dict[str, int] = {}
+        digests: dict[int, str] = {}
         asked = dict.fromkeys(where, 0)
         most = MOST_LETTERS + self.catalogue.n_items // ITEMS_AT_ONCE
 
@@ -400,6 +401,7 @@ class Flower:
                     parts["shared"] = body
                 header = {**task, "first": one.device.first, "people": where[node], "shared": name}
                 letters[node] = (kind, wire.seal(header, parts))
+                digests[node] = wire.digest(letters[node][1])
                 traffic[1] += len(letters[node][1])
             waiting.update(self._post.send(letters, max(1.0, end - time.monotonic())))
 
@@ -419,7 +421,9 @@ class Flower:
                 except wire.Malformed as error:
                     self._refuse(node, error, set(where[node]))
                     continue
-                if not self._learn(node, header):
+                if header.get("to") != digests[node]:
+                    self._refuse(node, "an answer to another letter", set(where[node]))
+                elif not self._learn(node, header):
                     self._rest(set(where[node]))
                 elif "lacks" not in header:
                     yield node, (header, parts)
