@@ -37,6 +37,8 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 }
 _OPTIONAL: dict[str, tuple[type, Any]] = {"first": (int, 0), "people": (list, []), "shared": (str, "")}
 DO = ("hello", "train", "evaluate", "adapt")
+MOST_NEGATIVES = 100_000
+MOST_CUTOFFS = 100
 
 
 @dataclass(frozen=True)
@@ -93,14 +95,24 @@ class Task:
         numbers = [*values["people"], *values["cutoffs"], values["step"], values["n_items"], values["first"]]
         if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
             raise wire.Malformed("The letter has numbers that are none.")
+        words = [values["key"], values["clients_key"], values["seed"]]
+        if not all(-(2**63) <= word < 2**63 for word in words) or not 1 <= values["negatives"] <= MOST_NEGATIVES:
+            raise wire.Malformed("The letter has numbers that are too large.")
+        if not all(type(stage) is str for stage in values["stages"]) or len(values["cutoffs"]) > MOST_CUTOFFS:
+            raise wire.Malformed("The letter's stages or cut-offs are not as they should be.")
         if values["do"] not in DO:
             raise wire.Malformed("The letter asks for something that this client does not know: update it.")
         return cls(**values)
 
+    @property
+    def phase(self) -> str:
+        """Which stage of the training it belongs to."""
+        return self.release.rpartition("/")[0]
+
     @cached_property
     def acting(self) -> Method:
         """The method of this letter's phase, by this device's own code."""
-        return acting(self.described(), self.release.rpartition("/")[0])
+        return acting(self.described(), self.phase)
 
     def described(self) -> dict[str, Any]:
         """What says how to compute: it is kept with the model, to rank with where there is no network."""

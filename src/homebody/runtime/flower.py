@@ -29,12 +29,14 @@ __all__ = ["Flower", "Registry", "Settings", "metric_names"]
 
 ITEMS_AT_ONCE = 50_000
 """Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
-MOST_LETTERS = 1_000
-"""To one device in one round: it may lack the shared parameters, or much of a large catalogue."""
+MOST_LETTERS = 3
+"""To one device in one round, beside those that tell it of a large catalogue: it may lack the shared parameters."""
 HELLO_SECONDS = 120.0
 """How long a greeting waits to be answered before it is said again: a device compiles its kernels first."""
 REST_SECONDS = 600.0
-"""How long somebody is not asked who had nothing to answer with."""
+"""How long somebody is not asked who had nothing to answer with, or whose answer was refused."""
+GREET_SECONDS = 30.0
+"""How long a device is not greeted again of which nobody takes part, or whose answer to a greeting was refused."""
 AWAY_SECONDS = 1.0
 """How long a device may be away in a round, once that is known: one that joins anew is away for a moment."""
 MOST_LOST = 5
@@ -162,11 +164,17 @@ class Flower:
         self._greeted: dict[str, tuple[int, float]] = {}
         self._registered: dict[str, Device] = {}
         self._resting: dict[int, float] = {}
-        self._key, self._release = 0, ""
+        self._left_alone: dict[int, float] = {}
+        self._key, self._release = 0, registry.notes().get("opened", "").partition(" ")[0].partition("#")[0]
         self._step, self._keep = 0, keep
 
     def available(self) -> Users:
         """The numbers of all people who are there, once there are enough of them."""
+        # Between two rounds, and at no other time: what is shared has a row for each item of it.
+        self.catalogue = self._catalogue()
+        return self._gathered()
+
+    def _gathered(self) -> Users:
         said = False
         while True:
             self._look_around()
@@ -237,7 +245,7 @@ class Flower:
         return Collected(total, up, down, answered=len(answers))
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
-        users = self.available()
+        users = self._gathered()
         return method.uplink.charges(Cohort(users, "all", len(users), len(users)))
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
@@ -245,12 +253,14 @@ class Flower:
         names = metric_names(self.settings.cutoffs)
         told = {"metrics": torch.zeros(len(names)), "asked": torch.zeros(1)}
         wanted = {
-            name: wire.Expected(tuple(value.shape), None, True)
+            name: wire.Expected(tuple(value.shape), None, value.dtype)
             for name, value in method.uplink.device(told, Rng.of(0)).items()
         }
-        everyone = self.available().tolist()
-        task = {**self._task("evaluate", self._step, Rng.of(0)), "cohort": ["all", len(everyone), len(everyone)]}
-        task |= {"cutoffs": list(self.settings.cutoffs)}
+        if not self._may_measure(shared):
+            return Evaluated({})
+        everyone = self._gathered().tolist()
+        # It does not say how many are asked: asked again after a restart, a person must answer the same.
+        task = {**self._task("evaluate", self._step, Rng.of(0)), "cutoffs": list(self.settings.cutoffs)}
         end = time.monotonic() + self.settings.deadline
         answers, _, _ = self._ask("evaluate", task, shared, everyone, wanted, end)
         if not answers:
@@ -260,6 +270,16 @@ class Flower:
         if not asked >= 1:
             return Evaluated({})
         return Evaluated({name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)})
+
+    def _may_measure(self, shared: Tree) -> bool:
+        """Whether this is what the round's telemetry was charged for: about other parameters it would tell more."""
+        digest = wire.digest(wire.pack(shared, half=self.settings.half))
+        release, asked = json.loads(self._registry.notes().get("measured", '["", ""]'))
+        if release == self._release and asked != digest:
+            self._log("not measured again", release=self._release)
+            return False
+        self._registry.note("measured", json.dumps([self._release, digest]))
+        return True
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")
@@ -328,19 +348,21 @@ class Flower:
     ) -> tuple[list[_Part], int, int]:
         """Every person's answer that is as it should be, by number; and the bytes that came and went."""
         found: dict[int, Tree] = {}
-        traffic = [0, 0]
+        traffic, most = [0, 0], wire.longest(wanted)
         for node, (header, parts) in self._letters(kind, task, shared, users, end, traffic=traffic):
             theirs = set(self._known[node].active) & set(users)
             for name, part in parts.items():
                 number = int(name) if name.isdecimal() and len(name) < 19 else -1
                 if number not in theirs or number in found:
-                    self._refuse(node, "someone else's number")
+                    self._refuse(node, "someone else's number", theirs)
                     continue
                 try:
+                    if len(part) > most:
+                        raise wire.Malformed("The update is larger than any of its method's.")
                     tree = wire.unpack(part)
                     wire.check(tree, wanted, self.settings.largest)
                 except wire.Malformed as error:
-                    self._refuse(node, str(error))
+                    self._refuse(node, error, {number})
                     continue
                 found[number] = tree
             self._note_declined(header.get("declined"), theirs - found.keys())
@@ -378,20 +400,23 @@ class Flower:
         traffic = [0, 0] if traffic is None else traffic
         where = self._homes(users, only)
         waiting: dict[str, int] = {}
+        digests: dict[int, str] = {}
         asked, lost = dict.fromkeys(where, 0), dict.fromkeys(where, 0)
         gone: dict[int, tuple[float, str]] = {}
+        most = MOST_LETTERS + self.catalogue.n_items // ITEMS_AT_ONCE
 
         def write(nodes: Collection[int]) -> None:
             letters = {}
             for node in nodes:
                 one, asked[node] = self._known[node], asked[node] + 1
-                unknown = min(self.catalogue.n_items - one.items, ITEMS_AT_ONCE)
-                news = self._registry.items(one.items)[:unknown] if unknown > 0 else []
+                lacking = min(ITEMS_AT_ONCE, self.catalogue.n_items - one.items)
+                news = self._registry.items(one.items)[:lacking] if lacking > 0 else []
                 parts = {"items": json.dumps([one.items, list(news)]).encode()} if news else {}
                 if name not in one.holds:
                     parts["shared"] = body
                 header = {**task, "first": one.device.first, "people": where[node], "shared": name}
                 letters[node] = (kind, wire.seal(header, parts))
+                digests[node] = wire.digest(letters[node][1])
                 traffic[1] += len(letters[node][1])
             waiting.update(self._post.send(letters, max(1.0, end - time.monotonic())))
 
@@ -415,14 +440,18 @@ class Flower:
                 try:
                     header, parts = wire.open_letter(answer.body)
                 except wire.Malformed as error:
-                    self._refuse(node, str(error))
+                    self._refuse(node, error, set(where[node]))
                     continue
-                if not self._learn(node, header):
-                    continue
-                if "lacks" not in header:
+                if header.get("to") != digests[node]:
+                    self._refuse(node, "an answer to another letter", set(where[node]))
+                elif not self._learn(node, header):
+                    self._rest(set(where[node]))
+                elif "lacks" not in header:
                     yield node, (header, parts)
-                elif asked[node] < MOST_LETTERS:
+                elif asked[node] < most:
                     write([node])
+                else:
+                    self._refuse(node, "it lacks what it was given", set(where[node]))
         for node in {*waiting.values(), *gone}:
             self._forget(node, "no answer in time")
 
@@ -459,8 +488,11 @@ class Flower:
             del self._known[node]
         greeting = wire.seal({**self._task("hello", self._step, Rng.of(0))})
         now = time.monotonic()
-        asked = {node for node, until in self._greeted.values() if until > now}
-        strangers = [node for node in online if node not in self._known and node not in asked]
+        self._left_alone = {node: until for node, until in self._left_alone.items() if until > now and node in online}
+        asked = {node for node, until in self._greeted.values() if until > now} | self._left_alone.keys()
+        # Also those of whom nobody took part: somebody may by now.
+        present = {node for node, one in self._known.items() if one.active}
+        strangers = [node for node in online if node not in present and node not in asked]
         if strangers:
             sent = self._post.send(dict.fromkeys(strangers, ("query.hello", greeting)), HELLO_SECONDS)
             self._greeted.update({message: (node, now + HELLO_SECONDS) for message, node in sent.items()})
@@ -471,14 +503,18 @@ class Flower:
             node, _ = self._greeted.pop(answer.message, (0, 0.0))
             if node not in online or answer.body is None:
                 continue
+            self._left_alone[node] = time.monotonic() + GREET_SECONDS
+            known = self._known.get(node)
             self._known[node] = _Node(online[node], [], 0)
             try:
                 header, _ = wire.open_letter(answer.body)
             except wire.Malformed as error:
-                self._refuse(node, str(error))
+                self._refuse(node, error)
                 del self._known[node]
                 continue
-            if self._learn(node, header):
+            if not self._learn(node, header):
+                del self._known[node]
+            elif known is None or self._known[node].active:
                 self._log("joined", device=online[node].fingerprint[:12], people=len(self._known[node].active))
 
     def _devices(self) -> dict[str, Device]:
@@ -496,7 +532,7 @@ class Flower:
         one = self._known[node]
         slots, items, holds = header.get("people"), header.get("items"), header.get("holds")
         if "refused" in header:
-            self._refuse(node, f"the device refuses: {str(header['refused'])[:200]}")
+            self._refuse(node, "the device refuses", said=str(header["refused"])[:200])
             return False
         sensible = isinstance(slots, list) and all(
             type(slot) is int and 0 <= slot < one.device.people for slot in slots
@@ -509,10 +545,20 @@ class Flower:
         one.items, one.holds = items, {str(name) for name in holds}
         return True
 
-    def _refuse(self, node: int, reason: str) -> None:
+    def _refuse(
+        self, node: int, reason: str | wire.Malformed, people: Collection[int] = (), said: str | None = None
+    ) -> None:
+        """Count and log it, and leave these people alone for a while. What a device says is logged, never counted:
+        it could say anything."""
         mark = self._known[node].device.fingerprint if node in self._known else ""
-        self._registry.count(f"refused: {reason}")
-        self._log("refused", device=mark[:12], reason=reason)
+        counted = "another wire version" if isinstance(reason, wire.OtherVersion) else str(reason)
+        self._registry.count(f"refused: {counted}")
+        self._log("refused", device=mark[:12], reason=str(reason), **({} if said is None else {"said": said}))
+        self._rest(people)
+
+    def _rest(self, people: Collection[int]) -> None:
+        until = time.monotonic() + REST_SECONDS
+        self._resting |= {number: max(until, self._resting.get(number, 0.0)) for number in people}
 
     def _forget(self, node: int, why: str) -> None:
         """It must answer a greeting before it counts again: one that is gone costs one deadline, not each."""
