@@ -27,6 +27,8 @@ FAREWELL = 20.0
 """Seconds for the children of a supervisor that was killed to end."""
 SLOWEST = 30.0
 """Seconds between two starts of what keeps dying."""
+LATER, LATER_SECONDS = 76, 600.0
+"""What a trainer ends with whom too few devices answer, and how long it is left alone: attempts are charged."""
 STEADY = 10.0
 """Seconds after which a process that dies is started at once again."""
 
@@ -69,8 +71,9 @@ class _Supervisor:
                 if code in (0, 2):
                     return code
                 pause = 0.2 if time.monotonic() - began > STEADY else min(2 * pause, SLOWEST)
-                log("trainer ended", code=code, starts_again_in=pause)
-                self._wait(pause)
+                wait = LATER_SECONDS if code == LATER else pause
+                log("trainer ended", code=code, starts_again_in=wait)
+                self._wait(wait)
             return 0
         finally:
             self._end()

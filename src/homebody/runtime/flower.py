@@ -21,7 +21,7 @@ from torch import Tensor
 from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Rows, Total, Tree, Users
 from homebody.errors import Abandoned, HomebodyError
 from homebody.evaluation.metrics import METRICS
-from homebody.privacy import Charge, SecureSum, Shuffle
+from homebody.privacy import Charge
 from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
 
@@ -33,6 +33,8 @@ MOST_LETTERS = 3
 """To one device in one round, beside those that tell it of a large catalogue: it may lack the shared parameters."""
 HELLO_SECONDS = 120.0
 """How long a greeting waits to be answered before it is said again: a device compiles its kernels first."""
+MOST_RESTS = 8
+"""How often a rest is doubled."""
 REST_SECONDS = 600.0
 """How long somebody is not asked who had nothing to answer with, or whose answer was refused."""
 GREET_SECONDS = 30.0
@@ -164,6 +166,8 @@ class Flower:
         self._greeted: dict[str, tuple[int, float]] = {}
         self._registered: dict[str, Device] = {}
         self._resting: dict[int, float] = {}
+        self._rests: dict[int, int] = {}
+        self._silent: dict[str, int] = {}
         self._left_alone: dict[int, float] = {}
         self._key, self._release = 0, registry.notes().get("opened", "").partition(" ")[0].partition("#")[0]
         self._step, self._keep = 0, keep
@@ -187,29 +191,21 @@ class Flower:
             time.sleep(PAUSE)
 
     def begin(self, method: Method, rng: Rng) -> None:
-        for stage in method.uplink.stages:
-            if isinstance(stage, SecureSum | Shuffle):
-                raise HomebodyError(
-                    f"{type(stage).__name__} needs more than one message a round, which devices cannot exchange yet: "
-                    "leave it out, and the ledger says what the server learns."
-                )
-        if method.uplink.asks:
-            raise HomebodyError("Devices download whole tables: leave out ask-rows.")
+        wire.refuse_unfit(method)
         self._key = int(rng.key)
 
-    def open(self, release: str, cohort: Cohort) -> Opened:
-        """Items that came since are in it from here on, and until the next round is opened nothing changes."""
-        self.catalogue, self._release = self._catalogue(), release
+    def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
+        """A round that was cut short is the same one only if it asks the same: then its devices answer the same."""
+        self._release = release
+        asks = wire.digest(json.dumps([self._description, self.catalogue.n_items, self.settings.half]).encode())
+        asks += wire.digest(wire.pack(shared, half=self.settings.half))
         name = self._attempt()
         before = self._registry.opened(name)
-        about = f"{name} with {self.catalogue.n_items} items"
-        was = self._registry.notes().get("opened", "")
-        if before is not None and was.startswith(f"{name} with ") and was != about:
-            # It was cut short, and would ask something else now: that is told, and charged, anew.
-            self._give_up(reason="items came since")
-            return self.open(release, cohort)
+        if before is not None and self._registry.notes().get("opened") != f"{name} {asks}":
+            self._give_up(reason="it would ask something else now")
+            return self.open(release, cohort, shared)
         if before is None:
-            self._registry.note("opened", about)
+            self._registry.note("opened", f"{name} {asks}")
             self._registry.open_round(name, cohort)
         opened = Opened(name, cohort if before is None else before, again=before is not None)
         self._log("opened", release=name, clients=len(opened.cohort.users), again=opened.again)
@@ -231,7 +227,7 @@ class Flower:
         wanted = wire.expected(method, shared, self.catalogue)
         end = time.monotonic() + self.settings.deadline
         self._await(cohort.users.tolist(), end)
-        task = {**self._task("train", step, rng), "cohort": [cohort.sampling, cohort.size, cohort.population]}
+        task = self._task("train", step, rng)
         answers, up, down = self._ask("train", task, shared, cohort.users.tolist(), wanted, end)
         needed = max(1, math.ceil(self.settings.quorum * len(cohort.users)))
         if len(answers) < needed:
@@ -240,7 +236,7 @@ class Flower:
                 f"{len(answers)} of {len(cohort.users)} clients answered within {self.settings.deadline:g} s, and "
                 f"{needed} must."
             )
-        total = method.uplink.server(Total(_summed(answers), cohort.size), SystemRng().fold("server"))
+        total = method.uplink.server(Total(_summed(answers, wanted), cohort.size), SystemRng().fold("server"))
         self._step = step
         return Collected(total, up, down, answered=len(answers))
 
@@ -251,35 +247,18 @@ class Flower:
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         """The mean of what people measure on their own devices; it leaves through the method's channel."""
         names = metric_names(self.settings.cutoffs)
-        told = {"metrics": torch.zeros(len(names)), "asked": torch.zeros(1)}
-        wanted = {
-            name: wire.Expected(tuple(value.shape), None, value.dtype)
-            for name, value in method.uplink.device(told, Rng.of(0)).items()
-        }
-        if not self._may_measure(shared):
-            return Evaluated({})
+        wanted = telemetry(method, self.settings.cutoffs)
         everyone = self._gathered().tolist()
-        # It does not say how many are asked: asked again after a restart, a person must answer the same.
         task = {**self._task("evaluate", self._step, Rng.of(0)), "cutoffs": list(self.settings.cutoffs)}
         end = time.monotonic() + self.settings.deadline
         answers, _, _ = self._ask("evaluate", task, shared, everyone, wanted, end)
         if not answers:
             return Evaluated({})
-        sums = method.uplink.server(Total(_summed(answers), len(answers)), SystemRng().fold("server")).sum
+        sums = method.uplink.server(Total(_summed(answers, wanted), len(answers)), SystemRng().fold("server")).sum
         asked = float(sums["asked"])
         if not asked >= 1:
             return Evaluated({})
         return Evaluated({name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)})
-
-    def _may_measure(self, shared: Tree) -> bool:
-        """Whether this is what the round's telemetry was charged for: about other parameters it would tell more."""
-        digest = wire.digest(wire.pack(shared, half=self.settings.half))
-        release, asked = json.loads(self._registry.notes().get("measured", '["", ""]'))
-        if release == self._release and asked != digest:
-            self._log("not measured again", release=self._release)
-            return False
-        self._registry.note("measured", json.dumps([self._release, digest]))
-        return True
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")
@@ -369,13 +348,11 @@ class Flower:
         return [_Part(number, found[number]) for number in sorted(found)], traffic[0], traffic[1]
 
     def _note_declined(self, declined: Any, theirs: set[int]) -> None:
-        """Whoever declines is left alone for a while; whose budget is spent, until the server starts anew."""
-        for name, reason in declined.items() if isinstance(declined, dict) else ():
-            number = int(name) if name.isdecimal() and len(name) < 19 else -1
+        """Whoever declines is left alone for a while, and longer each time."""
+        for number in declined if isinstance(declined, list) else ():
             if number in theirs:
-                spent = reason == "budget"
-                self._resting[number] = math.inf if spent else time.monotonic() + REST_SECONDS
-                self._registry.count(f"declined: {'budget' if spent else 'unable'}")
+                self._registry.count("declined")
+                self._rest({number})
 
     def _present(self) -> list[int]:
         """The numbers of all people who are there and not resting."""
@@ -447,6 +424,7 @@ class Flower:
                 elif not self._learn(node, header):
                     self._rest(set(where[node]))
                 elif "lacks" not in header:
+                    self._silent.pop(self._known[node].device.fingerprint, None)
                     yield node, (header, parts)
                 elif asked[node] < most:
                     write([node])
@@ -557,15 +535,20 @@ class Flower:
         self._rest(people)
 
     def _rest(self, people: Collection[int]) -> None:
-        until = time.monotonic() + REST_SECONDS
-        self._resting |= {number: max(until, self._resting.get(number, 0.0)) for number in people}
+        for number in people:
+            self._rests[number] = min(self._rests.get(number, 0) + 1, MOST_RESTS)
+            self._resting[number] = time.monotonic() + REST_SECONDS * 2 ** (self._rests[number] - 1)
 
     def _forget(self, node: int, why: str) -> None:
         """It must answer a greeting before it counts again: one that is gone costs one deadline, not each."""
         one = self._known.pop(node, None)
         self._registry.count("answers_missing")
         if one is not None:
-            self._log("silent", device=one.device.fingerprint[:12], reason=why)
+            mark = one.device.fingerprint
+            times = self._silent[mark] = min(self._silent.get(mark, 0) + 1, MOST_RESTS)
+            # The first time at once: it may have been killed and come back.
+            self._left_alone[node] = time.monotonic() + (GREET_SECONDS * 2 ** (times - 2) if times > 1 else 0.0)
+            self._log("silent", device=mark[:12], reason=why)
 
     def _catalogue(self) -> Catalogue:
         count = self._registry.n_items()
@@ -578,19 +561,25 @@ def metric_names(cutoffs: Sequence[int]) -> list[str]:
     return [f"{held}{kind}{name}" for held in ("", "valid/") for kind in ("", "full/") for name in at]
 
 
-def _summed(answers: Sequence[_Part]) -> Tree:
+def telemetry(method: Method, cutoffs: Sequence[int]) -> dict[str, wire.Expected]:
+    """What a person's measurements look like once they passed the method's channel; refused where they cannot."""
+    told = {"metrics": torch.zeros(len(metric_names(cutoffs))), "asked": torch.zeros(1)}
+    try:
+        return wire.shapes(method.uplink.device(told, Rng.of(0)))
+    except HomebodyError as error:
+        raise HomebodyError(f"What devices measure cannot leave this way: {error} Or measure never.") from error
+
+
+def _summed(answers: Sequence[_Part], wanted: Mapping[str, wire.Expected]) -> Tree:
     """The sum in order of the clients' numbers, in doubles: the same whoever was first."""
-    sums: Tree = {}
-    kinds: dict[str, torch.dtype] = {}
+    sums = {
+        name: torch.zeros(shape if size is None else (size, *shape), dtype=torch.float64)
+        for name, (shape, size, _) in wanted.items()
+    }
     for _, tree in answers:
         for name, value in tree.items():
-            numbers = value.value if isinstance(value, Rows) else value
-            kinds[name] = torch.promote_types(numbers.dtype, torch.float32)
             if isinstance(value, Rows):
-                shape = (value.size, *numbers.shape[1:])
-                total = sums.setdefault(name, torch.zeros(shape, dtype=torch.float64))
-                total.index_add_(0, value.index, numbers.to(torch.float64))
+                sums[name].index_add_(0, value.index, value.value.to(torch.float64))
             else:
-                total = sums.setdefault(name, torch.zeros(numbers.shape, dtype=torch.float64))
-                total += numbers
-    return {name: total.to(kinds[name]) for name, total in sums.items()}
+                sums[name] += value
+    return {name: total.to(torch.promote_types(wanted[name].kind, torch.float32)) for name, total in sums.items()}

@@ -50,7 +50,7 @@ from flwr.supercore.constant import TASK_TOKEN_HEADER, NodeStatus, TaskType
 __all__ = ["Fleet", "Letter", "Link", "LinkDown", "Refused", "Reply", "Untrusted", "fingerprint"]
 
 _REQUEST = 32 << 20
-_ASKED_AT_ONCE = 256
+_ASKED_AT_ONCE = 16
 # A SuperLink forgets what it noted of each message when its run ends, and not before.
 _MESSAGES_OF_A_RUN = 10_000
 _OURS = "homebody/homebody"
