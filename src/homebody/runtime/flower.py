@@ -236,6 +236,7 @@ class Flower:
                 f"{len(answers)} of {len(cohort.users)} clients answered within {self.settings.deadline:g} s, and "
                 f"{needed} must."
             )
+        answers = [_Part(number, method.uplink.bounded(tree)) for number, tree in answers]
         total = method.uplink.server(Total(_summed(answers, wanted), cohort.size), SystemRng().fold("server"))
         self._step = step
         return Collected(total, up, down, answered=len(answers))
@@ -254,6 +255,11 @@ class Flower:
         answers, _, _ = self._ask("evaluate", task, shared, everyone, wanted, end)
         if not answers:
             return Evaluated({})
+        if method.uplink.plain:  # every metric is a share: one device does not decide for all
+            shares = [{name: value.clamp(0, 1) for name, value in tree.items()} for _, tree in answers]
+            answers = [
+                _Part(number, method.uplink.bounded(tree)) for (number, _), tree in zip(answers, shares, strict=True)
+            ]
         sums = method.uplink.server(Total(_summed(answers, wanted), len(answers)), SystemRng().fold("server")).sum
         asked = float(sums["asked"])
         if not asked >= 1:
