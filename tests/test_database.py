@@ -97,6 +97,21 @@ class TestBoth:
             add(listed, 5)
         assert numbers(listed) == [1, 3, 5]
 
+    def test_a_part_is_undone_with_the_parts_within_it(self, listed: Database) -> None:
+        def fail_after_a_failure() -> None:
+            with listed.transaction():
+                add(listed, 2)
+                with pytest.raises(ZeroDivisionError):
+                    written(listed, 3, ZeroDivisionError())
+                written(listed, 4)
+                raise KeyError
+
+        with listed.transaction():
+            add(listed, 1)
+            with pytest.raises(KeyError):
+                fail_after_a_failure()
+        assert numbers(listed) == [1]
+
     def test_many_rows_are_written_whole_or_not_at_all(self, listed: Database) -> None:
         with pytest.raises(Conflict):
             listed.executemany("INSERT INTO list (number, name) VALUES (?, ?)", [(1, "a"), (2, "b"), (1, "c")])

@@ -78,7 +78,7 @@ def test_init_makes_a_device_and_says_what_to_hand_on(tmp_path: Path, keys: obje
     assert {name: found[name] for name in ("name", "server", "budget", "paused", "running", "items", "model")} == {
         "name": "hall",
         "server": "localhost:9092",
-        "budget": "eps=8,delta=1e-5",
+        "budget": "eps=8,delta=1e-05,unit=user,observer=server",
         "paused": False,
         "running": False,
         "items": 0,

@@ -57,3 +57,17 @@ def last_metrics(plan: Recipe, split: Any) -> dict[str, float]:
     fit(plan.build(), Simulator(split), rounds=ROUNDS, seed=3, on_round=lines.append)
     metrics: dict[str, float] = lines[-1].metrics
     return metrics
+
+
+def test_the_server_keeps_its_state_in_postgresql(
+    twenty: Population, world: Callable[..., Any], new_postgresql: str
+) -> None:
+    plan = Recipe("fedials", "devices", rounds=2, seed=3, evaluate_every=0)
+    federation = world(twenty, 1, plan, database=new_postgresql)
+    federation.start(once=True)
+    assert federation.finish() == 0
+    assert not list(federation.server.glob("*.sqlite"))
+    wanted = fit(plan.build(), Simulator(everything(twenty, seed=3)), rounds=2, seed=3, evaluate_every=0)
+    torch.testing.assert_close(federation.shared()["item"], wanted.shared["item"], rtol=0, atol=1e-5)
+    with opened(federation.server) as (_, records):
+        assert records.ledger().releases() == 2

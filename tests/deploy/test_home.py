@@ -40,10 +40,12 @@ def everything(folder: Path) -> bytes:
 
 def test_a_new_home_keeps_its_settings(tmp_path: Path) -> None:
     with Home.create(tmp_path / "d", server="example.org:9092", name="it's the hall", budget="eps=8") as made:
-        assert made.settings == Settings("example.org:9092", "it's the hall", "eps=8")
+        # A person means the server, unless they say another.
+        whole = "eps=8,delta=1e-06,unit=user,observer=server"
+        assert made.settings == Settings("example.org:9092", "it's the hall", whole)
         made.configure(paused=True, node=2**64 - 1)
     with Home(tmp_path / "d") as again:
-        assert again.settings == Settings("example.org:9092", "it's the hall", "eps=8", True, 2**64 - 1)
+        assert again.settings == Settings("example.org:9092", "it's the hall", whole, True, 2**64 - 1)
         assert again.people() == []
         assert again.n_items() == 0
         assert again.model() is None

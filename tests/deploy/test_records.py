@@ -435,6 +435,20 @@ class TestBackups:
             Records.restore(tmp_path / "copy.sqlite", database)
         assert database.version(COMPONENT) == 0
 
+    def test_a_backup_that_fails_half_way_leaves_nothing(self, database: Database, tmp_path: Path) -> None:
+        source = Records(connect(None))
+        fill(source)
+        source.backup(tmp_path / "copy.sqlite")
+        source.database.close()
+        changed = connect(tmp_path / "copy.sqlite")
+        changed.execute("DROP INDEX device_name")
+        changed.execute("UPDATE device SET name = 'study', removed = NULL")
+        changed.close()
+        with pytest.raises(HomebodyError, match=r"The backup .*copy\.sqlite is damaged"):
+            Records.restore(tmp_path / "copy.sqlite", database)
+        assert database.version(COMPONENT) == 0
+        assert Records(database).ledger().entries() == []
+
     def test_it_stands_at_one_moment_while_others_write(
         self, records: Records, where: Path | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -15,6 +15,7 @@ from homebody.deploy.plan import FILE, Plan
 from homebody.deploy.records import Records
 from homebody.errors import HomebodyError
 from homebody.report.record import jsonable
+from homebody.runtime.door import is_loopback
 
 __all__ = ["make", "opened", "read_items", "report", "restored"]
 
@@ -22,7 +23,7 @@ __all__ = ["make", "opened", "read_items", "report", "restored"]
 def make(folder: Path, plan: Plan, items: str | None, hosts: Sequence[str]) -> dict[str, Any]:
     """A server's folder: whole, or not at all."""
     plan.method()
-    if not plan.tls and not _is_near(plan.host):
+    if not plan.tls and not is_loopback(plan.host):
         raise HomebodyError(f"{plan.host} can be reached from elsewhere: leave out --no-tls.")
     found = [] if items is None else read_items(items)
     fresh = not folder.exists()
@@ -30,6 +31,7 @@ def make(folder: Path, plan: Plan, items: str | None, hosts: Sequence[str]) -> d
         raise HomebodyError(f"{folder} is not empty: a server gets a folder of its own.")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)  # who takes part is nobody else's business
         keys = not (folder / "keys").exists()
         if keys:
             make_authority(folder / "keys", [plan.host, *hosts] if plan.host not in ("0.0.0.0", "::") else hosts)
@@ -125,7 +127,3 @@ def restored(folder: Path, file: Path) -> int:
         return len(Records.restore(file, database).rounds())
     finally:
         database.close()
-
-
-def _is_near(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from homebody.database import Database, connect
+from homebody.database import Conflict, Database, connect
 from homebody.deploy.records import COMPONENT, Records
 from homebody.errors import HomebodyError
 
@@ -71,7 +71,10 @@ def restore(source: Path, database: Database) -> None:
                     raise HomebodyError(
                         f"The database {database.name} is not empty: a backup is restored into a new one."
                     )
-            _copy(copy, database)
+            try:
+                _copy(copy, database)
+            except Conflict as error:
+                raise HomebodyError(f"The backup {source} is damaged: {error}.") from error
             Records(database).ledger().close()
 
 

@@ -17,10 +17,10 @@ import numpy.typing as npt
 import torch
 
 from homebody import __version__
-from homebody.core import Catalogue, Cohort, Method, Tree
+from homebody.core import Catalogue, Cohort, Method, Rows, Tree
 from homebody.data import Population
 from homebody.data.partitions import LEAST, everything, leave_one_out
-from homebody.deploy.home import Home, Person, State
+from homebody.deploy.home import Home, Person, State, TakesNoPart
 from homebody.deploy.task import Task, acting
 from homebody.errors import HomebodyError
 from homebody.fit import carry
@@ -31,6 +31,10 @@ from homebody.runtime.flower import metric_names
 from homebody.runtime.household import Household, grown
 
 __all__ = ["Device", "Recommended", "recommend"]
+
+
+_Said = tuple[dict[str, Any], dict[str, bytes]]
+"""A letter's header and its parts."""
 
 
 class OverBudget(HomebodyError):
@@ -46,20 +50,34 @@ class Device:
         self._warm: set[str] = set()
 
     def answer(self, body: bytes) -> bytes:
-        """The letter to send back; where this one cannot be answered, a letter that says why."""
+        """The letter to send back, which says what it answers; where it cannot, a letter that says why."""
+        said, parts = self._answered(body)
+        return wire.seal({"to": wire.digest(body), **said}, parts)
+
+    def _answered(self, body: bytes) -> _Said:
         try:
-            return self._answer(*wire.open_letter(body))
+            header, parts = wire.open_letter(body)
+            task = Task.read(header)
+            _ = task.acting  # refused here, where it is about the letter alone
         except (wire.Malformed, HomebodyError) as error:
             self._log("refused", reason=str(error))
-            return wire.seal({"refused": str(error)[:500]})
+            return {"refused": str(error)[:500]}, {}
+        try:
+            return self._answer(task, parts)
+        except wire.Malformed as error:
+            self._log("refused", reason=str(error))
+            return {"refused": str(error)}, {}
+        except Exception as error:
+            # What went wrong may name a person or a folder: that stays here. A letter must not end the process.
+            self._log("failed", do=task.do, release=task.release, reason=_reason(error))
+            return {"refused": "The device cannot answer this now."}, {}
 
-    def _answer(self, header: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
-        task = Task.read(header)
+    def _answer(self, task: Task, parts: Mapping[str, bytes]) -> _Said:
         if "items" in parts:
             self._new_items(parts["items"])
         if task.do == "hello":
             self._warm_up(task)
-            return wire.seal(self._about_myself())
+            return self._about_myself(), {}
         if "shared" in parts:
             if wire.digest(parts["shared"]) != task.shared:
                 raise wire.Malformed("The shared parameters are not those that the letter names.")
@@ -68,22 +86,22 @@ class Device:
         content = self.home.shared(task.shared)
         if content is None or self.home.n_items() < task.n_items:
             lacks = "shared" if content is None else "items"
-            return wire.seal({**self._about_myself(task.shared if content else ""), "lacks": lacks})
-        shared = wire.unpack(content)
+            return {**self._about_myself(task.shared if content else ""), "lacks": lacks}, {}
+        shared = _readable(task.acting, wire.unpack(content), task.n_items)
         answers: dict[str, bytes] = {}
-        declined: dict[str, str] = {}
+        declined: list[int] = []
         for number in [] if task.do == "adapt" else task.people:
             try:
                 answers[str(number)] = self._one(task, shared, number)
-            except (HomebodyError, wire.Malformed) as error:
-                # The server is told nothing about the person.
-                declined[str(number)] = "budget" if isinstance(error, OverBudget) else "unable"
-                self._log("declined", release=task.release, reason=str(error))
+            except Exception as error:
+                # The server is not told why, and the others of the household answer all the same.
+                declined.append(number)
+                self._log("declined", release=task.release, reason=_reason(error))
         self.home.put_model(json.dumps(task.described()), task.shared, task.release, task.step)
         self.home.keep_states(task.run, [task.step] if task.keep is None else [task.keep, task.step])
         self.home.prune({task.shared})
         self._log("answered", do=task.do, release=task.release, people=len(answers), declined=len(declined))
-        return wire.seal({**self._about_myself(task.shared), "declined": declined}, answers)
+        return {**self._about_myself(task.shared), "declined": declined}, answers
 
     def _about_myself(self, holds: str = "") -> dict[str, Any]:
         """Who takes part here, and what need not be sent again."""
@@ -93,9 +111,16 @@ class Device:
     def _new_items(self, part: bytes) -> None:
         try:
             first, items = json.loads(part)
-            self.home.add_items(int(first), [(str(item), str(name)) for item, name in items])
-        except (ValueError, TypeError, RecursionError) as error:
+            pairs = [(str(item), str(name)) for item, name in items]
+            first = int(first)
+        except (ValueError, TypeError, RecursionError, OverflowError) as error:
             raise wire.Malformed("The list of items is not the JSON it should be.") from error
+        try:
+            self.home.add_items(first, pairs)
+        except HomebodyError as error:
+            if error.__cause__ is not None:  # the disk's fault, not the letter's
+                raise
+            raise wire.Malformed("The items do not go on from the catalogue that this device knows.") from error
 
     def _one(self, task: Task, shared: Tree, number: int) -> bytes:
         """One person's answer: the one that was given before, or a new one, charged and written down first."""
@@ -106,24 +131,28 @@ class Device:
         given = self.home.answer_of(slot, task.run, release, task.ask)
         if given is not None:
             return given
-        household, people = self._people(task)
-        user = [person.slot for person in people].index(slot)
-        if not household.split.lengths[user]:
-            raise HomebodyError("There is nothing to learn from yet.")
         method = task.acting
-        cohort = Cohort(np.array([number]), task.sampling, task.size, task.population)
+        # Charged before the history is looked at, and as one who is always drawn: whether somebody answers must not
+        # depend on what they have, and a device cannot know who else could have been drawn.
+        cohort = Cohort(np.array([number]), "all", 1, 1)
         charges = method.releases(cohort) if task.do == "train" else method.uplink.charges(cohort)
         self._charge(task, slot, release, charges)
+        household, people = self._people(task)
+        user = [person.slot for person in people].index(slot)
         household.begin(method, Rng(torch.tensor(task.clients_key)))
         state = self.home.state(slot, task.run, task.step if task.do == "train" else task.step + 1)
-        if state is not None:
-            _restore(self.home, household, state, shared, user)
-        if task.do == "train":
+        empty = not household.split.lengths[user]
+        if state is not None and not empty:
+            _restore(self.home, household, state, task.phase, shared, user)
+        if task.do == "evaluate":
+            told = {} if empty else household.measure(method, shared, user)
+            update = method.uplink.device(_told(told, task.cutoffs), SystemRng())
+        elif empty:
+            update = method.uplink.device(wire.nothing(method, shared, Catalogue(task.n_items)), SystemRng())
+        else:
             update, kept = household.train(method, shared, user, Rng(torch.tensor(task.key)))
             base = task.shared if method.scores_from == "base" else None
-            state = State(task.step, base, wire.pack(kept))
-        else:
-            update = method.uplink.device(_measured(household, method, shared, user, task.cutoffs), SystemRng())
+            state = State(task.step, base, wire.seal({"phase": task.phase}, {"state": wire.pack(kept)}))
         answer = wire.pack(update, half=task.half)
         step, base, content = state or (0, None, None)
         self.home.finish(slot, task.run, release, task.ask, step, base, content, answer)
@@ -132,19 +161,22 @@ class Device:
     def _charge(self, task: Task, slot: int, release: str, charges: Sequence[Charge]) -> None:
         """Before anything is worked out, let alone told."""
         ledger, allowed = self.home.ledger(slot), self.home.settings.budget
-        name = f"{task.run[:8]}/{release}@{task.ask[:12]}"
-        # What was charged and never given is the same release; what was given and is no longer here, is a new one.
-        fresh = task.ask in self.home.knows(slot, task.run, release) or not ledger.knows(name)
-        if allowed and fresh and not Budget.parse(allowed).allows(ledger, charges):
+        name = f"{task.run}/{release}@{task.ask}"
+        # What was begun, charged and never given is the same release. What was given and is no longer here is a new
+        # one, and so is what a store that was put back to an earlier day does not know of.
+        given = task.ask in self.home.knows(slot, task.run, release)
+        same = self.home.begun(slot, task.run, release, task.ask) and not given and ledger.knows(name)
+        if allowed and not same and not Budget.parse(allowed).allows(ledger, charges):
             raise OverBudget("It would spend more than this person allows.")
-        ledger.charge(name, charges, repeat=not fresh, number=task.step, code=f"{task.method}, homebody {__version__}")
+        self.home.begin(slot, task.run, release, task.ask)
+        ledger.charge(name, charges, repeat=same, number=task.step, code=f"{task.method}, homebody {__version__}")
 
     def _people(self, task: Task) -> tuple[Household, list[Person]]:
         """The household as it is now; it is made anew when a history, the people or the catalogue change."""
-        about = (self.home.changes, self.home.n_items(), task.described())
+        about = (self.home.changes, task.n_items, task.described())
         if self._household is None or self._household[0] != about:
             people = self.home.active()
-            self._household = (about, _household(self.home, people, task.described()), people)
+            self._household = (about, _household(self.home, people, task.described(), task.n_items), people)
         return self._household[1], self._household[2]
 
     def _warm_up(self, task: Task) -> None:
@@ -175,22 +207,54 @@ def recommend(home: Home, person: Person, k: int = 10) -> list[Recommended]:
     if model is None or content is None:
         raise HomebodyError("This device has no model yet: it gets one when it takes part in a round.")
     described = json.loads(model.description)
-    method, shared = acting(described, model.release.rpartition("/")[0]), wire.unpack(content)
-    household = _household(home, [person], {**described, "measures": False})
+    phase, n_items = model.release.rpartition("/")[0], home.n_items()
+    method = acting(described, phase)
+    household = _household(home, [person], {**described, "measures": False}, n_items)
     household.begin(method, Rng(torch.tensor(described["clients_key"])))
     state = home.state(person.slot, described["run"], model.step + 1)
-    fresh = method.init_shared(Catalogue(home.n_items()), Rng.of(described["seed"]))
-    shared = carry(shared, fresh)  # items that came after the model are as new
+    fresh = method.init_shared(Catalogue(n_items), Rng.of(described["seed"]))
+    shared = _carried(wire.unpack(content), fresh)  # items that came after the model are as new
     if state is not None and household.split.lengths[0]:
-        _restore(home, household, state, shared, 0)
+        _restore(home, household, state, phase, shared, 0)
     population = household.split.population
     best = household.recommend(method, shared, 0, k)
     return [Recommended(population.item_id(item), population.item_name(item), score) for item, score in best]
 
 
-def _household(home: Home, people: list[Person], described: Mapping[str, Any]) -> Household:
-    """These people with what they have; the last two interactions of each are held out where devices measure."""
-    population = home.population(people)
+def _reason(error: Exception) -> str:
+    """Why something failed, for the device's own log: without a person's name, and of an accident its kind alone."""
+    if isinstance(error, TakesNoPart):
+        return "Nobody of this number takes part."
+    return str(error) if isinstance(error, HomebodyError | wire.Malformed) else type(error).__name__
+
+
+def _readable(method: Method, shared: Tree, n_items: int) -> Tree:
+    """The shared parameters in the precision that the method computes in; refused where they are not its own.
+
+    Its tables grow by so many rows with each item: two toy catalogues tell by how many, and nothing large is made.
+    """
+    two, three = (method.init_shared(Catalogue(count), Rng.of(0)) for count in (2, 3))
+    if shared.keys() != two.keys() or n_items < 2:
+        raise wire.Malformed("The shared parameters are not those of the method.")
+    for name, value in two.items():
+        rows = (len(three[name]) - len(value)) * (n_items - 2) if value.dim() else 0
+        wanted = (len(value) + rows, *value.shape[1:]) if value.dim() else ()
+        found = shared[name]
+        if isinstance(found, Rows) or tuple(found.shape) != wanted:
+            raise wire.Malformed("The shared parameters have another shape than the method's.")
+        if found.is_floating_point() != value.is_floating_point() or not bool(torch.isfinite(found).all()):
+            raise wire.Malformed("The shared parameters are not the numbers that the method works with.")
+    return {name: shared[name].to(value.dtype) for name, value in two.items()}
+
+
+def _carried(old: Tree, new: Tree) -> Tree:
+    """As `carry`, where the old parameters may have come in 16 bits."""
+    return carry({name: value.to(new[name].dtype) if name in new else value for name, value in old.items()}, new)
+
+
+def _household(home: Home, people: list[Person], described: Mapping[str, Any], n_items: int) -> Household:
+    """These people with what they have of so many items; the last two of each are held out where devices measure."""
+    population = _known(home.population(people), n_items)
     numbers: npt.NDArray[np.int64] = np.array([described["first"] + person.slot for person in people])
     if described["measures"] and population.lengths.max(initial=0) >= LEAST:
         split = leave_one_out(
@@ -205,16 +269,40 @@ def _household(home: Home, people: list[Person], described: Mapping[str, Any]) -
     return Household(replace(split, numbers=numbers), cutoffs=described["cutoffs"])
 
 
-def _restore(home: Home, household: Household, state: State, shared: Tree, user: int) -> None:
-    """Give a household a person's state, and the parameters that it refers to, as long as the shared ones are now."""
+def _known(population: Population, n_items: int) -> Population:
+    """What people did with the first items of a catalogue, which may have grown beyond what is asked about."""
+    if n_items == population.n_items:
+        return population
+    there = population.items < n_items
+    indptr = np.concatenate([[0], np.cumsum(there)])[population.indptr]
+    assert population.item_ids is not None
+    assert population.item_names is not None
+    return replace(
+        population,
+        indptr=indptr,
+        items=population.items[there],
+        n_items=n_items,
+        times=None if population.times is None else population.times[there],
+        ratings=None if population.ratings is None else population.ratings[there],
+        item_ids=population.item_ids[:n_items],
+        item_names=population.item_names[:n_items],
+    )
+
+
+def _restore(home: Home, household: Household, state: State, phase: str, shared: Tree, user: int) -> None:
+    """Give a household a person's state of this phase, and the parameters that it refers to, as long as the shared
+    ones are now. Another phase begins without any."""
+    header, parts = wire.open_letter(state.bytes)
+    if header["phase"] != phase:
+        return
+    tree = grown(wire.unpack(parts["state"]), shared)
+    if any(isinstance(rows, Rows) and len(rows.index) and int(rows.index.max()) >= rows.size for rows in tree.values()):
+        raise HomebodyError("The private state is about a larger catalogue than the shared parameters.")
     base = None if state.base is None else home.shared(state.base)
-    tree = grown(wire.unpack(state.bytes), shared)
-    household.hold(user, tree, None if base is None else carry(wire.unpack(base), shared))
+    household.hold(user, tree, None if base is None else _carried(wire.unpack(base), shared))
 
 
-def _measured(household: Household, method: Method, shared: Tree, user: int, cutoffs: Sequence[int]) -> Tree:
+def _told(found: Mapping[str, float], cutoffs: Sequence[int]) -> Tree:
     """How well a person is served, in the order that the server expects; nothing where nothing can be asked."""
-    found = household.measure(method, shared, user)
-    names = metric_names(cutoffs)
-    told = torch.tensor([found.get(name, 0.0) for name in names], dtype=torch.float32)
-    return {"metrics": told, "asked": torch.tensor([1.0 if found else 0.0])}
+    metrics = torch.tensor([found.get(name, 0.0) for name in metric_names(cutoffs)], dtype=torch.float32)
+    return {"metrics": metrics, "asked": torch.tensor([1.0 if found else 0.0])}

@@ -78,11 +78,12 @@ class Home(History, Rounds):
         furnish: puts keys and certificates into the folder, before it counts as a device.
         """
         folder = Path(path)
-        settings = Settings(server=server, name=name, budget=budget)
         if budget is not None:
             from homebody.privacy import Budget
 
-            Budget.parse(budget)
+            # A person means the server, unless they say another: it is the one that gets to see what leaves.
+            budget = str(Budget.parse(budget if "observer" in budget else f"{budget},observer=server"))
+        settings = Settings(server=server, name=name, budget=budget)
         made = _claim(folder)
         try:
             (folder / "ledgers").mkdir(mode=0o700)

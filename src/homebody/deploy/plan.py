@@ -15,7 +15,9 @@ import tomli_w
 from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
 from homebody.recipe import Recipe
-from homebody.runtime.flower import Settings
+from homebody.runtime import wire
+from homebody.runtime.door import is_loopback
+from homebody.runtime.flower import Settings, telemetry
 
 __all__ = ["FILE", "Plan"]
 
@@ -70,6 +72,11 @@ class Plan:
             if not found or not int(found["port"]) < 65536:
                 raise HomebodyError(f"An address is HOST:PORT, such as 127.0.0.1:9092, not '{what}'.")
 
+        if self.metrics and not is_loopback(self.metrics.rpartition(":")[0].strip("[]")):
+            raise HomebodyError(
+                f"/metrics on {self.metrics} could be read by anybody: serve it on 127.0.0.1, and ask through a proxy."
+            )
+
     @property
     def host(self) -> str:
         return self.listen.rpartition(":")[0].strip("[]")
@@ -105,6 +112,9 @@ class Plan:
         method = self.recipe.build()
         if not isinstance(method, Method):
             raise HomebodyError(f"{self.recipe.method} collects raw data: it cannot be trained on devices.")
+        wire.refuse_unfit(method)
+        if self.recipe.evaluate_every:
+            telemetry(method, self.recipe.measured())
         if method.needs:
             raise HomebodyError(f"{self.recipe.method} needs {method.needs[0]}, which devices do not hold yet.")
         return method

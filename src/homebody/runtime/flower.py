@@ -21,7 +21,7 @@ from torch import Tensor
 from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Rows, Total, Tree, Users
 from homebody.errors import Abandoned, HomebodyError
 from homebody.evaluation.metrics import METRICS
-from homebody.privacy import Charge, SecureSum, Shuffle
+from homebody.privacy import Charge
 from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
 
@@ -29,10 +29,22 @@ __all__ = ["Flower", "Registry", "Settings", "metric_names"]
 
 ITEMS_AT_ONCE = 50_000
 """Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
-MOST_LETTERS = 1_000
-"""To one device in one round: it may lack the shared parameters, or much of a large catalogue."""
+MOST_LETTERS = 3
+"""To one device in one round, beside those that tell it of a large catalogue: it may lack the shared parameters."""
 HELLO_SECONDS = 120.0
 """How long a greeting waits to be answered before it is said again: a device compiles its kernels first."""
+MOST_RESTS = 8
+"""How often a rest is doubled."""
+REST_SECONDS = 600.0
+"""How long somebody is not asked who had nothing to answer with, or whose answer was refused."""
+GREET_SECONDS = 30.0
+"""How long a device is not greeted again of which nobody takes part, or whose answer to a greeting was refused."""
+AWAY_SECONDS = 1.0
+"""How long a device may be away in a round, once that is known: one that joins anew is away for a moment."""
+MOST_LOST = 5
+"""Letters to one device in one round that may be lost before it is left alone."""
+LOOK_SECONDS = 2.0
+"""Between looks, in a round, for devices that were away and came back."""
 BACK_SECONDS = 20.0
 """How long a round that was cut short waits for its devices to come back."""
 PAUSE = 0.2
@@ -153,15 +165,24 @@ class Flower:
         self._known: dict[int, _Node] = {}
         self._greeted: dict[str, tuple[int, float]] = {}
         self._registered: dict[str, Device] = {}
-        self._key, self._release = 0, ""
+        self._resting: dict[int, float] = {}
+        self._rests: dict[int, int] = {}
+        self._silent: dict[str, int] = {}
+        self._left_alone: dict[int, float] = {}
+        self._key, self._release = 0, registry.notes().get("opened", "").partition(" ")[0].partition("#")[0]
         self._step, self._keep = 0, keep
 
     def available(self) -> Users:
         """The numbers of all people who are there, once there are enough of them."""
+        # Between two rounds, and at no other time: what is shared has a row for each item of it.
+        self.catalogue = self._catalogue()
+        return self._gathered()
+
+    def _gathered(self) -> Users:
         said = False
         while True:
             self._look_around()
-            numbers = sorted(number for node in self._known.values() for number in node.active)
+            numbers = self._present()
             if len(numbers) >= max(1, self.settings.least):
                 return np.array(numbers, dtype=np.int64)
             if not said:
@@ -170,67 +191,76 @@ class Flower:
             time.sleep(PAUSE)
 
     def begin(self, method: Method, rng: Rng) -> None:
-        for stage in method.uplink.stages:
-            if isinstance(stage, SecureSum | Shuffle):
-                raise HomebodyError(
-                    f"{type(stage).__name__} needs more than one message a round, which devices cannot exchange yet: "
-                    "leave it out, and the ledger says what the server learns."
-                )
-        if method.uplink.asks:
-            raise HomebodyError("Devices download whole tables: leave out ask-rows.")
+        wire.refuse_unfit(method)
         self._key = int(rng.key)
 
-    def open(self, release: str, cohort: Cohort) -> Opened:
-        base, _, attempts = self._registry.notes().get("abandoned", "").partition("#")
+    def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
+        """A round that was cut short is the same one only if it asks the same: then its devices answer the same."""
         self._release = release
-        name = f"{release}#{int(attempts) + 1}" if base == release else release
+        asks = wire.digest(json.dumps([self._description, self.catalogue.n_items, self.settings.half]).encode())
+        asks += wire.digest(wire.pack(shared, half=self.settings.half))
+        name = self._attempt()
         before = self._registry.opened(name)
-        if before is not None:
-            return Opened(name, before, again=True)
-        self._registry.open_round(name, cohort)
-        return Opened(name, cohort, again=False)
+        if before is not None and self._registry.notes().get("opened") != f"{name} {asks}":
+            self._give_up(reason="it would ask something else now")
+            return self.open(release, cohort, shared)
+        if before is None:
+            self._registry.note("opened", f"{name} {asks}")
+            self._registry.open_round(name, cohort)
+        opened = Opened(name, cohort if before is None else before, again=before is not None)
+        self._log("opened", release=name, clients=len(opened.cohort.users), again=opened.again)
+        return opened
+
+    def _attempt(self) -> str:
+        """What the round is called: after it was given up it is another release."""
+        base, _, attempts = self._registry.notes().get("abandoned", "").partition("#")
+        return f"{self._release}#{int(attempts) + 1}" if base == self._release else self._release
+
+    def _give_up(self, **facts: Any) -> None:
+        """This attempt at the round."""
+        name = self._attempt()
+        self._log("abandoned", release=name, **facts)
+        self._registry.note("abandoned", f"{self._release}#{name.partition('#')[2] or 1}")
+        self._registry.count("rounds_abandoned")
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         wanted = wire.expected(method, shared, self.catalogue)
         end = time.monotonic() + self.settings.deadline
         self._await(cohort.users.tolist(), end)
-        task = {**self._task("train", step, rng), "cohort": [cohort.sampling, cohort.size, cohort.population]}
+        task = self._task("train", step, rng)
         answers, up, down = self._ask("train", task, shared, cohort.users.tolist(), wanted, end)
         needed = max(1, math.ceil(self.settings.quorum * len(cohort.users)))
         if len(answers) < needed:
-            attempts = self._registry.notes().get("abandoned", "").partition("#")
-            tried = int(attempts[2]) + 1 if attempts[0] == self._release else 1
-            self._registry.note("abandoned", f"{self._release}#{tried}")
-            self._registry.count("rounds_abandoned")
-            self._log("abandoned", release=self._release, answered=len(answers), needed=needed)
+            self._give_up(answered=len(answers), needed=needed)
             raise Abandoned(
                 f"{len(answers)} of {len(cohort.users)} clients answered within {self.settings.deadline:g} s, and "
                 f"{needed} must."
             )
-        total = method.uplink.server(Total(_summed(answers), cohort.size), SystemRng().fold("server"))
+        answers = [_Part(number, method.uplink.bounded(tree)) for number, tree in answers]
+        total = method.uplink.server(Total(_summed(answers, wanted), cohort.size), SystemRng().fold("server"))
         self._step = step
         return Collected(total, up, down, answered=len(answers))
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
-        users = self.available()
+        users = self._gathered()
         return method.uplink.charges(Cohort(users, "all", len(users), len(users)))
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         """The mean of what people measure on their own devices; it leaves through the method's channel."""
         names = metric_names(self.settings.cutoffs)
-        told = {"metrics": torch.zeros(len(names)), "asked": torch.zeros(1)}
-        wanted = {
-            name: wire.Expected(tuple(value.shape), None, True)
-            for name, value in method.uplink.device(told, Rng.of(0)).items()
-        }
-        everyone = self.available().tolist()
-        task = {**self._task("evaluate", self._step, Rng.of(0)), "cohort": ["all", len(everyone), len(everyone)]}
-        task |= {"cutoffs": list(self.settings.cutoffs)}
+        wanted = telemetry(method, self.settings.cutoffs)
+        everyone = self._gathered().tolist()
+        task = {**self._task("evaluate", self._step, Rng.of(0)), "cutoffs": list(self.settings.cutoffs)}
         end = time.monotonic() + self.settings.deadline
         answers, _, _ = self._ask("evaluate", task, shared, everyone, wanted, end)
         if not answers:
             return Evaluated({})
-        sums = method.uplink.server(Total(_summed(answers), len(answers)), SystemRng().fold("server")).sum
+        if method.uplink.plain:  # every metric is a share: one device does not decide for all
+            shares = [{name: value.clamp(0, 1) for name, value in tree.items()} for _, tree in answers]
+            answers = [
+                _Part(number, method.uplink.bounded(tree)) for (number, _), tree in zip(answers, shares, strict=True)
+            ]
+        sums = method.uplink.server(Total(_summed(answers, wanted), len(answers)), SystemRng().fold("server")).sum
         asked = float(sums["asked"])
         if not asked >= 1:
             return Evaluated({})
@@ -251,19 +281,21 @@ class Flower:
     def publish(self, method: Method, shared: Tree, step: int, known: set[str]) -> set[str]:
         """Give every device that is there the model to rank with from now on; answer which have it.
 
-        known: those that have it already.
+        known: those that have it already; where items came since, nobody has.
         """
+        before, self.catalogue = self.catalogue, self._catalogue()
+        known = known if self.catalogue is before else set()
         self._look_around()
         there = {node: one for node, one in self._known.items() if one.device.fingerprint not in known}
         if not there:
             return known
         task = self._task("adapt", step, Rng.of(0))
         numbers = [number for one in there.values() for number in one.active]
-        before, end = set(known), time.monotonic() + self.settings.deadline
+        had, end = set(known), time.monotonic() + self.settings.deadline
         for node, _ in self._letters("query.adapt", task, shared, numbers, end, only=set(there)):
             known.add(self._known[node].device.fingerprint)
-        if known != before:
-            self._log("published", devices=len(known - before))
+        if known != had:
+            self._log("published", devices=len(known - had), items=self.catalogue.n_items)
         return known
 
     def _task(self, do: str, step: int, rng: Rng) -> dict[str, Any]:
@@ -301,24 +333,38 @@ class Flower:
     ) -> tuple[list[_Part], int, int]:
         """Every person's answer that is as it should be, by number; and the bytes that came and went."""
         found: dict[int, Tree] = {}
-        traffic = [0, 0]
+        traffic, most = [0, 0], wire.longest(wanted)
         for node, (header, parts) in self._letters(kind, task, shared, users, end, traffic=traffic):
             theirs = set(self._known[node].active) & set(users)
             for name, part in parts.items():
                 number = int(name) if name.isdecimal() and len(name) < 19 else -1
                 if number not in theirs or number in found:
-                    self._refuse(node, "someone else's number")
+                    self._refuse(node, "someone else's number", theirs)
                     continue
                 try:
+                    if len(part) > most:
+                        raise wire.Malformed("The update is larger than any of its method's.")
                     tree = wire.unpack(part)
                     wire.check(tree, wanted, self.settings.largest)
                 except wire.Malformed as error:
-                    self._refuse(node, str(error))
+                    self._refuse(node, error, {number})
                     continue
                 found[number] = tree
-            for reason in header.get("declined", {}).values():
-                self._registry.count(f"declined: {str(reason)[:80]}")
+            self._note_declined(header.get("declined"), theirs - found.keys())
         return [_Part(number, found[number]) for number in sorted(found)], traffic[0], traffic[1]
+
+    def _note_declined(self, declined: Any, theirs: set[int]) -> None:
+        """Whoever declines is left alone for a while, and longer each time."""
+        for number in declined if isinstance(declined, list) else ():
+            if number in theirs:
+                self._registry.count("declined")
+                self._rest({number})
+
+    def _present(self) -> list[int]:
+        """The numbers of all people who are there and not resting."""
+        now = time.monotonic()
+        self._resting = {number: until for number, until in self._resting.items() if until > now}
+        return sorted({number for node in self._known.values() for number in node.active} - self._resting.keys())
 
     def _letters(
         self,
@@ -337,45 +383,76 @@ class Flower:
         traffic = [0, 0] if traffic is None else traffic
         where = self._homes(users, only)
         waiting: dict[str, int] = {}
-        asked = dict.fromkeys(where, 0)
+        digests: dict[int, str] = {}
+        asked, lost = dict.fromkeys(where, 0), dict.fromkeys(where, 0)
+        gone: dict[int, tuple[float, str]] = {}
+        most = MOST_LETTERS + self.catalogue.n_items // ITEMS_AT_ONCE
 
         def write(nodes: Collection[int]) -> None:
             letters = {}
             for node in nodes:
                 one, asked[node] = self._known[node], asked[node] + 1
-                news = self._registry.items(one.items)[:ITEMS_AT_ONCE] if one.items < self.catalogue.n_items else []
+                lacking = min(ITEMS_AT_ONCE, self.catalogue.n_items - one.items)
+                news = self._registry.items(one.items)[:lacking] if lacking > 0 else []
                 parts = {"items": json.dumps([one.items, list(news)]).encode()} if news else {}
                 if name not in one.holds:
                     parts["shared"] = body
                 header = {**task, "first": one.device.first, "people": where[node], "shared": name}
                 letters[node] = (kind, wire.seal(header, parts))
+                digests[node] = wire.digest(letters[node][1])
                 traffic[1] += len(letters[node][1])
             waiting.update(self._post.send(letters, max(1.0, end - time.monotonic())))
 
         if where:
             write(where)
-        while waiting and (left := end - time.monotonic()) > 0:
-            for answer in self._post.receive(set(waiting), min(left, 5.0)):
+            self._log("sent", kind=kind, release=task["release"], devices=len(waiting))
+        while (waiting or gone) and (left := end - time.monotonic()) > 0:
+            if gone:
+                self._ask_again(gone, lost, write)
+            if not waiting:
+                time.sleep(min(left, PAUSE))
+                continue
+            for answer in self._post.receive(set(waiting), min(left, PAUSE if gone else LOOK_SECONDS)):
                 node = waiting.pop(answer.message, None)
                 if node is None or node not in self._known:
                     continue
                 if answer.body is None:
-                    self._forget(node, answer.error)
+                    gone[node] = (time.monotonic() + AWAY_SECONDS, answer.error)
                     continue
                 traffic[0] += len(answer.body)
                 try:
                     header, parts = wire.open_letter(answer.body)
                 except wire.Malformed as error:
-                    self._refuse(node, str(error))
+                    self._refuse(node, error, set(where[node]))
                     continue
-                if not self._learn(node, header):
-                    continue
-                if "lacks" not in header:
+                if header.get("to") != digests[node]:
+                    self._refuse(node, "an answer to another letter", set(where[node]))
+                elif not self._learn(node, header):
+                    self._rest(set(where[node]))
+                elif "lacks" not in header:
+                    self._silent.pop(self._known[node].device.fingerprint, None)
                     yield node, (header, parts)
-                elif asked[node] < MOST_LETTERS:
+                elif asked[node] < most:
                     write([node])
-        for node in waiting.values():
+                else:
+                    self._refuse(node, "it lacks what it was given", set(where[node]))
+        for node in {*waiting.values(), *gone}:
             self._forget(node, "no answer in time")
+
+    def _ask_again(
+        self, gone: dict[int, tuple[float, str]], lost: dict[int, int], write: Callable[[Collection[int]], None]
+    ) -> None:
+        """A device that was away for a moment is asked again: it gives what it gave, or would have given."""
+        there = set(self._post.nodes().values())
+        for node, (until, error) in list(gone.items()):
+            if node in there and lost[node] < MOST_LOST:
+                lost[node] += 1
+                write([node])
+            elif node not in there and time.monotonic() < until:
+                continue
+            else:
+                self._forget(node, error)
+            del gone[node]
 
     def _homes(self, users: list[int], only: set[int] | None) -> dict[int, list[int]]:
         """Which of these people are where."""
@@ -389,15 +466,17 @@ class Flower:
 
     def _look_around(self) -> None:
         """Who is there now. A device that is new, or was silent, is greeted and counts once it has answered."""
-        self.catalogue = self._catalogue()
         devices = self._devices()
         online = {node: devices[mark] for mark, node in self._post.nodes().items() if mark in devices}
         for node in set(self._known) - set(online):
             del self._known[node]
         greeting = wire.seal({**self._task("hello", self._step, Rng.of(0))})
         now = time.monotonic()
-        asked = {node for node, until in self._greeted.values() if until > now}
-        strangers = [node for node in online if node not in self._known and node not in asked]
+        self._left_alone = {node: until for node, until in self._left_alone.items() if until > now and node in online}
+        asked = {node for node, until in self._greeted.values() if until > now} | self._left_alone.keys()
+        # Also those of whom nobody took part: somebody may by now.
+        present = {node for node, one in self._known.items() if one.active}
+        strangers = [node for node in online if node not in present and node not in asked]
         if strangers:
             sent = self._post.send(dict.fromkeys(strangers, ("query.hello", greeting)), HELLO_SECONDS)
             self._greeted.update({message: (node, now + HELLO_SECONDS) for message, node in sent.items()})
@@ -408,14 +487,18 @@ class Flower:
             node, _ = self._greeted.pop(answer.message, (0, 0.0))
             if node not in online or answer.body is None:
                 continue
+            self._left_alone[node] = time.monotonic() + GREET_SECONDS
+            known = self._known.get(node)
             self._known[node] = _Node(online[node], [], 0)
             try:
                 header, _ = wire.open_letter(answer.body)
             except wire.Malformed as error:
-                self._refuse(node, str(error))
+                self._refuse(node, error)
                 del self._known[node]
                 continue
-            if self._learn(node, header):
+            if not self._learn(node, header):
+                del self._known[node]
+            elif known is None or self._known[node].active:
                 self._log("joined", device=online[node].fingerprint[:12], people=len(self._known[node].active))
 
     def _devices(self) -> dict[str, Device]:
@@ -433,7 +516,7 @@ class Flower:
         one = self._known[node]
         slots, items, holds = header.get("people"), header.get("items"), header.get("holds")
         if "refused" in header:
-            self._refuse(node, f"the device refuses: {str(header['refused'])[:200]}")
+            self._refuse(node, "the device refuses", said=str(header["refused"])[:200])
             return False
         sensible = isinstance(slots, list) and all(
             type(slot) is int and 0 <= slot < one.device.people for slot in slots
@@ -446,17 +529,32 @@ class Flower:
         one.items, one.holds = items, {str(name) for name in holds}
         return True
 
-    def _refuse(self, node: int, reason: str) -> None:
+    def _refuse(
+        self, node: int, reason: str | wire.Malformed, people: Collection[int] = (), said: str | None = None
+    ) -> None:
+        """Count and log it, and leave these people alone for a while. What a device says is logged, never counted:
+        it could say anything."""
         mark = self._known[node].device.fingerprint if node in self._known else ""
-        self._registry.count(f"refused: {reason}")
-        self._log("refused", device=mark[:12], reason=reason)
+        counted = "another wire version" if isinstance(reason, wire.OtherVersion) else str(reason)
+        self._registry.count(f"refused: {counted}")
+        self._log("refused", device=mark[:12], reason=str(reason), **({} if said is None else {"said": said}))
+        self._rest(people)
+
+    def _rest(self, people: Collection[int]) -> None:
+        for number in people:
+            self._rests[number] = min(self._rests.get(number, 0) + 1, MOST_RESTS)
+            self._resting[number] = time.monotonic() + REST_SECONDS * 2 ** (self._rests[number] - 1)
 
     def _forget(self, node: int, why: str) -> None:
         """It must answer a greeting before it counts again: one that is gone costs one deadline, not each."""
         one = self._known.pop(node, None)
         self._registry.count("answers_missing")
         if one is not None:
-            self._log("silent", device=one.device.fingerprint[:12], reason=why)
+            mark = one.device.fingerprint
+            times = self._silent[mark] = min(self._silent.get(mark, 0) + 1, MOST_RESTS)
+            # The first time at once: it may have been killed and come back.
+            self._left_alone[node] = time.monotonic() + (GREET_SECONDS * 2 ** (times - 2) if times > 1 else 0.0)
+            self._log("silent", device=mark[:12], reason=why)
 
     def _catalogue(self) -> Catalogue:
         count = self._registry.n_items()
@@ -469,19 +567,25 @@ def metric_names(cutoffs: Sequence[int]) -> list[str]:
     return [f"{held}{kind}{name}" for held in ("", "valid/") for kind in ("", "full/") for name in at]
 
 
-def _summed(answers: Sequence[_Part]) -> Tree:
+def telemetry(method: Method, cutoffs: Sequence[int]) -> dict[str, wire.Expected]:
+    """What a person's measurements look like once they passed the method's channel; refused where they cannot."""
+    told = {"metrics": torch.zeros(len(metric_names(cutoffs))), "asked": torch.zeros(1)}
+    try:
+        return wire.shapes(method.uplink.device(told, Rng.of(0)))
+    except HomebodyError as error:
+        raise HomebodyError(f"What devices measure cannot leave this way: {error} Or measure never.") from error
+
+
+def _summed(answers: Sequence[_Part], wanted: Mapping[str, wire.Expected]) -> Tree:
     """The sum in order of the clients' numbers, in doubles: the same whoever was first."""
-    sums: Tree = {}
-    kinds: dict[str, torch.dtype] = {}
+    sums = {
+        name: torch.zeros(shape if size is None else (size, *shape), dtype=torch.float64)
+        for name, (shape, size, _) in wanted.items()
+    }
     for _, tree in answers:
         for name, value in tree.items():
-            numbers = value.value if isinstance(value, Rows) else value
-            kinds[name] = torch.promote_types(numbers.dtype, torch.float32)
             if isinstance(value, Rows):
-                shape = (value.size, *numbers.shape[1:])
-                total = sums.setdefault(name, torch.zeros(shape, dtype=torch.float64))
-                total.index_add_(0, value.index, numbers.to(torch.float64))
+                sums[name].index_add_(0, value.index, value.value.to(torch.float64))
             else:
-                total = sums.setdefault(name, torch.zeros(numbers.shape, dtype=torch.float64))
-                total += numbers
-    return {name: total.to(kinds[name]) for name, total in sums.items()}
+                sums[name] += value
+    return {name: total.to(torch.promote_types(wanted[name].kind, torch.float32)) for name, total in sums.items()}

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from homebody.core import Catalogue, Data, Method, Rows, Tree
+from homebody.errors import HomebodyError
+from homebody.privacy import AskRows, SecureSum, Shuffle
 from homebody.rng import Rng
 
 __all__ = [
@@ -28,9 +30,12 @@ __all__ = [
     "check",
     "digest",
     "expected",
+    "longest",
     "open_letter",
     "pack",
+    "refuse_unfit",
     "seal",
+    "shapes",
     "unpack",
 ]
 
@@ -55,7 +60,7 @@ _DTYPES = {kind: dtype for dtype, kind in _KINDS.items()}
 
 
 class Malformed(ValueError):
-    """What arrived is not what it should be; the sentence says how, and nothing of its contents."""
+    """What arrived is not what it should be; the sentence says how, and nothing of its contents: it is counted."""
 
 
 class OtherVersion(Malformed):
@@ -69,7 +74,8 @@ def seal(header: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) ->
     ({'do': 'train'}, {'shared': b'123'})
     """
     parts = parts or {}
-    text = json.dumps({"header": header, "parts": {name: len(part) for name, part in parts.items()}}).encode()
+    sizes = {name: len(part) for name, part in parts.items()}
+    text = json.dumps({"header": header, "parts": sizes}, allow_nan=False).encode()
     if len(text) > HEADER_BYTES:
         raise Malformed(f"A header has at most {HEADER_BYTES:,} bytes, not {len(text):,}.")
     return b"".join([_PREFIX.pack(MAGIC, VERSION, len(text)), text, *parts.values()])
@@ -78,7 +84,7 @@ def seal(header: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) ->
 def open_letter(letter: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Its header and its parts; refused where the lengths do not add up."""
     if len(letter) < _PREFIX.size:
-        raise Malformed(f"A letter has at least {_PREFIX.size} bytes, not {len(letter)}.")
+        raise Malformed("The letter is too short to be one.")
     magic, version, length = _PREFIX.unpack_from(letter)
     if magic != MAGIC:
         raise Malformed("This is no letter of Homebody's.")
@@ -86,9 +92,9 @@ def open_letter(letter: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         raise OtherVersion(f"The letter is of wire version {version}, and this side reads {VERSION}: update the older.")
     start = _PREFIX.size + length
     if length > HEADER_BYTES or start > len(letter):
-        raise Malformed(f"The header claims {length:,} bytes of a letter of {len(letter):,}.")
+        raise Malformed("The header claims to be longer than the letter, or than any header.")
     try:
-        known = json.loads(letter[_PREFIX.size : start])
+        known = json.loads(letter[_PREFIX.size : start], parse_constant=_no_constant, object_pairs_hook=_once)
         header, sizes = known["header"], known["parts"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Malformed("The header is not the JSON it should be.") from error
@@ -103,6 +109,19 @@ def open_letter(letter: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         parts[name] = letter[start : start + size]
         start += size
     return header, parts
+
+
+def _no_constant(name: str) -> None:
+    """JSON knows no NaN and no infinity, whatever Python makes of them."""
+    raise ValueError(name)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names stand there once each: of two, readers would take different ones."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
 
 
 def pack(tree: Tree, *, half: bool = False) -> bytes:
@@ -143,12 +162,12 @@ def unpack(data: bytes) -> Tree:
     bodies = iter(parts.values())
     for entry in head:
         match entry:
-            case [str(name), int(size), index, value] if 0 <= size < 2**31 and name not in tree:
+            case [str(name), int(size), ["<i4", _] as index, value] if _is_side(size) and name not in tree:
                 rows = Rows(_tensor(index, next(bodies, b"")).to(torch.int64), _tensor(value, next(bodies, b"")), size)
                 if rows.index.dim() != 1 or rows.value.dim() < 1 or len(rows.index) != len(rows.value):
-                    raise Malformed(f"The rows of '{name[:40]}' have other lengths than their indices.")
+                    raise Malformed("A table's rows have another length than their indices.")
                 if len(rows.index) and not 0 <= int(rows.index.min()) <= int(rows.index.max()) < size:
-                    raise Malformed(f"A row of '{name[:40]}' is outside its table of {size} rows.")
+                    raise Malformed("A row is outside its table.")
                 tree[name] = rows
             case [str(name), None, value] if name not in tree:
                 tree[name] = _tensor(value, next(bodies, b""))
@@ -162,12 +181,20 @@ def unpack(data: bytes) -> Tree:
 def _tensor(said: Any, body: bytes) -> Tensor:
     match said:
         case [str(kind), list(shape)] if kind in _DTYPES and len(shape) <= 8:
-            if not all(type(side) is int and 0 <= side < 2**31 for side in shape):
+            if not all(_is_side(side) for side in shape):
                 raise Malformed("A tensor's shape is not of whole numbers.")
             if math.prod(shape) * np.dtype(kind).itemsize != len(body):
                 raise Malformed("A tensor's bytes do not fill its shape.")
+            if math.prod(max(1, side) for side in shape) >= 2**59:  # a stride would not fit, though nothing is there
+                raise Malformed("An empty tensor's shape is too large.")
+            if kind == "|b1" and body.strip(b"\0\1"):
+                raise Malformed("A tensor of truth values holds something else.")
             return torch.from_numpy(np.frombuffer(body, dtype=kind).reshape(shape).copy())
     raise Malformed("A tensor is of a kind that is not known here.")
+
+
+def _is_side(number: Any) -> bool:
+    return type(number) is int and 0 <= number < 2**31
 
 
 def _halved(tensor: Tensor) -> Tensor:
@@ -189,41 +216,87 @@ class Expected(NamedTuple):
     """Of the whole tensor, or of one row."""
     size: int | None
     """Of the table that it has rows of."""
-    floating: bool
+    kind: torch.dtype
+    """Where it is floating, 16 bits will do too."""
 
 
 def expected(method: Method, shared: Tree, catalogue: Catalogue) -> dict[str, Expected]:
     """What a client's update looks like after its half of the channel: seen from one round of nobody's data."""
+    return shapes(method.uplink.device(_example(method, shared, catalogue), Rng.of(0)))
+
+
+def nothing(method: Method, shared: Tree, catalogue: Catalogue) -> Tree:
+    """The update of somebody who has nothing to learn from, before it goes through the channel."""
+    return {
+        name: Rows(value.index[:0], value.value[:0], value.size) if isinstance(value, Rows) else torch.zeros_like(value)
+        for name, value in _example(method, shared, catalogue).items()
+    }
+
+
+def _example(method: Method, shared: Tree, catalogue: Catalogue) -> Tree:
     rng, one = Rng.of(0), torch.zeros(1, dtype=torch.int64)
     features = {
         name: torch.zeros(column.values.shape[1:]).to(column.values.dtype) for name, column in catalogue.people.items()
     }
     data = Data(one, one == 0, one, catalogue, features)
     update, _ = method.client(shared, method.init_local(shared, rng), method.prepare(data, rng))
+    return update
+
+
+def shapes(update: Tree) -> dict[str, Expected]:
+    """What updates like this one look like."""
     return {
-        name: Expected(tuple(value.value.shape[1:]), value.size, value.value.is_floating_point())
+        name: Expected(tuple(value.value.shape[1:]), value.size, value.value.dtype)
         if isinstance(value, Rows)
-        else Expected(tuple(value.shape), None, value.is_floating_point())
-        for name, value in method.uplink.device(update, rng).items()
+        else Expected(tuple(value.shape), None, value.dtype)
+        for name, value in update.items()
     }
+
+
+def refuse_unfit(method: Method) -> None:
+    """Refuse a channel that needs more than one letter a round: by the server, and by every device for itself.
+
+    What such a stage promises would be charged, and not kept.
+    """
+    for stage in method.uplink.stages:
+        if isinstance(stage, SecureSum | Shuffle | AskRows):
+            raise HomebodyError(
+                f"{type(stage).__name__} needs more than one letter a round, which devices do not exchange: leave it "
+                "out, and the ledger says what the server learns."
+            )
 
 
 def check(update: Tree, wanted: Mapping[str, Expected], largest: float) -> None:
     """Refuse an update of other names, shapes or kinds, and numbers that are not finite or too large."""
     if update.keys() != wanted.keys():
         raise Malformed("The update has other names than its method's.")
-    for name, (shape, size, floating) in wanted.items():
+    for name, (shape, size, kind) in wanted.items():
         value = update[name]
         rows = isinstance(value, Rows)
         numbers = value.value if rows else value
         found = tuple(numbers.shape[1:] if rows else numbers.shape)
         if rows != (size is not None) or found != shape or (rows and value.size != size):
             raise Malformed(f"'{name}' has another shape than its method's.")
-        if rows and len(value.index) > max(value.size, 1 << 16):
+        if rows and len(value.index) > _most_rows(value.size):
             raise Malformed(f"'{name}' has more rows than its table.")
-        if numbers.is_floating_point() != floating:
+        if numbers.dtype != kind and not (numbers.dtype == torch.float16 and kind.is_floating_point):
             raise Malformed(f"'{name}' is of another kind than its method's.")
-        if floating and numbers.numel() and not bool(torch.isfinite(numbers).all()):
+        # In doubles: the largest negative whole number has no absolute value of its own kind.
+        most = float(numbers.to(torch.float64).abs().max()) if numbers.numel() else 0.0
+        if not math.isfinite(most):
             raise Malformed(f"'{name}' has numbers that are not finite.")
-        if numbers.numel() and float(numbers.abs().max() if floating else 0) > largest:
+        if most > largest:
             raise Malformed(f"'{name}' has numbers over {largest:g}.")
+
+
+def longest(wanted: Mapping[str, Expected]) -> int:
+    """More bytes than any update of this kind takes: whatever is longer is not even looked into."""
+    return HEADER_BYTES + sum(
+        8 * math.prod(shape) if size is None else (4 + 8 * math.prod(shape)) * _most_rows(size)
+        for shape, size, _ in wanted.values()
+    )
+
+
+def _most_rows(size: int) -> int:
+    """Of a table, in one update: a row may come several times, to be added up."""
+    return max(size, 1 << 16)
