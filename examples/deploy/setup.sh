@@ -7,7 +7,7 @@ cd "$(dirname "$0")"
 once() { docker compose run --rm -T "$@"; }
 
 once server server init /state/server --method pfedrec --items ml-100k --rounds 12 --least 20 \
-    --listen 0.0.0.0:9092 --host server --metrics 0.0.0.0:9464
+    --listen 0.0.0.0:9092 --host server
 for n in 0 1 2 3; do
     once --entrypoint cat server /state/server/keys/ca.pem | once --entrypoint tee device$n /state/ca.pem > /dev/null
     once device$n data export ml-100k /state/people.csv --users $((5 * n))-$((5 * n + 4))
