@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -247,11 +247,11 @@ def test_a_device_in_a_black_hole_is_not_waited_for_and_comes_back(few: Populati
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of two megabytes."""
+    """A disk of eight megabytes."""
     place = tmp_path / "disk"
     place.mkdir()
     mount = shutil.which("mount")
-    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=2m", "none", place]).returncode:
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=8m", "none", place]).returncode:
         pytest.skip("a small disk can be mounted by root alone")
     yield place
     subprocess.run(["umount", "-l", place], check=True)
@@ -261,16 +261,13 @@ def test_a_full_disk_is_said_loses_nothing_and_is_waited_for(few: Population, wo
     federation = world(few, 2, plan(40), deadline=60.0, rooted=small_disk)
     federation.start(once=True)
     federation.wait_for("server", "round", 3)
-    with (small_disk / "ballast").open("wb") as ballast:
-        try:
-            while True:
-                ballast.write(bytes(1024))
-                ballast.flush()
-        except OSError:
-            pass
+    with (small_disk / "ballast").open("wb", buffering=0) as ballast, suppress(OSError):
+        while True:
+            ballast.write(bytes(4096))
     federation.wait_for("server", "interrupted", 2)
     reasons = [one["reason"] for one in federation.log("server") if one["event"] == "interrupted"]
-    assert all("disk" in reason for reason in reasons)
+    assert all("The disk takes no more" in reason or "cannot be opened" in reason for reason in reasons), reasons
+    assert "The disk takes no more" in reasons[0]
     assert "Traceback" not in (federation.folder / "server.log").read_text()
     done = [one["round"] for one in federation.log("server") if one["event"] == "round"][-1]
     copy = federation.folder / "copy"
