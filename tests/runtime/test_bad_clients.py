@@ -294,7 +294,7 @@ def test_half_of_a_household_may_answer_badly(town: Callable[..., Any], people: 
     assert runtime.available().tolist() == [0, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 1.01, -2])
 def test_bad_telemetry_is_refused(town: Callable[..., Any], people: Callable[..., Any], value: float) -> None:
     plan = replace(PLAN, evaluate_every=1, rounds=1)
     one, honest = (town(people(), SIZES, plan, quorum=0.5) for _ in range(2))

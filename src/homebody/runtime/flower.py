@@ -215,7 +215,8 @@ class Flower:
         end = time.monotonic() + self.settings.deadline
         self._await(cohort.users.tolist(), end)
         task = {**self._task("train", step, rng), "cohort": [cohort.sampling, cohort.size, cohort.population]}
-        answers, up, down = self._ask("train", task, shared, cohort.users.tolist(), wanted, end)
+        users, largest = cohort.users.tolist(), self.settings.largest
+        answers, up, down = self._ask("train", task, shared, users, wanted, end, largest)
         needed = max(1, math.ceil(self.settings.quorum * len(cohort.users)))
         if len(answers) < needed:
             attempts = self._registry.notes().get("abandoned", "").partition("#")
@@ -249,7 +250,9 @@ class Flower:
         # It does not say how many are asked: asked again after a restart, a person must answer the same.
         task = {**self._task("evaluate", self._step, Rng.of(0)), "cutoffs": list(self.settings.cutoffs)}
         end = time.monotonic() + self.settings.deadline
-        answers, _, _ = self._ask("evaluate", task, shared, everyone, wanted, end)
+        # Shares, where nothing is added to them on the way.
+        largest = self.settings.largest if method.uplink.stages else 1.0
+        answers, _, _ = self._ask("evaluate", task, shared, everyone, wanted, end, largest)
         if not answers:
             return Evaluated({})
         sums = method.uplink.server(Total(_summed(answers), len(answers)), SystemRng().fold("server")).sum
@@ -331,6 +334,7 @@ class Flower:
         users: list[int],
         wanted: Mapping[str, wire.Expected],
         end: float,
+        largest: float,
     ) -> tuple[list[_Part], int, int]:
         """Every person's answer that is as it should be, by number; and the bytes that came and went."""
         found: dict[int, Tree] = {}
@@ -346,7 +350,7 @@ class Flower:
                     if len(part) > most:
                         raise wire.Malformed("The update is larger than any of its method's.")
                     tree = wire.unpack(part)
-                    wire.check(tree, wanted, self.settings.largest)
+                    wire.check(tree, wanted, largest)
                 except wire.Malformed as error:
                     self._refuse(node, error, {number})
                     continue

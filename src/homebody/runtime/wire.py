@@ -123,6 +123,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def pack(tree: Tree, *, half: bool = False) -> bytes:
     """A tree as bytes; padding of rows is left out, indices take 32 bits. half: floats take 16, where they fit.
 
+    Names stand in order: trees that are the same have the same bytes, wherever they come from.
+
     >>> tree = {"item": Rows(torch.tensor([2, -1]), torch.tensor([[0.5], [9.0]]), size=3), "bias": torch.ones(2)}
     >>> again = unpack(pack(tree))
     >>> again["item"].index.tolist(), again["item"].value.tolist(), again["bias"].tolist()
@@ -136,7 +138,7 @@ def pack(tree: Tree, *, half: bool = False) -> bytes:
         head[-1].append([_KINDS[whole.dtype], list(whole.shape)])
         parts[str(len(parts))] = whole.contiguous().numpy().astype(_KINDS[whole.dtype], copy=False).tobytes()
 
-    for name, value in tree.items():
+    for name, value in sorted(tree.items()):
         if isinstance(value, Rows):
             real = value.index >= 0
             head.append([name, value.size])
