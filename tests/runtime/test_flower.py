@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
-from homebody.core import Catalogue
+from homebody.core import Batch, Catalogue, Data, Method, Phase, Rows, Total, Tree
+from homebody.deploy.device import recommend
 from homebody.errors import HomebodyError
+from homebody.privacy import Channel
 from homebody.recipe import Recipe
 from homebody.rng import Rng
-from homebody.runtime import wire
+from homebody.runtime import flower, wire
 
 METHODS = {
     "fedmf": {"factors": 4},
@@ -335,3 +337,316 @@ def test_telemetry_leaves_through_a_noisy_channel_and_is_charged(
     (body,) = [body for mark, kind, body in one.mail.answers if (mark, kind) == ("mark1", "evaluate")][:1]
     told = wire.unpack(wire.open_letter(body)[1]["3"])
     assert int((told["metrics"] == 0).sum()) == 0
+
+
+NOISY = replace(PLAN, stages=["clip:norm=1,order=1", "laplace:b=1"])
+"""Each round costs the server ε = 2: an ℓ1 sensitivity of 2 against a scale of 1."""
+
+
+def test_training_ends_before_the_servers_budget_is_broken(
+    town: Callable[..., Any], people: Callable[..., Any]
+) -> None:
+    one = town(people(), (3, 1, 3), replace(NOISY, rounds=5, budget="eps=6.5,delta=0,observer=server"))
+    fitted = one.fit()
+    assert one.told() == ["train/1", "train/2", "train/3"]
+    assert fitted.stopped is not None
+    assert "before round 4 of 5" in fitted.stopped
+    assert fitted.epsilon["server"] == pytest.approx(6.0)
+
+
+def test_telemetry_that_would_break_the_budget_is_not_asked(
+    town: Callable[..., Any], people: Callable[..., Any]
+) -> None:
+    """Three releases fit: two rounds with the first one's telemetry between."""
+    plan = replace(NOISY, rounds=2, evaluate_every=1, budget="eps=6.5,delta=0,observer=server")
+    one = town(people(), (3, 1, 3), plan)
+    one.fit()
+    assert one.told() == ["train/1", "train/1/telemetry", "train/2"]
+    assert one.records.rounds()[1]["metrics"] == {}
+    assert [kind for mark, kind, _ in one.mail.letters if mark == "mark1"].count("evaluate") == 1
+
+
+def test_a_person_whose_budget_is_spent_declines_and_is_left_alone(
+    town: Callable[..., Any], people: Callable[..., Any]
+) -> None:
+    one = town(people(), (3, 1, 3), replace(NOISY, rounds=5), quorum=0.5)
+    one.homes[1].configure(budget="eps=4.5,delta=0,observer=server")
+    one.fit()
+    assert [line["clients"] for line in one.records.rounds()] == [7, 7, 6, 6, 6]
+    assert one.records.counters() == {"declined: budget": 1}
+    assert one.own(1, 0) == ["train/1", "train/2"]
+    assert one.homes[1].ledger(0).epsilon("server", delta=0).epsilon == pytest.approx(4.0)
+    assert len(one.own(0, 0)) == 5
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        (["secure-sum"], "SecureSum needs more than one message a round"),
+        (["one-bit:epsilon=1", "shuffle"], "Shuffle needs more than one message a round"),
+        (["ask-rows"], "Devices download whole tables: leave out ask-rows."),
+    ],
+)
+def test_stages_that_devices_cannot_do_yet_are_refused_before_anything_is_charged(
+    town: Callable[..., Any], people: Callable[..., Any], stages: list[str], said: str
+) -> None:
+    one = town(people(), (3, 1, 3), replace(PLAN, stages=stages))
+    with pytest.raises(HomebodyError, match=said):
+        one.fit()
+    assert one.told() == []
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        ["clip:norm=1"],
+        ["clip:norm=1", "gaussian:z=1"],
+        ["clip:norm=1,order=1", "laplace:b=1"],
+        ["clip:norm=1,order=1", "laplace:b=1,where=sum"],
+        ["laplace:b=0.1,unbounded=true"],
+        ["one-bit:epsilon=1,k=3"],
+    ],
+)
+@pytest.mark.parametrize("half", [False, True])
+def test_every_other_stage_works_on_devices_and_for_telemetry(
+    town: Callable[..., Any], people: Callable[..., Any], stages: list[str], half: bool
+) -> None:
+    one = town(people(), (3, 1, 3), replace(PLAN, rounds=2, stages=stages, evaluate_every=1), half=half)
+    one.fit()
+    assert one.records.counters() == {}
+    assert [line["clients"] for line in one.records.rounds()] == [7, 7]
+
+
+def test_a_clipped_update_is_what_a_simulation_clips(town: Callable[..., Any], people: Callable[..., Any]) -> None:
+    one = town(people(), (3, 1, 3), replace(PLAN, stages=["clip:norm=0.5"]))
+    one.near(one.fit().shared, one.simulated().shared)
+
+
+@pytest.mark.parametrize("stages", [["clip:norm=1,order=1", "laplace:b=1"], ["clip:norm=1", "gaussian:z=1"]])
+def test_noise_comes_from_the_operating_system(
+    town: Callable[..., Any], people: Callable[..., Any], stages: list[str]
+) -> None:
+    """On the device or on the server: the same seed gives other noise each time, and the simulator's is none of it."""
+    plan = replace(PLAN, rounds=1, stages=stages)
+    one, other = (town(people(), (3, 1, 3), plan) for _ in range(2))
+    first, second, simulated = one.fit().shared["item"], other.fit().shared["item"], one.simulated().shared["item"]
+    assert not torch.isclose(first, second, atol=1e-4).any(dim=1).all()
+    assert int((first == second).sum()) == int((first == simulated).sum()) == 0
+
+
+def test_two_devices_of_the_same_data_and_seed_draw_other_noise(
+    town: Callable[..., Any], people: Callable[..., Any]
+) -> None:
+    """Only what is agreed upon is drawn from the key: without noise their answers are the same, bit by bit."""
+    for plan, same in ((PLAN, True), (NOISY, False)):
+        twins = [town(people((6,)), (1,), replace(plan, rounds=1)) for _ in range(2)]
+        for one in twins:
+            one.fit()
+        answers = [
+            wire.open_letter(body)[1]["0"] for one in twins for _, kind, body in one.mail.answers if kind == "train"
+        ]
+        assert (answers[0] == answers[1]) == same
+
+
+def test_opting_out_and_in_while_training_goes_on(town: Callable[..., Any], people: Callable[..., Any]) -> None:
+    """One of three in a household, then the only person of a device, who comes back."""
+    one = town(people(), (3, 1, 3), replace(PLAN, rounds=6), quorum=0.5)
+
+    def on_round(line: Any) -> None:
+        one.records.add_round(line)
+        if line.step == 1:
+            one.homes[0].opt_out("person-1")
+            one.homes[1].opt_out("person-3")
+        if line.step == 4:
+            one.homes[1].opt_in("person-3")
+            one.clock.sleep(flower.GREET_SECONDS + flower.REST_SECONDS)
+
+    one.fit(on_round=on_round)
+    # In round 2 the server does not know yet.
+    assert [line["clients"] for line in one.records.rounds()] == [7, 5, 5, 5, 6, 6]
+    assert one.own(0, 1) == ["train/1"]
+    assert one.own(1, 0) == ["train/1", "train/5", "train/6"]
+    assert one.homes[0].state(1, one.plan.run) is None
+
+
+def test_a_device_that_rests_is_not_waited_for(town: Callable[..., Any], people: Callable[..., Any]) -> None:
+    one = town(people(), (3, 1, 3), replace(PLAN, rounds=4))
+
+    def on_round(line: Any) -> None:
+        one.records.add_round(line)
+        one.mail.offline = {"mark2"} if line.step in (1, 2) else set()
+
+    began = one.clock.now
+    one.fit(on_round=on_round)
+    assert [line["clients"] for line in one.records.rounds()] == [7, 4, 4, 7]
+    assert one.clock.now - began < 5
+    assert one.records.counters() == {}
+
+
+def test_a_device_that_leaves_between_the_choice_and_the_letter_costs_no_deadline(
+    town: Callable[..., Any], people: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = town(people(), (3, 1, 3), replace(PLAN, rounds=1), quorum=0.5)
+    runtime = one.runtime()
+    opened = runtime.open
+
+    def leaving(*given: Any) -> Any:
+        one.mail.offline.add("mark1")
+        return opened(*given)
+
+    monkeypatch.setattr(runtime, "open", leaving)
+    began = one.clock.now
+    one.fit(runtime)
+    assert [line["clients"] for line in one.records.rounds()] == [6]
+    assert one.clock.now - began < 5
+
+
+def test_people_without_history_take_part_when_they_have_one(
+    town: Callable[..., Any], people: Callable[..., Any]
+) -> None:
+    one = town(people((6, 0, 4)), (2, 1), replace(PLAN, rounds=3), quorum=0.5)
+
+    def on_round(line: Any) -> None:
+        one.records.add_round(line)
+        if line.step == 2:
+            one.homes[0].append("person-1", "item-3")
+            one.clock.sleep(flower.REST_SECONDS + 1)
+
+    one.fit(on_round=on_round)
+    assert [line["clients"] for line in one.records.rounds()] == [2, 2, 3]
+    assert one.records.counters() == {"declined: unable": 1}
+    assert one.own(0, 1) == ["train/3"]
+
+
+def test_the_server_waits_for_as_many_people_as_it_was_told(
+    town: Callable[..., Any], people: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = town(people(), (3, 1, 3), replace(PLAN, rounds=1), least=7)
+    one.mail.offline.add("mark2")
+    real = one.clock.sleep
+
+    def sleep(seconds: float) -> None:
+        real(seconds)
+        if one.clock.now > 1030:
+            one.mail.offline.clear()
+
+    monkeypatch.setattr(one.clock, "sleep", sleep)
+    one.near(one.fit().shared, one.simulated().shared)
+    assert one.said("waiting") == [{"event": "waiting", "present": 4, "least": 7}]
+
+
+def test_rankings_are_asked_of_devices_alone(town: Callable[..., Any], people: Callable[..., Any]) -> None:
+    one = town(people(), (3, 1, 3), PLAN)
+    with pytest.raises(HomebodyError, match="Rankings stay on the devices"):
+        one.fit().recommend(0)
+
+
+@dataclass(frozen=True)
+class Sums(Method):
+    """The server adds up what people counted; a person counts their rounds, from what they drew when they joined."""
+
+    uplink: Channel = Channel()
+
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
+        return {"total": torch.zeros(catalogue.n_items)}
+
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
+        return {"rounds": rng.uniform(1)[0]}
+
+    def prepare(self, data: Data, rng: Rng) -> Batch:
+        return {"index": torch.where(data.valid, data.items, -1)}
+
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Tree, Tree]:
+        count = local["rounds"] + 1
+        rows = Rows(batch["index"], count.expand(batch["index"].shape), len(shared["total"]))
+        return {"total": rows}, {"rounds": count}
+
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        return {**shared, "total": shared["total"] + total.sum["total"]}, state
+
+    def score(self, shared: Tree, local: Tree, data: Data, items: torch.Tensor) -> torch.Tensor:
+        return shared["total"][items] + 0 * local["rounds"]
+
+
+@dataclass(frozen=True)
+class Slower(Sums):
+    """Shares one thing more, and ranks from the end."""
+
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
+        return {**super().init_shared(catalogue, rng), "bias": rng.uniform(2)}
+
+    def score(self, shared: Tree, local: Tree, data: Data, items: torch.Tensor) -> torch.Tensor:
+        return -shared["total"][items] + 0 * local["rounds"]
+
+
+@dataclass(frozen=True)
+class InTwo(Sums):
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("first", rounds=2), Phase("second", Slower(self.uplink)))
+
+
+@pytest.fixture
+def in_two(monkeypatch: pytest.MonkeyPatch) -> Recipe:
+    """A method of two phases, installed for as long as the test runs."""
+    monkeypatch.setattr("homebody.recipe.find", lambda name: InTwo)
+    return Recipe("intwo", "devices", rounds=2, seed=5, evaluate_every=1, cutoffs=[3])
+
+
+def test_a_method_of_two_phases_is_the_same_on_devices(
+    town: Callable[..., Any], people: Callable[..., Any], in_two: Recipe
+) -> None:
+    """In the second phase people begin without a state, though the device still has that of the first."""
+    one = town(people(), (3, 1, 3), in_two)
+    lines: list[Any] = []
+    wanted = one.simulated(on_round=lines.append)
+    fitted = one.fit()
+    one.near(fitted.shared, wanted.shared)
+    assert (fitted.chosen, type(fitted.method)) == (wanted.chosen, Slower)
+    for found, line in zip(one.records.rounds(), lines, strict=True):
+        assert (found["phase"], found["metrics"]) == (line.phase, pytest.approx(line.metrics, abs=1e-6))
+    assert one.own(0, 0) == [
+        f"{name}{more}" for name in ("first/1", "first/2", "second/1", "second/2") for more in ("", "/telemetry")
+    ]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_devices_rank_with_the_last_phases_method(
+    town: Callable[..., Any], people: Callable[..., Any], in_two: Recipe, restarted: bool
+) -> None:
+    """Also where the server was started anew, after training, before it gave the model away."""
+    one = town(people(), (3, 1, 3), in_two)
+    runtime = one.runtime()
+    fitted = one.fit(runtime)
+    if restarted:
+        runtime = one.runtime()
+        fitted = one.fit(runtime)
+    assert runtime.publish(fitted.method, fitted.shared, fitted.chosen, set()) == {"mark0", "mark1", "mark2"}
+    best = recommend(one.homes[1], one.homes[1].person(0), 3)
+    scores = -fitted.shared["total"].clone()
+    scores[one.homes[1].population().history(0).tolist()] = -torch.inf
+    assert [item.score for item in best] == pytest.approx(sorted(scores.tolist(), reverse=True)[:3])
+    assert all(item.name.startswith("Title of ") for item in best)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_a_server_killed_in_any_phase_comes_back_to_it(
+    town: Callable[..., Any], people: Callable[..., Any], in_two: Recipe, step: int
+) -> None:
+    one = town(people(), (3, 1, 3), in_two)
+
+    def killed(line: Any) -> None:
+        if line.step == step:
+            raise Killed
+        one.records.add_round(line)
+
+    with pytest.raises(Killed):
+        one.fit(on_round=killed)
+    told = one.told()
+    fitted = one.fit()
+    wanted = one.simulated()
+    one.near(fitted.shared, wanted.shared)
+    assert fitted.chosen == wanted.chosen
+    assert len(one.told()) == 8
+    assert one.told()[: len(told)] == told
+    assert len(one.own(1, 0)) == len(set(one.own(1, 0))) == 8

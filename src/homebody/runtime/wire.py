@@ -25,6 +25,7 @@ __all__ = [
     "Expected",
     "Malformed",
     "OtherVersion",
+    "alike",
     "check",
     "digest",
     "expected",
@@ -226,26 +227,36 @@ def expected(method: Method, shared: Tree, catalogue: Catalogue) -> dict[str, Ex
     }
     data = Data(one, one == 0, one, catalogue, features)
     update, _ = method.client(shared, method.init_local(shared, rng), method.prepare(data, rng))
+    return alike(method.uplink.device(update, rng))
+
+
+def alike(tree: Tree) -> dict[str, Expected]:
+    """What trees like this one look like."""
     return {
         name: Expected(tuple(value.value.shape[1:]), value.size, value.value.dtype)
         if isinstance(value, Rows)
         else Expected(tuple(value.shape), None, value.dtype)
-        for name, value in method.uplink.device(update, rng).items()
+        for name, value in tree.items()
     }
 
 
-def check(update: Tree, wanted: Mapping[str, Expected], largest: float) -> None:
-    """Refuse an update of other names, shapes or kinds, and numbers that are not finite or too large."""
+def check(update: Tree, wanted: Mapping[str, Expected], largest: float, rows: int | None = None) -> None:
+    """Refuse an update of other names, shapes or kinds, and numbers that are not finite or too large.
+
+    rows: how many it may have in all its tables together.
+    """
     if update.keys() != wanted.keys():
         raise Malformed("The update has other names than its method's.")
+    if rows is not None and sum(len(value.index) for value in update.values() if isinstance(value, Rows)) > rows:
+        raise Malformed("The update has more rows than its channel lets through.")
     for name, (shape, size, kind) in wanted.items():
         value = update[name]
-        rows = isinstance(value, Rows)
-        numbers = value.value if rows else value
-        found = tuple(numbers.shape[1:] if rows else numbers.shape)
-        if rows != (size is not None) or found != shape or (rows and value.size != size):
+        some = isinstance(value, Rows)
+        numbers = value.value if some else value
+        found = tuple(numbers.shape[1:] if some else numbers.shape)
+        if some != (size is not None) or found != shape or (some and value.size != size):
             raise Malformed(f"'{name}' has another shape than its method's.")
-        if rows and len(value.index) > _most_rows(value.size):
+        if some and len(value.index) > _most_rows(value.size):
             raise Malformed(f"'{name}' has more rows than its table.")
         if numbers.dtype != kind and not (numbers.is_floating_point() and kind.is_floating_point):
             raise Malformed(f"'{name}' is of another kind than its method's.")
