@@ -294,7 +294,7 @@ def test_half_of_a_household_may_answer_badly(town: Callable[..., Any], people: 
     assert runtime.available().tolist() == [0, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 1.01, -2])
 def test_bad_telemetry_is_refused(town: Callable[..., Any], people: Callable[..., Any], value: float) -> None:
     plan = replace(PLAN, evaluate_every=1, rounds=1)
     one, honest = (town(people(), SIZES, plan, quorum=0.5) for _ in range(2))
@@ -312,3 +312,53 @@ def test_bad_telemetry_is_refused(town: Callable[..., Any], people: Callable[...
     honest.fit()
     assert one.records.rounds()[0]["metrics"] == honest.records.rounds()[0]["metrics"] != {}
     assert [name.startswith("refused: 'metrics' has numbers") for name in one.records.counters()] == [True]
+
+
+@pytest.mark.parametrize(
+    ("stages", "value", "taken"),
+    [
+        (["clip:norm=0.5"], 0.6, False),
+        (["clip:norm=0.5"], 0.4, True),
+        (["clip:norm=0.5", "gaussian:z=1"], 0.6, False),
+        (["clip:norm=0.5,order=1", "laplace:b=1"], 9.0, True),
+    ],
+)
+def test_nothing_is_taken_that_the_channel_could_not_have_let_through(
+    town: Callable[..., Any], people: Callable[..., Any], stages: list[str], value: float, taken: bool
+) -> None:
+    one = town(people(), SIZES, replace(PLAN, rounds=1, stages=stages), quorum=0.5)
+
+    def twist(kind: str, letter: bytes, answer: bytes) -> bytes:
+        header, parts = wire.open_letter(answer)
+        if kind == "train":
+            tree = wire.unpack(parts[str(BAD)])
+            for numbers in tree.values():
+                numbers = numbers.value if isinstance(numbers, Rows) else numbers
+                numbers.view(-1)[-1] = value
+            parts[str(BAD)] = wire.pack(tree)
+        return wire.seal(header, parts)
+
+    one.mail.twisted[MARK] = twist
+    one.fit()
+    assert [line["clients"] for line in one.records.rounds()] == [7 if taken else 6]
+
+
+@pytest.mark.parametrize(("more", "taken"), [(0, True), (1, False), (60_000, False)])
+def test_nobody_sends_more_reports_than_were_asked_for(
+    town: Callable[..., Any], people: Callable[..., Any], more: int, taken: bool
+) -> None:
+    one = town(people(), SIZES, replace(PLAN, rounds=1, stages=["one-bit:epsilon=1,k=3"]), quorum=0.5)
+
+    def twist(kind: str, letter: bytes, answer: bytes) -> bytes:
+        header, parts = wire.open_letter(answer)
+        if kind == "train":
+            tree = wire.unpack(parts[str(BAD)])
+            (name, rows) = next(iter(tree.items()))
+            index = torch.cat([rows.index, torch.zeros(more, dtype=torch.int64)])
+            tree[name] = Rows(index, torch.ones(len(index), dtype=torch.bool), rows.size)
+            parts[str(BAD)] = wire.pack(tree)
+        return wire.seal(header, parts)
+
+    one.mail.twisted[MARK] = twist
+    one.fit()
+    assert [line["clients"] for line in one.records.rounds()] == [7 if taken else 6]

@@ -21,7 +21,7 @@ from torch import Tensor
 from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Rows, Total, Tree, Users
 from homebody.errors import Abandoned, HomebodyError
 from homebody.evaluation.metrics import METRICS
-from homebody.privacy import Charge
+from homebody.privacy import Channel, Charge, Clip, OneBit
 from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
 
@@ -48,6 +48,8 @@ LOOK_SECONDS = 2.0
 BACK_SECONDS = 20.0
 """How long a round that was cut short waits for its devices to come back."""
 PAUSE = 0.2
+ROUNDING = 1.001
+"""By how much a number in 16 bits may be over its bound."""
 
 
 class Device(Protocol):
@@ -227,8 +229,8 @@ class Flower:
         wanted = wire.expected(method, shared, self.catalogue)
         end = time.monotonic() + self.settings.deadline
         self._await(cohort.users.tolist(), end)
-        task = self._task("train", step, rng)
-        answers, up, down = self._ask("train", task, shared, cohort.users.tolist(), wanted, end)
+        task, bounds = self._task("train", step, rng), _bounds(method.uplink, self.settings.largest)
+        answers, up, down = self._ask("train", task, shared, cohort.users.tolist(), wanted, end, bounds)
         needed = max(1, math.ceil(self.settings.quorum * len(cohort.users)))
         if len(answers) < needed:
             self._give_up(answered=len(answers), needed=needed)
@@ -252,7 +254,9 @@ class Flower:
         everyone = self._gathered().tolist()
         task = {**self._task("evaluate", self._step, Rng.of(0)), "cutoffs": list(self.settings.cutoffs)}
         end = time.monotonic() + self.settings.deadline
-        answers, _, _ = self._ask("evaluate", task, shared, everyone, wanted, end)
+        # Shares, where nothing is added to them on the way.
+        bounds = _bounds(method.uplink, self.settings.largest if method.uplink.stages else 1.0)
+        answers, _, _ = self._ask("evaluate", task, shared, everyone, wanted, end, bounds)
         if not answers:
             return Evaluated({})
         if method.uplink.plain:  # every metric is a share: one device does not decide for all
@@ -330,6 +334,7 @@ class Flower:
         users: list[int],
         wanted: Mapping[str, wire.Expected],
         end: float,
+        bounds: tuple[float, int | None],
     ) -> tuple[list[_Part], int, int]:
         """Every person's answer that is as it should be, by number; and the bytes that came and went."""
         found: dict[int, Tree] = {}
@@ -345,7 +350,7 @@ class Flower:
                     if len(part) > most:
                         raise wire.Malformed("The update is larger than any of its method's.")
                     tree = wire.unpack(part)
-                    wire.check(tree, wanted, self.settings.largest)
+                    wire.check(tree, wanted, *bounds)
                 except wire.Malformed as error:
                     self._refuse(node, error, {number})
                     continue
@@ -559,6 +564,19 @@ class Flower:
     def _catalogue(self) -> Catalogue:
         count = self._registry.n_items()
         return self.catalogue if count == self.catalogue.n_items else Catalogue(count)
+
+
+def _bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
+    """The largest number and the most rows that can come out of a channel's half on the device."""
+    most, rows = otherwise, None
+    for stage in channel.stages:
+        if isinstance(stage, Clip):
+            most = min(most, ROUNDING * stage.whole)
+        elif isinstance(stage, OneBit):
+            most, rows = 1.0, stage.k
+        elif not getattr(stage, "on_sum", False):  # noise, or what is not known here
+            most = otherwise
+    return most, rows
 
 
 def metric_names(cutoffs: Sequence[int]) -> list[str]:

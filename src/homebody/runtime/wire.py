@@ -127,6 +127,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def pack(tree: Tree, *, half: bool = False) -> bytes:
     """A tree as bytes; padding of rows is left out, indices take 32 bits. half: floats take 16, where they fit.
 
+    Names stand in order: trees that are the same have the same bytes, wherever they come from.
+
     >>> tree = {"item": Rows(torch.tensor([2, -1]), torch.tensor([[0.5], [9.0]]), size=3), "bias": torch.ones(2)}
     >>> again = unpack(pack(tree))
     >>> again["item"].index.tolist(), again["item"].value.tolist(), again["bias"].tolist()
@@ -140,7 +142,7 @@ def pack(tree: Tree, *, half: bool = False) -> bytes:
         head[-1].append([_KINDS[whole.dtype], list(whole.shape)])
         parts[str(len(parts))] = whole.contiguous().numpy().astype(_KINDS[whole.dtype], copy=False).tobytes()
 
-    for name, value in tree.items():
+    for name, value in sorted(tree.items()):
         if isinstance(value, Rows):
             real = value.index >= 0
             head.append([name, value.size])
@@ -266,18 +268,23 @@ def refuse_unfit(method: Method) -> None:
             )
 
 
-def check(update: Tree, wanted: Mapping[str, Expected], largest: float) -> None:
-    """Refuse an update of other names, shapes or kinds, and numbers that are not finite or too large."""
+def check(update: Tree, wanted: Mapping[str, Expected], largest: float, rows: int | None = None) -> None:
+    """Refuse an update of other names, shapes or kinds, and numbers that are not finite or too large.
+
+    rows: how many it may have in all its tables together.
+    """
     if update.keys() != wanted.keys():
         raise Malformed("The update has other names than its method's.")
+    if rows is not None and sum(len(value.index) for value in update.values() if isinstance(value, Rows)) > rows:
+        raise Malformed("The update has more rows than its channel lets through.")
     for name, (shape, size, kind) in wanted.items():
         value = update[name]
-        rows = isinstance(value, Rows)
-        numbers = value.value if rows else value
-        found = tuple(numbers.shape[1:] if rows else numbers.shape)
-        if rows != (size is not None) or found != shape or (rows and value.size != size):
+        some = isinstance(value, Rows)
+        numbers = value.value if some else value
+        found = tuple(numbers.shape[1:] if some else numbers.shape)
+        if some != (size is not None) or found != shape or (some and value.size != size):
             raise Malformed(f"'{name}' has another shape than its method's.")
-        if rows and len(value.index) > _most_rows(value.size):
+        if some and len(value.index) > _most_rows(value.size):
             raise Malformed(f"'{name}' has more rows than its table.")
         if numbers.dtype != kind and not (numbers.dtype == torch.float16 and kind.is_floating_point):
             raise Malformed(f"'{name}' is of another kind than its method's.")
