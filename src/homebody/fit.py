@@ -161,6 +161,8 @@ def fit(
                 account = _Account(ledger, budget, phase.name, progress.step - start)
                 if (account.number % evaluate_every == 0 or progress.step == end) and not account.paid(progress):
                     _asked(acting, runtime, progress, select, account)
+                    if checkpoints:
+                        checkpoints.save(replace(progress, clients=runtime.state()))
         for step in range(progress.step + 1, end + 1):
             number, attempts = step - start, 0
             while True:

@@ -45,6 +45,8 @@ MOST_LOST = 5
 """Letters to one device in one round that may be lost before it is left alone."""
 LOOK_SECONDS = 2.0
 """Between looks, in a round, for devices that were away and came back."""
+SILENT_TIMES = 3
+"""Rounds in a row that a device may leave unanswered before it is left alone, longer each time."""
 BACK_SECONDS = 20.0
 """How long a round that was cut short waits for its devices to come back."""
 PAUSE = 0.2
@@ -257,8 +259,8 @@ class Flower:
         # Shares, where nothing is added to them on the way.
         bounds = _bounds(method.uplink, self.settings.largest if method.uplink.stages else 1.0)
         answers, _, _ = self._ask("evaluate", task, shared, everyone, wanted, end, bounds)
-        if not answers:
-            return Evaluated({})
+        if len(answers) < max(1, math.ceil(self.settings.quorum * len(everyone))):
+            return Evaluated({})  # of too few to choose a round by
         if method.uplink.plain:  # every metric is a share: one device does not decide for all
             shares = [{name: value.clamp(0, 1) for name, value in tree.items()} for _, tree in answers]
             answers = [
@@ -551,14 +553,15 @@ class Flower:
             self._resting[number] = time.monotonic() + REST_SECONDS * 2 ** (self._rests[number] - 1)
 
     def _forget(self, node: int, why: str) -> None:
-        """It must answer a greeting before it counts again: one that is gone costs one deadline, not each."""
+        """It must answer a greeting before it counts again: one that is gone costs a deadline, not each."""
         one = self._known.pop(node, None)
         self._registry.count("answers_missing")
         if one is not None:
             mark = one.device.fingerprint
             times = self._silent[mark] = min(self._silent.get(mark, 0) + 1, MOST_RESTS)
-            # The first time at once: it may have been killed and come back.
-            self._left_alone[node] = time.monotonic() + (GREET_SECONDS * 2 ** (times - 2) if times > 1 else 0.0)
+            # At first it is greeted at once: it may have been killed and come back.
+            if times >= SILENT_TIMES:
+                self._left_alone[node] = time.monotonic() + GREET_SECONDS * 2 ** (times - SILENT_TIMES)
             self._log("silent", device=mark[:12], reason=why)
 
     def _catalogue(self) -> Catalogue:
