@@ -37,7 +37,7 @@ test: export NUMBA_NUM_THREADS ?= 1
 test: $(STAMP)  ## run all tests, doctests and the notebook (WORKERS=n, ARGS="-k name")
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8 $(ARGS)
 
-test-faults: $(STAMP)  ## kill a charging process a thousand times: no acknowledged charge is lost
+test-faults: $(STAMP)  ## kill processes, cut networks, fill a disk: nothing acknowledged is lost
 	$(BIN)/python -m pytest -m faults $(ARGS)
 
 check: $(STAMP)  ## lint, format, types, import direction

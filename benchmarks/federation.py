@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 DEVICES, PEOPLE, FACTORS = 4, 20, 32
@@ -39,12 +40,11 @@ def main() -> None:
         size, floor = measure_floor(Path(folder) / "floor", asked.rounds)
         found, bytes_up = measure_rounds(Path(folder) / "rounds", asked.rounds)
     print(f"the table: {size:,} bytes; {DEVICES} devices, {PEOPLE} people; {os.cpu_count()} cores, {load()}")
-    print(f"floor, {size:,} bytes to each device and back   {floor:7.3f} s")
-    print(f"a round of FedMF ({bytes_up:,} bytes up in all) {found:7.3f} s")
+    print(f"floor: {size:9,} bytes to each device and back   {floor:7.3f} s")
+    print(f"a round of FedMF: {bytes_up:9,} bytes up in all       {found:7.3f} s")
     over = found - floor
-    print(
-        f"beyond the floor                                {over:7.3f} s; bar {BAR:g} s: {'met' if over <= BAR else 'MISSED'}"
-    )
+    verdict = "met" if over <= BAR else "MISSED"
+    print(f"beyond the floor                                 {over:7.3f} s; bar {BAR:g} s: {verdict}")
 
 
 def load() -> str:
@@ -66,7 +66,11 @@ def table_size() -> int:
 @contextmanager
 def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        [sys.executable, "-P", *command], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENVIRONMENT
+        [sys.executable, "-P", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=ENVIRONMENT,
     )
     try:
         yield process
@@ -114,7 +118,7 @@ def measure_floor(folder: Path, rounds: int) -> tuple[int, float]:
         seconds = []
         for _ in range(rounds):
             body, began = os.urandom(size), time.perf_counter()
-            waiting = set(link.send({node: ("query.echo", body) for node in nodes.values()}, 60.0))
+            waiting = set(link.send(dict.fromkeys(nodes.values(), ("query.echo", body)), 60.0))
             while waiting:
                 for reply in link.receive(waiting, 5.0):
                     assert reply.body == body, reply.error
@@ -179,7 +183,7 @@ def measure_rounds(folder: Path, rounds: int) -> tuple[float, int]:
     assert len(lines) == rounds
     seen = sorted(ends.items())
     # Rounds that were over between two looks share the time between them.
-    seconds = [(after - before) / (n - m) for (m, before), (n, after) in zip(seen[2:], seen[3:], strict=False)]
+    seconds = [(after - before) / (n - m) for (m, before), (n, after) in pairwise(seen[2:])]
     return statistics.median(seconds), round(statistics.median(line["bytes_up"] for line in lines))
 
 
