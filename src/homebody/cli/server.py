@@ -108,6 +108,7 @@ def start(
     """Run the server: it trains, survives being killed, and then gives the model to whoever comes."""
     from homebody.deploy.supervisor import supervise
 
+    _check_extra()
     sys.exit(supervise(folder, once=once))
 
 
@@ -163,6 +164,20 @@ def restore(folder: Dir, file: Annotated[Path, typer.Argument(help="What `homebo
 
     count = restored(folder, file)
     typer.echo(f"{folder} stands after round {count} again.")
+
+
+def _check_extra() -> None:
+    """Refuse in a sentence what the server's processes would fail at, again and again."""
+    from importlib.util import find_spec
+
+    from homebody.errors import HomebodyError
+
+    try:
+        there = all(find_spec(name) for name in ("flwr", "uvicorn", "httpx"))
+    except (ImportError, ValueError):
+        there = False
+    if not there:
+        raise HomebodyError("A server of real devices needs the extra: pip install 'homebody[deploy]'.")
 
 
 def add_key(

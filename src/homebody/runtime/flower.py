@@ -25,7 +25,7 @@ from homebody.privacy import Channel, Charge, Clip, OneBit, SecureSum, Shuffle
 from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
 
-__all__ = ["Flower", "Registry", "Settings", "metric_names"]
+__all__ = ["Flower", "Registry", "Settings", "check_channel", "metric_names"]
 
 ITEMS_AT_ONCE = 50_000
 """Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
@@ -183,14 +183,7 @@ class Flower:
             time.sleep(PAUSE)
 
     def begin(self, method: Method, rng: Rng) -> None:
-        for stage in method.uplink.stages:
-            if isinstance(stage, SecureSum | Shuffle):
-                raise HomebodyError(
-                    f"{type(stage).__name__} needs more than one message a round, which devices cannot exchange yet: "
-                    "leave it out, and the ledger says what the server learns."
-                )
-        if method.uplink.asks:
-            raise HomebodyError("Devices download whole tables: leave out ask-rows.")
+        check_channel(method.uplink)
         self._key = int(rng.key)
 
     def open(self, release: str, cohort: Cohort) -> Opened:
@@ -537,6 +530,18 @@ class Flower:
     def _catalogue(self) -> Catalogue:
         count = self._registry.n_items()
         return self.catalogue if count == self.catalogue.n_items else Catalogue(count)
+
+
+def check_channel(channel: Channel) -> None:
+    """Refuse stages that real devices cannot do yet."""
+    for stage in channel.stages:
+        if isinstance(stage, SecureSum | Shuffle):
+            raise HomebodyError(
+                f"{type(stage).__name__} needs more than one message a round, which devices cannot exchange yet: "
+                "leave it out, and the ledger says what the server learns."
+            )
+    if channel.asks:
+        raise HomebodyError("Devices download whole tables: leave out ask-rows.")
 
 
 def _bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
