@@ -168,13 +168,15 @@ def restore(folder: Dir, file: Annotated[Path, typer.Argument(help="What `homebo
 
 def _check_extra() -> None:
     """Refuse in a sentence what the server's processes would fail at, again and again."""
+    from importlib import import_module
     from importlib.util import find_spec
 
     from homebody.errors import HomebodyError
 
     try:
         there = all(find_spec(name) for name in ("flwr", "uvicorn", "httpx"))
-    except (ImportError, ValueError):
+        import_module("homebody.runtime.flower_wire")
+    except (HomebodyError, ImportError, ValueError):
         there = False
     if not there:
         raise HomebodyError("A server of real devices needs the extra: pip install 'homebody[deploy]'.")

@@ -52,6 +52,7 @@ class _Supervisor:
         try:
             while not self._told:
                 if not self._plan.link and (self._link is None or self._link.poll() is not None):
+                    self._refuse_link()
                     self._start_link()
                 if self._trainer is None:
                     began = time.monotonic()
@@ -82,8 +83,7 @@ class _Supervisor:
         host, _, port = plan.address.rpartition(":")
         while not self._told:
             code = self._link.poll()
-            if code == 2:
-                raise HomebodyError(f"The link cannot be started on {plan.listen}; its own words are above.")
+            self._refuse_link()
             if code is None:
                 try:
                     socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
@@ -93,6 +93,11 @@ class _Supervisor:
             if code is not None or time.monotonic() > until:
                 raise HomebodyError(f"The link did not come up on {plan.listen} within {PATIENCE:g} s.")
             time.sleep(0.05)
+
+    def _refuse_link(self) -> None:
+        """A link that ended because of something a person must put right would end again; it may listen before."""
+        if self._link is not None and self._link.poll() == 2:
+            raise HomebodyError(f"The link cannot be started on {self._plan.listen}; its own words are above.")
 
     def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-P", "-m", module, *arguments], stdin=subprocess.PIPE)
