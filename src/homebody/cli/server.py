@@ -124,6 +124,7 @@ def start(
     """Run the server: it trains, goes on where it stood if it was killed, and then hands out the model."""
     from homebody.deploy.supervisor import supervise
 
+    _check_extra()
     sys.exit(supervise(folder, once=once))
 
 
@@ -179,6 +180,22 @@ def restore(folder: Dir, file: Annotated[Path, typer.Argument(help="What `homebo
 
     count = restored(folder, file)
     typer.echo(f"{folder} stands after round {count} again.")
+
+
+def _check_extra() -> None:
+    """Refuse in a sentence what the server's processes would fail at, again and again."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    from homebody.errors import HomebodyError
+
+    try:
+        there = all(find_spec(name) for name in ("flwr", "uvicorn", "httpx"))
+        import_module("homebody.runtime.flower_wire")
+    except (HomebodyError, ImportError, ValueError):
+        there = False
+    if not there:
+        raise HomebodyError("A server of real devices needs the extra: pip install 'homebody[deploy]'.")
 
 
 def add_key(

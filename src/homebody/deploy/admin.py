@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from homebody.database import connect
+from homebody.deploy.home_store import one_line
 from homebody.deploy.keys import make_authority
 from homebody.deploy.plan import FILE, Plan
-from homebody.deploy.records import Records
+from homebody.deploy.records import LONGEST, Records
 from homebody.errors import HomebodyError
 from homebody.report.record import jsonable
 from homebody.runtime.door import is_loopback
@@ -23,10 +24,13 @@ __all__ = ["make", "opened", "read_items", "report", "restored"]
 def make(folder: Path, plan: Plan, items: str | None, hosts: Sequence[str]) -> dict[str, Any]:
     """A server's folder: whole, or not at all."""
     plan.method()
-    if not plan.tls and not is_loopback(plan.host):
-        raise HomebodyError(f"{plan.host} can be reached from elsewhere: leave out --no-tls.")
+    for host in (plan.host, plan.address.rpartition(":")[0].strip("[]")):
+        if not plan.tls and not is_loopback(host):
+            raise HomebodyError(f"{host} is not on this machine alone: leave out --no-tls.")
     found = [] if items is None else read_items(items)
     fresh = not folder.exists()
+    if not fresh and not folder.is_dir():
+        raise HomebodyError(f"{folder} is a file: a server gets a folder of its own.")
     if not fresh and any(entry.name != "keys" for entry in folder.iterdir()):
         raise HomebodyError(f"{folder} is not empty: a server gets a folder of its own.")
     try:
@@ -40,6 +44,10 @@ def make(folder: Path, plan: Plan, items: str | None, hosts: Sequence[str]) -> d
             with os.fdopen(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(text)
             with opened(folder) as (_, records):
+                if records.n_items() or records.devices():
+                    raise HomebodyError(
+                        f"{records.database.name} belongs to a server already: give --database another."
+                    )
                 records.add_items(found)
                 return {"folder": str(folder), "run": plan.run, "items": records.n_items(), "listen": plan.listen}
         except BaseException:
@@ -65,27 +73,49 @@ def opened(folder: Path) -> Iterator[tuple[Plan, Records]]:
 
 
 def read_items(source: str) -> list[tuple[str, str]]:
-    """Ids and names: of a file with a column of ids and perhaps one of names, or of a dataset's catalogue."""
+    """Ids and names: of a file with a column of ids and perhaps one of names, or of a dataset's catalogue.
+
+    An id must be one that devices take: one line, without spaces around it.
+    """
     path = Path(source)
-    if not path.is_file():
+    if path.is_file():
+        found = _items_of(path)
+    else:
         from homebody.data import load
 
         population = load(source)
-        return [(population.item_id(item), population.item_name(item)) for item in range(population.n_items)]
+        found = [(population.item_id(item), population.item_name(item)) for item in range(population.n_items)]
+    return [(one_line(item, "An item's id", LONGEST), name.strip() or item.strip()) for item, name in found]
+
+
+def _items_of(path: Path) -> list[tuple[str, str]]:
     import polars as pl
 
+    from homebody.data.table import USUAL_NAMES, listed, usual
+
     try:
-        table = pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path, infer_schema=False)
+        parquet = path.suffix.lower() in (".parquet", ".pq")
+        table = pl.read_parquet(path) if parquet else pl.read_csv(path, infer_schema=False)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise HomebodyError(f"The items of {path} cannot be read: {str(error).splitlines()[0]}.") from error
-    names = {name.lower().strip(): name for name in table.columns}
-    first = next((names[name] for name in ("id", "item", "item_id", "itemid") if name in names), table.columns[0])
-    second = next((names[name] for name in ("name", "title") if name in names), None)
-    columns = table.select(pl.col(first).cast(pl.String), pl.col(second or first).cast(pl.String).alias("#name"))
-    missing = columns[first].null_count()
-    if missing:
-        raise HomebodyError(f"{missing} items of {path} have no {first}: give every item an id.")
-    return [(item, name or item) for item, name in columns.iter_rows()]
+    ids = usual(table.columns, ("id", *USUAL_NAMES["item"]))
+    if len(ids) != 1:
+        raise HomebodyError(
+            f"Which column of {path} has the items' ids? Call it 'id', and that of their names 'name'; its columns are "
+            f"{listed(table.columns)}."
+        )
+    names = usual(table.columns, ("name", "title"))
+    chosen = table.select(pl.col(ids[0]).alias("id"), pl.col(names[0] if names else ids[0]).alias("name"))
+    for column in chosen.columns:
+        if chosen[column].dtype.is_nested() or chosen[column].dtype == pl.Binary:
+            raise HomebodyError(f"The items' {column}s in {path} must be texts or numbers.")
+    identity = chosen["id"]
+    if identity.dtype.is_float() and (whole := identity.cast(pl.Int64, strict=False)).eq(identity).all():
+        identity = whole  # as devices read them: 7, not 7.0
+    if missing := identity.null_count():
+        raise HomebodyError(f"{missing} items of {path} have no {ids[0]}: give every item an id.")
+    texts = chosen["name"].cast(pl.String).fill_null("")
+    return list(zip(identity.cast(pl.String).to_list(), texts.to_list() if names else [""] * len(texts), strict=True))
 
 
 def report(plan: Plan, records: Records) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,9 +31,11 @@ class Monitor:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 try:
-                    status, kind, text = _answer(self.path, records)
-                except HomebodyError as error:
-                    status, kind, text = 503, "application/json", json.dumps({"status": "failing", "why": str(error)})
+                    status, kind, text = _answer(self.path.partition("?")[0], records)
+                except Exception as error:
+                    # Whoever asks must hear that something is wrong, whatever it is; what it is, is for the operator.
+                    why = str(error) if isinstance(error, HomebodyError) else type(error).__name__
+                    status, kind, text = 503, "application/json", json.dumps({"status": "failing", "why": why})
                 body = text.encode()
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
@@ -43,8 +46,14 @@ class Monitor:
             def log_message(self, *_: Any) -> None:
                 """Nobody's address is written down."""
 
+        class Server(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """Whoever hangs up before the answer is nobody's concern."""
+
         try:
-            self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
+            self._server = Server((host.strip("[]"), int(port)), Handler)
         except OSError as error:
             records.database.close()
             raise HomebodyError(

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
 import uuid
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tomli_w
 
 from homebody.core import Method
+from homebody.data.splits import How, Protocol
 from homebody.errors import HomebodyError, unknown_name
+from homebody.params import KINDS
 from homebody.recipe import Recipe
 from homebody.runtime import wire
 from homebody.runtime.door import is_loopback
-from homebody.runtime.flower import Settings, telemetry
+from homebody.runtime.flower import Settings, metric_names, telemetry
 
 __all__ = ["FILE", "Plan"]
 
 FILE = "server.toml"
 SCHEMA_VERSION = 1
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("listen", "metrics", "database", "link", "run"), str),
+    **dict.fromkeys(("tls", "half"), bool),
+    **dict.fromkeys(("deadline", "quorum", "largest"), float),
+    "least": int,
+}
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 
 
@@ -57,20 +66,25 @@ class Plan:
     """What this training is called on devices."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("deadline", float), ("quorum", float), ("largest", float), ("least", int)):
+        for name, kind in _TYPES.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int):
-                raise HomebodyError(f"The server's {name} must be a number, not {value!r}.")
+            if type(value) is not kind and not (kind is float and type(value) is int):
+                raise HomebodyError(f"The server's {name} must be {KINDS[kind]}, not {value!r}.")
         if not 1 <= self.deadline <= 86_400:
             raise HomebodyError(f"A round's deadline is 1 to 86,400 seconds, not {self.deadline:g}.")
         if not 0 < self.quorum <= 1:
             raise HomebodyError(f"The quorum is a share above 0 and at most 1, not {self.quorum:g}.")
         if self.least < 1:
             raise HomebodyError(f"A round needs at least 1 client, not {self.least}.")
-        for what in filter(None, (self.listen, self.metrics, self.link)):
+        if not 0 < self.largest < math.inf:
+            raise HomebodyError(f"The largest number of an update is a finite one above 0, not {self.largest:g}.")
+        for what in (self.listen, *filter(None, (self.metrics, self.link))):
             found = _ADDRESS.fullmatch(what)
-            if not found or not int(found["port"]) < 65536:
+            if not found or not 0 < int(found["port"]) < 65536:
                 raise HomebodyError(f"An address is HOST:PORT, such as 127.0.0.1:9092, not '{what}'.")
+        for name in ("database", "run"):
+            if not getattr(self, name).strip():
+                raise HomebodyError(f"The server's {name} must be named: it is empty.")
 
         if self.metrics and not is_loopback(self.metrics.rpartition(":")[0].strip("[]")):
             raise HomebodyError(
@@ -112,12 +126,35 @@ class Plan:
         method = self.recipe.build()
         if not isinstance(method, Method):
             raise HomebodyError(f"{self.recipe.method} collects raw data: it cannot be trained on devices.")
-        wire.refuse_unfit(method)
-        if self.recipe.evaluate_every:
-            telemetry(method, self.recipe.measured())
         if method.needs:
             raise HomebodyError(f"{self.recipe.method} needs {method.needs[0]}, which devices do not hold yet.")
+        for phase in method.phases:
+            acting = phase.method or method
+            wire.refuse_unfit(acting)
+            if self.recipe.evaluate_every and phase.evaluated:
+                telemetry(acting, self.recipe.measured())
+        self._check_what_devices_do()
         return method
+
+    def _check_what_devices_do(self) -> None:
+        recipe = self.recipe
+        if recipe.split != "leave-one-out":
+            raise HomebodyError(f"Devices hold out their last two interactions: leave out the split '{recipe.split}'.")
+        if recipe.calibrate:
+            raise HomebodyError(
+                "How much noise spends a budget is found before a server is made, with `homebody account calibrate`: "
+                "leave out calibrate, and give the stage its noise."
+            )
+        for what, name, known in (
+            ("protocol", recipe.protocol, get_args(Protocol)),
+            ("way to hold out", recipe.held_out or "latest", get_args(How)),
+            ("metric to choose the round by", recipe.select, metric_names(recipe.measured())),
+        ):
+            if name not in known:
+                raise unknown_name(what, name, known)
+        for what, number in (("rounds", recipe.rounds), ("cohort", recipe.cohort), ("negatives", recipe.negatives)):
+            if number is not None and number < 1:
+                raise HomebodyError(f"The server's {what} must be at least 1, not {number}.")
 
     def describe(self) -> dict[str, Any]:
         """What every letter says of the training."""
@@ -156,13 +193,18 @@ class Plan:
         except tomllib.TOMLDecodeError as error:
             raise HomebodyError(f"The server's plan is not valid TOML: {error}.") from error
         schema = values.pop("schema", SCHEMA_VERSION)
-        if type(schema) is not int or schema > SCHEMA_VERSION:
+        if type(schema) is not int or schema < 1:
+            raise HomebodyError(f"The schema of a server's plan must be a whole number from 1, not {schema!r}.")
+        if schema > SCHEMA_VERSION:
             raise HomebodyError("The server's plan was written by a newer Homebody; update to run it.")
         names = {spec.name for spec in fields(cls)}
         for name in values:
             if name not in names:
                 raise unknown_name("setting of a server", name, names)
-        recipe = Recipe.from_toml(tomli_w.dumps(values.pop("recipe", {})))
+        described = values.pop("recipe", {})
+        if not isinstance(described, dict):
+            raise HomebodyError(f"The server's recipe must be a table, not {described!r}.")
+        recipe = Recipe.from_toml(tomli_w.dumps(described))
         return cls(recipe, **values)
 
     @classmethod

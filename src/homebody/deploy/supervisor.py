@@ -55,6 +55,7 @@ class _Supervisor:
         try:
             while not self._told:
                 if not self._plan.link and (self._link is None or self._link.poll() is not None):
+                    self._refuse_link()
                     if not self._start_link():
                         pause = min(2 * pause, SLOWEST)
                         log("link ended", starts_again_in=pause)
@@ -91,8 +92,7 @@ class _Supervisor:
         host, _, port = plan.address.rpartition(":")
         while not self._told:
             code = self._link.poll()
-            if code == 2:
-                raise HomebodyError(f"The link cannot be started on {plan.listen}; its own words are above.")
+            self._refuse_link()
             if code is None:
                 try:
                     socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
@@ -105,6 +105,11 @@ class _Supervisor:
                 return False
             time.sleep(0.05)
         return True
+
+    def _refuse_link(self) -> None:
+        """A link that ended because of something a person must put right would end again; it may listen before."""
+        if self._link is not None and self._link.poll() == 2:
+            raise HomebodyError(f"The link cannot be started on {self._plan.listen}; its own words are above.")
 
     def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         """A child holds the lock too: the next supervisor waits until the last child of this one has ended."""

@@ -1,0 +1,247 @@
+"""`homebody server` and `homebody keys add`: a server from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from homebody.cli import app
+from homebody.deploy.admin import opened
+from homebody.deploy.keys import make_device_key
+from homebody.errors import HomebodyError
+
+
+def said(*arguments: object) -> str:
+    done = CliRunner().invoke(app, [str(one) for one in arguments], env={"COLUMNS": "200"})
+    if isinstance(done.exception, HomebodyError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def answered(*arguments: object) -> Any:
+    return json.loads(said(*arguments, "--json"))
+
+
+def refused(*arguments: object) -> str:
+    with pytest.raises(HomebodyError) as raised:
+        said(*arguments)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def alone(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command as a person types it, on a machine whose flwr cannot be imported."""
+    (folder / "path" / "flwr").mkdir(parents=True, exist_ok=True)
+    (folder / "path" / "flwr" / "__init__.py").write_text("raise ImportError('no flwr here')\n")
+    path = os.pathsep.join(filter(None, (str(folder / "path"), os.environ.get("PYTHONPATH", ""))))
+    command = [sys.executable, "-P", "-c", "from homebody.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture
+def items(tmp_path: Path) -> Path:
+    file = tmp_path / "items.csv"
+    file.write_text("id,name\na,Alien\nb,Brazil\n")
+    return file
+
+
+@pytest.fixture
+def server(tmp_path: Path, items: Path) -> Path:
+    made = answered("server", "init", tmp_path / "server", "--method", "fedmf", "--set", "factors=3", "--items", items)
+    assert made["items"] == 2
+    return tmp_path / "server"
+
+
+def test_a_server_says_what_to_do_next(tmp_path: Path, items: Path) -> None:
+    text = said("server", "init", tmp_path / "server", "--method", "pfedrec", "--items", items, "--rounds", 7)
+    assert "A server for pfedrec is in" in text
+    assert "its catalogue has 2 items" in text
+    assert f"homebody keys add {tmp_path / 'server'} device.pub --name NAME --people N" in text.replace("\n", "")
+    with opened(tmp_path / "server") as (plan, _):
+        assert (plan.recipe.rounds, plan.tls, plan.recipe.evaluate_every) == (7, True, 1)
+
+
+def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
+    options = {
+        "--method": "fedmf",
+        "--listen": "127.0.0.1:7001",
+        "--host": "example.org",
+        "--database": "other.sqlite",
+        "--metrics": "",
+        "--stage": "clip:norm=1",
+        "--rounds": 3,
+        "--cohort": 4,
+        "--seed": 9,
+        "--budget": "eps=8,delta=1e-6,observer=public",
+        "--evaluate-every": 2,
+        "--held-out": "random",
+        "--deadline": 12.5,
+        "--quorum": 0.75,
+        "--least": 6,
+    }
+    words = [word for pair in options.items() for word in pair]
+    made = answered("server", "init", tmp_path / "server", *words, "--no-tls", "--half")
+    assert made["listen"] == "127.0.0.1:7001"
+    with opened(tmp_path / "server") as (plan, _):
+        recipe = plan.recipe
+    assert (plan.database, plan.metrics, plan.tls, plan.half, plan.least) == ("other.sqlite", "", False, True, 6)
+    assert (plan.deadline, plan.quorum) == (12.5, 0.75)
+    assert (recipe.stages, recipe.rounds, recipe.cohort, recipe.seed) == (["clip:norm=1"], 3, 4, 9)
+    assert (recipe.budget, recipe.evaluate_every, recipe.held_out) == (options["--budget"], 2, "random")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--method", "fedmd"], "There is no method 'fedmd'; did you mean 'fedmf'?"),
+        (["--method", "popularity"], "popularity collects raw data: it cannot be trained on devices."),
+        (["--method", "fedmf", "--set", "factor=3"], "There is no field of fedmf 'factor'"),
+        (["--method", "fedmf", "--stage", "secure-sum"], "SecureSum needs more than one message a round"),
+        (["--method", "fedmf", "--stage", "gauss:z=1"], "There is no stage 'gauss'"),
+        (["--method", "fedmf", "--budget", "8"], "budget"),
+        (["--method", "fedmf", "--listen", "example.org"], "An address is HOST:PORT"),
+        (["--method", "fedmf", "--quorum", 2], "The quorum is a share"),
+        (["--method", "fedmf", "--deadline", 0], "A round's deadline is 1 to 86,400 seconds, not 0."),
+        (["--method", "fedmf", "--items", "nosuch.csv"], "nosuch.csv"),
+        (["--method", "fedmf", "--held-out", "nosuch"], "There is no way to hold out 'nosuch'"),
+        (["--method", "fedmf", "--no-tls", "--listen", "0.0.0.0:9092"], "leave out --no-tls"),
+        (["--method", "fedmf", "--host", "not a host"], "not a host"),
+        (["--method", "fedmf", "--delta", 2], "2"),
+    ],
+)
+def test_a_bad_setting_is_refused_in_a_sentence_and_makes_nothing(
+    tmp_path: Path, arguments: list[object], sentence: str
+) -> None:
+    assert sentence in refused("server", "init", tmp_path / "server", *arguments)
+    assert not (tmp_path / "server").exists()
+
+
+def test_a_server_is_made_once(server: Path, items: Path) -> None:
+    assert "is not empty" in refused("server", "init", server, "--method", "fedmf", "--items", items)
+
+
+@pytest.mark.parametrize("command", ["status", "start", "items", "backup", "restore"])
+def test_a_folder_without_a_server_is_named(tmp_path: Path, command: str, items: Path) -> None:
+    more = {"items": [items], "backup": [tmp_path / "b"], "restore": [items]}.get(command, [])
+    sentence = refused("server", command, tmp_path / "nowhere", *more)
+    assert f"There is no server in {tmp_path / 'nowhere'}" in sentence
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_items_are_added_and_counted(server: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.csv").write_text("id,name\nb,Brazil\nc,Casablanca\n")
+    assert answered("server", "items", server, tmp_path / "more.csv") == {"added": 1, "items": 3}
+    assert "0 of 2 items are new; the catalogue has 3." in said("server", "items", server, tmp_path / "more.csv")
+    pl.DataFrame({"id": ["d"], "name": ["Dracula"]}).write_parquet(tmp_path / "more.parquet")
+    assert answered("server", "items", server, tmp_path / "more.parquet") == {"added": 1, "items": 4}
+    assert answered("server", "items", server, "synthetic:users=5,items=6,mean=5")["added"] == 6
+    assert "nosuch" in refused("server", "items", server, "nosuch")
+    with opened(server) as (_, records):
+        assert records.items(2)[:2] == [("c", "Casablanca"), ("d", "Dracula")]
+
+
+def test_devices_are_added_and_removed(server: Path, tmp_path: Path) -> None:
+    first, second = (make_device_key(tmp_path / name) for name in ("one", "two"))
+    assert "kitchen may take part: clients 0 to 4." in said(
+        "keys", "add", server, first, "--name", "kitchen", "--people", 5
+    )
+    found = answered("keys", "add", server, second, "--name", "study")
+    assert (found["first"], found["people"], found["name"]) == (5, 1, "study")
+    assert "registered already, as 'kitchen'" in refused("keys", "add", server, first, "--name", "attic")
+    assert "There is a device 'study' already" in refused(
+        "keys", "add", server, make_device_key(tmp_path / "three"), "--name", "study"
+    )
+    assert "study takes part no more." in said("keys", "remove", server, "study")
+    assert "There is no device 'cellar'" in refused("keys", "remove", server, "cellar")
+    status = answered("server", "status", server)
+    assert [(one["name"], one["first"], bool(one["removed"])) for one in status["devices"]] == [
+        ("kitchen", 0, False),
+        ("study", 5, True),
+    ]
+    text = said("server", "status", server)
+    assert "0–4" in text
+    assert "removed" in text
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff\xfe", b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE x"])
+def test_a_wrong_file_is_no_key(server: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "wrong.pub").write_bytes(content)
+    assert "wrong.pub" in refused("keys", "add", server, tmp_path / "wrong.pub", "--name", "x")
+    assert answered("server", "status", server)["devices"] == []
+
+
+def test_a_private_key_or_no_file_is_no_public_key(server: Path, tmp_path: Path) -> None:
+    private = make_device_key(tmp_path / "one").with_suffix(".key")
+    sentence = refused("keys", "add", server, private, "--name", "x")
+    assert "device.key" in sentence
+    assert "BEGIN" not in sentence
+    assert "nosuch.pub" in refused("keys", "add", server, tmp_path / "nosuch.pub", "--name", "x")
+    assert refused("keys", "add", server, tmp_path, "--name", "x")
+
+
+def test_what_the_server_does(server: Path) -> None:
+    with opened(server) as (_, records):
+        records.note("doing", "round 3 of 100 is done")
+        records.count("refused: someone else's number", 2)
+    status = answered("server", "status", server)
+    assert (status["doing"], status["planned"], status["items"]) == ("round 3 of 100 is done", 100, 2)
+    assert status["counters"] == {"refused: someone else's number": 2}
+    text = said("server", "status", server)
+    assert "fedmf, round 3 of 100 is done" in text
+    assert "rounds 0 of 100; 2 items" in text
+    assert "refused: someone else's number: 2" in text
+
+
+def test_a_backup_is_made_and_restored(server: Path, tmp_path: Path) -> None:
+    device = make_device_key(tmp_path / "one")
+    said("keys", "add", server, device, "--name", "kitchen", "--people", 2)
+    backup = tmp_path / "backup.sqlite"
+    assert "The server's state is in" in said("server", "backup", server, backup)
+    assert "backup.sqlite" in refused("server", "backup", server, backup)
+    before = answered("server", "status", server)
+    assert "is not empty" in refused("server", "restore", server, backup)
+    for file in server.glob("server.sqlite*"):
+        file.unlink()
+    assert "stands after round 0 again" in said("server", "restore", server, backup)
+    assert answered("server", "status", server) == before
+    (tmp_path / "nonsense").write_bytes(b"no backup" * 500)
+    for file in server.glob("server.sqlite*"):
+        file.unlink()
+    assert "nonsense" in refused("server", "restore", server, tmp_path / "nonsense")
+    assert "nosuch" in refused("server", "restore", server, tmp_path / "nosuch")
+
+
+def test_without_the_extra_a_sentence_says_what_is_missing(server: Path, tmp_path: Path) -> None:
+    """flwr is there and cannot be imported: the link says so, and the server does not try for ever."""
+    done = alone(tmp_path, "server", "start", server)
+    assert done.returncode == 2
+    assert "needs the extra: pip install 'homebody[deploy]'." in done.stderr
+    assert "Traceback" not in done.stderr
+    key = make_device_key(tmp_path / "one")
+    done = alone(tmp_path, "keys", "add", server, key, "--name", "x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.strip().endswith("needs the extra: pip install 'homebody[deploy]'.")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert alone(tmp_path, "server", "status", server, "--json").returncode == 0
+    assert alone(tmp_path, "server", "--help").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["flwr", "uvicorn", "httpx"])
+def test_a_server_is_not_started_without_what_it_needs(
+    server: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    assert refused("server", "start", server) == (
+        "A server of real devices needs the extra: pip install 'homebody[deploy]'."
+    )
