@@ -158,10 +158,10 @@ def test_it_answers_while_the_server_trains(records: Records, tmp_path: Path) ->
         asked(f"{where}/health")
 
 
-def test_it_says_so_where_something_is_wrong(tmp_path: Path) -> None:
-    (tmp_path / "server.sqlite").write_bytes(b"this is no database" * 100)
+def test_it_says_so_where_something_is_wrong(records: Records, tmp_path: Path) -> None:
     where = f"127.0.0.1:{free()}"
     with Monitor(plan(where), tmp_path):
+        records.database.execute("DROP TABLE round")
         for path in ("health", "metrics"):
             status, _, text = asked(f"{where}/{path}")
             assert (status, json.loads(text)["status"]) == (503, "failing")
