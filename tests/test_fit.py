@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Phase, Total, Tree, Users
-from homebody.errors import HomebodyError
+from homebody.errors import Abandoned, HomebodyError
 from homebody.fit import Progress, Round, carry, choose, fit
-from homebody.privacy import Channel, Charge, Ledger
+from homebody.privacy import Budget, Channel, Charge, Clip, Laplace, Ledger
 from homebody.rng import Rng
 
 CLIENTS = 12
@@ -469,3 +469,142 @@ def test_a_cohort_says_how_it_came_about() -> None:
     assert (drawn.sampling, drawn.size, drawn.population) == ("fixed", 3, 7)
     assert (everyone.sampling, everyone.size, everyone.population) == ("all", 7, 7)
     assert everyone.users.tolist() == list(range(7))
+
+
+class Devices(Clients):
+    """Clients that may leave a round unanswered, under names of its attempts, and may be asked what they measure."""
+
+    def __init__(self, failing: Mapping[int, int] | None = None, **more: Any) -> None:
+        super().__init__(**more)
+        self.simulated = False
+        self.failing = dict(failing or {})
+        self.attempts: dict[str, int] = {}
+        self.opened: dict[str, Cohort] = {}
+        self.told: Sequence[Charge] = ()
+
+    def open(self, release: str, cohort: Cohort) -> Opened:
+        tried = self.attempts.get(release, 0)
+        name = release if not tried else f"{release}#{tried + 1}"
+        again = name in self.opened
+        self.log.append(("open", name))
+        self._name = release
+        return Opened(name, self.opened.setdefault(name, cohort), again)
+
+    def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
+        if self.failing.get(step, 0) > self.attempts.get(self._name, 0):
+            self.attempts[self._name] = self.attempts.get(self._name, 0) + 1
+            raise Abandoned("Nobody answered.")
+        return replace(super().collect(method, shared, cohort, rng, step), loss=None, answered=len(cohort.users) - 1)
+
+    def telemetry(self, method: Method) -> Sequence[Charge]:
+        return self.told
+
+
+def releases(ledger: Ledger) -> list[str]:
+    return list(dict.fromkeys(entry.release for entry in ledger.entries()))
+
+
+def test_an_abandoned_round_is_charged_and_tried_again_under_another_name() -> None:
+    runtime, ledger, lines = Devices({2: 2}), Ledger(), list[Round]()
+    fit(Toy(), runtime, rounds=3, ledger=ledger, evaluate_every=0, on_round=lines.append)
+    assert releases(ledger) == ["train/1", "train/2", "train/2#2", "train/2#3", "train/3"]
+    assert [line.round for line in lines] == [1, 2, 3]
+    assert [line.clients for line in lines] == [CLIENTS - 1] * 3
+
+
+def test_after_five_attempts_the_loop_gives_up() -> None:
+    runtime, ledger = Devices({2: 99}), Ledger()
+    with pytest.raises(HomebodyError, match=r"Nobody answered\. Given up after 5 attempts at round 2\."):
+        fit(Toy(), runtime, rounds=3, ledger=ledger, evaluate_every=0)
+    assert releases(ledger) == ["train/1", *("train/2" + more for more in ("", "#2", "#3", "#4", "#5"))]
+
+
+def test_attempts_end_with_the_budget() -> None:
+    """Two releases of ε = 1 fit: the first round, and one attempt at the second."""
+    method = Toy(uplink=Channel(Clip(1.0, order=1), Laplace(2.0)))
+    runtime, ledger = Devices({2: 99}), Ledger()
+    budget = Budget.parse("eps=2.5,delta=0,observer=server")
+    fitted = fit(method, runtime, rounds=3, ledger=ledger, evaluate_every=0, budget=budget)
+    assert releases(ledger) == ["train/1", "train/2"]
+    assert fitted.stopped is not None
+    assert "before round 2 of 3" in fitted.stopped
+    assert runtime.cohorts == [list(range(CLIENTS))]
+
+
+def test_a_round_that_was_open_is_with_its_own_cohort_and_not_charged_again() -> None:
+    runtime, ledger = Devices(), Ledger()
+    mine = Cohort(np.array([1, 4]), "fixed", 2, CLIENTS)
+    runtime.opened["train/1"] = mine
+    ledger.charge("train/1", Toy().releases(mine))
+    fit(Toy(), runtime, rounds=2, cohort=5, ledger=ledger, evaluate_every=0)
+    assert runtime.cohorts[0] == [1, 4]
+    assert len(runtime.cohorts[1]) == 5
+    assert releases(ledger) == ["train/1", "train/2"]
+
+
+def test_what_devices_measure_is_charged_before_they_are_asked_unless_the_budget_is_spent() -> None:
+    method = Toy(uplink=Channel(Clip(1.0, order=1), Laplace(2.0)))
+    runtime = Devices(valid={1: 0.5, 2: 0.9})
+    runtime.told = method.uplink.charges(Cohort(np.arange(CLIENTS), "all", CLIENTS, CLIENTS))
+    ledger = Watched(runtime.log)
+    budget = Budget.parse("eps=3.5,delta=0,observer=server")
+    fitted = fit(method, runtime, rounds=2, ledger=ledger, budget=budget)
+    asked = [what for what in runtime.log if what[0] in ("charge", "evaluate")]
+    assert asked == [
+        ("charge", "train/1"),
+        ("charge", "train/1/telemetry"),
+        ("evaluate", 1),
+        ("charge", "train/2"),
+    ]
+    assert fitted.chosen == 1
+
+
+@dataclass(frozen=True)
+class Table(Toy):
+    """One row an item, of which the server keeps count."""
+
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
+        return {"w": torch.zeros(1), "item": rng.uniform(catalogue.n_items, 2)}
+
+    def init_server(self, shared: Tree) -> Tree:
+        return {"rounds": torch.zeros(()), "seen": torch.zeros(len(shared["item"]))}
+
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        return {**shared, "item": shared["item"] + 1}, {**state, "seen": state["seen"] + 1}
+
+
+def test_tables_grow_between_rounds_and_new_rows_are_as_new() -> None:
+    class Growing(Devices):
+        def available(self) -> Users:
+            self.catalogue = Catalogue(5 + 2 * len(self.cohorts))
+            return super().available()
+
+    runtime, checkpoints = Growing(), Memory()
+    fitted = fit(Table(), runtime, rounds=3, evaluate_every=0, checkpoints=checkpoints)
+    start = Table().init_shared(Catalogue(9), Rng.of(0, "train").fold("shared"))["item"]
+    steps = torch.tensor([3.0, 3.0, 3.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0])
+    torch.testing.assert_close(fitted.shared["item"], start + steps[:, None])
+    assert checkpoints.kept is not None
+    assert checkpoints.kept.server["seen"].tolist() == [3, 3, 3, 3, 3, 2, 2, 1, 1]
+
+
+def test_a_phase_that_was_cut_short_in_its_first_round_begins_with_the_items_it_had() -> None:
+    """It finds nine when it comes back, and the round that is asked again is about five."""
+
+    class Reopening(Devices):
+        def available(self) -> Users:
+            self.catalogue = Catalogue(9)
+            return super().available()
+
+        def open(self, release: str, cohort: Cohort) -> Opened:
+            if release == "train/1":
+                self.catalogue = Catalogue(5)
+            return super().open(release, cohort)
+
+    runtime = Reopening()
+    runtime.catalogue = Catalogue(9)
+    fit(Table(), runtime, rounds=2, evaluate_every=0)
+    assert [len(given["item"]) for given in runtime.given] == [5, 9]
+    start = Table().init_shared(Catalogue(9), Rng.of(0, "train").fold("shared"))["item"]
+    assert torch.equal(runtime.given[0]["item"], start[:5])
+    assert torch.equal(runtime.given[1]["item"][5:], start[5:])

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.rng import Rng, mix
+from homebody.rng import DeviceRng, Rng, SystemRng, mix
 
 DRAWS = {
     "bits": lambda rng, *shape: rng.bits(*shape),
@@ -205,3 +205,37 @@ def test_integers_are_even_over_their_range(high: int) -> None:
     cells = torch.bincount(sample * 7 // high if high > 7 else sample, minlength=min(high, 7))
     share = 1 / len(cells)
     assert ((cells / N - share).abs() <= FIVE_SIGMA * math.sqrt(share * (1 - share) / N)).all()
+
+
+def test_a_device_draws_what_everybody_draws_and_keeps_its_own_to_itself() -> None:
+    agreed, device = Rng.of(3, "round"), DeviceRng(Rng.of(3, "round").key)
+    assert torch.equal(agreed.fold("x", 5).normal(4), device.fold("x", 5).normal(4))
+    assert isinstance(device.fold("x").fold(2), DeviceRng)
+    assert isinstance(device.fold("x").private, SystemRng)
+    assert torch.equal(agreed.private.bits(4), Rng.of(3, "round").private.bits(4))
+    assert not torch.equal(device.private.bits(4), device.private.bits(4))
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_nobody_draws_the_systems_numbers_again(draw: str) -> None:
+    """By no name and no key; 20 draws of at least 3 bits each are the same once in 2⁶⁰."""
+    streams = [SystemRng(), SystemRng(torch.tensor(7)), SystemRng().fold("noise", 3), SystemRng().private]
+    found = [DRAWS[draw](rng, 20) for rng in (*streams, streams[0])]
+    assert len({tuple(one.tolist()) for one in found}) == len(found)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,), (2, 3)])
+def test_the_systems_numbers_have_the_shape_that_was_asked_for(shape: tuple[int, ...]) -> None:
+    for draw in DRAWS.values():
+        assert draw(SystemRng(), *shape).shape == shape
+
+
+def test_the_systems_numbers_are_distributed_as_the_others() -> None:
+    """Not seeded: each of the four bounds is missed once in two million runs."""
+    rng = SystemRng()
+    assert abs(float(rng.uniform(N).mean()) - 0.5) < FIVE_SIGMA * math.sqrt(1 / 12 / N)
+    assert abs(float(rng.normal(N).square().mean()) - 1) < FIVE_SIGMA * math.sqrt(2 / N)
+    assert abs(float(rng.laplace(N).abs().mean()) - 1) < FIVE_SIGMA * math.sqrt(1 / N)
+    # A sum of 7 has variance 14 and fourth moment (3 + 3/7) · 14².
+    sums = rng.laplace_sum(7, N).double().square().mean()
+    assert abs(float(sums) - 14) < FIVE_SIGMA * 14 * math.sqrt((2 + 3 / 7) / N)
