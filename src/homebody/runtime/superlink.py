@@ -49,7 +49,7 @@ class _Lines(logging.Handler):
     """One JSON object a line; of an exception its kind alone, for its text may name anything."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[0] is asyncio.CancelledError or "graceful shutdown" in record.msg:
+        if (record.exc_info and record.exc_info[0] is asyncio.CancelledError) or "graceful shutdown" in record.msg:
             return  # pulls that are held when it ends
         said: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
