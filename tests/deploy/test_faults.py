@@ -174,8 +174,10 @@ def test_the_supervisor_and_the_link_killed_at_any_moment(few: Population, world
 
     for _ in range(2):
         some_rounds()
-        federation.kill("server")
-        federation.start("server", once=True)  # at once: it waits until the children of the other are gone
+        with stopped(federation.link()):  # at once: the new one waits until the children of the other are gone
+            federation.kill("server")
+            federation.start("server", once=True)
+            time.sleep(8)
         some_rounds()
         link = federation.link()
         os.kill(link, signal.SIGKILL)
