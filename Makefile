@@ -23,7 +23,7 @@ setup: $(STAMP)  ## make .venv and install the package with its tools into it
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "homebody needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,deploy]'
 	@# A second opinion for one test: its auditing module alone is read, which needs no JAX.
 	-$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -c constraints.txt jax-privacy
 	@touch $@
@@ -37,7 +37,7 @@ test: export NUMBA_NUM_THREADS ?= 1
 test: $(STAMP)  ## run all tests, doctests and the notebook (WORKERS=n, ARGS="-k name")
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8 $(ARGS)
 
-test-faults: $(STAMP)  ## kill a charging process a thousand times: no acknowledged charge is lost
+test-faults: $(STAMP)  ## kill processes, cut networks, fill a disk: nothing acknowledged is lost
 	$(BIN)/python -m pytest -m faults $(ARGS)
 
 check: $(STAMP)  ## lint, format, types, import direction

@@ -52,7 +52,8 @@ def commands(page: Path) -> Iterator[str]:
         for line in code.splitlines():
             command = line.removeprefix("$ ")
             if command.startswith("homebody "):
-                yield command
+                # What is the shell's is not the command's.
+                yield re.sub(r"( \d?>>? ?\S+)?( &)?$", "", command)
     yield from re.findall(r"`(homebody [^`]+)`", prose(page))
 
 

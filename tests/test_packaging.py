@@ -75,6 +75,7 @@ def test_sdist_holds_what_is_needed_to_build_and_test(built: Path) -> None:
         "LICENSE",
         "README.md",
         "src/homebody/py.typed",
+        "examples/deploy/compose.yaml",
         "tests/test_packaging.py",
     } <= names
     assert not [n for n in names if n.startswith(("runs/", "data/", ".venv/")) or "__pycache__" in n]

@@ -381,8 +381,8 @@ class Runtime(Protocol):
     def begin(self, method: Method, rng: Rng) -> None:
         """Start a phase, or come back to it: no client is known to hold any state yet."""
 
-    def open(self, release: str, cohort: Cohort) -> Opened:
-        """Before a round is charged: under which name, and with whom. This cohort, unless one was cut short."""
+    def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
+        """Before a round is charged: under which name, and with whom. This cohort, unless just this was cut short."""
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         """One round: every client of the cohort works, its update leaves through the method's channel.

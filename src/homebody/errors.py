@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["Abandoned", "Diverged", "HomebodyError", "unknown_name"]
+__all__ = ["Abandoned", "Diverged", "HomebodyError", "Unavailable", "unknown_name"]
 
 
 class HomebodyError(Exception):
@@ -24,6 +24,10 @@ class Diverged(HomebodyError):
 
 class Abandoned(HomebodyError):
     """Too few devices answered a round in time: what came is thrown away, and the round may be tried again."""
+
+
+class Unavailable(HomebodyError):
+    """Something is wanting that may come back by itself, such as room on a disk: the same may work later."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> HomebodyError:

@@ -16,7 +16,7 @@ from homebody.core import Cohort, Evaluated, Method, Runtime, Tree, Users
 from homebody.errors import Abandoned, Diverged, HomebodyError, unknown_name
 from homebody.privacy import Budget, Charge, Ledger
 from homebody.privacy.ledger import DELTA
-from homebody.rng import Rng
+from homebody.rng import Rng, SystemRng
 
 __all__ = ["Best", "Checkpoints", "Fitted", "Progress", "Round", "carry", "choose", "fit"]
 
@@ -136,6 +136,7 @@ def fit(
 
     cohort: clients a round; None takes all. evaluate_every: 0 never evaluates and keeps the last round.
     budget: training ends before the round that would break it. delta: what ε is stated at where there is no budget.
+    on_round: on real devices it is told of a round as soon as that is kept, and again where it was measured.
     """
     _check(method, rounds, evaluate_every)
     delta = budget.delta if budget else delta
@@ -155,16 +156,24 @@ def fit(
         if progress.step < end or phase is phases[-1]:
             rng = Rng.of(seed, phase.name)
             items = _enter(acting, runtime, progress, rng, fresh=progress.step == start)
+            if not runtime.simulated and evaluate_every and phase.evaluated and progress.step > start:
+                items = _grow(acting, runtime, progress, rng, items)
+                account = _Account(ledger, budget, phase.name, progress.step - start)
+                if (account.number % evaluate_every == 0 or progress.step == end) and not account.paid(progress):
+                    _asked(acting, runtime, progress, select, account)
+                    if checkpoints:
+                        checkpoints.save(replace(progress, clients=runtime.state()))
         for step in range(progress.step + 1, end + 1):
             number, attempts = step - start, 0
             while True:
-                who = choose(runtime.available(), cohort, rng.fold("cohort", number))
-                release, who, again = runtime.open(f"{phase.name}/{number}", who)
+                people = runtime.available()
+                items = _grow(acting, runtime, progress, rng, items)
+                who = choose(people, cohort, _draw(runtime, rng, number))
+                release, who, again = runtime.open(f"{phase.name}/{number}", who, progress.shared)
                 again, charges = again or repeats, acting.releases(who)
                 if budget and not (again and ledger.knows(release)) and not budget.allows(ledger, charges):
                     stopped = _stopped(budget, ledger, charges, f"{number} of {end - start}", phase.name)
                     break
-                items = _grow(acting, runtime, progress, rng, items)
                 ledger.charge(release, charges, repeat=again, number=number, code=_code(acting))
                 began = time.perf_counter()
                 try:
@@ -173,7 +182,7 @@ def fit(
                 except Abandoned as error:
                     attempts += 1
                     if attempts == ATTEMPTS:
-                        raise HomebodyError(f"{error} Given up after {attempts} attempts at round {number}.") from error
+                        raise Abandoned(f"{error} Given up after {attempts} attempts at round {number}.") from error
             if stopped:
                 break
             before = {name: value.shape for name, value in progress.shared.items()}
@@ -182,32 +191,39 @@ def fit(
             _refuse_nonsense(acting, before, progress.shared, number)
             if got.loss is not None and not math.isfinite(got.loss):
                 raise Diverged(_diverged(number, "the devices' loss"))
-            progress.step, evaluated = step, Evaluated({})
+            progress.step = step
+            line = Round(
+                phase=phase.name,
+                round=number,
+                step=step,
+                clients=len(who.users) if got.answered is None else got.answered,
+                loss=got.loss,
+                metrics={},
+                epsilon=ledger.epsilons(delta),
+                bytes_up=got.bytes_up,
+                bytes_down=got.bytes_down,
+                seconds=trained - began,
+                evaluation_seconds=0.0,
+                delta=delta,
+            )
+            if not runtime.simulated and checkpoints:
+                # Before anybody sees what came of it: a round that was seen and then run again would tell more.
+                _tell(on_round, line)
+                checkpoints.save(replace(progress, clients=runtime.state()))
             if phase.evaluated and evaluate_every and (number % evaluate_every == 0 or step == end):
                 evaluated = _asked(acting, runtime, progress, select, _Account(ledger, budget, phase.name, number))
-            if on_round:
-                on_round(
-                    Round(
-                        phase=phase.name,
-                        round=number,
-                        step=step,
-                        clients=len(who.users) if got.answered is None else got.answered,
-                        loss=got.loss,
-                        metrics=evaluated.metrics,
-                        epsilon=ledger.epsilons(delta),
-                        bytes_up=got.bytes_up,
-                        bytes_down=got.bytes_down,
-                        seconds=trained - began,
-                        evaluation_seconds=time.perf_counter() - trained,
-                        delta=delta,
-                    )
-                )
+                spent = time.perf_counter() - trained
+                epsilon = ledger.epsilons(delta)
+                line = replace(line, metrics=evaluated.metrics, epsilon=epsilon, evaluation_seconds=spent)
+            if runtime.simulated or not checkpoints or line.metrics:
+                _tell(on_round, line)
             if checkpoints and (step == end or checkpoints.due()):
                 checkpoints.save(replace(progress, clients=runtime.state()))
         if stopped:
-            if phase.evaluated and evaluate_every and (number == 1 or (number - 1) % evaluate_every):
-                # A last round is always asked.
-                _asked(acting, runtime, progress, select, _Account(ledger, budget, phase.name, number - 1))
+            account = _Account(ledger, budget, phase.name, number - 1)
+            unasked = phase.evaluated and evaluate_every and (number == 1 or (number - 1) % evaluate_every)
+            if unasked and not account.paid(progress):
+                _asked(acting, runtime, progress, select, account)  # a last round is always asked
             if checkpoints:
                 checkpoints.save(replace(progress, clients=runtime.state()))
             break
@@ -287,15 +303,33 @@ class _Account(NamedTuple):
     phase: str
     number: int
 
+    @property
+    def name(self) -> str:
+        return f"{self.phase}/{self.number}/telemetry"
+
+    def paid(self, progress: Progress) -> bool:
+        """Whether it was asked before, and there is something to choose a round by: it need not be asked again."""
+        return self.ledger.knows(self.name) and progress.best is not None
+
     def pays(self, charges: Sequence[Charge], code: str) -> bool:
-        """Charge it, unless that would break the budget. Asked again, a device answers as it did before."""
-        name = f"{self.phase}/{self.number}/telemetry"
+        """Charge it, unless that would break the budget."""
         if not charges:
             return True
-        if self.budget and not self.ledger.knows(name) and not self.budget.allows(self.ledger, charges):
+        if self.budget and not self.budget.allows(self.ledger, charges):
             return False
-        self.ledger.charge(name, charges, repeat=True, number=self.number, code=code)
+        self.ledger.charge(self.name, charges, number=self.number, code=code)
         return True
+
+
+def _tell(on_round: Callable[[Round], None] | None, line: Round) -> None:
+    if on_round:
+        on_round(line)
+
+
+def _draw(runtime: Runtime, rng: Rng, number: int) -> Rng:
+    """What a cohort is drawn by. From the seed in a simulation; real devices could work that out, and who is in a
+    round must stay unknown for sampling to hide anybody."""
+    return rng.fold("cohort", number) if runtime.simulated else Rng(SystemRng().next_key())
 
 
 def _asked(method: Method, runtime: Runtime, progress: Progress, select: str, account: _Account) -> Evaluated:

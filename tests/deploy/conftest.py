@@ -9,20 +9,26 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from homebody.data import Population, load
+from homebody.data.partitions import everything
 from homebody.deploy.admin import make, opened
 from homebody.deploy.home import Home
 from homebody.deploy.keys import make_device_key, read_public
 from homebody.deploy.plan import Plan
+from homebody.fit import fit
 from homebody.recipe import Recipe
+from homebody.runtime import Simulator
 from homebody.runtime.flower_wire import fingerprint
 
 PATIENCE = 120.0
@@ -33,15 +39,99 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-class World:
-    """A folder with a server and its devices."""
+class Proxy:
+    """A network between one device and the server, to be cut, slowed down or swallowed."""
 
-    def __init__(self, folder: Path, population: Population, devices: int, recipe: Recipe, **settings: Any) -> None:
+    def __init__(self, target: int) -> None:
+        self.rate: float | None = None
+        """Bytes a second, each way of each connection."""
+        self.hole = False
+        """Whether everything is taken, and nothing passed on."""
+        self._target, self._open = target, threading.Event()
+        self._lock, self._sockets = threading.Lock(), set[socket.socket]()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listening.getsockname()[1])
+        self._serve()
+
+    def cut(self) -> None:
+        """Break every connection; new ones may be made at once."""
+        with self._lock:
+            for one in self._sockets:
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+
+    def refuse(self) -> None:
+        """Break every connection, and let none be made."""
+        self._open.clear()
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.cut()
+
+    def accept(self) -> None:
+        """After `refuse`."""
+        self._listening = socket.create_server(("127.0.0.1", self.port))
+        self._serve()
+
+    def _serve(self) -> None:
+        self._open.set()
+        threading.Thread(target=self._take, args=(self._listening,), daemon=True).start()
+
+    def _take(self, listening: socket.socket) -> None:
+        while self._open.is_set():
+            try:
+                near = listening.accept()[0]
+                far = socket.create_connection(("127.0.0.1", self._target), timeout=10)
+            except OSError:
+                if listening.fileno() < 0 or not self._open.is_set():
+                    return
+                near.close()
+                continue
+            far.settimeout(None)
+            with self._lock:
+                self._sockets |= {near, far}
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while piece := source.recv(4096 if self.rate else 1 << 16):
+                if self.hole:
+                    continue
+                if self.rate:
+                    time.sleep(len(piece) / self.rate)
+                sink.sendall(piece)
+        with self._lock:
+            for one in (source, sink):
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+                self._sockets.discard(one)
+        source.close()
+
+
+class World:
+    """A folder with a server and its devices.
+
+    proxied: each device comes through a proxy of its own. rooted: where the server's folder is, if elsewhere.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        population: Population,
+        devices: int,
+        recipe: Recipe,
+        *,
+        proxied: bool = False,
+        rooted: Path | None = None,
+        **settings: Any,
+    ) -> None:
         folder.mkdir()
-        self.folder, self.population = folder, population
+        self.folder, self.population, self.recipe = folder, population, recipe
         self.port = settings.pop("port", None) or free_port()
         people = np.array_split(np.arange(population.n_users), devices)
-        self.server = folder / "server"
+        self.server = (rooted or folder) / "server"
+        self.proxies = [Proxy(self.port) for _ in range(devices)] if proxied else []
         plan = Plan(
             recipe,
             listen=f"127.0.0.1:{self.port}",
@@ -56,14 +146,15 @@ class World:
         self.devices = [self._device(number, some.tolist()) for number, some in enumerate(people)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def _device(self, number: int, people: list[int], at: str | None = None) -> Path:
+    def _device(self, number: int, people: list[int]) -> Path:
         folder = self.folder / f"device{number}"
 
         def furnish(inside: Path) -> None:
             (inside / "ca.pem").write_bytes((self.server / "keys" / "ca.pem").read_bytes())
             make_device_key(inside)
 
-        with Home.create(folder, server=at or f"127.0.0.1:{self.port}", furnish=furnish) as home:
+        port = self.proxies[number].port if self.proxies else self.port
+        with Home.create(folder, server=f"127.0.0.1:{port}", furnish=furnish) as home:
             for user in people:
                 person = home.add_person(f"person {user}")
                 start, end = self.population.indptr[user : user + 2]
@@ -112,14 +203,19 @@ class World:
         whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
         return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
+    def said(self, name: str, event: str, **facts: Any) -> int:
+        """How often a process has said this."""
+        found = [one for one in self.log(name) if one["event"] == event]
+        return sum(all(one.get(key) == value for key, value in facts.items()) for one in found)
+
     def wait_for(self, name: str, event: str, count: int = 1, **facts: Any) -> None:
         """Until a process has said this so often."""
+        self.wait(lambda: self.said(name, event, **facts) >= count, f"{name} says {event} {facts or ''}")
 
-        def said() -> bool:
-            found = [one for one in self.log(name) if one["event"] == event]
-            return sum(all(one.get(key) == value for key, value in facts.items()) for one in found) >= count
-
-        self.wait(said, f"{name} says {event}")
+    def rounds(self) -> int:
+        """How many rounds are done."""
+        with opened(self.server) as (_, records):
+            return len(records.rounds())
 
     def wait(self, done: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
         until = time.monotonic() + patience
@@ -142,10 +238,56 @@ class World:
             return progress.shared
 
     def stop(self) -> None:
+        children = [self.trainer(), self.link()] if "server" in self.processes else []
         for process in self.processes.values():
             process.kill()
         for process in self.processes.values():
             process.wait()
+        for child in filter(None, children):  # one that was stopped does not notice
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        for proxy in self.proxies:
+            proxy.refuse()
+
+    def check(self, *, attempts: dict[int, int] | None = None, exact: bool = True) -> None:
+        """Whatever happened: every round is done once, was charged once for each attempt, and every person told each
+        thing once; and the model is the one of an undisturbed run.
+
+        attempts: how many a round took, where it was not one. exact: whether everybody took part in every round.
+        """
+        rounds = self.recipe.rounds
+        assert rounds
+        names = {
+            f"train/{number}{'' if attempt == 1 else f'#{attempt}'}"
+            for number in range(1, rounds + 1)
+            for attempt in range(1, (attempts or {}).get(number, 1) + 1)
+        }
+        with opened(self.server) as (_, records):
+            assert [line["step"] for line in records.rounds()] == list(range(1, rounds + 1))
+            entries = records.ledger().entries()
+            progress = records.load()
+        assert {entry.release for entry in entries} == names
+        assert len({(entry.release, entry.observer, entry.unit) for entry in entries}) == len(entries)
+        assert progress is not None
+        assert progress.step == rounds
+        for folder in self.devices:
+            with Home(folder) as home:
+                for person in home.people():
+                    told = {entry.release for entry in home.ledger(person).entries()}
+                    sent = [mark.release for mark in home.marks(person)]
+                    assert len(set(sent)) == len(sent) == len(told), "Nothing is told twice."
+                    assert not exact or set(sent) == {f"train/{number}" for number in range(1, rounds + 1)}
+        if exact:
+            seed = self.recipe.seed
+            wanted = fit(
+                self.recipe.build(),
+                Simulator(everything(self.population, seed=seed)),
+                rounds=rounds,
+                seed=seed,
+                evaluate_every=0,
+            )
+            for name, value in wanted.shared.items():
+                torch.testing.assert_close(progress.shared[name], value, rtol=0, atol=1e-5)
 
 
 def _child(parent: int, module: str) -> int | None:
@@ -173,6 +315,15 @@ def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
     yield make_world
     for one in made:
         one.stop()
+
+
+@pytest.fixture
+def few() -> Population:
+    """Eight made-up people: quick to train, so that the faults are what takes time."""
+    rng = np.random.default_rng(5)
+    histories = [np.sort(rng.choice(40, size, replace=False)) for size in rng.integers(6, 14, 8)]
+    indptr = np.concatenate([[0], np.cumsum([len(one) for one in histories])]).astype(np.int64)
+    return Population("few", indptr, np.concatenate(histories).astype(np.int32), n_items=40)
 
 
 @pytest.fixture

@@ -35,9 +35,8 @@ HEADER: dict[str, Any] = {
     "first": 4,
     "people": [4, 5],
     "shared": "abc",
-    "cohort": ["fixed", 2, 7],
 }
-OPTIONAL = {"first", "people", "shared", "cohort", "held_out", "keep"}
+OPTIONAL = {"first", "people", "shared", "held_out", "keep"}
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
@@ -49,7 +48,6 @@ json_values = st.recursive(
 def test_a_letter_is_read(do: str) -> None:
     task = Task.read({**HEADER, "do": do, "unknown": "from a newer server"})
     assert (task.do, task.step, task.people, task.first, task.phase) == (do, 3, [4, 5], 4, "train")
-    assert (task.sampling, task.size, task.population) == ("fixed", 2, 7)
     assert task.acting == FedMF(factors=3)
 
 
@@ -62,7 +60,6 @@ def test_what_is_missing_is_named(name: str) -> None:
 def test_what_may_be_missing() -> None:
     task = Task.read({key: value for key, value in HEADER.items() if key not in OPTIONAL})
     assert (task.first, task.people, task.shared, task.held_out, task.keep) == (0, [], "", None, None)
-    assert (task.sampling, task.size, task.population) == ("all", 1, 1)
 
 
 @settings(deadline=None, max_examples=300)
@@ -90,7 +87,6 @@ def test_any_value_is_read_or_refused_and_nothing_else(name: str, value: Any) ->
         ("method", "pfedrec"),
         ("run", "other"),
         ("do", "evaluate"),
-        ("cohort", ["all", 7, 7]),
         ("measures", False),
         ("cutoffs", [5]),
         ("first", 3),

@@ -291,8 +291,8 @@ class _Watched:
     def begin(self, method: Method, rng: Rng) -> None:
         self.inner.begin(method, rng)
 
-    def open(self, release: str, cohort: Cohort) -> Opened:
-        return self.inner.open(release, cohort)
+    def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
+        return self.inner.open(release, cohort, shared)
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
         return ()

@@ -28,12 +28,14 @@ def init(
     server: Annotated[str, typer.Option("--server", help="The server's address, HOST:PORT.")],
     ca: Annotated[
         Path | None,
-        typer.Option("--ca", help="The server's ca.pem; may be left out on the server's own machine alone."),
+        typer.Option("--ca", help="The server's ca.pem; leave it out only for a server on this machine without TLS."),
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="What the device calls itself.")] = "",
+    name: Annotated[
+        str, typer.Option("--name", help="What `status` calls the device; the server does not learn it.")
+    ] = "",
     budget: Annotated[
         str | None,
-        typer.Option("--budget", help="The most that each person may tell the server, such as eps=8,delta=1e-6."),
+        typer.Option("--budget", help="The most that each person tells, such as eps=8,delta=1e-6,observer=server."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -68,7 +70,8 @@ def import_history(
     file: Annotated[Path, typer.Argument(help="CSV or Parquet, one row an interaction.")],
     person: Annotated[str | None, typer.Option("--person", help="Whose history it is; added if not known.")] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Of a file of several users, this one; repeat, in order.")
+        list[str] | None,
+        typer.Option("--only", help="Of a file of several people, this one alone; repeat for more, in order."),
     ] = None,
     user_col: Annotated[str | None, typer.Option("--user-col", help="The column of users; '' for none.")] = None,
     item_col: Annotated[str | None, typer.Option("--item-col", help="The column of items.")] = None,
@@ -76,7 +79,7 @@ def import_history(
     rating_col: Annotated[str | None, typer.Option("--rating-col", help="The column of ratings; '' for none.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Add a file's rows to the history, all or nothing; rows that are known already are counted and left alone."""
+    """Add a file's rows to the histories, all or nothing; rows that are known already are left alone."""
     from homebody.deploy.home import Home
 
     with Home(folder) as home:
@@ -158,7 +161,7 @@ def people(
     add: Annotated[list[str] | None, typer.Option("--add", help="Someone who has no history yet; repeat.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Who lives with the device."""
+    """Who lives with the device, and who of them takes part."""
     from homebody.deploy.home import Home
 
     with Home(folder) as home:
@@ -200,7 +203,7 @@ def ledger(
 
 @app.command()
 def start(folder: Dir) -> None:
-    """Take part: wait for the server's rounds and answer them, until told to stop."""
+    """Take part: wait for the server's rounds and answer them, until stopped (Ctrl-C, or SIGTERM)."""
     from homebody.deploy.client import take_part
 
     take_part(folder)
@@ -213,7 +216,7 @@ def recommend(
     k: Annotated[int, typer.Option("-k", help="How many items.", min=1)] = 10,
     as_json: options.Json = False,
 ) -> None:
-    """The person's best new items, worked out here; no network is needed."""
+    """A person's best new items, worked out here; no network is needed."""
     from homebody.deploy.device import recommend as ranked
     from homebody.deploy.home import Home
 
@@ -234,7 +237,7 @@ def recommend(
 
 @app.command()
 def pause(folder: Dir, as_json: options.Json = False) -> None:
-    """Take part in no round until `resume`; also a client that is running stops answering."""
+    """Answer no round until `resume`; a client that runs leaves the server."""
     _rest(folder, True, as_json, "Paused: no round is answered until `homebody client resume`.")
 
 

@@ -1,4 +1,4 @@
-"""`homebody data`: which datasets there are, fetching one, looking at one."""
+"""`homebody data`: which datasets there are, fetching one, looking at one, writing one as a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "fetching", "pairs"]
 
-app = typer.Typer(help="List, fetch and inspect datasets.", no_args_is_help=True)
+app = typer.Typer(help="List, fetch, inspect and export datasets.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -139,6 +139,30 @@ def info(
     from homebody.cli.info import print_summary
 
     print_summary(summary, population.notes)
+
+
+@app.command("export")
+def export_data(
+    source: Annotated[str, typer.Argument(help="A dataset's name, a CSV or Parquet file, or synthetic[:…].")],
+    file: Annotated[Path, typer.Argument(help="The CSV file to write; one that is there is replaced.")],
+    users: Annotated[
+        str | None, typer.Option(help="Some users by number, from 0 on, such as 0-19 or 0-4,7; all by default.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Write users' interactions as a CSV file (user, item, time, rating), such as `homebody client import` takes."""
+    from homebody.data.export import chosen, export
+    from homebody.data.sources import load
+
+    with fetching(quiet=as_json) as (say, progress):
+        population = load(source, data_dir=data_dir, say=say, progress=progress)
+    who = None if users is None else chosen(users, population.n_users)
+    count, people = export(population, file, who), population.n_users if who is None else len(who)
+    if as_json:
+        typer.echo(json.dumps({"file": str(file), "users": people, "interactions": count}))
+        return
+    typer.echo(f"{count:,} interactions of {people:,} {'user' if people == 1 else 'users'} are in {file}.")
 
 
 @contextmanager

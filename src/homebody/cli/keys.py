@@ -12,18 +12,19 @@ from homebody.cli.options import Json
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Make the keys of a server and its devices.", no_args_is_help=True)
+app = typer.Typer(help="Make keys, and say whose may take part.", no_args_is_help=True)
 
 
 @app.command("init")
 def init(
-    folder: Annotated[Path, typer.Argument(help="Where to put them; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="Where to put them; made if it is not there.", metavar="DIR")],
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address by which devices reach the server; repeat.")
+        list[str] | None,
+        typer.Option(help="A name or address by which devices reach the server, for its certificate; repeat."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """An authority, the server's certificate and the operator's secret."""
+    """Make a server's authority, certificate and operator's secret; `homebody server init` does it by itself."""
     from homebody.deploy.keys import make_authority
 
     files = make_authority(folder, host or ())
@@ -37,10 +38,10 @@ def init(
 
 @app.command("device")
 def device(
-    folder: Annotated[Path, typer.Argument(help="Where to put it; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(help="Where to put it; made if it is not there.", metavar="DIR")],
     as_json: Json = False,
 ) -> None:
-    """A device's key: one half stays on the device, the other goes to the server's operator."""
+    """Make a device's key; `homebody client init` does it by itself."""
     from homebody.deploy.keys import make_device_key
 
     public = make_device_key(folder)

@@ -21,40 +21,56 @@ Dir = Annotated[Path, typer.Argument(help="The server's folder.", metavar="DIR")
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
-    method: Annotated[str, typer.Option("--method", help="What to train; see `homebody methods`.")],
+    method: Annotated[str, typer.Option("--method", help="What to train, by name; `homebody methods` lists them.")],
     items: Annotated[
         str | None,
-        typer.Option("--items", help="The catalogue: a CSV or Parquet file (id, name), or a dataset's name."),
+        typer.Option(
+            "--items",
+            help="The catalogue: a CSV or Parquet file (id, name), or a dataset's name; `server items` adds more.",
+        ),
     ] = None,
-    listen: Annotated[str, typer.Option(help="Where devices come to, HOST:PORT.")] = "127.0.0.1:9092",
+    listen: Annotated[
+        str, typer.Option(help="Where to listen for devices, HOST:PORT; 0.0.0.0:PORT for other machines too.")
+    ] = "127.0.0.1:9092",
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address by which devices reach the server; repeat.")
+        list[str] | None,
+        typer.Option(help="A name or address by which devices reach the server, for its certificate; repeat."),
     ] = None,
-    tls: Annotated[bool, typer.Option("--tls/--no-tls", help="Without, on this machine alone.")] = True,
+    tls: Annotated[
+        bool, typer.Option("--tls/--no-tls", help="Encrypt; to leave it out, listen on this machine alone.")
+    ] = True,
     database: Annotated[
-        str, typer.Option(help="A file's name, postgresql://…, or env:NAME for an address in the environment.")
+        str, typer.Option(help="A file in DIR, postgresql://…, or env:NAME for an address in the environment.")
     ] = "server.sqlite",
-    metrics: Annotated[str, typer.Option(help="Where /metrics and /health are; '' for nowhere.")] = "127.0.0.1:9464",
-    link: Annotated[str, typer.Option(help="A SuperLink that runs already, to be joined, HOST:PORT.")] = "",
+    metrics: Annotated[str, typer.Option(help="Where /metrics and /health answer; '' for nowhere.")] = "127.0.0.1:9464",
+    link: Annotated[str, typer.Option(help="Join a link that runs elsewhere with this server's keys, HOST:PORT.")] = "",
     settings: options.Settings = None,
     stages: Annotated[
         list[str] | None, typer.Option("--stage", help="What updates pass on their way out; repeat, in order.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Training rounds; the method's own by default.", min=1)] = None,
-    cohort: Annotated[int | None, typer.Option(help="People in a round; all who are there by default.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="For what is drawn in public; noise comes from the system.")] = 0,
-    budget: Annotated[
-        str | None, typer.Option(help="What may be told, such as eps=8,delta=1e-6,observer=public.")
+    rounds: Annotated[
+        int | None, typer.Option(help="Training rounds; by default as many as the method says.", min=1)
     ] = None,
-    delta: Annotated[float, typer.Option(help="What ε is stated at without a budget.")] = 1e-6,
+    cohort: Annotated[
+        int | None, typer.Option(help="People drawn for a round; by default all who are there.", min=1)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of negatives and cohorts; noise that protects comes from the system.")] = 0,
+    budget: Annotated[
+        str | None, typer.Option(help="Training ends before more is told, such as eps=8,delta=1e-6,observer=public.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="The δ that ε is stated at where there is no budget.")] = 1e-6,
     evaluate_every: Annotated[
-        int, typer.Option(help="Rounds between measurements on devices, which are charged; 0: never.", min=0)
+        int, typer.Option(help="Devices measure after every so many rounds, which is charged; 0: never.", min=0)
     ] = 1,
-    held_out: Annotated[str | None, typer.Option(help="What devices hold out to measure: latest, random …")] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds for a round.")] = 60.0,
-    quorum: Annotated[float, typer.Option(help="The share of a cohort that must answer.")] = 0.5,
-    least: Annotated[int, typer.Option(help="People that must be there before a round begins.", min=1)] = 1,
-    half: Annotated[bool, typer.Option("--half", help="Send numbers in 16 bits.")] = False,
+    held_out: Annotated[
+        str | None, typer.Option(help="What devices hold out to measure: latest (the default), latest-first or random.")
+    ] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds that a round waits for answers.")] = 60.0,
+    quorum: Annotated[
+        float, typer.Option(help="The share of a round that must answer, or it is abandoned and tried again.")
+    ] = 0.5,
+    least: Annotated[int, typer.Option(help="People that must be connected before a round begins.", min=1)] = 1,
+    half: Annotated[bool, typer.Option("--half", help="Send numbers in 16 bits instead of 32.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Make a server: its plan, its database, its catalogue and its keys."""
@@ -105,7 +121,7 @@ def start(
         bool, typer.Option("--once", help="End when the training does, and print what came of it.")
     ] = False,
 ) -> None:
-    """Run the server: it trains, survives being killed, and then gives the model to whoever comes."""
+    """Run the server: it trains, goes on where it stood if it was killed, and then hands out the model."""
     from homebody.deploy.supervisor import supervise
 
     _check_extra()
@@ -114,7 +130,7 @@ def start(
 
 @app.command()
 def status(folder: Dir, as_json: options.Json = False) -> None:
-    """What the server does, who takes part, what it has told."""
+    """What the server does, who may take part, what was told so far, and what was refused."""
     from homebody.deploy.admin import opened, report
 
     with opened(folder) as (plan, records):
@@ -131,7 +147,7 @@ def items(
     source: Annotated[str, typer.Argument(help="A CSV or Parquet file (id, name), or a dataset's name.")],
     as_json: options.Json = False,
 ) -> None:
-    """Add items to the catalogue, also while it trains; those it knows are left alone."""
+    """Add items to the catalogue, also while the server trains; those it knows are left alone."""
     from homebody.deploy.admin import opened, read_items
 
     found = read_items(source)
@@ -156,7 +172,7 @@ def backup(folder: Dir, file: Annotated[Path, typer.Argument(help="A file that i
 
 @app.command()
 def restore(folder: Dir, file: Annotated[Path, typer.Argument(help="What `homebody server backup` wrote.")]) -> None:
-    """Bring a backup into the empty database of a server's plan.
+    """Bring a backup into a server whose database is empty.
 
     What was charged after the backup is not in it: the ledger would state too small an ε for rounds that ran since.
     """
@@ -184,12 +200,14 @@ def _check_extra() -> None:
 
 def add_key(
     folder: Dir,
-    public_key: Annotated[Path, typer.Argument(help="The device's device.pub.")],
-    name: Annotated[str, typer.Option("--name", help="What to call the device.")],
-    people: Annotated[int, typer.Option("--people", help="How many people it holds, each a client.", min=1)] = 1,
+    public_key: Annotated[Path, typer.Argument(help="The file device.pub that the device made.")],
+    name: Annotated[str, typer.Option("--name", help="What to call the device here.")],
+    people: Annotated[
+        int, typer.Option("--people", help="How many people live with it, for good: each is a client.", min=1)
+    ] = 1,
     as_json: options.Json = False,
 ) -> None:
-    """Let a device take part, also while the server runs: its people get their numbers."""
+    """Let a device take part, also while the server runs: each of its people gets a number."""
     from homebody.deploy.admin import opened
     from homebody.deploy.keys import read_public
     from homebody.runtime.flower_wire import fingerprint

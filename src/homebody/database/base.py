@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, Unavailable
 
 __all__ = ["PATIENCE", "Conflict", "Cursor", "Database"]
 
@@ -157,16 +157,16 @@ class Database(ABC):
         """What went wrong, for a person; errors of ours stay as they are."""
 
     def _undone(self) -> HomebodyError:
-        return HomebodyError(f"The step that was being written to the {self._what} {self.name} was undone.")
+        return Unavailable(f"The step that was being written to the {self._what} {self.name} was undone.")
 
     def _full(self, why: str) -> HomebodyError:
-        return HomebodyError(
+        return Unavailable(
             f"The disk takes no more of the {self._what} {self.name} ({why}): "
             "nothing of this step was written; make room and start again."
         )
 
     def _held(self) -> HomebodyError:
-        return HomebodyError(
+        return Unavailable(
             f"Another process has held the {self._what} {self.name} for more than {PATIENCE:g} seconds; "
             "try again once it is done."
         )

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from homebody.database.base import PATIENCE, Conflict, Cursor, Database
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, Unavailable
 
 if TYPE_CHECKING:
     import psycopg
@@ -74,7 +74,9 @@ class PostgreSQL(Database):
             why = " ".join(str(error).split()).removeprefix("connection failed: ").rstrip(".")
             if (secret := self._settings.get("password")) and secret in why:
                 why = "it refused the connection"
-            raise HomebodyError(f"The {self._what} {self.name} cannot be opened: {why}.") from None
+            # Nobody answered, or it is about to start or to stop: that passes.
+            kind = Unavailable if "FATAL" not in why or "the database system is" in why else HomebodyError
+            raise kind(f"The {self._what} {self.name} cannot be opened: {why}.") from None
         return db
 
     def _alive(self) -> psycopg.Connection[tuple[Any, ...]]:
@@ -114,7 +116,7 @@ class PostgreSQL(Database):
         if isinstance(error, self._errors.IntegrityError):
             return Conflict(why)
         if self._db.closed:
-            return HomebodyError(
+            return Unavailable(
                 f"The connection to the {self._what} {self.name} was lost; see that it runs, and start again."
             )
         if isinstance(error, self._errors.errors.DiskFull):

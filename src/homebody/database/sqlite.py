@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from homebody.database.base import PATIENCE, Cursor, Database
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, Unavailable
 
 __all__ = ["SQLite", "statements"]
 
 _UNUSABLE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+_PASSING = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY)
 
 
 class SQLite(Database):
@@ -33,7 +34,8 @@ class SQLite(Database):
         except sqlite3.DatabaseError as error:
             if db is not None:
                 db.close()
-            raise HomebodyError(f"The {what} {self.name} cannot be opened: {error}.") from error
+            kind = Unavailable if error.sqlite_errorcode & 0xFF in _PASSING else HomebodyError
+            raise kind(f"The {what} {self.name} cannot be opened: {error}.") from error
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Cursor:
         with self._lock:
@@ -71,7 +73,8 @@ class SQLite(Database):
         try:
             self._db.execute(sql)
         except sqlite3.DatabaseError as error:
-            if self._depth and not self._db.in_transaction:
+            # It says no more than that there is no transaction, where an earlier statement lost it.
+            if self._depth and not self._db.in_transaction and error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
                 raise self._undone() from error
             raise self._sentence(error) from error
 

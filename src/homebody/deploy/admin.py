@@ -35,6 +35,7 @@ def make(folder: Path, plan: Plan, items: str | None, hosts: Sequence[str]) -> d
         raise HomebodyError(f"{folder} is not empty: a server gets a folder of its own.")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)  # who takes part is nobody else's business
         keys = not (folder / "keys").exists()
         if keys:
             make_authority(folder / "keys", [plan.host, *hosts] if plan.host not in ("0.0.0.0", "::") else hosts)

@@ -32,23 +32,31 @@ def take_part(folder: Path) -> None:
         signal.signal(number, lambda *_: stop.set())
     with Home(folder) as home, home.alone():
         device = Device(home, log)
-        ca = folder / "ca.pem"
-        fleet = Fleet(
-            home.settings.server,
-            ca=ca.read_bytes() if ca.exists() else None,
-            key=(folder / "device.key").read_bytes(),
-            last_node=home.settings.node,
-        )
+        client = _Client(home, device, folder, stop)
         try:
-            _Client(home, device, fleet, stop).run()
+            client.run()
         finally:
-            fleet.leave()
+            client.leave()
 
 
 class _Client:
-    def __init__(self, home: Home, device: Device, fleet: Fleet, stop: threading.Event) -> None:
-        self._home, self._device, self._fleet, self._stop = home, device, fleet, stop
-        self._joined, self._pause, self._why = False, FIRST_PAUSE, ""
+    def __init__(self, home: Home, device: Device, folder: Path, stop: threading.Event) -> None:
+        self._home, self._device, self._folder, self._stop = home, device, folder, stop
+        self._pause, self._why = FIRST_PAUSE, ""
+        self._fleet, self._joined = self._new_fleet(), False
+
+    def leave(self) -> None:
+        """Say farewell."""
+        self._fleet.leave()
+
+    def _new_fleet(self) -> Fleet:
+        ca = self._folder / "ca.pem"
+        return Fleet(
+            self._home.settings.server,
+            ca=ca.read_bytes() if ca.exists() else None,
+            key=(self._folder / "device.key").read_bytes(),
+            last_node=self._home.settings.node,
+        )
 
     def run(self) -> None:
         while not self._stop.is_set():
@@ -58,19 +66,24 @@ class _Client:
             try:
                 if not self._joined:
                     self._home.configure(node=self._fleet.join())
-                    self._joined, self._pause, self._why = True, FIRST_PAUSE, ""
+                    self._joined = True
                     log("joined")
                 letter = self._fleet.pull(HOLD)
-                if letter is not None and not self._stop.is_set():
-                    self._reply(letter, self._device.answer(letter.body))
+                self._pause, self._why = FIRST_PAUSE, ""
+                if letter is not None and not self._silent():
+                    log("asked", kind=letter.kind)
+                    until = time.monotonic() + letter.ttl
+                    self._reply(letter, self._device.answer(letter.body), until)
             except (LinkDown, Refused) as error:
-                self._joined = self._joined and isinstance(error, LinkDown)
+                # A letter may have been lost on its way: whoever joins anew is asked anew.
+                self._joined = False
                 self._away(str(error))
 
-    def _reply(self, letter: Letter, body: bytes) -> None:
-        """Give an answer, again and again until it is taken, refused, or too late."""
-        pause = FIRST_PAUSE
-        while not self._stop.is_set() and time.time() < letter.until:
+    def _reply(self, letter: Letter, body: bytes, until: float) -> None:
+        """Give an answer, again and again until it is taken, refused, or too late: by one's own clock, whatever the
+        server's says."""
+        pause, taking_part = FIRST_PAUSE, self._home.active()
+        while not self._silent() and self._home.active() == taking_part and time.monotonic() < until:
             try:
                 taken = self._fleet.answer(letter, body)
                 log("sent" if taken else "not wanted any more", kind=letter.kind, bytes=len(body))
@@ -78,11 +91,16 @@ class _Client:
             except LinkDown:
                 self._stop.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
+        log("not sent", kind=letter.kind)
+
+    def _silent(self) -> bool:
+        """Whether nothing may leave any more: told to stop, or paused, perhaps a moment ago."""
+        return self._stop.is_set() or self._home.settings.paused
 
     def _rest(self) -> None:
         if self._joined:
             self._fleet.leave()
-            self._joined = False
+            self._fleet, self._joined = self._new_fleet(), False
             log("paused")
         self._stop.wait(1.0)
 

@@ -89,13 +89,13 @@ class Device:
             return {**self._about_myself(task.shared if content else ""), "lacks": lacks}, {}
         shared = _readable(task.acting, wire.unpack(content), task.n_items)
         answers: dict[str, bytes] = {}
-        declined: dict[str, str] = {}
+        declined: list[int] = []
         for number in [] if task.do == "adapt" else task.people:
             try:
                 answers[str(number)] = self._one(task, shared, number)
             except Exception as error:
-                # The server is told nothing about the person, and the others of the household answer all the same.
-                declined[str(number)] = "budget" if isinstance(error, OverBudget) else "unable"
+                # The server is not told why, and the others of the household answer all the same.
+                declined.append(number)
                 self._log("declined", release=task.release, reason=_reason(error))
         self.home.put_model(json.dumps(task.described()), task.shared, task.release, task.step)
         self.home.keep_states(task.run, [task.step] if task.keep is None else [task.keep, task.step])
@@ -131,24 +131,28 @@ class Device:
         given = self.home.answer_of(slot, task.run, release, task.ask)
         if given is not None:
             return given
-        household, people = self._people(task)
-        user = [person.slot for person in people].index(slot)
-        if not household.split.lengths[user]:
-            raise HomebodyError("There is nothing to learn from yet.")
         method = task.acting
-        cohort = Cohort(np.array([number]), task.sampling, task.size, task.population)
+        # Charged before the history is looked at, and as one who is always drawn: whether somebody answers must not
+        # depend on what they have, and a device cannot know who else could have been drawn.
+        cohort = Cohort(np.array([number]), "all", 1, 1)
         charges = method.releases(cohort) if task.do == "train" else method.uplink.charges(cohort)
         self._charge(task, slot, release, charges)
+        household, people = self._people(task)
+        user = [person.slot for person in people].index(slot)
         household.begin(method, Rng(torch.tensor(task.clients_key)))
         state = self.home.state(slot, task.run, task.step if task.do == "train" else task.step + 1)
-        if state is not None:
+        empty = not household.split.lengths[user]
+        if state is not None and not empty:
             _restore(self.home, household, state, task.phase, shared, user)
-        if task.do == "train":
+        if task.do == "evaluate":
+            told = {} if empty else household.measure(method, shared, user)
+            update = method.uplink.device(_told(told, task.cutoffs), SystemRng())
+        elif empty:
+            update = method.uplink.device(wire.nothing(method, shared, Catalogue(task.n_items)), SystemRng())
+        else:
             update, kept = household.train(method, shared, user, Rng(torch.tensor(task.key)))
             base = task.shared if method.scores_from == "base" else None
             state = State(task.step, base, wire.seal({"phase": task.phase}, {"state": wire.pack(kept)}))
-        else:
-            update = method.uplink.device(_measured(household, method, shared, user, task.cutoffs), SystemRng())
         answer = wire.pack(update, half=task.half)
         step, base, content = state or (0, None, None)
         self.home.finish(slot, task.run, release, task.ask, step, base, content, answer)
@@ -157,12 +161,15 @@ class Device:
     def _charge(self, task: Task, slot: int, release: str, charges: Sequence[Charge]) -> None:
         """Before anything is worked out, let alone told."""
         ledger, allowed = self.home.ledger(slot), self.home.settings.budget
-        name = f"{task.run[:8]}/{release}@{task.ask[:24]}"
-        # What was charged and never given is the same release; what was given and is no longer here, is a new one.
-        fresh = task.ask in self.home.knows(slot, task.run, release) or not ledger.knows(name)
-        if allowed and fresh and not Budget.parse(allowed).allows(ledger, charges):
+        name = f"{task.run}/{release}@{task.ask}"
+        # What was begun, charged and never given is the same release. What was given and is no longer here is a new
+        # one, and so is what a store that was put back to an earlier day does not know of.
+        given = task.ask in self.home.knows(slot, task.run, release)
+        same = self.home.begun(slot, task.run, release, task.ask) and not given and ledger.knows(name)
+        if allowed and not same and not Budget.parse(allowed).allows(ledger, charges):
             raise OverBudget("It would spend more than this person allows.")
-        ledger.charge(name, charges, repeat=not fresh, number=task.step, code=f"{task.method}, homebody {__version__}")
+        self.home.begin(slot, task.run, release, task.ask)
+        ledger.charge(name, charges, repeat=same, number=task.step, code=f"{task.method}, homebody {__version__}")
 
     def _people(self, task: Task) -> tuple[Household, list[Person]]:
         """The household as it is now; it is made anew when a history, the people or the catalogue change."""
@@ -295,9 +302,7 @@ def _restore(home: Home, household: Household, state: State, phase: str, shared:
     household.hold(user, tree, None if base is None else _carried(wire.unpack(base), shared))
 
 
-def _measured(household: Household, method: Method, shared: Tree, user: int, cutoffs: Sequence[int]) -> Tree:
+def _told(found: Mapping[str, float], cutoffs: Sequence[int]) -> Tree:
     """How well a person is served, in the order that the server expects; nothing where nothing can be asked."""
-    found = household.measure(method, shared, user)
-    names = metric_names(cutoffs)
-    told = torch.tensor([found.get(name, 0.0) for name in names], dtype=torch.float32)
-    return {"metrics": told, "asked": torch.tensor([1.0 if found else 0.0])}
+    metrics = torch.tensor([found.get(name, 0.0) for name in metric_names(cutoffs)], dtype=torch.float32)
+    return {"metrics": metrics, "asked": torch.tensor([1.0 if found else 0.0])}

@@ -184,6 +184,24 @@ class Rounds(People):
                 (run, KEPT_STATES, json.dumps([_check_step(step) for step in steps])),
             ).rowcount
 
+    def begin(self, who: Who, run: str, release: str, digest: str) -> None:
+        """Remember that an answer is about to be charged and worked out: so that it is known to be the same later."""
+        for text, what in ((run, "A run's name"), (release, "A release's name"), (digest, "A digest")):
+            _check_name(text, what)
+        with self._writing():
+            self._db.execute(
+                "INSERT OR IGNORE INTO begun VALUES (?, ?, ?, ?)", (self._participant(who), run, release, digest)
+            )
+
+    def begun(self, who: Who, run: str, release: str, digest: str) -> bool:
+        """Whether this answer was begun, and none has been given since."""
+        return bool(
+            self._ask(
+                "SELECT 1 FROM begun WHERE person = ? AND run = ? AND release = ? AND digest = ?",
+                (self.person(who).slot, run, release, digest),
+            )
+        )
+
     def finish(
         self,
         who: Who,
@@ -211,6 +229,10 @@ class Rounds(People):
                 self._put_state(slot, run, step, base, state)
             if given is not None:
                 return
+            self._db.execute(
+                "DELETE FROM begun WHERE person = ? AND run = ? AND release = ? AND digest = ?",
+                (slot, run, release, digest),
+            )
             mark = self._db.execute(
                 "INSERT INTO mark (person, run, release, digest, bytes, at) VALUES (?, ?, ?, ?, ?, ?)",
                 (slot, run, release, digest, len(answer), int(time.time())),

@@ -62,6 +62,13 @@ CREATE TABLE mark (
     at INTEGER NOT NULL
 );
 CREATE INDEX mark_of_release ON mark (person, run, release, digest);
+CREATE TABLE begun (
+    person INTEGER NOT NULL,
+    run TEXT NOT NULL,
+    release TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    PRIMARY KEY (person, run, release, digest)
+);
 CREATE TABLE answer (mark INTEGER PRIMARY KEY REFERENCES mark, bytes BLOB NOT NULL);
 """
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")

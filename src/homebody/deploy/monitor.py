@@ -25,15 +25,13 @@ class Monitor:
         if not plan.metrics:
             return
         host, _, port = plan.metrics.rpartition(":")
+        # A connection of its own, which its threads take turns with: the trainer's is busy.
+        records = self._records = Records(connect(plan.database_in(folder), what="server's database"))
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 try:
-                    records = Records(connect(plan.database_in(folder), what="server's database"))
-                    try:
-                        status, kind, text = _answer(self.path.partition("?")[0], records)
-                    finally:
-                        records.database.close()
+                    status, kind, text = _answer(self.path.partition("?")[0], records)
                 except Exception as error:
                     # Whoever asks must hear that something is wrong, whatever it is; what it is, is for the operator.
                     why = str(error) if isinstance(error, HomebodyError) else type(error).__name__
@@ -57,6 +55,7 @@ class Monitor:
         try:
             self._server = Server((host.strip("[]"), int(port)), Handler)
         except OSError as error:
+            records.database.close()
             raise HomebodyError(
                 f"/metrics cannot be served on {plan.metrics}: {error.strerror}; choose another with --metrics."
             ) from error
@@ -71,6 +70,7 @@ class Monitor:
         if self._server:
             self._server.shutdown()
             self._server.server_close()
+            self._records.database.close()
 
 
 def _answer(path: str, records: Records) -> tuple[int, str, str]:

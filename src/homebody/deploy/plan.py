@@ -18,7 +18,9 @@ from homebody.data.splits import How, Protocol
 from homebody.errors import HomebodyError, unknown_name
 from homebody.params import KINDS
 from homebody.recipe import Recipe
-from homebody.runtime.flower import Settings, check_channel, metric_names
+from homebody.runtime import wire
+from homebody.runtime.door import is_loopback
+from homebody.runtime.flower import Settings, metric_names, telemetry
 
 __all__ = ["FILE", "Plan"]
 
@@ -84,6 +86,11 @@ class Plan:
             if not getattr(self, name).strip():
                 raise HomebodyError(f"The server's {name} must be named: it is empty.")
 
+        if self.metrics and not is_loopback(self.metrics.rpartition(":")[0].strip("[]")):
+            raise HomebodyError(
+                f"/metrics on {self.metrics} could be read by anybody: serve it on 127.0.0.1, and ask through a proxy."
+            )
+
     @property
     def host(self) -> str:
         return self.listen.rpartition(":")[0].strip("[]")
@@ -122,7 +129,10 @@ class Plan:
         if method.needs:
             raise HomebodyError(f"{self.recipe.method} needs {method.needs[0]}, which devices do not hold yet.")
         for phase in method.phases:
-            check_channel((phase.method or method).uplink)
+            acting = phase.method or method
+            wire.refuse_unfit(acting)
+            if self.recipe.evaluate_every and phase.evaluated:
+                telemetry(acting, self.recipe.measured())
         self._check_what_devices_do()
         return method
 

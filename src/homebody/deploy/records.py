@@ -280,15 +280,17 @@ class Records:
         return progress
 
     def add_round(self, line: Round) -> None:
-        """Record what is known after a round."""
+        """Record what is known after a round, or fill in what was measured after it."""
         from homebody.report.record import jsonable
 
         text = json.dumps(jsonable(asdict(line)))
         with self.database.transaction():
-            if self._one("SELECT COUNT(*) FROM round WHERE step = ?", line.step):
+            known = self.database.execute("SELECT line FROM round WHERE step = ?", (line.step,)).fetchone()
+            if known and (json.loads(known[0])["metrics"] or not line.metrics):
                 raise HomebodyError(
                     f"Round {line.step} is recorded already; what came after a checkpoint is loaded first."
                 )
+            self.database.execute("DELETE FROM round WHERE step = ?", (line.step,))
             self.database.execute("INSERT INTO round (step, line) VALUES (?, ?)", (line.step, text))
 
     def rounds(self) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ It holds nothing itself. Its children read from it until it ends, and end with i
 from __future__ import annotations
 
 import fcntl
-import os
 import signal
 import socket
 import subprocess
@@ -22,11 +21,15 @@ from homebody.errors import HomebodyError
 
 __all__ = ["supervise"]
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds for the link to listen."""
+FAREWELL = 20.0
+"""Seconds for the children of a supervisor that was killed to end."""
 SLOWEST = 30.0
 """Seconds between two starts of what keeps dying."""
-STEADY = 60.0
+LATER, LATER_SECONDS = 76, 600.0
+"""What a trainer ends with whom too few devices answer, and how long it is left alone: attempts are charged."""
+STEADY = 10.0
 """Seconds after which a process that dies is started at once again."""
 
 
@@ -34,13 +37,13 @@ def supervise(folder: Path, *, once: bool = False) -> int:
     """Run a server until it is told to stop, or with `once` until the training ends; answer the exit code."""
     plan = Plan.read(folder)
     plan.method()  # refused here, in a sentence, before anything is started
-    with _alone(folder):
-        return _Supervisor(plan, folder, once).run()
+    with _alone(folder) as lock:
+        return _Supervisor(plan, folder, once, lock).run()
 
 
 class _Supervisor:
-    def __init__(self, plan: Plan, folder: Path, once: bool) -> None:
-        self._plan, self._folder, self._once = plan, folder, once
+    def __init__(self, plan: Plan, folder: Path, once: bool, lock: int) -> None:
+        self._plan, self._folder, self._once, self._lock = plan, folder, once, lock
         self._link: subprocess.Popen[bytes] | None = None
         self._trainer: subprocess.Popen[bytes] | None = None
         self._told = False
@@ -53,7 +56,11 @@ class _Supervisor:
             while not self._told:
                 if not self._plan.link and (self._link is None or self._link.poll() is not None):
                     self._refuse_link()
-                    self._start_link()
+                    if not self._start_link():
+                        pause = min(2 * pause, SLOWEST)
+                        log("link ended", starts_again_in=pause)
+                        self._wait(pause)
+                    continue
                 if self._trainer is None:
                     began = time.monotonic()
                     self._trainer = self._start("homebody.deploy.trainer", str(self._folder), *self._options())
@@ -65,8 +72,9 @@ class _Supervisor:
                 if code in (0, 2):
                     return code
                 pause = 0.2 if time.monotonic() - began > STEADY else min(2 * pause, SLOWEST)
-                log("trainer ended", code=code, starts_again_in=pause)
-                self._wait(pause)
+                wait = LATER_SECONDS if code == LATER else pause
+                log("trainer ended", code=code, starts_again_in=wait)
+                self._wait(wait)
             return 0
         finally:
             self._end()
@@ -74,7 +82,8 @@ class _Supervisor:
     def _options(self) -> list[str]:
         return ["--follow-parent", *(["--once"] if self._once else [])]
 
-    def _start_link(self) -> None:
+    def _start_link(self) -> bool:
+        """Start the link, and say whether it listens."""
         plan, keys = self._plan, self._folder / "keys"
         tls = ["--cert", str(keys / "server.pem"), "--key", str(keys / "server.key")] if plan.tls else []
         where = ["--host", plan.host, "--port", str(plan.port), "--secret", str(keys / "secret")]
@@ -87,12 +96,15 @@ class _Supervisor:
             if code is None:
                 try:
                     socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
-                    return
+                    return True
                 except OSError:
                     pass
             if code is not None or time.monotonic() > until:
-                raise HomebodyError(f"The link did not come up on {plan.listen} within {PATIENCE:g} s.")
+                self._link.kill()
+                self._link.wait()
+                return False
             time.sleep(0.05)
+        return True
 
     def _refuse_link(self) -> None:
         """A link that ended because of something a person must put right would end again; it may listen before."""
@@ -100,7 +112,9 @@ class _Supervisor:
             raise HomebodyError(f"The link cannot be started on {self._plan.listen}; its own words are above.")
 
     def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-P", "-m", module, *arguments], stdin=subprocess.PIPE)
+        """A child holds the lock too: the next supervisor waits until the last child of this one has ended."""
+        command = [sys.executable, "-P", "-m", module, *arguments]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(self._lock,))
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -124,11 +138,16 @@ class _Supervisor:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(folder: Path) -> Iterator[int]:
+    """Hold the folder's lock; its file's number."""
+    until = time.monotonic() + FAREWELL
     with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise HomebodyError(f"A server runs in {folder} already.") from None
-        os.set_inheritable(lock.fileno(), False)
-        yield
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise HomebodyError(f"A server runs in {folder} already.") from None
+                time.sleep(0.05)
+        yield lock.fileno()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from homebody.core import Method
 from homebody.errors import HomebodyError
@@ -36,6 +36,8 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "keep": (int, type(None)),
 }
 _OPTIONAL: dict[str, tuple[type, Any]] = {"first": (int, 0), "people": (list, []), "shared": (str, "")}
+MOST_OF_A_FIELD = 1_000_000
+"""A method's sizes: a server must not make a device run out of memory."""
 DO = ("hello", "train", "evaluate", "adapt")
 MOST_NEGATIVES = 100_000
 MOST_CUTOFFS = 100
@@ -70,9 +72,6 @@ class Task:
     people: list[int]
     shared: str
     """What the shared parameters are called."""
-    sampling: Literal["all", "fixed"]
-    size: int
-    population: int
 
     @classmethod
     def read(cls, header: Mapping[str, Any]) -> Task:
@@ -87,11 +86,6 @@ class Task:
             values[name] = header.get(name, default)
             if not isinstance(values[name], kind):
                 raise wire.Malformed(f"The letter's '{name}' is of another kind.")
-        match header.get("cohort", ["all", 1, 1]):
-            case ["all" | "fixed" as sampling, int(size), int(population)] if 1 <= size <= population:
-                values |= {"sampling": sampling, "size": size, "population": population}
-            case _:
-                raise wire.Malformed("The letter's 'cohort' is not as it should be.")
         numbers = [*values["people"], *values["cutoffs"], values["step"], values["n_items"], values["first"]]
         if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
             raise wire.Malformed("The letter has numbers that are none.")
@@ -100,6 +94,8 @@ class Task:
             raise wire.Malformed("The letter has numbers that are too large.")
         if not all(type(stage) is str for stage in values["stages"]) or len(values["cutoffs"]) > MOST_CUTOFFS:
             raise wire.Malformed("The letter's stages or cut-offs are not as they should be.")
+        if any(type(value) is int and abs(value) > MOST_OF_A_FIELD for value in values["fields"].values()):
+            raise wire.Malformed("The letter has numbers that are too large.")
         if values["do"] not in DO:
             raise wire.Malformed("The letter asks for something that this client does not know: update it.")
         return cls(**values)
@@ -123,8 +119,7 @@ class Task:
     def ask(self) -> str:
         """A name for all that an answer depends on: asked the same again, a person answers the same."""
         about = [self.do, self.described(), self.shared, self.key, self.step, self.half]
-        text = json.dumps([*about, self.sampling, self.size, self.population], sort_keys=True)
-        return wire.digest(text.encode())
+        return wire.digest(json.dumps(about, sort_keys=True).encode())
 
 
 def acting(described: Mapping[str, Any], phase: str) -> Method:
@@ -136,4 +131,6 @@ def acting(described: Mapping[str, Any], phase: str) -> Method:
     if not isinstance(built, Method):
         raise HomebodyError(f"{name} collects raw data: no device takes part in that.")
     found = next((one for one in built.phases if one.name == phase), None)
-    return (found.method if found else None) or built
+    method = (found.method if found else None) or built
+    wire.refuse_unfit(method)
+    return method

@@ -24,7 +24,7 @@ from homebody.deploy.logs import log
 from homebody.deploy.monitor import Monitor
 from homebody.deploy.plan import Plan
 from homebody.deploy.records import Records
-from homebody.errors import HomebodyError
+from homebody.errors import Abandoned, HomebodyError, Unavailable
 from homebody.evaluation import describe
 from homebody.fit import Fitted, Round, fit
 from homebody.report.record import jsonable
@@ -32,10 +32,12 @@ from homebody.runtime.flower import Flower
 from homebody.runtime.flower_link import Link
 from homebody.runtime.flower_wire import LinkDown, Refused
 
-__all__ = ["AGAIN", "main", "train"]
+__all__ = ["AGAIN", "LATER", "main", "train"]
 
 AGAIN = 75
 """The exit code that says: nothing is wrong here, start me again."""
+LATER = 76
+"""The same, but not at once: too few devices answer, and every attempt is charged."""
 LOOK_SECONDS = 2.0
 """Between looks for devices that do not have the finished model yet."""
 
@@ -165,11 +167,18 @@ def main(given: list[str] | None = None) -> None:
     asked = parser.parse_args(given)
     if asked.follow_parent:
         _follow_parent()
+    os.umask(0o077)
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     try:
         train(asked.folder, once=asked.once)
     except (LinkDown, Refused) as error:
         log("link lost", reason=str(error)[:200])
+        sys.exit(AGAIN)
+    except Abandoned as error:
+        log("too few answer", reason=str(error))
+        sys.exit(LATER)
+    except Unavailable as error:
+        log("interrupted", reason=str(error))
         sys.exit(AGAIN)
     except HomebodyError as error:
         log("stopped", reason=str(error))

@@ -10,7 +10,7 @@ from homebody.core import Cohort, Total, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
 from homebody.privacy.requests import AskRows
-from homebody.privacy.stages import Message
+from homebody.privacy.stages import Clip, Message
 from homebody.rng import Rng
 
 __all__ = ["Channel", "Stage"]
@@ -100,6 +100,26 @@ before it.
     def device(self, update: Update, rng: Rng) -> Update:
         """The device's half: each stage in order."""
         return self._device(self._working, update, rng)
+
+    def bounded(self, update: Update) -> Update:
+        """An update as it came to the server, clipped once more: a device that leaves its clip out gains nothing.
+
+        Only where nothing but clips happens on the device: what was added to a clipped update may exceed the clip.
+
+        >>> import torch
+        >>> from homebody.privacy import Clip, Gaussian
+        >>> Channel(Clip(1), Gaussian(z=1)).bounded({"w": torch.tensor([30.0, 40.0])})["w"].tolist()
+        [0.59..., 0.79...]
+        """
+        if self.plain:
+            for stage in self._working:
+                update = update if _on_sum(stage) else stage.device(update, Rng.of(0))
+        return update
+
+    @property
+    def plain(self) -> bool:
+        """Whether an update comes to the server as it was worked out, or clipped: without noise of the device's."""
+        return all(isinstance(stage, Clip) for stage in self._working if not _on_sum(stage))
 
     def before_noise(self, update: Update, rng: Rng) -> Update:
         """The device's half of a channel that ends in noise, up to the noise."""

@@ -21,11 +21,11 @@ from torch import Tensor
 from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Rows, Total, Tree, Users
 from homebody.errors import Abandoned, HomebodyError
 from homebody.evaluation.metrics import METRICS
-from homebody.privacy import Channel, Charge, Clip, OneBit, SecureSum, Shuffle
+from homebody.privacy import Channel, Charge, Clip, OneBit
 from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
 
-__all__ = ["Flower", "Registry", "Settings", "check_channel", "metric_names"]
+__all__ = ["Flower", "Registry", "Settings", "metric_names"]
 
 ITEMS_AT_ONCE = 50_000
 """Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
@@ -33,10 +33,20 @@ MOST_LETTERS = 3
 """To one device in one round, beside those that tell it of a large catalogue: it may lack the shared parameters."""
 HELLO_SECONDS = 120.0
 """How long a greeting waits to be answered before it is said again: a device compiles its kernels first."""
+MOST_RESTS = 8
+"""How often a rest is doubled."""
 REST_SECONDS = 600.0
 """How long somebody is not asked who had nothing to answer with, or whose answer was refused."""
 GREET_SECONDS = 30.0
 """How long a device is not greeted again of which nobody takes part, or whose answer to a greeting was refused."""
+AWAY_SECONDS = 1.0
+"""How long a device may be away in a round, once that is known: one that joins anew is away for a moment."""
+MOST_LOST = 5
+"""Letters to one device in one round that may be lost before it is left alone."""
+LOOK_SECONDS = 2.0
+"""Between looks, in a round, for devices that were away and came back."""
+SILENT_TIMES = 3
+"""Rounds in a row that a device may leave unanswered before it is left alone, longer each time."""
 BACK_SECONDS = 20.0
 """How long a round that was cut short waits for its devices to come back."""
 PAUSE = 0.2
@@ -160,8 +170,10 @@ class Flower:
         self._greeted: dict[str, tuple[int, float]] = {}
         self._registered: dict[str, Device] = {}
         self._resting: dict[int, float] = {}
+        self._rests: dict[int, int] = {}
+        self._silent: dict[str, int] = {}
         self._left_alone: dict[int, float] = {}
-        self._key, self._release = 0, self._opened()[0].partition("#")[0]
+        self._key, self._release = 0, registry.notes().get("opened", "").partition(" ")[0].partition("#")[0]
         self._step, self._keep = 0, keep
 
     def available(self) -> Users:
@@ -183,47 +195,53 @@ class Flower:
             time.sleep(PAUSE)
 
     def begin(self, method: Method, rng: Rng) -> None:
-        check_channel(method.uplink)
+        wire.refuse_unfit(method)
         self._key = int(rng.key)
 
-    def open(self, release: str, cohort: Cohort) -> Opened:
-        base, _, attempts = self._registry.notes().get("abandoned", "").partition("#")
+    def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
+        """A round that was cut short is the same one only if it asks the same: then its devices answer the same."""
         self._release = release
-        name = f"{release}#{int(attempts) + 1}" if base == release else release
+        asks = wire.digest(json.dumps([self._description, self.catalogue.n_items, self.settings.half]).encode())
+        asks += wire.digest(wire.pack(shared, half=self.settings.half))
+        name = self._attempt()
         before = self._registry.opened(name)
-        if before is not None:
-            # What is asked again must be asked about the same catalogue: otherwise it would tell more.
-            known, items = self._opened()
-            self.catalogue = Catalogue(items) if known == name else self.catalogue
-            return Opened(name, before, again=True)
-        self._registry.note("open", json.dumps([name, self.catalogue.n_items]))
-        self._registry.open_round(name, cohort)
-        return Opened(name, cohort, again=False)
+        if before is not None and self._registry.notes().get("opened") != f"{name} {asks}":
+            self._give_up(reason="it would ask something else now")
+            return self.open(release, cohort, shared)
+        if before is None:
+            self._registry.note("opened", f"{name} {asks}")
+            self._registry.open_round(name, cohort)
+        opened = Opened(name, cohort if before is None else before, again=before is not None)
+        self._log("opened", release=name, clients=len(opened.cohort.users), again=opened.again)
+        return opened
 
-    def _opened(self) -> tuple[str, int]:
-        """The round that was opened last, and how many items there were."""
-        name, items = json.loads(self._registry.notes().get("open", '["", 0]'))
-        return name, items
+    def _attempt(self) -> str:
+        """What the round is called: after it was given up it is another release."""
+        base, _, attempts = self._registry.notes().get("abandoned", "").partition("#")
+        return f"{self._release}#{int(attempts) + 1}" if base == self._release else self._release
+
+    def _give_up(self, **facts: Any) -> None:
+        """This attempt at the round."""
+        name = self._attempt()
+        self._log("abandoned", release=name, **facts)
+        self._registry.note("abandoned", f"{self._release}#{name.partition('#')[2] or 1}")
+        self._registry.count("rounds_abandoned")
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         wanted = wire.expected(method, shared, self.catalogue)
         end = time.monotonic() + self.settings.deadline
         self._await(cohort.users.tolist(), end)
-        task = {**self._task("train", step, rng), "cohort": [cohort.sampling, cohort.size, cohort.population]}
-        bounds = _bounds(method.uplink, self.settings.largest)
+        task, bounds = self._task("train", step, rng), _bounds(method.uplink, self.settings.largest)
         answers, up, down = self._ask("train", task, shared, cohort.users.tolist(), wanted, end, bounds)
         needed = max(1, math.ceil(self.settings.quorum * len(cohort.users)))
         if len(answers) < needed:
-            attempts = self._registry.notes().get("abandoned", "").partition("#")
-            tried = int(attempts[2]) + 1 if attempts[0] == self._release else 1
-            self._registry.note("abandoned", f"{self._release}#{tried}")
-            self._registry.count("rounds_abandoned")
-            self._log("abandoned", release=self._release, answered=len(answers), needed=needed)
+            self._give_up(answered=len(answers), needed=needed)
             raise Abandoned(
                 f"{len(answers)} of {len(cohort.users)} clients answered within {self.settings.deadline:g} s, and "
                 f"{needed} must."
             )
-        total = method.uplink.server(Total(_summed(answers), cohort.size), SystemRng().fold("server"))
+        answers = [_Part(number, method.uplink.bounded(tree)) for number, tree in answers]
+        total = method.uplink.server(Total(_summed(answers, wanted), cohort.size), SystemRng().fold("server"))
         self._step = step
         return Collected(total, up, down, answered=len(answers))
 
@@ -234,34 +252,25 @@ class Flower:
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         """The mean of what people measure on their own devices; it leaves through the method's channel."""
         names = metric_names(self.settings.cutoffs)
-        told = {"metrics": torch.zeros(len(names)), "asked": torch.zeros(1)}
-        wanted = wire.alike(method.uplink.device(told, Rng.of(0)))
-        if not self._may_measure(shared):
-            return Evaluated({})
+        wanted = telemetry(method, self.settings.cutoffs)
         everyone = self._gathered().tolist()
-        # It does not say how many are asked: asked again after a restart, a person must answer the same.
         task = {**self._task("evaluate", self._step, Rng.of(0)), "cutoffs": list(self.settings.cutoffs)}
         end = time.monotonic() + self.settings.deadline
         # Shares, where nothing is added to them on the way.
         bounds = _bounds(method.uplink, self.settings.largest if method.uplink.stages else 1.0)
         answers, _, _ = self._ask("evaluate", task, shared, everyone, wanted, end, bounds)
-        if not answers:
-            return Evaluated({})
-        sums = method.uplink.server(Total(_summed(answers), len(answers)), SystemRng().fold("server")).sum
+        if len(answers) < max(1, math.ceil(self.settings.quorum * len(everyone))):
+            return Evaluated({})  # of too few to choose a round by
+        if method.uplink.plain:  # every metric is a share: one device does not decide for all
+            shares = [{name: value.clamp(0, 1) for name, value in tree.items()} for _, tree in answers]
+            answers = [
+                _Part(number, method.uplink.bounded(tree)) for (number, _), tree in zip(answers, shares, strict=True)
+            ]
+        sums = method.uplink.server(Total(_summed(answers, wanted), len(answers)), SystemRng().fold("server")).sum
         asked = float(sums["asked"])
         if not asked >= 1:
             return Evaluated({})
         return Evaluated({name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)})
-
-    def _may_measure(self, shared: Tree) -> bool:
-        """Whether this is what the round's telemetry was charged for: about other parameters it would tell more."""
-        digest = wire.digest(wire.pack(shared, half=self.settings.half))
-        release, asked = json.loads(self._registry.notes().get("measured", '["", ""]'))
-        if release == self._release and asked != digest:
-            self._log("not measured again", release=self._release)
-            return False
-        self._registry.note("measured", json.dumps([self._release, digest]))
-        return True
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")
@@ -278,20 +287,21 @@ class Flower:
     def publish(self, method: Method, shared: Tree, step: int, known: set[str]) -> set[str]:
         """Give every device that is there the model to rank with from now on; answer which have it.
 
-        known: those that have it already.
+        known: those that have it already; where items came since, nobody has.
         """
-        self.catalogue = self._catalogue()
+        before, self.catalogue = self.catalogue, self._catalogue()
+        known = known if self.catalogue is before else set()
         self._look_around()
         there = {node: one for node, one in self._known.items() if one.device.fingerprint not in known}
         if not there:
             return known
         task = self._task("adapt", step, Rng.of(0))
         numbers = [number for one in there.values() for number in one.active]
-        before, end = set(known), time.monotonic() + self.settings.deadline
+        had, end = set(known), time.monotonic() + self.settings.deadline
         for node, _ in self._letters("query.adapt", task, shared, numbers, end, only=set(there)):
             known.add(self._known[node].device.fingerprint)
-        if known != before:
-            self._log("published", devices=len(known - before))
+        if known != had:
+            self._log("published", devices=len(known - had), items=self.catalogue.n_items)
         return known
 
     def _task(self, do: str, step: int, rng: Rng) -> dict[str, Any]:
@@ -351,13 +361,11 @@ class Flower:
         return [_Part(number, found[number]) for number in sorted(found)], traffic[0], traffic[1]
 
     def _note_declined(self, declined: Any, theirs: set[int]) -> None:
-        """Whoever declines is left alone for a while; whose budget is spent, until the server starts anew."""
-        for name, reason in declined.items() if isinstance(declined, dict) else ():
-            number = int(name) if name.isdecimal() and len(name) < 19 else -1
+        """Whoever declines is left alone for a while, and longer each time."""
+        for number in declined if isinstance(declined, list) else ():
             if number in theirs:
-                spent = reason == "budget"
-                self._resting[number] = math.inf if spent else time.monotonic() + REST_SECONDS
-                self._registry.count(f"declined: {'budget' if spent else 'unable'}")
+                self._registry.count("declined")
+                self._rest({number})
 
     def _present(self) -> list[int]:
         """The numbers of all people who are there and not resting."""
@@ -383,7 +391,8 @@ class Flower:
         where = self._homes(users, only)
         waiting: dict[str, int] = {}
         digests: dict[int, str] = {}
-        asked = dict.fromkeys(where, 0)
+        asked, lost = dict.fromkeys(where, 0), dict.fromkeys(where, 0)
+        gone: dict[int, tuple[float, str]] = {}
         most = MOST_LETTERS + self.catalogue.n_items // ITEMS_AT_ONCE
 
         def write(nodes: Collection[int]) -> None:
@@ -403,13 +412,19 @@ class Flower:
 
         if where:
             write(where)
-        while waiting and (left := end - time.monotonic()) > 0:
-            for answer in self._post.receive(set(waiting), min(left, 5.0)):
+            self._log("sent", kind=kind, release=task["release"], devices=len(waiting))
+        while (waiting or gone) and (left := end - time.monotonic()) > 0:
+            if gone:
+                self._ask_again(gone, lost, write)
+            if not waiting:
+                time.sleep(min(left, PAUSE))
+                continue
+            for answer in self._post.receive(set(waiting), min(left, PAUSE if gone else LOOK_SECONDS)):
                 node = waiting.pop(answer.message, None)
                 if node is None or node not in self._known:
                     continue
                 if answer.body is None:
-                    self._forget(node, answer.error)
+                    gone[node] = (time.monotonic() + AWAY_SECONDS, answer.error)
                     continue
                 traffic[0] += len(answer.body)
                 try:
@@ -422,13 +437,29 @@ class Flower:
                 elif not self._learn(node, header):
                     self._rest(set(where[node]))
                 elif "lacks" not in header:
+                    self._silent.pop(self._known[node].device.fingerprint, None)
                     yield node, (header, parts)
                 elif asked[node] < most:
                     write([node])
                 else:
                     self._refuse(node, "it lacks what it was given", set(where[node]))
-        for node in waiting.values():
+        for node in {*waiting.values(), *gone}:
             self._forget(node, "no answer in time")
+
+    def _ask_again(
+        self, gone: dict[int, tuple[float, str]], lost: dict[int, int], write: Callable[[Collection[int]], None]
+    ) -> None:
+        """A device that was away for a moment is asked again: it gives what it gave, or would have given."""
+        there = set(self._post.nodes().values())
+        for node, (until, error) in list(gone.items()):
+            if node in there and lost[node] < MOST_LOST:
+                lost[node] += 1
+                write([node])
+            elif node not in there and time.monotonic() < until:
+                continue
+            else:
+                self._forget(node, error)
+            del gone[node]
 
     def _homes(self, users: list[int], only: set[int] | None) -> dict[int, list[int]]:
         """Which of these people are where."""
@@ -517,31 +548,25 @@ class Flower:
         self._rest(people)
 
     def _rest(self, people: Collection[int]) -> None:
-        until = time.monotonic() + REST_SECONDS
-        self._resting |= {number: max(until, self._resting.get(number, 0.0)) for number in people}
+        for number in people:
+            self._rests[number] = min(self._rests.get(number, 0) + 1, MOST_RESTS)
+            self._resting[number] = time.monotonic() + REST_SECONDS * 2 ** (self._rests[number] - 1)
 
     def _forget(self, node: int, why: str) -> None:
-        """It must answer a greeting before it counts again: one that is gone costs one deadline, not each."""
+        """It must answer a greeting before it counts again: one that is gone costs a deadline, not each."""
         one = self._known.pop(node, None)
         self._registry.count("answers_missing")
         if one is not None:
-            self._log("silent", device=one.device.fingerprint[:12], reason=why)
+            mark = one.device.fingerprint
+            times = self._silent[mark] = min(self._silent.get(mark, 0) + 1, MOST_RESTS)
+            # At first it is greeted at once: it may have been killed and come back.
+            if times >= SILENT_TIMES:
+                self._left_alone[node] = time.monotonic() + GREET_SECONDS * 2 ** (times - SILENT_TIMES)
+            self._log("silent", device=mark[:12], reason=why)
 
     def _catalogue(self) -> Catalogue:
         count = self._registry.n_items()
         return self.catalogue if count == self.catalogue.n_items else Catalogue(count)
-
-
-def check_channel(channel: Channel) -> None:
-    """Refuse stages that real devices cannot do yet."""
-    for stage in channel.stages:
-        if isinstance(stage, SecureSum | Shuffle):
-            raise HomebodyError(
-                f"{type(stage).__name__} needs more than one message a round, which devices cannot exchange yet: "
-                "leave it out, and the ledger says what the server learns."
-            )
-    if channel.asks:
-        raise HomebodyError("Devices download whole tables: leave out ask-rows.")
 
 
 def _bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
@@ -563,19 +588,25 @@ def metric_names(cutoffs: Sequence[int]) -> list[str]:
     return [f"{held}{kind}{name}" for held in ("", "valid/") for kind in ("", "full/") for name in at]
 
 
-def _summed(answers: Sequence[_Part]) -> Tree:
+def telemetry(method: Method, cutoffs: Sequence[int]) -> dict[str, wire.Expected]:
+    """What a person's measurements look like once they passed the method's channel; refused where they cannot."""
+    told = {"metrics": torch.zeros(len(metric_names(cutoffs))), "asked": torch.zeros(1)}
+    try:
+        return wire.shapes(method.uplink.device(told, Rng.of(0)))
+    except HomebodyError as error:
+        raise HomebodyError(f"What devices measure cannot leave this way: {error} Or measure never.") from error
+
+
+def _summed(answers: Sequence[_Part], wanted: Mapping[str, wire.Expected]) -> Tree:
     """The sum in order of the clients' numbers, in doubles: the same whoever was first."""
-    sums: Tree = {}
-    kinds: dict[str, torch.dtype] = {}
+    sums = {
+        name: torch.zeros(shape if size is None else (size, *shape), dtype=torch.float64)
+        for name, (shape, size, _) in wanted.items()
+    }
     for _, tree in answers:
         for name, value in tree.items():
-            numbers = value.value if isinstance(value, Rows) else value
-            kinds[name] = torch.promote_types(numbers.dtype, torch.float32)
             if isinstance(value, Rows):
-                shape = (value.size, *numbers.shape[1:])
-                total = sums.setdefault(name, torch.zeros(shape, dtype=torch.float64))
-                total.index_add_(0, value.index, numbers.to(torch.float64))
+                sums[name].index_add_(0, value.index, value.value.to(torch.float64))
             else:
-                total = sums.setdefault(name, torch.zeros(numbers.shape, dtype=torch.float64))
-                total += numbers
-    return {name: total.to(kinds[name]) for name, total in sums.items()}
+                sums[name] += value
+    return {name: total.to(torch.promote_types(wanted[name].kind, torch.float32)) for name, total in sums.items()}

@@ -50,7 +50,7 @@ from flwr.supercore.constant import TASK_TOKEN_HEADER, NodeStatus, TaskType
 __all__ = ["Fleet", "Letter", "Link", "LinkDown", "Refused", "Reply", "Untrusted", "fingerprint"]
 
 _REQUEST = 32 << 20
-_ASKED_AT_ONCE = 256
+_ASKED_AT_ONCE = 16
 # A SuperLink forgets what it noted of each message when its run ends, and not before.
 _MESSAGES_OF_A_RUN = 10_000
 _OURS = "homebody/homebody"
@@ -94,6 +94,8 @@ class _Sent(NamedTuple):
     node: int
     nonce: bytes
     until: float
+    since: str
+    """When the node had come online, as far as was known."""
 
 
 class Link:
@@ -111,6 +113,7 @@ class Link:
         self._run, self._token = 0, ""
         self._beat: Beat | None = None
         self._sent: dict[str, _Sent] = {}
+        self._since: dict[int, str] = {}
         self._count = 0
 
     def __enter__(self) -> Self:
@@ -162,6 +165,7 @@ class Link:
         """Those held for online: fingerprint of the key, number of the node. A device that was killed stays in it
         for twice its heartbeat."""
         found = self._runtime("get-nodes", runtime.GetNodesRequest(), runtime.GetNodesResponse)
+        self._since = {node.node_id: node.last_activated_at for node in found.nodes}
         return {fingerprint(node.public_key): node.node_id for node in found.nodes}
 
     def send(self, letters: Mapping[int, tuple[str, bytes]], deadline: float) -> dict[str, int]:
@@ -192,7 +196,7 @@ class Link:
                     created_at=time.time(),
                     ttl=deadline,
                 )
-                self._sent[number] = _Sent(node, nonce, metadata.created_at + deadline)
+                self._sent[number] = _Sent(node, nonce, metadata.created_at + deadline, self._since.get(node, ""))
                 messages.append(Message(metadata=metadata, content=sealed(nonce, body)))
             trees = [ObjectTree(object_id=message.metadata.message_id) for message in messages]
             request = runtime.PushAppMessagesRequest(messages_list=messages, message_object_trees=trees)
@@ -207,7 +211,10 @@ class Link:
         return accepted
 
     def receive(self, messages: Collection[str], wait: float) -> list[Reply]:
-        """What has come of these, each once: as soon as there is anything, or nothing after `wait` seconds."""
+        """What has come of these, each once: as soon as there is anything, or nothing after `wait` seconds.
+
+        A device that came online anew since it was written to may have lost the letter: that is an answer too.
+        """
         numbers, end = list(messages), time.monotonic() + wait
         pieces = [numbers[at : at + _ASKED_AT_ONCE] for at in range(0, len(numbers), _ASKED_AT_ONCE)]
         pause = 0.05
@@ -227,7 +234,7 @@ class Link:
                     break
             left = end - time.monotonic()
             if found or left <= 0:
-                return found
+                return found or self._lost(numbers)
             if time.monotonic() - begun < hold - 0.5 or not hold:
                 # A SuperLink of somebody else's holds nothing: ask again, ever more slowly.
                 time.sleep(min(pause, left))
@@ -260,6 +267,16 @@ class Link:
             number = message.metadata.reply_to_message_id
             if (sent := self._sent.pop(number, None)) is not None:
                 yield _reply(number, sent, message)
+
+    def _lost(self, numbers: list[str]) -> list[Reply]:
+        self.nodes()
+        lost = []
+        for number in numbers:
+            sent = self._sent.get(number)
+            if sent is not None and sent.since and self._since.get(sent.node, sent.since) != sent.since:
+                self._sent.pop(number, None)
+                lost.append(Reply(number, sent.node, None, "The device was away, and may have lost the letter."))
+        return lost
 
     def _claim(self) -> str:
         """The token of our own run's task. Tasks are given out oldest first; others' fall back if not begun."""

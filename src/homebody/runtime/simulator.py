@@ -34,7 +34,7 @@ class Simulator(Clients):
     def available(self) -> Users:
         return self._members
 
-    def open(self, release: str, cohort: Cohort) -> Opened:
+    def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
         return Opened(release, cohort, again=False)
 
     def telemetry(self, method: Method) -> Sequence[Charge]:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from homebody.core import Catalogue, Data, Method, Rows, Tree
+from homebody.errors import HomebodyError
+from homebody.privacy import AskRows, SecureSum, Shuffle
 from homebody.rng import Rng
 
 __all__ = [
@@ -25,14 +27,15 @@ __all__ = [
     "Expected",
     "Malformed",
     "OtherVersion",
-    "alike",
     "check",
     "digest",
     "expected",
     "longest",
     "open_letter",
     "pack",
+    "refuse_unfit",
     "seal",
+    "shapes",
     "unpack",
 ]
 
@@ -216,28 +219,53 @@ class Expected(NamedTuple):
     size: int | None
     """Of the table that it has rows of."""
     kind: torch.dtype
-    """Any width of floating numbers stands for another; all else is just this."""
+    """Where it is floating, 16 bits will do too."""
 
 
 def expected(method: Method, shared: Tree, catalogue: Catalogue) -> dict[str, Expected]:
     """What a client's update looks like after its half of the channel: seen from one round of nobody's data."""
+    return shapes(method.uplink.device(_example(method, shared, catalogue), Rng.of(0)))
+
+
+def nothing(method: Method, shared: Tree, catalogue: Catalogue) -> Tree:
+    """The update of somebody who has nothing to learn from, before it goes through the channel."""
+    return {
+        name: Rows(value.index[:0], value.value[:0], value.size) if isinstance(value, Rows) else torch.zeros_like(value)
+        for name, value in _example(method, shared, catalogue).items()
+    }
+
+
+def _example(method: Method, shared: Tree, catalogue: Catalogue) -> Tree:
     rng, one = Rng.of(0), torch.zeros(1, dtype=torch.int64)
     features = {
         name: torch.zeros(column.values.shape[1:]).to(column.values.dtype) for name, column in catalogue.people.items()
     }
     data = Data(one, one == 0, one, catalogue, features)
     update, _ = method.client(shared, method.init_local(shared, rng), method.prepare(data, rng))
-    return alike(method.uplink.device(update, rng))
+    return update
 
 
-def alike(tree: Tree) -> dict[str, Expected]:
-    """What trees like this one look like."""
+def shapes(update: Tree) -> dict[str, Expected]:
+    """What updates like this one look like."""
     return {
         name: Expected(tuple(value.value.shape[1:]), value.size, value.value.dtype)
         if isinstance(value, Rows)
         else Expected(tuple(value.shape), None, value.dtype)
-        for name, value in tree.items()
+        for name, value in update.items()
     }
+
+
+def refuse_unfit(method: Method) -> None:
+    """Refuse a channel that needs more than one letter a round: by the server, and by every device for itself.
+
+    What such a stage promises would be charged, and not kept.
+    """
+    for stage in method.uplink.stages:
+        if isinstance(stage, SecureSum | Shuffle | AskRows):
+            raise HomebodyError(
+                f"{type(stage).__name__} needs more than one letter a round, which devices do not exchange: leave it "
+                "out, and the ledger says what the server learns."
+            )
 
 
 def check(update: Tree, wanted: Mapping[str, Expected], largest: float, rows: int | None = None) -> None:
@@ -258,7 +286,7 @@ def check(update: Tree, wanted: Mapping[str, Expected], largest: float, rows: in
             raise Malformed(f"'{name}' has another shape than its method's.")
         if some and len(value.index) > _most_rows(value.size):
             raise Malformed(f"'{name}' has more rows than its table.")
-        if numbers.dtype != kind and not (numbers.is_floating_point() and kind.is_floating_point):
+        if numbers.dtype != kind and not (numbers.dtype == torch.float16 and kind.is_floating_point):
             raise Malformed(f"'{name}' is of another kind than its method's.")
         # In doubles: the largest negative whole number has no absolute value of its own kind.
         most = float(numbers.to(torch.float64).abs().max()) if numbers.numel() else 0.0

@@ -1,0 +1,198 @@
+"""Seconds a round with four real devices takes, beside what the transport alone takes in the same run.
+
+    python benchmarks/federation.py [--rounds 20]
+
+Four processes of each kind come to one SuperLink on this machine, with TLS and registered keys. First the floor: each
+gives back the bytes that it is sent, as many as the table has, through `Link` and `Fleet` alone. Then FedMF with
+MovieLens-100K's catalogue and its first twenty people: `fit`, ledger, database, devices' stores and all. Medians, the
+first rounds left out, which compile. It takes about a minute, and is not part of `make bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+DEVICES, PEOPLE, FACTORS = 4, 20, 32
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+BAR = 2.0
+"""Seconds that a round may take beyond the floor."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--echo", nargs=2, metavar=("FOLDER", "ADDRESS"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.echo:
+        echo(Path(asked.echo[0]), asked.echo[1])
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        size, floor = measure_floor(Path(folder) / "floor", asked.rounds)
+        found, bytes_up = measure_rounds(Path(folder) / "rounds", asked.rounds)
+    print(f"the table: {size:,} bytes; {DEVICES} devices, {PEOPLE} people; {os.cpu_count()} cores, {load()}")
+    print(f"floor: {size:9,} bytes to each device and back   {floor:7.3f} s")
+    print(f"a round of FedMF: {bytes_up:9,} bytes up in all       {found:7.3f} s")
+    over = found - floor
+    verdict = "met" if over <= BAR else "MISSED"
+    print(f"beyond the floor                                 {over:7.3f} s; bar {BAR:g} s: {verdict}")
+
+
+def load() -> str:
+    return f"load {os.getloadavg()[0]:.1f}"
+
+
+def table_size() -> int:
+    """Of the table as it travels."""
+    from homebody.core import Catalogue
+    from homebody.data import load
+    from homebody.recipe import Recipe
+    from homebody.rng import Rng
+    from homebody.runtime import wire
+
+    method = Recipe("fedmf", "devices", fields={"factors": FACTORS}).build()
+    return len(wire.pack(method.init_shared(Catalogue(load("ml-100k").n_items), Rng.of(0))))
+
+
+@contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-P", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=ENVIRONMENT,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measure_floor(folder: Path, rounds: int) -> tuple[int, float]:
+    """Seconds until every device has given back as much as the table has."""
+    from homebody.deploy.keys import make_authority, make_device_key
+    from homebody.runtime.flower_link import Link, LinkDown
+
+    size, port = table_size(), free_port()
+    make_authority(folder)
+    files = [
+        "--secret",
+        str(folder / "secret"),
+        "--cert",
+        str(folder / "server.pem"),
+        "--key",
+        str(folder / "server.key"),
+    ]
+    with ExitStack() as stack:
+        stack.enter_context(running("-m", "homebody.runtime.superlink", "--port", str(port), *files))
+        address = f"localhost:{port}"
+        link = stack.enter_context(
+            Link(address, ca=(folder / "ca.pem").read_bytes(), secret=(folder / "secret").read_bytes().strip())
+        )
+        until = time.monotonic() + 60
+        while True:
+            try:
+                link.open()
+                break
+            except LinkDown:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+        for number in range(DEVICES):
+            public = make_device_key(folder / f"device{number}")
+            link.register(public.read_bytes(), f"device{number}")
+            stack.enter_context(running(__file__, "--echo", str(folder / f"device{number}"), address))
+        while len(nodes := link.nodes()) < DEVICES:
+            time.sleep(0.1)
+        seconds = []
+        for _ in range(rounds):
+            body, began = os.urandom(size), time.perf_counter()
+            waiting = set(link.send(dict.fromkeys(nodes.values(), ("query.echo", body)), 60.0))
+            while waiting:
+                for reply in link.receive(waiting, 5.0):
+                    assert reply.body == body, reply.error
+                    waiting.discard(reply.message)
+            seconds.append(time.perf_counter() - began)
+    return size, statistics.median(seconds[2:])
+
+
+def echo(folder: Path, address: str) -> None:
+    """A device that gives back what it gets."""
+    from homebody.runtime.flower_fleet import Fleet
+
+    ca = (folder.parent / "ca.pem").read_bytes()
+    with Fleet(address, ca=ca, key=(folder / "device.key").read_bytes()) as fleet:
+        fleet.join()
+        while True:
+            letter = fleet.pull(20.0)
+            if letter is not None:
+                fleet.answer(letter, letter.body)
+
+
+def measure_rounds(folder: Path, rounds: int) -> tuple[float, int]:
+    """From one round's end to the next one's, by the server's own log of them."""
+    from homebody.data import load
+    from homebody.deploy.admin import make, opened
+    from homebody.deploy.home import Home
+    from homebody.deploy.keys import make_device_key, read_public
+    from homebody.deploy.plan import Plan
+    from homebody.recipe import Recipe
+    from homebody.runtime.flower_wire import fingerprint
+
+    population, server = load("ml-100k"), folder / "server"
+    folder.mkdir()
+    recipe = Recipe("fedmf", "devices", fields={"factors": FACTORS}, rounds=rounds, evaluate_every=0)
+    plan = Plan(recipe, listen=f"127.0.0.1:{free_port()}", metrics="", quorum=1.0, least=PEOPLE)
+    make(server, plan, "ml-100k", [])
+    with ExitStack() as stack:
+        for number in range(DEVICES):
+            at = folder / f"device{number}"
+
+            def furnish(inside: Path) -> None:
+                (inside / "ca.pem").write_bytes((server / "keys" / "ca.pem").read_bytes())
+                make_device_key(inside)
+
+            with Home.create(at, server=plan.listen, furnish=furnish) as home:
+                for user in range(number, PEOPLE, DEVICES):
+                    person = home.add_person(f"person {user}")
+                    for row in range(*population.indptr[user : user + 2]):
+                        home.append(person, population.item_id(int(population.items[row])))
+            key = read_public(at / "device.pub")
+            with opened(server) as (_, records):
+                records.add_device(fingerprint(key), key, at.name, PEOPLE // DEVICES)
+            stack.enter_context(running("-c", "from homebody.cli import main; main()", "client", "start", str(at)))
+        command = ("-c", "from homebody.cli import main; main()", "server", "start", str(server), "--once")
+        process = stack.enter_context(running(*command))
+        ends: dict[int, float] = {}
+        with opened(server) as (_, records):
+            while process.poll() is None:
+                ends.setdefault(len(records.rounds()), time.perf_counter())
+                time.sleep(0.002)
+            lines = records.rounds()
+    assert len(lines) == rounds
+    seen = sorted(ends.items())
+    # Rounds that were over between two looks share the time between them.
+    seconds = [(after - before) / (n - m) for (m, before), (n, after) in pairwise(seen[2:])]
+    return statistics.median(seconds), round(statistics.median(line["bytes_up"] for line in lines))
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()
