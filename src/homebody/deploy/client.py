@@ -12,7 +12,6 @@ import torch
 from homebody.deploy.device import Device
 from homebody.deploy.home import Home
 from homebody.deploy.logs import log
-from homebody.errors import HomebodyError
 from homebody.runtime.flower_fleet import Fleet, Letter
 from homebody.runtime.flower_wire import LinkDown, Refused
 
@@ -77,7 +76,7 @@ class _Client:
             except (LinkDown, Refused) as error:
                 # A letter may have been lost on its way: whoever joins anew is asked anew.
                 self._joined = False
-                self._away(str(error))
+                self._away(_why(error))
 
     def _reply(self, letter: Letter, body: bytes, until: float) -> None:
         """Give an answer, again and again until it is taken, refused, or too late: by one's own clock, whatever the
@@ -112,7 +111,8 @@ class _Client:
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
 
-def check(folder: Path) -> None:
-    """Refuse a folder that cannot take part, in a sentence."""
-    if not (folder / "device.key").is_file():
-        raise HomebodyError(f"{folder} holds no device.key: make the device with `homebody client init {folder}`.")
+def _why(error: LinkDown | Refused) -> str:
+    """What keeps it away, for whoever reads the log."""
+    if isinstance(error, Refused) and error.status == 412:
+        return "The server does not know this device's key (yet): its operator adds it with `homebody keys add`."
+    return str(error)

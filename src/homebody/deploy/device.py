@@ -184,11 +184,13 @@ class Device:
         about = json.dumps([task.method, task.fields], sort_keys=True)
         if about in self._warm:
             return
-        toy = Population("toy", np.array([0, 2]), np.array([0, 1], dtype=np.int32), n_items=4)
+        toy = Population("toy", np.array([0, 3]), np.array([0, 1, 2], dtype=np.int32), n_items=8)
         method, rng = task.acting, Rng.of(0)
-        household = Household(everything(toy))
+        household = Household(leave_one_out(toy, how="latest", negatives=2) if task.measures else everything(toy))
         household.begin(method, rng)
-        household.train(method, method.init_shared(Catalogue(4), rng), 0, rng)
+        shared = method.init_shared(Catalogue(8), rng)
+        household.train(method, shared, 0, rng)
+        household.measure(method, shared, 0)
         self._warm.add(about)
 
 

@@ -58,7 +58,7 @@ def train(folder: Path, *, once: bool = False) -> dict[str, Any]:
         fitted = _fit(plan, method, runtime, records)
         result = _result(plan, method, fitted, records, folder)
         records.note("result", json.dumps(jsonable(result)))
-        records.note("doing", "serving the finished model")
+        records.note("doing", "finished" if once else "serving the finished model")
         log("finished", rounds=result["rounds"], chosen=result["chosen_round"], stopped=fitted.stopped)
         served = runtime.publish(method, fitted.shared, fitted.chosen, set())
         if sys.stdout.isatty() or once:

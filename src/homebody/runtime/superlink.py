@@ -7,6 +7,7 @@ holds no truth.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import os
@@ -48,6 +49,8 @@ class _Lines(logging.Handler):
     """One JSON object a line; of an exception its kind alone, for its text may name anything."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if (record.exc_info and record.exc_info[0] is asyncio.CancelledError) or "graceful shutdown" in record.msg:
+            return  # pulls that are held when it ends
         said: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
