@@ -343,27 +343,16 @@ def _asked(method: Method, runtime: Runtime, progress: Progress, select: str, ac
 
 
 def _grow(method: Method, runtime: Runtime, progress: Progress, rng: Rng, items: int) -> int:
-    """Give the items that came since a row in every table that has one for each; answer how many there are now.
-
-    A phase's first round that was cut short and is asked again may know fewer than the phase began anew with.
-    """
+    """Give the items that came since a row in every table that has one for each; answer how many there are now."""
     now = runtime.catalogue.n_items
     if now != items:
         shared = method.init_shared(runtime.catalogue, rng.fold("shared"))
-        progress.shared = _on(runtime, carry(_cut(progress.shared, shared), shared))
+        progress.shared = _on(runtime, carry(progress.shared, shared))
         server = method.init_server(progress.shared)
-        progress.server = _on(runtime, carry(_cut(progress.server, server), server))
+        progress.server = _on(runtime, carry(progress.server, server))
         if progress.best is not None:
             progress.best.shared = carry(progress.best.shared, progress.shared)
     return now
-
-
-def _cut(old: Tree, new: Tree) -> Tree:
-    """Tables without the rows that they have too many."""
-    return {
-        name: value[: len(new[name])] if name in new and value.dim() and value.dim() == new[name].dim() else value
-        for name, value in old.items()
-    }
 
 
 def _stopped(budget: Budget, ledger: Ledger, charges: Sequence[Charge], number: str, phase: str) -> str:

@@ -161,10 +161,15 @@ def test_it_answers_while_the_server_trains(records: Records, tmp_path: Path) ->
 def test_it_says_so_where_something_is_wrong(records: Records, tmp_path: Path) -> None:
     where = f"127.0.0.1:{free()}"
     with Monitor(plan(where), tmp_path):
+        assert asked(f"{where}/health")[0] == 200
         records.database.execute("DROP TABLE round")
         for path in ("health", "metrics"):
             status, _, text = asked(f"{where}/{path}")
             assert (status, json.loads(text)["status"]) == (503, "failing")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "server.sqlite").write_bytes(b"this is no database" * 100)
+    with pytest.raises(HomebodyError, match="is not a database"):
+        Monitor(plan(where), tmp_path / "other")
 
 
 def test_it_may_be_nowhere_or_on_the_newer_internet(records: Records, tmp_path: Path) -> None:
