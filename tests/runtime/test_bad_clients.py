@@ -17,7 +17,7 @@ from homebody.data.partitions import everything
 from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.rng import Rng
-from homebody.runtime import Simulator, flower, wire
+from homebody.runtime import Simulator, correspondence, wire
 
 PLAN = Recipe("fedmf", "devices", {"factors": 4}, rounds=3, seed=5, evaluate_every=0)
 SIZES = (3, 1, 3)
@@ -144,7 +144,7 @@ def test_a_bad_answer_is_refused_and_harms_nobody(
     # Once it is itself again, it takes part again after a while.
     del one.mail.twisted[MARK]
     assert runtime.available().tolist() == [0, 1, 2, 4, 5, 6]
-    one.clock.sleep(flower.REST_SECONDS + 1)
+    one.clock.sleep(correspondence.REST_SECONDS + 1)
     assert runtime.available().tolist() == list(range(7))
 
 
@@ -236,7 +236,7 @@ def test_a_bad_answer_to_a_greeting_is_refused_and_not_asked_for_again_at_once(
     (counted,) = one.records.counters().values()
     assert counted == 1
     del one.mail.twisted[MARK]
-    one.clock.sleep(flower.GREET_SECONDS + 1)
+    one.clock.sleep(correspondence.GREET_SECONDS + 1)
     assert runtime.available().tolist() == list(range(7))
 
 

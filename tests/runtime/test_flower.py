@@ -16,7 +16,7 @@ from homebody.errors import Abandoned, HomebodyError
 from homebody.privacy import Channel
 from homebody.recipe import Recipe
 from homebody.rng import Rng
-from homebody.runtime import flower, wire
+from homebody.runtime import correspondence, wire
 
 METHODS = {
     "fedmf": {"factors": 4},
@@ -262,7 +262,7 @@ def test_items_may_come_while_training_goes_on(
 def test_a_device_that_was_away_learns_of_the_items_that_came(
     town: Callable[..., Any], people: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homebody.runtime.flower.ITEMS_AT_ONCE", 4)
+    monkeypatch.setattr("homebody.runtime.correspondence.ITEMS_AT_ONCE", 4)
     one = town(people(), (3, 1, 3), replace(PLAN, rounds=4), items=20)
     one.mail.offline.add("mark1")
 
@@ -466,7 +466,7 @@ def test_opting_out_and_in_while_training_goes_on(town: Callable[..., Any], peop
             one.homes[1].opt_out("person-3")
         if line.step == 4:
             one.homes[1].opt_in("person-3")
-            one.clock.sleep(flower.GREET_SECONDS + flower.REST_SECONDS)
+            one.clock.sleep(correspondence.GREET_SECONDS + correspondence.REST_SECONDS)
 
     one.fit(on_round=on_round)
     # In round 2 the server does not know yet.

@@ -1,0 +1,317 @@
+"""Letters to devices: who is there, what each has, who is asked, and who is left alone for a while."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from homebody.core import Cohort
+from homebody.runtime import wire
+
+__all__ = ["PAUSE", "Answer", "Correspondence", "Device", "Node", "Post", "Registry"]
+
+ITEMS_AT_ONCE = 50_000
+"""Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
+MOST_LETTERS = 3
+"""To one device in one round, beside those that tell it of a large catalogue: it may lack the shared parameters."""
+HELLO_SECONDS = 120.0
+"""How long a greeting waits to be answered before it is said again: a device compiles its kernels first."""
+MOST_RESTS = 8
+"""How often a rest is doubled."""
+REST_SECONDS = 600.0
+"""How long somebody is not asked who had nothing to answer with, or whose answer was refused."""
+GREET_SECONDS = 30.0
+"""How long a device is not greeted again of which nobody takes part, or whose answer to a greeting was refused."""
+AWAY_SECONDS = 1.0
+"""How long a device may be away in a round, once that is known: one that joins anew is away for a moment."""
+MOST_LOST = 5
+"""Letters to one device in one round that may be lost before it is left alone."""
+LOOK_SECONDS = 2.0
+"""Between looks, in a round, for devices that were away and came back."""
+SILENT_TIMES = 3
+"""Rounds in a row that a device may leave unanswered before it is left alone, longer each time."""
+PAUSE = 0.2
+
+
+class Device(Protocol):
+    """A device as the registry knows it: its people have the numbers from `first` on."""
+
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def public_key(self) -> bytes: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def people(self) -> int: ...
+    @property
+    def removed(self) -> Any: ...
+
+
+class Registry(Protocol):
+    """What of a server's records the runtime needs; they survive it."""
+
+    def devices(self) -> Sequence[Device]: ...
+    def n_items(self) -> int: ...
+    def items(self, since: int = 0) -> Sequence[tuple[str, str]]: ...
+    def open_round(self, release: str, cohort: Cohort) -> None: ...
+    def opened(self, release: str) -> Cohort | None: ...
+    def note(self, name: str, value: str) -> None: ...
+    def notes(self) -> Mapping[str, str]: ...
+    def count(self, name: str, amount: int = 1) -> None: ...
+
+
+class Answer(Protocol):
+    """What comes back for a message: a body, or a sentence why there is none."""
+
+    @property
+    def message(self) -> str: ...
+    @property
+    def body(self) -> bytes | None: ...
+    @property
+    def error(self) -> str: ...
+
+
+class Post(Protocol):
+    """Who carries letters: `homebody.runtime.flower_link.Link`."""
+
+    def register(self, public_key: bytes, name: str) -> None: ...
+    def unregister(self, public_key: bytes) -> None: ...
+    def nodes(self) -> dict[str, int]: ...
+    def send(self, letters: Mapping[int, tuple[str, bytes]], deadline: float) -> dict[str, int]: ...
+    def receive(self, messages: Collection[str], wait: float) -> Sequence[Answer]: ...
+
+
+@dataclass
+class Node:
+    """What is known of a device that is there."""
+
+    device: Device
+    active: list[int]
+    """The numbers of its people that take part."""
+    items: int
+    """How much of the catalogue it knows."""
+    holds: set[str] = field(default_factory=set)
+    """Shared parameters that it has already."""
+
+
+class Correspondence:
+    """With all the devices of a registry, by way of a post."""
+
+    def __init__(self, post: Post, registry: Registry, log: Callable[..., None]) -> None:
+        self._post, self._registry, self._log = post, registry, log
+        self.known: dict[int, Node] = {}
+        self._greeted: dict[str, tuple[int, float]] = {}
+        self._registered: dict[str, Device] = {}
+        self._resting: dict[int, float] = {}
+        self._rests: dict[int, int] = {}
+        self._silent: dict[str, int] = {}
+        self._left_alone: dict[int, float] = {}
+
+    def look_around(self, greeting: bytes) -> None:
+        """Who is there now. A device that is new, or was silent, is greeted and counts once it has answered."""
+        devices = self._devices()
+        online = {node: devices[mark] for mark, node in self._post.nodes().items() if mark in devices}
+        for node in set(self.known) - set(online):
+            del self.known[node]
+        now = time.monotonic()
+        self._left_alone = {node: until for node, until in self._left_alone.items() if until > now and node in online}
+        asked = {node for node, until in self._greeted.values() if until > now} | self._left_alone.keys()
+        # Also those of whom nobody took part: somebody may by now.
+        present = {node for node, one in self.known.items() if one.active}
+        strangers = [node for node in online if node not in present and node not in asked]
+        if strangers:
+            sent = self._post.send(dict.fromkeys(strangers, ("query.hello", greeting)), HELLO_SECONDS)
+            self._greeted.update({message: (node, now + HELLO_SECONDS) for message, node in sent.items()})
+        self._greeted = {message: one for message, one in self._greeted.items() if one[1] > now and one[0] in online}
+        if not self._greeted:
+            return
+        for answer in self._post.receive(set(self._greeted), PAUSE):
+            node, _ = self._greeted.pop(answer.message, (0, 0.0))
+            if node not in online or answer.body is None:
+                continue
+            self._left_alone[node] = time.monotonic() + GREET_SECONDS
+            known = self.known.get(node)
+            self.known[node] = Node(online[node], [], 0)
+            try:
+                header, _ = wire.open_letter(answer.body)
+            except wire.Malformed as error:
+                self.refuse(node, error)
+                del self.known[node]
+                continue
+            if not self._learn(node, header):
+                del self.known[node]
+            elif known is None or self.known[node].active:
+                self._log("joined", device=online[node].fingerprint[:12], people=len(self.known[node].active))
+
+    def present(self) -> list[int]:
+        """The numbers of all people who are there and not resting."""
+        now = time.monotonic()
+        self._resting = {number: until for number, until in self._resting.items() if until > now}
+        return sorted({number for node in self.known.values() for number in node.active} - self._resting.keys())
+
+    def homes(self, users: list[int], only: set[int] | None) -> dict[int, list[int]]:
+        """Which of these people are where."""
+        wanted = set(users)
+        where = {
+            node: [number for number in one.active if number in wanted]
+            for node, one in self.known.items()
+            if only is None or node in only
+        }
+        return {node: theirs for node, theirs in where.items() if theirs or only is not None}
+
+    def letters(
+        self,
+        kind: str,
+        task: Mapping[str, Any],
+        body: bytes,
+        n_items: int,
+        users: list[int],
+        end: float,
+        *,
+        only: set[int] | None = None,
+        traffic: list[int] | None = None,
+    ) -> Iterator[tuple[int, tuple[dict[str, Any], dict[str, bytes]]]]:
+        """Write to everyone concerned, and give the answers as they come, until the deadline."""
+        name = wire.digest(body)
+        traffic = [0, 0] if traffic is None else traffic
+        where = self.homes(users, only)
+        waiting: dict[str, int] = {}
+        digests: dict[int, str] = {}
+        asked, lost = dict.fromkeys(where, 0), dict.fromkeys(where, 0)
+        gone: dict[int, tuple[float, str]] = {}
+        most = MOST_LETTERS + n_items // ITEMS_AT_ONCE
+
+        def write(nodes: Collection[int]) -> None:
+            letters = {}
+            for node in nodes:
+                one, asked[node] = self.known[node], asked[node] + 1
+                lacking = min(ITEMS_AT_ONCE, n_items - one.items)
+                news = self._registry.items(one.items)[:lacking] if lacking > 0 else []
+                parts = {"items": json.dumps([one.items, list(news)]).encode()} if news else {}
+                if name not in one.holds:
+                    parts["shared"] = body
+                header = {**task, "first": one.device.first, "people": where[node], "shared": name}
+                letters[node] = (kind, wire.seal(header, parts))
+                digests[node] = wire.digest(letters[node][1])
+                traffic[1] += len(letters[node][1])
+            waiting.update(self._post.send(letters, max(1.0, end - time.monotonic())))
+
+        if where:
+            write(where)
+            self._log("sent", kind=kind, release=task["release"], devices=len(waiting))
+        while (waiting or gone) and (left := end - time.monotonic()) > 0:
+            if gone:
+                self._ask_again(gone, lost, write)
+            if not waiting:
+                time.sleep(min(left, PAUSE))
+                continue
+            for answer in self._post.receive(set(waiting), min(left, PAUSE if gone else LOOK_SECONDS)):
+                node = waiting.pop(answer.message, None)
+                if node is None or node not in self.known:
+                    continue
+                if answer.body is None:
+                    gone[node] = (time.monotonic() + AWAY_SECONDS, answer.error)
+                    continue
+                traffic[0] += len(answer.body)
+                try:
+                    header, parts = wire.open_letter(answer.body)
+                except wire.Malformed as error:
+                    self.refuse(node, error, set(where[node]))
+                    continue
+                if header.get("to") != digests[node]:
+                    self.refuse(node, "an answer to another letter", set(where[node]))
+                elif not self._learn(node, header):
+                    self._rest(set(where[node]))
+                elif "lacks" not in header:
+                    self._silent.pop(self.known[node].device.fingerprint, None)
+                    yield node, (header, parts)
+                elif asked[node] < most:
+                    write([node])
+                else:
+                    self.refuse(node, "it lacks what it was given", set(where[node]))
+        for node in {*waiting.values(), *gone}:
+            self._forget(node, "no answer in time")
+
+    def _ask_again(
+        self, gone: dict[int, tuple[float, str]], lost: dict[int, int], write: Callable[[Collection[int]], None]
+    ) -> None:
+        """A device that was away for a moment is asked again: it gives what it gave, or would have given."""
+        there = set(self._post.nodes().values())
+        for node, (until, error) in list(gone.items()):
+            if node in there and lost[node] < MOST_LOST:
+                lost[node] += 1
+                write([node])
+            elif node not in there and time.monotonic() < until:
+                continue
+            else:
+                self._forget(node, error)
+            del gone[node]
+
+    def note_declined(self, declined: Any, theirs: set[int]) -> None:
+        """Whoever declines is left alone for a while, and longer each time."""
+        for number in declined if isinstance(declined, list) else ():
+            if number in theirs:
+                self._registry.count("declined")
+                self._rest({number})
+
+    def refuse(
+        self, node: int, reason: str | wire.Malformed, people: Collection[int] = (), said: str | None = None
+    ) -> None:
+        """Count and log it, and leave these people alone for a while. What a device says is logged, never counted:
+        it could say anything."""
+        mark = self.known[node].device.fingerprint if node in self.known else ""
+        counted = "another wire version" if isinstance(reason, wire.OtherVersion) else str(reason)
+        self._registry.count(f"refused: {counted}")
+        self._log("refused", device=mark[:12], reason=str(reason), **({} if said is None else {"said": said}))
+        self._rest(people)
+
+    def _devices(self) -> dict[str, Device]:
+        """Whoever may take part; the network is told of those who are new, and of those who are no more."""
+        devices = {one.fingerprint: one for one in self._registry.devices() if not one.removed}
+        for mark in devices.keys() - self._registered.keys():
+            self._post.register(devices[mark].public_key, devices[mark].name)
+        for mark in self._registered.keys() - devices.keys():
+            self._post.unregister(self._registered[mark].public_key)
+        self._registered = devices
+        return devices
+
+    def _learn(self, node: int, header: Mapping[str, Any]) -> bool:
+        """What a device says of itself; False, and it is left alone, where it refuses or makes no sense."""
+        one = self.known[node]
+        slots, items, holds = header.get("people"), header.get("items"), header.get("holds")
+        if "refused" in header:
+            self.refuse(node, "the device refuses", said=str(header["refused"])[:200])
+            return False
+        sensible = isinstance(slots, list) and all(
+            type(slot) is int and 0 <= slot < one.device.people for slot in slots
+        )
+        if not sensible or type(items) is not int or items < 0 or not isinstance(holds, list) or len(holds) > 64:
+            self.refuse(node, "its answer does not say who it is")
+            return False
+        assert isinstance(slots, list)
+        one.active = sorted({one.device.first + slot for slot in slots})
+        one.items, one.holds = items, {str(name) for name in holds}
+        return True
+
+    def _rest(self, people: Collection[int]) -> None:
+        for number in people:
+            self._rests[number] = min(self._rests.get(number, 0) + 1, MOST_RESTS)
+            self._resting[number] = time.monotonic() + REST_SECONDS * 2 ** (self._rests[number] - 1)
+
+    def _forget(self, node: int, why: str) -> None:
+        """It must answer a greeting before it counts again: one that is gone costs a deadline, not each."""
+        one = self.known.pop(node, None)
+        self._registry.count("answers_missing")
+        if one is not None:
+            mark = one.device.fingerprint
+            times = self._silent[mark] = min(self._silent.get(mark, 0) + 1, MOST_RESTS)
+            # At first it is greeted at once: it may have been killed and come back.
+            if times >= SILENT_TIMES:
+                self._left_alone[node] = time.monotonic() + GREET_SECONDS * 2 ** (times - SILENT_TIMES)
+            self._log("silent", device=mark[:12], reason=why)
