@@ -52,6 +52,8 @@ class _Supervisor:
         pause, began = 0.2, 0.0
         try:
             while not self._told:
+                if self._link is not None and self._link.poll() == 2:
+                    raise HomebodyError(f"The link cannot be started on {self._plan.listen}; its own words are above.")
                 if not self._plan.link and (self._link is None or self._link.poll() is not None):
                     if not self._start_link():
                         pause = min(2 * pause, SLOWEST)
@@ -88,8 +90,8 @@ class _Supervisor:
         host, _, port = plan.address.rpartition(":")
         while not self._told:
             code = self._link.poll()
-            if code == 2:
-                raise HomebodyError(f"The link cannot be started on {plan.listen}; its own words are above.")
+            if code == 2:  # whoever it is that listens there
+                return True
             if code is None:
                 try:
                     socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
