@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -202,6 +203,16 @@ def test_a_second_server_in_the_same_folder_is_refused(few: Population, world: M
         assert first.poll() is None
     finally:
         federation.processes["server"] = first
+
+
+def test_a_port_that_is_taken_is_said_in_a_sentence(few: Population, world: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        federation = world(few, 1, plan(1), port=taken.getsockname()[1])
+        federation.start("server")
+        assert federation.finish() == 2
+    said = (federation.folder / "server.log").read_text()
+    assert "cannot be started on 127.0.0.1" in said
+    assert "Traceback" not in said
 
 
 def test_a_network_that_is_cut_refused_and_slow(few: Population, world: Make) -> None:

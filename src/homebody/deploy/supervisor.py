@@ -54,8 +54,8 @@ class _Supervisor:
         pause, began = 0.2, 0.0
         try:
             while not self._told:
+                self._refuse_link()
                 if not self._plan.link and (self._link is None or self._link.poll() is not None):
-                    self._refuse_link()
                     if not self._start_link():
                         pause = min(2 * pause, SLOWEST)
                         log("link ended", starts_again_in=pause)
