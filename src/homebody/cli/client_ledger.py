@@ -28,7 +28,7 @@ def print_told(found: Mapping[str, Any]) -> None:
         rounds = line["first"] if line["first"] == line["last"] else f"{line['first']} to {line['last']}"
         at = f"{datetime.fromtimestamp(line['at'], UTC):%Y-%m-%d %H:%M} UTC"
         say(
-            f"    {rounds} of {line['run']}: {_several(line['answers'], 'answer')}, "
+            f"    {rounds} of {line['run'][:8]}: {_several(line['answers'], 'answer')}, "
             f"{_several(line['bytes'], 'byte')}, the last on {at}"
         )
     if not ledger["releases"]:

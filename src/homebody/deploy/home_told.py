@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -11,6 +12,7 @@ from homebody.deploy.home_rounds import Mark
 
 if TYPE_CHECKING:
     from homebody.privacy import Budget, Ledger
+    from homebody.report.ledger_lines import Release
 
 __all__ = ["told"]
 
@@ -53,7 +55,7 @@ def told(home: Home, who: Who, delta: float | None = None) -> dict[str, Any]:
             "rows": len(entries),
             "releases": len(releases),
             "hash": entries[-1].hash if entries else None,
-            "lines": lines_of(releases, delta),
+            "lines": lines_of(_by_kind(releases), delta),
         },
         "certified": _certified(ledger, {(entry.observer, entry.unit) for entry in entries}, delta),
         "budget": None if budget is None else _budget(ledger, budget),
@@ -61,14 +63,40 @@ def told(home: Home, who: Who, delta: float | None = None) -> dict[str, Any]:
     return cast(dict[str, Any], jsonable(whole))
 
 
+def _kind(release: str) -> tuple[str, int]:
+    """Which series of releases one belongs to, and its round: measurements stand apart from what they measure.
+
+    >>> _kind("train/12"), _kind("train/12/telemetry")
+    (('train', 12), ('train, measured', 12))
+    """
+    name = release.removesuffix("/telemetry")
+    phase, _, number = name.rpartition("/")
+    if not phase or not number.isdecimal():
+        return release, 0
+    return phase if name == release else f"{phase}, measured", int(number)
+
+
+def _by_kind(releases: list[Release]) -> list[Release]:
+    """A device's releases under the names that people know, series by series: without run and digest."""
+    found = []
+    for place, release in enumerate(releases):
+        run, _, rest = release.name.partition("/")
+        name, at, digest = rest.partition("@")
+        kind, number = _kind(name)
+        again = digest.partition("#")[2]
+        shown = f"{kind}/{number}{f'#{again}' if again else ''}" if at and number else release.name
+        found.append(((run, kind), place, replace(release, name=shown)))
+    return [release for *_, release in sorted(found, key=lambda one: one[:2])]
+
+
 def _sent(marks: list[Mark]) -> dict[str, Any]:
-    """The answers, and those of one stage that follow one another as one line."""
+    """The answers, and those of one series as one line."""
 
     def stage(mark: Mark) -> tuple[str, str]:
-        return mark.run, mark.release.rpartition("/")[0] or mark.release
+        return mark.run, _kind(mark.release)[0]
 
     lines = []
-    for (run, phase), several in groupby(marks, key=stage):
+    for (run, phase), several in groupby(sorted(marks, key=stage), key=stage):
         own = list(several)
         lines.append(
             {
