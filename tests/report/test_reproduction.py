@@ -202,6 +202,14 @@ class TestPairs:
 
 
 class TestCosts:
+    def test_markdown_says_what_is_to_be_known_of_the_runs(self) -> None:
+        study = costs()
+        for part in study["data"].values():
+            part["notes"] = ["2 of 5 runs were made on another machine, of 16 cores."]
+        text = reproduction_markdown(paper(study))
+        names = ", ".join(study["data"])
+        assert text.count(f"- {names}: 2 of 5 runs were made on another machine, of 16 cores.") == 1
+
     def test_markdown_has_no_differences(self) -> None:
         text = reproduction_markdown(paper(costs()))
         assert "| method | data | published | obtained, published protocol |" in text

@@ -59,10 +59,16 @@ def _study(study: Mapping[str, Any], tolerance: float) -> Iterator[str]:
         for line in part["rows"]:
             for remark in remarks(study, line, tolerance):
                 said.setdefault((line["name"], remark), []).append(data)
-    if said:
+    noted: dict[str, list[str]] = {}
+    for data, part in study["data"].items():
+        for note in part["notes"]:
+            noted.setdefault(note, []).append(data)
+    if said or noted:
         yield ""
     for (name, remark), where in said.items():
         yield f"- {plain(name)}, {plain(', '.join(where))}: {plain(remark)}"
+    for note, where in noted.items():
+        yield f"- {plain(', '.join(where))}: {plain(note)}"
 
 
 def _made(result: Mapping[str, Any]) -> Iterator[str]:
