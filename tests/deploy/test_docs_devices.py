@@ -121,4 +121,4 @@ def test_the_page_by_copy_and_paste(real_data: Path, twenty: Population, tmp_pat
         assert len({entry.release for entry in home.ledger("1").entries()}) == len(marks)
         assert not home.running()
     assert f"{len(marks)} answers left the device" in told
-    assert "serving the finished model" in told
+    assert "pfedrec, finished" in told
