@@ -71,3 +71,15 @@ def test_the_server_keeps_its_state_in_postgresql(
     torch.testing.assert_close(federation.shared()["item"], wanted.shared["item"], rtol=0, atol=1e-5)
     with opened(federation.server) as (_, records):
         assert records.ledger().releases() == 2
+
+
+def test_a_device_that_pauses_leaves_and_comes_back_when_it_resumes(few: Population, world: Callable[..., Any]) -> None:
+    federation = world(few, 1, Recipe("fedials", "devices", rounds=1, seed=3, evaluate_every=0))
+    assert (federation.server / "server.sqlite").stat().st_mode & 0o777 == 0o600
+    federation.start()
+    federation.wait_for("server", "finished")
+    with Home(federation.devices[0]) as home:
+        home.configure(paused=True)
+        federation.wait_for("device0", "paused")
+        home.configure(paused=False)
+        federation.wait_for("device0", "joined", count=2)

@@ -48,6 +48,8 @@ def make(folder: Path, plan: Plan, items: str | None, hosts: Sequence[str]) -> d
                     raise HomebodyError(
                         f"{records.database.name} belongs to a server already: give --database another."
                     )
+                if (folder / plan.database).is_file():
+                    (folder / plan.database).chmod(0o600)
                 records.add_items(found)
                 return {"folder": str(folder), "run": plan.run, "items": records.n_items(), "listen": plan.listen}
         except BaseException:
