@@ -66,6 +66,14 @@ def test_every_metric_of_everyone_and_of_some(console: Console, capsys: pytest.C
     assert "Recall, sampled " not in console.export_text()
 
 
+def test_a_result_that_was_not_measured_has_no_table(console: Console) -> None:
+    print_result({**RESULT, "metrics": {}}, console)
+    text = console.export_text()
+    assert text.startswith("fedmf on toy[1]: not measured")
+    assert "protocol strict" not in text
+    assert "rounds 3" in text
+
+
 def test_a_comparison(console: Console, capsys: pytest.CaptureFixture[str]) -> None:
     row = {
         "method": "fedmf",

@@ -57,14 +57,19 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
                 values = (metrics.get(prefix + name + cut) for cut in cuts)
                 shown = (f"{value:.4f}" if value is not None else "" for value in values)
                 table.add_row(f"{TITLES[name]}, {label}{users}", *shown)
-    console.print(table)
+    if metrics:
+        console.print(table)
+    else:
+        console.print(
+            f"{result['method'].rpartition(':')[2]} on {result['data']}: not measured", highlight=False, markup=False
+        )
     areas = [f"{metrics[p + 'auc']:.4f} {label}" for p, label in (("", first), AREA) if f"{p}auc" in metrics]
     if areas:
         console.print(f"AUC {', '.join(areas)}", highlight=False)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in result["epsilon"].items())
     costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round"
     for line in (
-        result["meaning"],
+        *([result["meaning"]] if metrics else []),
         f"ε certified, one user, over the whole training: {epsilon}{at_delta(result)}",
         *([f"stages: {' → '.join(result['stages'])}"] if result.get("stages") else []),
         *([result["stopped"]] if result.get("stopped") else []),
