@@ -79,7 +79,7 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
         "--host": "example.org",
         "--database": "other.sqlite",
         "--metrics": "",
-        "--stage": "clip:norm=1",
+        "--stage": "one-bit:epsilon=1",
         "--rounds": 3,
         "--cohort": 4,
         "--seed": 9,
@@ -97,7 +97,7 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
         recipe = plan.recipe
     assert (plan.database, plan.metrics, plan.tls, plan.half, plan.least) == ("other.sqlite", "", False, True, 6)
     assert (plan.deadline, plan.quorum) == (12.5, 0.75)
-    assert (recipe.stages, recipe.rounds, recipe.cohort, recipe.seed) == (["clip:norm=1"], 3, 4, 9)
+    assert (recipe.stages, recipe.rounds, recipe.cohort, recipe.seed) == (["one-bit:epsilon=1"], 3, 4, 9)
     assert (recipe.budget, recipe.evaluate_every, recipe.held_out) == (options["--budget"], 2, "random")
 
 
@@ -110,6 +110,7 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
         (["--method", "fedmf", "--stage", "secure-sum"], "SecureSum needs more than one letter a round"),
         (["--method", "fedmf", "--stage", "gauss:z=1"], "There is no stage 'gauss'"),
         (["--method", "fedmf", "--budget", "8"], "budget"),
+        (["--method", "fedmf", "--budget", "eps=8"], "A budget of ε = 8 cannot hold: from the first round ε is ∞"),
         (["--method", "fedmf", "--listen", "example.org"], "An address is HOST:PORT"),
         (["--method", "fedmf", "--quorum", 2], "The quorum is a share"),
         (["--method", "fedmf", "--deadline", 0], "A round's deadline is 1 to 86,400 seconds, not 0."),

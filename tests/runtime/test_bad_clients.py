@@ -115,7 +115,7 @@ TWISTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, bytes]], bytes], str
     "another's letter": (headed(to="0" * 32), "an answer to another letter"),
     "no letter named": (headed(to=None), "an answer to another letter"),
     "people no list": (headed(people={}), WHO),
-    "people of others": (headed(people=[0, 1]), WHO),
+    "people below 0": (headed(people=[-1]), WHO),
     "people no numbers": (headed(people=[True]), WHO),
     "items below 0": (headed(items=-1), WHO),
     "holds too much": (headed(holds=["x"] * 1000), WHO),

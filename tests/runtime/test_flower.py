@@ -508,6 +508,17 @@ def test_a_device_that_leaves_between_the_choice_and_the_letter_costs_no_deadlin
     assert one.clock.now - began < 5
 
 
+def test_of_more_people_than_are_registered_the_first_take_part(
+    town: Callable[..., Any], people: Callable[..., Any]
+) -> None:
+    one = town(people(), (3, 1, 3), replace(PLAN, rounds=1))
+    guest = one.homes[1].add_person("a guest")
+    one.homes[1].append(guest, "item-1")
+    one.near(one.fit().shared, one.simulated().shared)
+    assert [line["clients"] for line in one.records.rounds()] == [7]
+    assert not one.homes[1].ledger_file(guest).exists()
+
+
 def test_whoever_has_no_history_answers_too_with_nothing(town: Callable[..., Any], people: Callable[..., Any]) -> None:
     """Charged like everybody: whether somebody answers must not tell what they have."""
     one = town(people((6, 0, 4)), (2, 1), replace(PLAN, rounds=3))

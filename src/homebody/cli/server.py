@@ -131,10 +131,10 @@ def start(
 @app.command()
 def status(folder: Dir, as_json: options.Json = False) -> None:
     """What the server does, who may take part, what was told so far, and what was refused."""
-    from homebody.deploy.admin import opened, report
+    from homebody.deploy.admin import opened, report, running
 
     with opened(folder) as (plan, records):
-        found = report(plan, records)
+        found = {**report(plan, records), "running": running(folder)}
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -243,7 +243,8 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     from homebody.report.tables import epsilon_text
 
     console = Console()
-    console.print(f"{folder}: {found['method']}, {found['doing']}", highlight=False, markup=False)
+    alive = "running" if found["running"] else "not running"
+    console.print(f"{folder}: {found['method']}, {found['doing']} ({alive})", highlight=False, markup=False)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in found["epsilon"].items())
     console.print(f"rounds {found['rounds']} of {found['planned']}; {found['items']:,} items", highlight=False)
     console.print(f"ε certified, one user, so far: {epsilon}; δ = {found['delta']:g}", highlight=False)

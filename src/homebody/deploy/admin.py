@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from homebody.errors import HomebodyError
 from homebody.report.record import jsonable
 from homebody.runtime.door import is_loopback
 
-__all__ = ["make", "opened", "read_items", "report", "restored"]
+__all__ = ["make", "opened", "read_items", "report", "restored", "running"]
 
 
 def make(folder: Path, plan: Plan, items: str | None, hosts: Sequence[str]) -> dict[str, Any]:
@@ -118,6 +119,18 @@ def _items_of(path: Path) -> list[tuple[str, str]]:
         raise HomebodyError(f"{missing} items of {path} have no {ids[0]}: give every item an id.")
     texts = chosen["name"].cast(pl.String).fill_null("")
     return list(zip(identity.cast(pl.String).to_list(), texts.to_list() if names else [""] * len(texts), strict=True))
+
+
+def running(folder: Path) -> bool:
+    """Whether a server holds the folder."""
+    try:
+        with (folder / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def report(plan: Plan, records: Records) -> dict[str, Any]:

@@ -113,6 +113,14 @@ class _Client:
 
 def _why(error: LinkDown | Refused) -> str:
     """What keeps it away, for whoever reads the log."""
-    if isinstance(error, Refused) and error.status == 412:
-        return "The server does not know this device's key (yet): its operator adds it with `homebody keys add`."
+    status = error.status if isinstance(error, Refused) else 0
+    if status == 412:
+        return (
+            "The server does not know this device's key: it has just started, or its operator has yet to add the key "
+            "with `homebody keys add`."
+        )
+    if status == 401:
+        return "The server does not know this connection any more: it was started anew, or the key was removed."
+    if status >= 500:
+        return "The server cannot answer now."
     return str(error)

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import tomli_w
 
-from homebody.core import Method
+from homebody.core import Cohort, Method
 from homebody.data.splits import How, Protocol
 from homebody.errors import HomebodyError, unknown_name
 from homebody.params import KINDS
@@ -134,7 +135,16 @@ class Plan:
             if self.recipe.evaluate_every and phase.evaluated:
                 telemetry(acting, self.recipe.measured())
         self._check_what_devices_do()
+        self._refuse_hopeless(method)
         return method
+
+    def _refuse_hopeless(self, method: Method) -> None:
+        """A budget that no round fits into, however people are drawn: ε of one round is infinite."""
+        budget = self.recipe.allowed()
+        acting = method.phases[0].method or method
+        charges = acting.releases(Cohort(np.arange(1), "all", 1, 1))
+        if budget:
+            budget.refuse_infinite(charges)
 
     def _check_what_devices_do(self) -> None:
         recipe = self.recipe

@@ -288,14 +288,20 @@ class Correspondence:
         if "refused" in header:
             self.refuse(node, "the device refuses", said=str(header["refused"])[:200])
             return False
-        sensible = isinstance(slots, list) and all(
-            type(slot) is int and 0 <= slot < one.device.people for slot in slots
-        )
+        sensible = isinstance(slots, list) and all(type(slot) is int and slot >= 0 for slot in slots)
         if not sensible or type(items) is not int or items < 0 or not isinstance(holds, list) or len(holds) > 64:
             self.refuse(node, "its answer does not say who it is")
             return False
         assert isinstance(slots, list)
-        one.active = sorted({one.device.first + slot for slot in slots})
+        registered = {slot for slot in slots if slot < one.device.people}
+        if len(registered) < len(slots) and not one.active:  # said once, when it is greeted
+            self._log(
+                "more people than registered",
+                device=one.device.fingerprint[:12],
+                people=len(slots),
+                registered=one.device.people,
+            )
+        one.active = sorted(one.device.first + slot for slot in registered)
         one.items, one.holds = items, {str(name) for name in holds}
         return True
 
