@@ -32,8 +32,8 @@ demo: $(STAMP)  ## compare four recommenders on MovieLens-100K
 	$(BIN)/homebody compare popularity fedials fedmf pfedrec --data ml-100k --seeds 1
 
 # Workers already fill the cores: one thread of linear algebra each.
-test: export OMP_NUM_THREADS ?= 1
-test: export NUMBA_NUM_THREADS ?= 1
+test test-faults: export OMP_NUM_THREADS ?= 1
+test test-faults: export NUMBA_NUM_THREADS ?= 1
 test: $(STAMP)  ## run all tests, doctests and the notebook (WORKERS=n, ARGS="-k name")
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8 $(ARGS)
 

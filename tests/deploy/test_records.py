@@ -499,6 +499,7 @@ from homebody.database import connect
 from homebody.deploy.records import Records
 from homebody.fit import Progress
 from homebody.privacy import Charge, NonPrivate
+torch.set_num_threads(1)  # a child that is forked must not wait for threads that stayed behind
 where, lives = sys.argv[1], int(sys.argv[2])
 told = [Charge("server", "user", NonPrivate("plain updates"))]
 for life in range(lives):
