@@ -23,7 +23,7 @@ setup: $(STAMP)  ## make .venv and install the package with its tools into it
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "homebody needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,deploy]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,deploy,serve]'
 	@# A second opinion for one test: its auditing module alone is read, which needs no JAX.
 	-$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -c constraints.txt jax-privacy
 	@touch $@
