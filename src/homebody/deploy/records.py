@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from homebody.fit import Progress, Round
     from homebody.privacy import Ledger
 
-__all__ = ["COMPONENT", "Device", "Records"]
+__all__ = ["COMPONENT", "Device", "Proxy", "Records"]
 
 COMPONENT = "server's database"
 KEPT = 2
@@ -68,9 +68,13 @@ CREATE TABLE round (step INTEGER PRIMARY KEY, line TEXT NOT NULL);
 CREATE TABLE counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 CREATE TABLE note (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-_STEPS = (_SCHEMA,)
+_PROXIES = """
+CREATE TABLE proxy (public_key BLOB PRIMARY KEY, name TEXT NOT NULL, added TEXT NOT NULL, removed TEXT);
+CREATE UNIQUE INDEX proxy_name ON proxy (name) WHERE removed IS NULL;
+"""
+_STEPS = (_SCHEMA, _PROXIES)
 # Parameters are noise to a compressor: PostgreSQL would only lose time.
-_IN_POSTGRESQL = (f"{_SCHEMA}ALTER TABLE checkpoint_part ALTER COLUMN content SET STORAGE EXTERNAL;\n",)
+_IN_POSTGRESQL = (f"{_SCHEMA}ALTER TABLE checkpoint_part ALTER COLUMN content SET STORAGE EXTERNAL;\n", _PROXIES)
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,16 @@ class Device:
     def numbers(self) -> range:
         """Its people's client numbers."""
         return range(self.first, self.first + self.people)
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """Who may pass on reports."""
+
+    public_key: bytes
+    name: str
+    added: str
+    removed: str | None
 
 
 class Records:
@@ -157,6 +171,32 @@ class Records:
                 "UPDATE device SET removed = ? WHERE fingerprint = ?", (now := _now(), found[-1].fingerprint)
             )
         return Device(**{**asdict(found[-1]), "removed": now})
+
+    def add_proxy(self, public_key: bytes, name: str) -> None:
+        """Let a proxy pass on reports."""
+        _check_text("A proxy's name", name)
+        with self.database.transaction():
+            for one in self.proxies():
+                if one.public_key == public_key and not one.removed:
+                    raise HomebodyError(f"The key of '{name}' is registered already, as '{one.name}'.")
+                if one.name == name and not one.removed:
+                    raise HomebodyError(f"There is a proxy '{name}' already; give this one another name.")
+            self.database.execute(
+                "INSERT INTO proxy (public_key, name, added) VALUES (?, ?, ?) ON CONFLICT (public_key) "
+                "DO UPDATE SET name = excluded.name, added = excluded.added, removed = NULL",
+                (public_key, name, _now()),
+            )
+
+    def proxies(self) -> list[Proxy]:
+        """Every proxy that was ever registered."""
+        query = "SELECT public_key, name, added, removed FROM proxy ORDER BY added, name"
+        return [Proxy(*row) for row in self.database.rows(query)]
+
+    def remove_proxy(self, name: str) -> None:
+        """Take in nothing more from a proxy."""
+        found = self.database.execute("UPDATE proxy SET removed = ? WHERE name = ? AND removed IS NULL", (_now(), name))
+        if not found.rowcount:
+            raise HomebodyError(f"There is no proxy '{name}'.")
 
     def add_items(self, items: Iterable[tuple[str, str]]) -> tuple[int, int]:
         """Append (id, name) pairs to the catalogue: the first new number, and how many are new.
