@@ -190,7 +190,10 @@ class Epochs:
         """What was answered to a batch of this number."""
         query = "SELECT answer FROM epoch_batch WHERE epoch = ? AND number = ?"
         found = self._db.execute(query, (identity, number)).fetchone()
-        return None if found is None else Added(*json.loads(found[0]), again=True)
+        if found is None:
+            return None
+        accepted, refused = json.loads(found[0])
+        return Added(accepted, refused, again=True)
 
     def add(
         self, identity: bytes, number: bytes, pairs: npt.NDArray[np.unsignedinteger], refused: Mapping[str, int]

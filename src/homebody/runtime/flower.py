@@ -312,4 +312,3 @@ def telemetry(method: Method, cutoffs: Sequence[int]) -> dict[str, wire.Expected
         return wire.shapes(method.uplink.device(told, Rng.of(0)))
     except HomebodyError as error:
         raise HomebodyError(f"What devices measure cannot leave this way: {error} Or measure never.") from error
-

@@ -82,7 +82,8 @@ def about(header: Mapping[str, Any]) -> str:
 def flat(update: Update) -> npt.NDArray[np.int64]:
     """The reports of an update that was made into such, as numbers over all its tensors: in the order of their names.
 
-    >>> flat({"b[2]": Rows(torch.tensor([3, -1]), torch.ones(2), 4), "a[1]": Rows(torch.tensor([-1, 1]), torch.ones(2), 2)})
+    >>> one = torch.ones(2)
+    >>> flat({"b[2]": Rows(torch.tensor([3, -1]), one, 4), "a[1]": Rows(torch.tensor([-1, 1]), one, 2)})
     array([1, 5])
     """
     found, start = [], 0
