@@ -26,6 +26,7 @@ from homebody.deploy.admin import make, opened
 from homebody.deploy.home import Home
 from homebody.deploy.keys import make_device_key, read_public
 from homebody.deploy.plan import Plan
+from homebody.deploy.proxies import Proxies
 from homebody.fit import fit
 from homebody.proxy import admin as proxy_admin
 from homebody.proxy import settings as proxy_settings
@@ -167,7 +168,7 @@ class World:
         )
         public = proxy_admin.make(folder, chosen, next_ca=self.server / "keys" / "ca.pem")
         with opened(self.server) as (_, records):
-            records.add_proxy(read_report_pub(public), "mixer")
+            Proxies(records).add(read_report_pub(public), "mixer")
 
     def _device(self, number: int, people: list[int]) -> Path:
         folder = self.folder / f"device{number}"

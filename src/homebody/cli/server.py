@@ -230,10 +230,12 @@ def add_key(
     from homebody.deploy.admin import opened
 
     if proxy:
+        from homebody.deploy.proxies import Proxies
         from homebody.runtime.report_keys import read_report_pub
 
+        key = read_report_pub(public_key)
         with opened(folder) as (_, records):
-            records.add_proxy(read_report_pub(public_key), name)
+            Proxies(records).add(key, name)
         typer.echo(json.dumps({"name": name, "proxy": True}) if as_json else f"{name} may bring reports.")
         return
 
@@ -262,7 +264,9 @@ def remove_key(
 
     with opened(folder) as (_, records):
         if proxy:
-            records.remove_proxy(which)
+            from homebody.deploy.proxies import Proxies
+
+            Proxies(records).remove(which)
             typer.echo(f"{which} may bring reports no more.")
             return
         gone = records.remove_device(which)

@@ -14,6 +14,7 @@ from homebody.database import connect
 from homebody.deploy.home_store import one_line
 from homebody.deploy.keys import make_authority
 from homebody.deploy.plan import FILE, Plan
+from homebody.deploy.proxies import Proxies
 from homebody.deploy.records import LONGEST, Records
 from homebody.errors import HomebodyError
 from homebody.report.record import jsonable
@@ -164,7 +165,7 @@ def report(plan: Plan, records: Records) -> dict[str, Any]:
                 }
                 for one in records.devices()
             ],
-            "proxies": [{"name": one.name, "added": one.added} for one in records.proxies() if not one.removed],
+            "proxies": [{"name": one.name, "added": one.added} for one in Proxies(records).all()],
             "counters": records.counters(),
         }
     )

@@ -89,10 +89,8 @@ class Device:
         through = shuffled(task.acting.uplink)
         if through and self._reporter is None:
             raise HomebodyError("Reports of this method go through a proxy, and this device has none (--proxy).")
-        if task.epoch is not None and (not through or task.do != "train"):
-            raise wire.Malformed("The letter has an epoch for what goes through no proxy.")
-        if through and ((task.do == "train" and task.epoch is None) or task.do == "evaluate"):
-            raise wire.Malformed("The letter has no epoch for what goes through a proxy.")
+        if (task.epoch is not None) != (through and task.do in ("train", "evaluate")):
+            raise wire.Malformed("The letter has no epoch for what goes through a proxy, or one for something else.")
 
     def _answer(self, task: Task, parts: Mapping[str, bytes], until: float) -> _Said:
         if "items" in parts:

@@ -97,11 +97,11 @@ class Settings:
     """What the device calls itself."""
     budget: str | None = None
     """As `homebody.privacy.Budget` reads it, for each person; none where all may be told that the method tells."""
-    proxy: str = ""
-    """The address of the proxy that reports go through; none where no method is taken part in that shuffles."""
     paused: bool = False
     node: int | None = None
     """The number that the network last knew it by."""
+    proxy: str = ""
+    """The address of the proxy that reports go through; none where no method is taken part in that shuffles."""
 
     def __post_init__(self) -> None:
         found = _ADDRESS.fullmatch(str(self.server))

@@ -21,16 +21,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from homebody.database import connect
 from homebody.deploy.epochs import Added, Epoch, Epochs, Over
 from homebody.deploy.logs import log
 from homebody.deploy.monitor import counters
 from homebody.deploy.places import Place
+from homebody.deploy.proxies import Proxies
 from homebody.deploy.records import Records
 from homebody.errors import HomebodyError, Unavailable
 from homebody.runtime.sealed import (
@@ -44,6 +41,14 @@ from homebody.runtime.sealed import (
     unseal_reports,
 )
 from homebody.runtime.web import Refusal, Room, answer, declared, from_here, listen, read_body, refusals, serve
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise HomebodyError("Taking in reports needs the extra: pip install 'homebody[deploy]'.") from error
 
 __all__ = ["MOST_REPORTS", "Intake", "main"]
 
@@ -63,7 +68,7 @@ class Intake:
     """What answers. Its work is done in threads: sealed boxes are opened outside of the interpreter's lock."""
 
     def __init__(self, epochs: Epochs, threads: int | None = None) -> None:
-        self._epochs, self._records = epochs, epochs.records
+        self._epochs, self._records, self._proxies = epochs, epochs.records, Proxies(epochs.records)
         self._openers = ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="opener")
         self._handlers = ThreadPoolExecutor(4, thread_name_prefix="handler")
         self._refused: Counter[str] = Counter()
@@ -96,7 +101,7 @@ class Intake:
         size = declared(request, MOST_BYTES)
         with self._room.holding(size):
             body = await read_body(request, size)
-            return await self._threaded(self._batch, body)
+            return await self._threaded(self.take, body)
 
     async def _epochs_of(self, request: Request) -> Response:
         return await self._threaded(self._epoch, request.path_params["epoch"])
@@ -135,7 +140,7 @@ class Intake:
             raise Refusal(404, "unknown epoch", "There is no such epoch.")
         return epoch
 
-    def _batch(self, body: bytes) -> Response:
+    def take(self, body: bytes) -> Response:
         """Check, open, write down."""
         try:
             sender, batch = open_envelope(body)
@@ -143,7 +148,7 @@ class Intake:
             raise Refusal(401, "bad signature", str(error)) from error
         except BadEnvelope as error:
             raise Refusal(400, "malformed", str(error)) from error
-        if sender not in {one.public_key for one in self._records.proxies() if not one.removed}:
+        if sender not in {one.public_key for one in self._proxies.all()}:
             raise Refusal(401, "unknown proxy", "The server does not know this proxy: register it with --proxy.")
         if batch.kind != "batch":
             raise Refusal(422, "wrong kind", "Devices report to a proxy, not to the server.")
@@ -174,7 +179,7 @@ class Intake:
     def count(self, reason: str) -> None:
         """A request that was refused."""
         with self._lock:
-            self._refused[f"batches_refused: {reason}"] += 1
+            self._refused[f"intake_refused: {reason}"] += 1
 
     def tell(self) -> None:
         """Write down what was refused since: not at once, for strangers could keep the database busy with it."""

@@ -155,12 +155,12 @@ class Plan:
         """The method with a Shuffle that counts on no more people than are certain to report."""
         shuffle = next((stage for stage in method.uplink.stages if isinstance(stage, Shuffle)), None)
         if shuffle is None:
+            if self.reports:
+                raise HomebodyError(
+                    f"{self.recipe.method} sends no reports through a proxy: leave out --reports, or put stages before "
+                    "it such as --stage one-bit:epsilon=2,k=100 --stage shuffle."
+                )
             return method
-        if self.recipe.evaluate_every:
-            raise HomebodyError(
-                "What devices measure has no proxy to go through, and would say who reports what: leave measuring out "
-                "with --evaluate-every 0."
-            )
         if shuffle.users is not None and shuffle.users > self.shuffled_among:
             raise HomebodyError(
                 f"Reports cannot count as shuffled among {shuffle.users} people where {self.shuffled_among} are enough "

@@ -27,6 +27,12 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds before a proxy that is away is tried again."""
 SAME = ("epoch", "key", "shared", "k", "entries")
 """What everybody must be told alike; every hop closes an epoch a little before the next."""
+WHY = {
+    401: "it does not know this device's key, which its operator adds with `homebody proxy allow`",
+    404: "it knows no such epoch",
+    410: "the epoch is closed",
+    429: "it takes no more from this device now, or for fewer people (`homebody proxy allow --people`)",
+}
 LONGEST_ANSWER = 1 << 16
 """Bytes of what a proxy may say."""
 
@@ -86,7 +92,7 @@ class Reporter:
                 status, said, after = self._once(method, path, body)
                 if status == 200:
                     return said
-                why = f"it answered {status}"
+                why = WHY.get(status, f"it answered {status}")
                 if status < 500 and (status != 429 or said.get("limit") is True):
                     raise NotReported(f"The proxy took nothing: {why}.")
                 wait = max(pause, after)

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from homebody.privacy import Charge
 from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
 from homebody.runtime.correspondence import PAUSE, Correspondence, Post, Registry
-from homebody.runtime.returns import Intake, Letters, Part, Reports, about, bounds, shuffled, summed
+from homebody.runtime.returns import Intake, Letters, Part, Reports, about, bounds, shuffled
 
 __all__ = ["Flower", "Settings", "metric_names", "telemetry"]
 
@@ -51,6 +51,15 @@ class Settings:
     """Seconds that reports may come after that, where a proxy holds them until there are enough."""
     cutoffs: tuple[int, ...] = (5, 10, 20)
     """Lengths of the lists that telemetry looks at."""
+
+
+class _Brought(NamedTuple):
+    """What people sent together, how many they were, and the bytes that came and went."""
+
+    tree: Tree
+    answered: int
+    up: int
+    down: int
 
 
 class Flower:
@@ -133,42 +142,56 @@ class Flower:
         self._registry.count("rounds_abandoned")
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
-        users, task = cohort.users.tolist(), self._task("train", step, rng)
-        needed, up, down = max(1, math.ceil(self.settings.quorum * len(users))), 0, 0
-        way = self._way(method, shared, task)
+        task, users = self._task("train", step, rng), cohort.users.tolist()
+        wanted = wire.expected(method, shared, self.catalogue)
+        within = bounds(method.uplink, self.settings.largest)
+        way = self._way(method, shared, task, wanted, within, _as_it_is)
         try:
-            before = way.before()
-            if before is None:
-                letter = {**task, **way.letter()}
-                end = time.monotonic() + min(self.settings.deadline, way.left())
-                self._await(users, end)
-                answers, up, down = self._ask("train", letter, shared, users, way.wanted, end, way.bounds)
-                if len(answers) < needed:
-                    raise Abandoned(
-                        f"{len(answers)} of {len(users)} clients answered within {self.settings.deadline:g} s, and "
-                        f"{needed} must."
-                    )
-                tree, beside = way.sum(answers, needed)
-                answered, up = len(answers), up + beside
-            else:
-                tree, answered = before
+            got = self._bring("train", task, shared, users, way)
         except Abandoned as error:
             self._give_up(reason=str(error))
             raise
-        total = method.uplink.server(Total(tree, cohort.size), SystemRng().fold("server"))
+        total = method.uplink.server(Total(got.tree, cohort.size), SystemRng().fold("server"))
         self._step = step
-        return Collected(total, up, down, answered=answered)
+        return Collected(total, got.up, got.down, answered=got.answered)
 
-    def _way(self, method: Method, shared: Tree, task: Mapping[str, Any]) -> Letters | Reports:
-        """How this round's updates come back."""
-        wanted = wire.expected(method, shared, self.catalogue)
+    def _way(
+        self,
+        method: Method,
+        shared: Tree,
+        task: Mapping[str, Any],
+        wanted: Mapping[str, wire.Expected],
+        within: tuple[float, int | None],
+        clean: Callable[[Tree], Tree],
+    ) -> Letters | Reports:
+        """How what people are asked for comes back."""
         if not shuffled(method.uplink):
-            return Letters(method, wanted, self.settings.largest)
+            return Letters(wanted, within, lambda tree: method.uplink.bounded(clean(tree)))
         assert self._intake is not None  # refused when the phase began
         asks = about({**task, "shared": wire.digest(wire.pack(shared, half=self.settings.half))})
-        name = f"{self._description['run']}/{self._attempt()}"
+        name = f"{self._description['run']}/{self._attempt()}{'' if task['do'] == 'train' else '/telemetry'}"
         seconds = self.settings.deadline + self.settings.reports_wait
         return Reports(self._intake, name, asks, method.uplink, wanted, seconds)
+
+    def _bring(
+        self, kind: str, task: Mapping[str, Any], shared: Tree, users: list[int], way: Letters | Reports
+    ) -> _Brought:
+        """Ask these people, and bring together what comes back; `Abandoned` where it is of too few."""
+        before = way.before()
+        if before is not None:
+            return _Brought(*before, 0, 0)
+        needed = max(1, math.ceil(self.settings.quorum * len(users)))
+        letter = {**task, **way.letter()}
+        end = time.monotonic() + min(self.settings.deadline, way.left())
+        self._await(users, end)
+        answers, up, down = self._ask(kind, letter, shared, users, way.wanted, end, way.bounds)
+        if len(answers) < needed:
+            raise Abandoned(
+                f"{len(answers)} of {len(users)} clients answered within {self.settings.deadline:g} s, and {needed} "
+                "must."
+            )
+        tree, beside = way.sum(answers, needed)
+        return _Brought(tree, len(answers), up + beside, down)
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
         users = self._gathered()
@@ -176,23 +199,18 @@ class Flower:
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         """The mean of what people measure on their own devices; it leaves through the method's channel."""
-        names = metric_names(self.settings.cutoffs)
-        wanted = telemetry(method, self.settings.cutoffs)
         everyone = self._gathered().tolist()
         task = {**self._task("evaluate", self._step, Rng.of(0)), "cutoffs": list(self.settings.cutoffs)}
-        end = time.monotonic() + self.settings.deadline
-        # Shares, where nothing is added to them on the way.
+        # Shares, where nothing is added to them on the way: one device does not decide for all.
         within = bounds(method.uplink, self.settings.largest if method.uplink.stages else 1.0)
-        answers, _, _ = self._ask("evaluate", task, shared, everyone, wanted, end, within)
-        if len(answers) < max(1, math.ceil(self.settings.quorum * len(everyone))):
+        clean = _shares if method.uplink.plain else _as_it_is
+        way = self._way(method, shared, task, telemetry(method, self.settings.cutoffs), within, clean)
+        try:
+            got = self._bring("evaluate", task, shared, everyone, way)
+        except Abandoned:
             return Evaluated({})  # of too few to choose a round by
-        if method.uplink.plain:  # every metric is a share: one device does not decide for all
-            shares = [{name: value.clamp(0, 1) for name, value in tree.items()} for _, tree in answers]
-            answers = [
-                Part(number, method.uplink.bounded(tree)) for (number, _), tree in zip(answers, shares, strict=True)
-            ]
-        sums = method.uplink.server(Total(summed(answers, wanted), len(answers)), SystemRng().fold("server")).sum
-        asked = float(sums["asked"])
+        sums = method.uplink.server(Total(got.tree, got.answered), SystemRng().fold("server")).sum
+        asked, names = float(sums["asked"]), metric_names(self.settings.cutoffs)
         if not asked >= 1:
             return Evaluated({})
         return Evaluated({name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)})
@@ -297,6 +315,14 @@ class Flower:
     def _catalogue(self) -> Catalogue:
         count = self._registry.n_items()
         return self.catalogue if count == self.catalogue.n_items else Catalogue(count)
+
+
+def _as_it_is(tree: Tree) -> Tree:
+    return tree
+
+
+def _shares(tree: Tree) -> Tree:
+    return {name: value.clamp(0, 1) for name, value in tree.items()}
 
 
 def metric_names(cutoffs: Sequence[int]) -> list[str]:

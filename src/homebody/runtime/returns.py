@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from homebody.core import Method, Rows, Tree, Update
+from homebody.core import Rows, Tree, Update
 from homebody.errors import Abandoned
 from homebody.privacy import Channel, Clip, OneBit, Shuffle
 from homebody.runtime import wire
@@ -96,10 +97,10 @@ def flat(update: Update) -> npt.NDArray[np.int64]:
 class Letters:
     """In the answers themselves."""
 
-    def __init__(self, method: Method, wanted: Mapping[str, wire.Expected], otherwise: float) -> None:
-        self._method, self._sum = method, wanted
-        self.wanted: Mapping[str, wire.Expected] = wanted
-        self.bounds = bounds(method.uplink, otherwise)
+    def __init__(
+        self, wanted: Mapping[str, wire.Expected], bounds: tuple[float, int | None], clean: Callable[[Tree], Tree]
+    ) -> None:
+        self.wanted, self.bounds, self._clean = wanted, bounds, clean
 
     def before(self) -> tuple[Tree, int] | None:
         """What came of it, where that is known already, and of how many."""
@@ -115,12 +116,13 @@ class Letters:
 
     def sum(self, answers: Sequence[Part], needed: int) -> tuple[Tree, int]:
         """Of all that came back, and the bytes of it that were in no letter."""
-        return summed([Part(number, self._method.uplink.bounded(tree)) for number, tree in answers], self._sum), 0
+        return summed([Part(number, self._clean(tree)) for number, tree in answers], self.wanted), 0
 
 
 class Reports:
     """As sealed reports, in an epoch of the intake's."""
 
+    wanted: Mapping[str, wire.Expected] = MappingProxyType({})
     bounds = (0.0, 0)
 
     def __init__(
@@ -129,13 +131,12 @@ class Reports:
         name: str,
         asks: str,
         channel: Channel,
-        wanted: Mapping[str, wire.Expected],
+        told: Mapping[str, wire.Expected],
         seconds: float,
     ) -> None:
         self._intake, self._name, self._asks = intake, name, asks
         self._k = next(stage.k for stage in channel.stages if isinstance(stage, OneBit))
-        self._sum, self._seconds = wanted, seconds
-        self.wanted: Mapping[str, wire.Expected] = {}
+        self._told, self._seconds = told, seconds
 
     def before(self) -> tuple[Tree, int] | None:
         """An epoch that was closed before the round was cut short."""
@@ -169,12 +170,12 @@ class Reports:
 
     @property
     def _entries(self) -> int:
-        return sum(_size(one) for one in self._sum.values()) // 2
+        return sum(_size(one) for one in self._told.values()) // 2
 
     def _tree(self, counts: npt.NDArray[np.int64]) -> Tree:
         """The inverse of `flat`, for counts."""
         tree, start = {}, 0
-        for name, one in sorted(self._sum.items()):
+        for name, one in sorted(self._told.items()):
             end = start + _size(one)
             tree[name] = torch.from_numpy(counts[start:end].astype(np.float32))
             start = end
