@@ -10,7 +10,8 @@ from typing import Any, Literal
 from homebody.errors import HomebodyError
 from homebody.proxy.epochs import Book
 from homebody.proxy.settings import Settings
-from homebody.proxy.store import Message, Store
+from homebody.proxy.store import Store
+from homebody.proxy.tables import Message
 from homebody.proxy.writer import Writer
 from homebody.runtime.sealed import (
     HEAD_BYTES,

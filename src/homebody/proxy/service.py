@@ -13,7 +13,8 @@ from homebody.proxy.app import Proxy
 from homebody.proxy.epochs import Book
 from homebody.proxy.forward import Forwarder, NextHop
 from homebody.proxy.settings import Settings
-from homebody.proxy.store import Batch, Store
+from homebody.proxy.store import Store
+from homebody.proxy.tables import Batch
 from homebody.proxy.writer import Writer
 from homebody.runtime.logs import log
 from homebody.runtime.report_keys import read_report_key

@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import re
+import resource
 import signal
 import socket
 import ssl
@@ -184,11 +185,13 @@ def serve(
     *,
     cert: Path | None = None,
     key: Path | None = None,
-    most_connections: int = 2000,
+    most_connections: int = 4000,
+    keep_alive: int = 5,
     counted: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Answer until SIGTERM or SIGINT: then requests that are being dealt with get their answer, and the app's lifespan
-    ends. Without a certificate it must listen on this machine alone."""
+    ends. Without a certificate it must listen on this machine alone. An idle connection is kept for `keep_alive`
+    seconds. `counted` is told of connections that are hung up on."""
     host = str(listening.getsockname()[0])
     if (cert is None or key is None) and not is_loopback(host):
         raise HomebodyError(f"{host} can be reached by others: it takes a certificate and its key.")
@@ -198,7 +201,7 @@ def serve(
     try:
         config = uvicorn.Config(
             app,
-            http=_patient(most_connections, counted),
+            http=_patient(_affordable(most_connections), counted),
             ws="none",
             lifespan="on",
             ssl_certfile=cert,
@@ -208,8 +211,7 @@ def serve(
             server_header=False,
             date_header=False,
             proxy_headers=False,
-            # Longer than a device's client keeps an idle connection: it should be the one to close it.
-            timeout_keep_alive=75,
+            timeout_keep_alive=keep_alive,
             timeout_graceful_shutdown=10,
         )
         config.load()
@@ -220,6 +222,16 @@ def serve(
         server.run(sockets=[listening])
     if not server.started:
         raise HomebodyError("The service could not start; its own words are above.")
+
+
+def _affordable(connections: int) -> int:
+    """As many connections as the system lets a process have, if that is fewer; some files are opened beside them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + 256
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(16, min(connections, soft - 256))
 
 
 class _Server(uvicorn.Server):
