@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -238,6 +239,9 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """To be told to stop is no failure: the signal is not raised again afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
