@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -10,15 +11,17 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from homebody.proxy.admin import make
+from homebody.proxy.service import Service
 from homebody.proxy.settings import Settings
 from homebody.proxy.store import Store
 from homebody.proxy.tables import Message, Sender
@@ -176,6 +179,70 @@ def wait_until(done: Callable[[], Any], what: str, patience: float = PATIENCE) -
     while not done():
         assert time.monotonic() < until, f"Waited {patience:g} s until {what}."
         time.sleep(0.02)
+
+
+class Client:
+    """Someone who asks a proxy that runs in a thread of this process, without a network."""
+
+    def __init__(self, folder: Path, settings: Settings, **rest: Any) -> None:
+        self.service = Service(folder, settings, **rest)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._life = self.service.app.router.lifespan_context(self.service.app)
+        self._wait(self._life.__aenter__())
+
+    def close(self) -> None:
+        if not self._loop.is_closed():
+            self._wait(self._life.__aexit__(None, None, None))
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def _wait(self, what: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(60)
+
+    def ask(self, method: str, path: str, body: bytes | list[bytes] = b"", address: str = "127.0.0.1") -> Any:
+        """What is answered; an exception of the app's is raised here. A body of several parts comes in chunks."""
+
+        async def parts() -> AsyncIterator[bytes]:
+            for part in body:
+                assert isinstance(part, bytes)
+                yield part
+
+        async def ask() -> httpx.Response:
+            transport = httpx.ASGITransport(self.service.app, client=(address, 4711))
+            async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as http:
+                return await http.request(method, path, content=body if isinstance(body, bytes) else parts())
+
+        return self._wait(ask())
+
+    def send(self, body: bytes, path: str = "/v1/reports") -> Any:
+        return self.ask("POST", path, body)
+
+    def counts(self) -> dict[str, int]:
+        lines = [line.rsplit(" ", 1) for line in self.ask("GET", "/metrics").text.splitlines() if line[0] != "#"]
+        return {name.removeprefix("homebody_proxy_"): int(amount) for name, amount in lines}
+
+    def refused(self, reason: str) -> int:
+        """How often something was refused for this, once the counts are written."""
+        name = f'refused_total{{reason="{reason}"}}'
+        wait_until(lambda: name in self.counts(), f"{reason} is counted", 10)
+        return self.counts()[name]
+
+
+@pytest.fixture
+def asking() -> Iterator[Callable[..., Client]]:
+    """Run a proxy in this process; it ends with the test."""
+    running: list[Client] = []
+
+    def asking(folder: Path, settings: Settings, **rest: Any) -> Client:
+        running.append(Client(folder, settings, **rest))
+        return running[-1]
+
+    yield asking
+    for one in running:
+        one.close()
 
 
 class Process:

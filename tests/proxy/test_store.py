@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.proxy.conftest import EPOCH, Device, Upstream, facts, reports, split
 from hypothesis import given
 from hypothesis import settings as tried
 from hypothesis import strategies as st
+from tests.proxy.conftest import EPOCH, Device, Upstream, facts, reports, split
 
 from homebody.errors import HomebodyError
 from homebody.proxy.settings import Settings

@@ -40,7 +40,7 @@ class Service:
         self.forwarder = Forwarder(connect, self._done)
         self.writer = Writer(folder, store, self.forwarder.put, clock)
         proxy = Proxy(settings, store.mark, self.writer, Book(store.epochs(), self.writer, connect, clock))
-        self.refused = proxy.refused
+        self.refused, self.room = proxy.refused, proxy.room
         self.app = proxy.app(self._start, self._stop)
 
     def _done(self, batch: Batch, outcome: str) -> None:
