@@ -263,7 +263,8 @@ class Process:
         return self
 
     def _answers(self) -> bool:
-        assert self.process and self.process.poll() is None, self.log.read_text()
+        assert self.process
+        assert self.process.poll() is None, self.log.read_text()
         with suppress(OSError):
             socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
             return True
