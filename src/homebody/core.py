@@ -169,6 +169,8 @@ class Cohort:
     size: int
     """As planned. Means divide by it, whoever answers."""
     population: int
+    items: int = 0
+    """How many items everyone knows of, for methods that tell something of each; 0: not stated."""
 
 
 @dataclass(frozen=True)

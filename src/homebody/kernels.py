@@ -7,6 +7,7 @@ import numpy as np
 
 __all__ = [
     "add_rows",
+    "count_pairs",
     "draw_negatives",
     "in_order",
     "label",
@@ -290,3 +291,42 @@ def scale(value, factor, out):
         for position in range(value.shape[1]):
             wide = np.float64(value[row, position])
             out[row, position] = wide * factor[row] if factor[row] != 0 else 0.0
+
+
+@nb.njit(inline="always")
+def _ones(bits):
+    """How many bits are set: the compiler knows this for what it is, and takes the processor's own."""
+    bits = bits - ((bits >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    bits = (bits & np.uint64(0x3333333333333333)) + ((bits >> np.uint64(2)) & np.uint64(0x3333333333333333))
+    bits = (bits + (bits >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return (bits * np.uint64(0x0101010101010101)) >> np.uint64(56)
+
+
+@nb.njit(inline="always")
+def _packed(bits):
+    """64 rows in a word for each column; as many words as make four."""
+    rows, size = bits.shape
+    packed = np.zeros(((rows + 255) // 256 * 4, size), dtype=np.uint64)
+    for row in range(rows):
+        for column in range(size):
+            packed[row // 64, column] |= np.uint64(bits[row, column]) << np.uint64(row % 64)
+    return packed
+
+
+@nb.njit(parallel=True, cache=True)
+def count_pairs(bits, pairs):
+    """Add to the upper half of `pairs` in how many rows of `bits` both of two columns are set."""
+    packed = _packed(bits)
+    size = bits.shape[1]
+    for place in nb.prange(size):
+        # Long rows and short ones by turns, so that every thread gets as much.
+        column = np.int64(place) // 2 if place % 2 == 0 else size - 1 - np.int64(place) // 2
+        row = pairs[column, column:]
+        for word in range(0, len(packed), 4):
+            first, second = packed[word, column:], packed[word + 1, column:]
+            third, fourth = packed[word + 2, column:], packed[word + 3, column:]
+            a, b, c, d = first[0], second[0], third[0], fourth[0]
+            for other in range(size - column):
+                row[other] += np.int32(
+                    _ones(a & first[other]) + _ones(b & second[other]) + _ones(c & third[other]) + _ones(d & fourth[other])
+                )

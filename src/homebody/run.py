@@ -208,7 +208,7 @@ def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequenc
     """What each phase's rounds will be charged, and how many there are."""
     members = int((split.learn & (split.lengths > 0)).sum())
     size = recipe.cohort or members
-    cohort = Cohort(np.arange(size), "fixed" if recipe.cohort else "all", size, members)
+    cohort = Cohort(np.arange(size), "fixed" if recipe.cohort else "all", size, members, split.n_items)
     rounds = _rounds(recipe, method)
     return [((phase.method or method).releases(cohort), phase.rounds or rounds) for phase in method.phases]
 

@@ -47,13 +47,18 @@ class Simulator(Clients):
         tables = sum(value.nbytes for value in shared.values())
         bytes_down = tables * len(cohort.users)
         at_once = self.fused and method.uplink.ends_in_noise
-        most = max(1, DENSE_BYTES // max(1, tables)) if method.uplink.dense and not at_once else None
+        reads = method.uplink.reads
+        # What is read says something of each item, and it takes several numbers of 8 bytes to draw that.
+        wide = 32 * self.catalogue.n_items if reads else tables
+        most = max(1, DENSE_BYTES // max(1, wide)) if method.uplink.dense and not at_once else None
         for users, width in self._store.groups(cohort.users, SAMPLES_AT_ONCE, most):
             update, kept, request = self._work(method, shared, users, width, rng, noise=not at_once)
             self._store.put(users, kept)
             if "loss" in kept:
                 losses.append(kept["loss"].sum())
-            bytes_up += _add(update, sums)
+            bytes_up += _add(update, {} if reads else sums)
+            if reads:
+                method.uplink.read(update, sums)
             rows, spared = _asked(request, shared)
             requests, bytes_down = requests + 4 * rows, bytes_down - spared
         if method.scores_from == "base":

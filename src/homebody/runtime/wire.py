@@ -260,6 +260,11 @@ def refuse_unfit(method: Method) -> None:
 
     What such a stage promises would be charged, and not kept.
     """
+    if method.uplink.reads:
+        raise HomebodyError(
+            f"{type(method).__name__}'s server reads each message before it sums them, which is not done with devices: "
+            "run it in a simulation."
+        )
     for stage in method.uplink.stages:
         if isinstance(stage, SecureSum | Shuffle | AskRows):
             raise HomebodyError(
