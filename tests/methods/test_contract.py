@@ -12,6 +12,7 @@ from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
 from homebody.methods.fedrecon import FedRecon
+from homebody.methods.fmf_ldp import FMFLDP
 from homebody.methods.ials import IALS
 from homebody.methods.mf import MF
 from homebody.methods.ncf import NCF
@@ -112,6 +113,11 @@ class TestFedIALS(MethodContract):
         return FedIALS(factors=4)
 
 
+class TestFMFLDP(MethodContract):
+    def method(self) -> Method:
+        return FMFLDP(factors=4)
+
+
 class TestPopularity(ReferenceContract):
     def reference(self) -> Reference:
         return Popularity()
@@ -146,6 +152,7 @@ def test_every_known_name_is_under_contract() -> None:
             TestFedNCF(),
             TestFedRecon(),
             TestFedIALS(),
+            TestFMFLDP(),
             TestAlone(),
             TestPopularity(),
             TestIALS(),

@@ -1,0 +1,134 @@
+"""FMF-LDP: Stronger Privacy for Federated Collaborative Filtering with Implicit Feedback (Minto et al., RecSys 2021).
+
+| paper                                            | here                                                       |
+|--------------------------------------------------|------------------------------------------------------------|
+| V, M × F item matrix                             | `shared["item"]`                                           |
+| c_ui = 1 + α r_ui                                | `confidence` is α; r: how often the item is in the history |
+| x_u = (VCᵘVᵀ + λI)⁻¹ VCᵘp(u)  (4)                | `user_vector`, solved on the device, never sent            |
+| f(u, i) = c_ui (p_ui − x·v_i) x  (5)             | `update["item"]`                                           |
+| k entries, one ε-LDP bit each (Algorithm 1)      | `OneBit(epsilon, k)` in the channel                        |
+| proxy network                                    | `Shuffle` in the channel; on devices `homebody proxy`      |
+| V ← V − γ(−2 mean f + 2λV), 20 steps an epoch    | `server`                                                   |
+
+The 20 steps of an epoch reuse one set of reports: with new ones for each, ε would be 20 times as large. f is −½ of the
+gradient; Algorithm 2 leaves the −2 out. The paper adds up the k reports of a device, so its mean is k times the
+gradient; γ is for that mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from homebody.core import Batch, Catalogue, Data, Method, Total, Tree, Update, param
+from homebody.methods import report_kernels
+from homebody.params import Range
+from homebody.privacy import Channel, OneBit, Shuffle
+from homebody.rng import Rng
+
+__all__ = ["FMFLDP"]
+
+
+@dataclass(frozen=True)
+class FMFLDP(Method):
+    """Implicit matrix factorisation from one-bit reports of single gradient entries."""
+
+    uplink: Channel = Channel(OneBit(epsilon=2.5, k=100), Shuffle())
+    decoder: str = param("published", "what the server makes of reports", choices=("published", "improved"))
+    factors: int = param(5, "F: size of a user's and of an item's vector", low=1, search=(3, 5, 8))
+    confidence: float = param(1.0, "α: extra weight of an interaction", low=0, search=Range(0.1, 40, log=True))
+    regularisation: float = param(1e-6, "λ", low=1e-9)
+    learning_rate: float = param(1e-3, "γ: of the server's steps", low=0, search=Range(1e-5, 1, log=True))
+    steps: int = param(20, "of the server on one epoch's reports", low=1)
+    init_scale: float = param(0.1, "spread of the initial item vectors", low=1e-9, search=Range(0.01, 1, log=True))
+
+    title: ClassVar[str] = "implicit matrix factorisation from one-bit ε-LDP reports through a shuffling proxy"
+    paper: ClassVar[str] = "Minto et al., Stronger Privacy for Federated Collaborative Filtering, RecSys 2021"
+    default_rounds: ClassVar[int] = 20
+    computes: ClassVar[bool] = True
+
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
+        return {"item": self.init_scale * rng.normal(catalogue.n_items, self.factors)}
+
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
+        return {}
+
+    def prepare(self, data: Data, rng: Rng) -> Batch:
+        return {"items": data.items, "valid": data.valid}
+
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        V = shared["item"]
+        r, x = self.user_vector(V, batch["items"], batch["valid"])
+        c, p = 1.0 + self.confidence * r, (r > 0).to(V.dtype)
+        f = (c * (p - V @ x))[:, None] * x
+        return {"item": f}, local
+
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        V, f = shared["item"], self.reports * total.mean["item"]
+        for _ in range(self.steps):
+            V = V - self.learning_rate * (-2.0 * f + 2.0 * self.regularisation * V)
+        return {"item": V}, state
+
+    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
+        _, x = self.user_vector(shared["item"], data.items, data.valid)
+        return shared["item"][items] @ x
+
+    def user_vector(self, V: Tensor, items: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """r, how often each item is in the person's history; and x, from that and from what the server sent."""
+        r = torch.zeros(len(V), device=V.device).scatter_add(0, items, valid.to(V.dtype))
+        whole, own = V.double(), V[items].double() * valid[:, None]
+        ridge = self.regularisation * torch.eye(self.factors, dtype=whole.dtype, device=V.device)
+        system = whole.T @ whole + self.confidence * (own.T @ own) + ridge
+        # An item that is there r times adds (1 + αr) v in all.
+        x = torch.linalg.solve(system, (self.confidence + 1.0 / r[items].clamp(min=1)).double() @ own)
+        return r, x.to(V.dtype)
+
+    @property
+    def reports(self) -> int:
+        """k: how many of a device's reports the paper's sum adds up."""
+        return next((stage.k for stage in self.uplink.stages if isinstance(stage, OneBit)), 1)
+
+    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+        if shared["item"].device.type != "cpu":
+            return super().cohort(shared, locals_, batches)
+        return {"item": _Gradients(self, shared["item"], batches)}, locals_
+
+
+class _Gradients:
+    """Many clients' f: user vectors are solved at once, entries worked out when they are asked for."""
+
+    def __init__(self, method: FMFLDP, table: Tensor, batches: Batch) -> None:
+        self.shape = tuple(table.shape)
+        self._confidence, self._table = method.confidence, table.contiguous().numpy()
+        self._items, self._valid = batches["items"].numpy(), batches["valid"].numpy()
+        self._vectors = torch.empty(len(self._items), method.factors)
+        whole = table.double()
+        report_kernels.user_vectors(
+            self._table,
+            (whole.T @ whole).numpy(),
+            self._items,
+            self._valid,
+            self._confidence,
+            method.regularisation,
+            self._vectors.numpy(),
+        )
+
+    def at(self, entries: Tensor) -> Tensor:
+        out = torch.empty(entries.shape)
+        report_kernels.entries(
+            self._table,
+            self._vectors.numpy(),
+            self._items,
+            self._valid,
+            self._confidence,
+            entries.contiguous().numpy(),
+            out.numpy(),
+        )
+        return out
+
+    def dense(self) -> Tensor:
+        places = torch.arange(self.shape[0] * self.shape[1]).expand(len(self._items), -1)
+        return self.at(places).view(-1, *self.shape)
