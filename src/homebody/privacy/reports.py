@@ -17,7 +17,7 @@ from homebody.privacy.events import OBSERVERS, Charge, Event, Reports, ShuffledR
 from homebody.privacy.stages import Message, Step, check_number, dense, real
 from homebody.rng import Rng
 
-__all__ = ["OneBit", "Shuffle"]
+__all__ = ["OneBit", "Shuffle", "sealed_bytes", "tally"]
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,29 @@ class Shuffle(Step):
         if users > cohort.size:
             raise HomebodyError(f"Reports cannot be shuffled among {users} people: {cohort.size} take part in a round.")
         return _reports(lambda count: ShuffledReports(epsilon, count, users), k)
+
+
+def tally(charges: Sequence[Charge], rounds: int) -> dict[str, float] | None:
+    """What the server would learn of one person without any shuffle: ε of a report, of a round, of all; by addition.
+
+    None where rounds are not charged by reports.
+
+    >>> import numpy as np
+    >>> from homebody.privacy import Channel
+    >>> round_ = Channel(OneBit(2.5, k=100), Shuffle()).charges(Cohort(np.arange(9), "all", 9, 9))
+    >>> tally(round_, rounds=20)
+    {'count': 100, 'epsilon': 2.5, 'round': 250.0, 'total': 5000.0}
+    """
+    for charge in charges:
+        if (charge.observer, charge.unit) == ("server", "user") and isinstance(charge.event, Reports | ShuffledReports):
+            epsilon, count = charge.event.epsilon, charge.event.count
+            return {"count": count, "epsilon": epsilon, "round": epsilon * count, "total": epsilon * count * rounds}
+    return None
+
+
+def sealed_bytes(count: int) -> int:
+    """Of a message of so many reports of four bytes, each in a sealed box of its own, with its head and signature."""
+    return count * (4 + 48) + 73 + 64
 
 
 def _entries(shapes: Mapping[str, Sequence[int]]) -> int:
