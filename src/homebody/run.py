@@ -369,7 +369,8 @@ def _reference(
     assert recipe.rounds is not None
     watcher.start(recipe.rounds)
     raw = NonPrivate("raw data collected")
-    ledger.charge("collection", [Charge(observer, "user", raw) for observer in OBSERVERS], repeat=True)
+    if method.reads:
+        ledger.charge("collection", [Charge(observer, "user", raw) for observer in OBSERVERS], repeat=True)
     folder.load()  # takes back what an interrupted attempt recorded
     histories = split.histories()
     people = int((split.lengths > 0).sum())
@@ -393,7 +394,7 @@ def _reference(
             loss=None,
             metrics=found.metrics,
             epsilon=ledger.epsilons(recipe.stated_at),
-            bytes_up=histories.items.nbytes if step == 1 else 0,
+            bytes_up=histories.items.nbytes if step == 1 and method.reads else 0,
             bytes_down=0,
             seconds=trained - began,
             evaluation_seconds=time.perf_counter() - trained,

@@ -26,6 +26,8 @@ METHODS: dict[str, str] = {
     "ncf": "homebody.methods.ncf:NCF",
     "pfedrec": "homebody.methods.pfedrec:PFedRec",
     "popularity": "homebody.methods.popularity:Popularity",
+    "private-popularity": "homebody.methods.private_popularity:PrivatePopularity",
+    "random": "homebody.methods.chance:Chance",
 }
 """Methods and references, by name."""
 SIX = ("init_shared", "init_local", "prepare", "client", "server", "score")
