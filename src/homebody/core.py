@@ -159,6 +159,8 @@ class Method:
     needs: ClassVar[tuple[str, ...]] = ()
     """What the data must have for it: ratings, times, user features, item features, impressions."""
     default_rounds: ClassVar[int] = 100
+    draws_negatives: ClassVar[bool] = True
+    """Whether it reads `Data.excluded`; where it does not, a simulation leaves that empty in training."""
     computes: ClassVar[bool] = False
     """Whether `cohort` gives its updates as formulas, which take no room until they are looked at."""
     diagnostic: ClassVar[bool] = False

@@ -64,6 +64,7 @@ class FMFLDP(Method):
     title: ClassVar[str] = "implicit matrix factorisation from one-bit ε-LDP reports through a shuffling proxy"
     paper: ClassVar[str] = "Minto et al., Stronger Privacy for Federated Collaborative Filtering, RecSys 2021"
     default_rounds: ClassVar[int] = 20
+    draws_negatives: ClassVar[bool] = False
     computes: ClassVar[bool] = True
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:

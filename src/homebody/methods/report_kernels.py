@@ -7,7 +7,7 @@ import numpy as np
 
 from homebody.methods.ials_kernels import _solve
 
-__all__ = ["entries", "user_vectors"]
+__all__ = ["entries", "taken", "user_vectors"]
 
 CHUNKS = 64
 """Clients are shared out in so many parts, each with its own counts of items."""
@@ -75,4 +75,17 @@ def entries(table, vectors, items, valid, confidence, places, out):
                 weight = np.float32(1.0 + confidence * times)
                 error = np.float32(1.0 if times > 0 else 0.0) - score
                 out[client, report] = weight * error * vectors[client, places[client, report] - item * size]
+            _forget(items[client], counts)
+
+
+@nb.njit(parallel=True, error_model="numpy", cache=True)
+def taken(n_items, items, valid, places, out):
+    """1 where a client has the item, −1 where it has not."""
+    clients = len(items)
+    for chunk in nb.prange(CHUNKS):
+        counts = np.zeros(n_items, dtype=np.int32)
+        for client in range(chunk * clients // CHUNKS, (chunk + 1) * clients // CHUNKS):
+            _count(items[client], valid[client], counts)
+            for report in range(places.shape[1]):
+                out[client, report] = 1.0 if counts[places[client, report]] > 0 else -1.0
             _forget(items[client], counts)

@@ -110,7 +110,8 @@ class Clients:
         fused = self.fused and method.kernel_of("client", "cohort")
         work = method.cohort if fused else partial(Method.cohort, method)
         streams = self._streams(rng, users)
-        batches = self._batches(method, streams, self._data(users, width))
+        data = self._data(users, width, avoided=method.draws_negatives)
+        batches = self._batches(method, streams, data)
         update, kept = work(shared, self._locals(method, shared, users), batches)
         channel = method.uplink
         update = self._leave(channel, update, streams, noise=noise) if channel.stages else written(update)
@@ -163,9 +164,9 @@ class Clients:
     def _tensor(self, users: Users) -> Tensor:
         return torch.from_numpy(users).to(self.device)
 
-    def _data(self, users: Users, width: int | None = None) -> tuple[Tensor, ...]:
+    def _data(self, users: Users, width: int | None = None, *, avoided: bool = True) -> tuple[Tensor, ...]:
         """What these clients' devices hold: their interactions, then a column for each feature."""
-        padded = (torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width))
+        padded = (torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width, avoided=avoided))
         return (*padded, *(values[self._tensor(users)] for values in self._features.values()))
 
     def _client_data(self, items: Tensor, valid: Tensor, excluded: Tensor, *features: Tensor) -> Data:
