@@ -95,13 +95,15 @@ class OneBit(Step):
 
     def server(self, total: Total, rng: Rng) -> Total:
         counts = {name: dense(value).view(-1, 2) for name, value in total.sum.items()}
-        unit = sum(len(count) for count in counts.values()) / math.tanh(self.epsilon / 2) / self.k
-        read = {}
+        bias = math.tanh(self.epsilon / 2)
+        unit = sum(len(count) for count in counts.values()) / bias / self.k
+        read, told = {}, {}
         for field_name, count in counts.items():
             name, _, shape = field_name.removesuffix("]").rpartition("[")
             sides = [int(side) for side in shape.split(",") if side]
             read[name] = ((count[:, 1] - count[:, 0]) * unit).view(sides)
-        return Total(read, total.clients)
+            told[name] = ((count[:, 1] - count[:, 0]) / count.sum(1).clamp(min=1) / bias).view(sides)
+        return Total(read, total.clients, told)
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         return _reports(lambda count: Reports(self.epsilon, count), self.k)
