@@ -106,7 +106,7 @@ class FMFLDP(Method):
 
     def _sketch(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         """Popularity and a sketch of the items' covariance, and what to ask next."""
-        m: Tensor = total.told.get("item", total.mean["item"])
+        m = total.told["item"] if "item" in total.told else total.mean["item"]
         first = not bool(state["asked"].any())
         weight, told = (self.factors, m.mean(1)) if first else (1, m[:, 0])
         told, asked = state["told"] + weight * told, state["asked"] + weight
