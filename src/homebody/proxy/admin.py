@@ -13,7 +13,8 @@ from typing import Any
 from homebody.errors import HomebodyError
 from homebody.proxy.service import running
 from homebody.proxy.settings import FILE, Settings
-from homebody.proxy.store import Sender, Store
+from homebody.proxy.store import Store
+from homebody.proxy.tables import Sender, create
 from homebody.runtime.files import write_new
 from homebody.runtime.report_keys import make_report_key, read_report_pub
 
@@ -42,7 +43,7 @@ def make(
             write_new(folder / "keys", files)
         write_new(folder, {**({"next-ca.pem": authority} if authority else {}), FILE: settings.to_toml().encode()})
         public = make_report_key(folder)
-        Store.create(folder)
+        create(folder)
     except BaseException as error:
         if fresh:
             shutil.rmtree(folder, ignore_errors=True)

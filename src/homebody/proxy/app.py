@@ -10,7 +10,8 @@ from typing import Any, Literal
 from homebody.errors import HomebodyError
 from homebody.proxy.epochs import Book
 from homebody.proxy.settings import Settings
-from homebody.proxy.store import Message, Store
+from homebody.proxy.store import Store
+from homebody.proxy.tables import Message
 from homebody.proxy.writer import Writer
 from homebody.runtime.sealed import (
     HEAD_BYTES,
@@ -45,7 +46,7 @@ class Proxy:
 
     def __init__(self, settings: Settings, mark: Callable[[bytes], bytes], writer: Writer, book: Book) -> None:
         self._settings, self._mark, self._writer, self._book = settings, mark, writer, book
-        self._room = Room(settings.queue)
+        self.room = Room(settings.queue)
 
     def app(self, start: Callable[[], None], stop: Callable[[], None]) -> Starlette:
         """The application; `start` and `stop` are called in its loop, around everything else."""
@@ -79,7 +80,7 @@ class Proxy:
     async def _take(self, request: Request, kind: Literal["message", "batch"], most: int) -> Message:
         """Take an envelope in, and say so once it is on the disk."""
         limit = HEAD_BYTES + most * REPORT_BYTES + SIGNATURE_BYTES
-        with self._room.holding(declared(request, limit)):
+        with self.room.holding(declared(request, limit)):
             message = self._opened(await read_body(request, limit), kind)
             epoch = await self._book.find(message.envelope.epoch)
             try:

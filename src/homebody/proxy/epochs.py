@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from homebody.proxy.forward import Closed, NextHop, Unknown, Unreachable
-from homebody.proxy.store import Epoch
+from homebody.proxy.tables import Epoch
 from homebody.proxy.writer import Writer
 from homebody.runtime.logs import log
 from homebody.runtime.web import Refusal

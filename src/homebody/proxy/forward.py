@@ -18,12 +18,14 @@ from urllib.parse import urlsplit
 
 from homebody.errors import HomebodyError
 from homebody.proxy.settings import Settings
-from homebody.proxy.store import Batch
+from homebody.proxy.tables import Batch
 from homebody.runtime.logs import log
 from homebody.runtime.sealed import Envelope, seal_envelope
 
-__all__ = ["Closed", "Forwarder", "NextHop", "Unknown", "Unreachable"]
+__all__ = ["CLOSED", "Closed", "Forwarder", "NextHop", "Unknown", "Unreachable"]
 
+CLOSED = "closed by the next hop"
+"""What becomes of a batch whose epoch the next hop has closed."""
 SENDERS = 2
 _SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 60.0
@@ -182,7 +184,7 @@ class Forwarder:
                 self._say("")
                 self._done(batch, "forwarded")
             elif status == 410:
-                self._done(batch, "closed by the next hop")
+                self._done(batch, CLOSED)
             elif status == 422:
                 log("batch refused", status=status, reports=batch.size)
                 self._done(batch, "refused by the next hop")

@@ -13,7 +13,8 @@ from homebody.proxy.app import Proxy
 from homebody.proxy.epochs import Book
 from homebody.proxy.forward import Forwarder, NextHop
 from homebody.proxy.settings import Settings
-from homebody.proxy.store import Batch, Store
+from homebody.proxy.store import Store
+from homebody.proxy.tables import Batch
 from homebody.proxy.writer import Writer
 from homebody.runtime.logs import log
 from homebody.runtime.report_keys import read_report_key
@@ -39,7 +40,7 @@ class Service:
         self.forwarder = Forwarder(connect, self._done)
         self.writer = Writer(folder, store, self.forwarder.put, clock)
         proxy = Proxy(settings, store.mark, self.writer, Book(store.epochs(), self.writer, connect, clock))
-        self.refused = proxy.refused
+        self.refused, self.room = proxy.refused, proxy.room
         self.app = proxy.app(self._start, self._stop)
 
     def _done(self, batch: Batch, outcome: str) -> None:

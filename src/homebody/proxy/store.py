@@ -12,95 +12,32 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
-from collections.abc import Callable, Mapping
-from hashlib import blake2b
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from homebody.database import connect
-from homebody.errors import HomebodyError
+from homebody.database import PATIENCE
 from homebody.proxy.settings import Settings
-from homebody.runtime.sealed import REPORT_BYTES, Envelope
+from homebody.proxy.tables import AT_ONCE, KEY_BYTES, Batch, Epoch, Message, Sender, keyed, opened, under_random_keys
+from homebody.runtime.sealed import REPORT_BYTES
 
-__all__ = ["DATABASE", "Batch", "Epoch", "Message", "Sender", "Store", "keyed"]
+__all__ = ["Store", "Ticked"]
 
-DATABASE = "proxy.sqlite"
 WINDOW = 4
 """Batches of an epoch that may be under way at a time."""
 SWEEP = 4096
 """Rows that are swept away in one step."""
-_PAGE = 1024
 _OPEN, _RELEASED, _DROPPED = 0, 1, 2
 _CLOSED, _SWEPT = 1, 2
-_TABLES = f"""
-CREATE TABLE proxy (secret BLOB NOT NULL);
-CREATE TABLE senders (mark BLOB PRIMARY KEY, proxy INTEGER NOT NULL, people INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE epochs (
-    id INTEGER PRIMARY KEY, epoch BLOB NOT NULL UNIQUE, facts TEXT NOT NULL, k INTEGER NOT NULL, closes REAL NOT NULL,
-    secret BLOB NOT NULL, state INTEGER NOT NULL
-);
-CREATE TABLE pools (
-    pool INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL, first REAL NOT NULL, devices INTEGER NOT NULL,
-    reports INTEGER NOT NULL, state INTEGER NOT NULL
-);
-CREATE TABLE held (
-    pool INTEGER NOT NULL, key BLOB NOT NULL, report BLOB NOT NULL, PRIMARY KEY (pool, key)
-) WITHOUT ROWID;
-CREATE TABLE quotas (
-    epoch INTEGER NOT NULL, mark BLOB NOT NULL, used INTEGER NOT NULL, pool INTEGER NOT NULL, PRIMARY KEY (epoch, mark)
-) WITHOUT ROWID;
-CREATE TABLE accepted (
-    epoch INTEGER NOT NULL, mark BLOB NOT NULL, content BLOB NOT NULL, PRIMARY KEY (epoch, mark)
-) WITHOUT ROWID;
-CREATE TABLE batches (
-    number BLOB PRIMARY KEY, epoch INTEGER NOT NULL, size INTEGER NOT NULL, reports BLOB NOT NULL,
-    CHECK (length(reports) = {REPORT_BYTES} * size)
-) WITHOUT ROWID;
-CREATE TABLE counters (name TEXT PRIMARY KEY, amount INTEGER NOT NULL) WITHOUT ROWID;
-"""
 
 
-class Sender(NamedTuple):
-    """Someone who may send."""
+class Ticked(NamedTuple):
+    """What the clock has brought about."""
 
-    proxy: bool
-    """A proxy before this one, whose batches are of many devices."""
-    people: int
-    """Of a device: who live with it. Of a proxy: how many devices it stands for; 0: as many as are waited for here."""
-
-
-class Message(NamedTuple):
-    """An envelope whose signature holds, from someone known."""
-
-    key: bytes
-    sender: Sender
-    envelope: Envelope
-
-
-class Epoch(NamedTuple):
-    """What the next hop has said of an epoch, once and for all."""
-
-    epoch: bytes
-    facts: Mapping[str, Any]
-    closes: float
-    """When this proxy closes it."""
-    open: bool
-
-
-class Batch(NamedTuple):
-    number: bytes
-    epoch: bytes
-    reports: bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.reports) // REPORT_BYTES
-
-
-def keyed(secret: bytes, *parts: bytes) -> bytes:
-    """What stands for these in a list that nobody reads without the secret."""
-    return blake2b(b"".join(parts), key=secret, digest_size=16).digest()
+    released: list[int]
+    """How many reports each release has."""
+    closed: dict[bytes, int]
+    """How many reports were dropped with each epoch that was closed."""
 
 
 class Store:
@@ -110,50 +47,22 @@ class Store:
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
-        path = folder / DATABASE
-        if not path.exists():
-            raise HomebodyError(f"The proxy in {folder} has lost its database {DATABASE}: make another proxy.")
-        self._settings = settings
-        self._db = connect(path, what="proxy's database")
-        # What is deleted is overwritten with zeros.
-        for pragma in ("secure_delete = ON", "cache_size = -65536", "wal_autocheckpoint = 0", "temp_store = MEMORY"):
-            self._db.execute(f"PRAGMA {pragma}").fetchall()
-        self._db.migrate("proxy", [_TABLES])
-        # Many reports are inserted by one statement, which counts them off here.
-        self._db.execute("CREATE TEMP TABLE places (place INTEGER PRIMARY KEY)")
-        self._db.execute(
-            "INSERT INTO places WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
-            "SELECT i FROM n",
-            (_MOST_AT_ONCE - 1,),
-        )
+        self._settings, self._db = settings, opened(folder)
         (self._secret,) = self._db.execute("SELECT secret FROM proxy").fetchone()
         self.transaction = self._db.transaction
-
-    @staticmethod
-    def create(folder: Path) -> None:
-        """An empty database, for its owner alone."""
-        path = folder / DATABASE
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        # Small pages: a report lands on any of them, and each that is touched is written whole.
-        with sqlite3.connect(path) as db:
-            db.execute(f"PRAGMA page_size = {_PAGE}")
-            db.execute("VACUUM")
-        db.close()
-        database = connect(path, what="proxy's database")
-        database.migrate("proxy", [_TABLES])
-        with database.transaction():
-            database.execute("INSERT INTO proxy (secret) VALUES (?)", (os.urandom(32),))
-        database.close()
 
     def close(self) -> None:
         self._db.close()
 
-    def checkpoint(self, mode: str) -> None:
-        """Bring what was written ahead into the tables. Afterwards the log that tells what came together is written
-        over; TRUNCATE empties it."""
-        self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
-
-    # Who may send.
+    def checkpoint(self, mode: Literal["PASSIVE", "TRUNCATE"]) -> bool:
+        """Bring what was written ahead into the tables; whether nobody was in the way. The log of it, which tells what
+        was written together, is then written over from its beginning; TRUNCATE empties it."""
+        self._db.execute("PRAGMA busy_timeout = 100").fetchall()  # whoever reads may read on
+        try:
+            ((busy, _, _),) = self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout = {int(1000 * PATIENCE)}").fetchall()
+        return not busy
 
     def mark(self, key: bytes) -> bytes:
         """What a sender's key is written down as."""
@@ -178,8 +87,6 @@ class Store:
         """A number that is another after another process has written."""
         return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
-    # Epochs.
-
     def epochs(self) -> dict[bytes, Epoch]:
         found = self._db.execute("SELECT epoch, facts, closes, state FROM epochs").fetchall()
         return {epoch: Epoch(epoch, json.loads(facts), closes, state == 0) for epoch, facts, closes, state in found}
@@ -195,25 +102,29 @@ class Store:
             )
         return self.epochs()[epoch]
 
-    def close_epoch(self, epoch: bytes, reason: str) -> None:
-        """Forget who sent how much; drop what is not released. The rest of its lists is swept away later."""
+    def close_epoch(self, epoch: bytes, reason: str) -> int:
+        """Forget who sent how much, and drop what is not released; how many reports that are. What the secret hid is
+        swept away later."""
         row = self._db.execute("SELECT id FROM epochs WHERE epoch = ? AND state = 0", (epoch,)).fetchone()
         if row is None:
-            return
-        self._drop(row[0], (_OPEN,), reason)
+            return 0
         self._db.execute("UPDATE epochs SET secret = x'', facts = '{}', state = ? WHERE id = ?", (_CLOSED, row[0]))
         self.count("epochs_closed", 1)
+        return self._drop(row[0], _OPEN, reason)
 
-    def _drop(self, row: int, states: tuple[int, ...], reason: str) -> None:
-        for state in states:
-            found = self._db.execute(
-                "SELECT pool, reports FROM pools WHERE epoch = ? AND state = ?", (row, state)
-            ).fetchall()
-            for pool, reports in found:
-                self._db.execute("UPDATE pools SET state = ? WHERE pool = ?", (_DROPPED, pool))
-                self.count(f"dropped: {reason}", reports)
+    def end_epoch(self, epoch: bytes, reason: str) -> int:
+        """Nothing of it is wanted any more: what is released goes nowhere either."""
+        row = self._db.execute("SELECT id FROM epochs WHERE epoch = ?", (epoch,)).fetchone()
+        return self.close_epoch(epoch, reason) + (self._drop(row[0], _RELEASED, reason) if row else 0)
 
-    # Reports come in.
+    def _drop(self, row: int, state: int, reason: str) -> int:
+        (reports,) = self._db.execute(
+            "SELECT coalesce(sum(reports), 0) FROM pools WHERE epoch = ? AND state = ?", (row, state)
+        ).fetchone()
+        self._db.execute("UPDATE pools SET state = ? WHERE epoch = ? AND state = ?", (_DROPPED, row, state))
+        if reports:
+            self.count(f"dropped: {reason}", reports)
+        return int(reports)
 
     def accept(self, messages: list[Message], now: float) -> list[str]:
         """Take messages in, or not: `accepted`, `repeated`, `conflict`, `limit`, `full`, `closed` or `unknown`."""
@@ -291,16 +202,16 @@ class Store:
 
     def _hold(self, pool: int, reports: bytes) -> None:
         """Each report under a key of its own. In the order of the keys: neighbours are written once."""
-        step = _MOST_AT_ONCE * REPORT_BYTES
+        step = AT_ONCE * REPORT_BYTES
         for start in range(0, len(reports), step):
-            keys, ordered = _under_random_keys(reports[start : start + step])
+            keys, ordered = under_random_keys(reports[start : start + step])
             # One statement for all: a row at a time would wait for the interpreter's lock at each. Were a key there
             # already, everything would be undone; ABORT, the default, keeps a copy of every page for that.
             self._db.execute(
                 "INSERT OR ROLLBACK INTO held (pool, key, report) "
-                f"SELECT ?1, substr(?2, place * {_KEY} + 1, {_KEY}), substr(?3, place * {REPORT_BYTES} + 1, "
+                f"SELECT ?1, substr(?2, place * {KEY_BYTES} + 1, {KEY_BYTES}), substr(?3, place * {REPORT_BYTES} + 1, "
                 f"{REPORT_BYTES}) FROM places WHERE place < ?4",
-                (pool, keys, ordered, len(keys) // _KEY),
+                (pool, keys, ordered, len(keys) // KEY_BYTES),
             )
 
     def held(self) -> int:
@@ -309,11 +220,9 @@ class Store:
         (under_way,) = self._db.execute("SELECT coalesce(sum(size), 0) FROM batches").fetchone()
         return int(pooled) + int(under_way)
 
-    # Reports go out.
-
-    def tick(self, now: float, log: Callable[..., None] = lambda *_, **__: None) -> list[bytes]:
-        """Release what is due and close what has ended; the epochs that were closed."""
-        closed = []
+    def tick(self, now: float) -> Ticked:
+        """Release what is due, and close what has ended."""
+        ticked = Ticked([], {})
         found = self._db.execute("SELECT id, epoch, closes FROM epochs WHERE state = 0").fetchall()
         for row, epoch, closes in found:
             pool = self._db.execute(
@@ -328,11 +237,10 @@ class Store:
                 if waited and devices >= self._settings.least_devices:
                     self._db.execute("UPDATE pools SET state = ? WHERE pool = ?", (_RELEASED, number))
                     self.count("releases", 1)
-                    log("released", reports=reports)
+                    ticked.released.append(reports)
             if now >= closes:
-                self.close_epoch(epoch, "too few devices")
-                closed.append(epoch)
-        return closed
+                ticked.closed[epoch] = self.close_epoch(epoch, "too few devices")
+        return ticked
 
     def cut(self) -> Batch | None:
         """Cut the next batch off what is released: its reports leave their rows and get a number, at once."""
@@ -377,13 +285,6 @@ class Store:
             self.count(f"dropped: {outcome}", batch.size)
         self._db.execute("DELETE FROM batches WHERE number = ?", (batch.number,))
 
-    def end_epoch(self, epoch: bytes) -> None:
-        """The next hop takes nothing of it any more: what is left of it, released or not, goes nowhere."""
-        row = self._db.execute("SELECT id FROM epochs WHERE epoch = ?", (epoch,)).fetchone()
-        if row:
-            self._drop(row[0], (_OPEN, _RELEASED), "closed by the next hop")
-            self.close_epoch(epoch, "closed by the next hop")
-
     def sweep(self) -> bool:
         """Delete a little of what nobody needs; whether there is more."""
         for (pool,) in self._db.execute("SELECT pool FROM pools WHERE state = ?", (_DROPPED,)).fetchall():
@@ -407,9 +308,7 @@ class Store:
         found = self._db.execute(
             f"SELECT {key} FROM {table} WHERE {group} = ? ORDER BY {key} LIMIT 1 OFFSET ?", (which, count - 1)
         ).fetchone()
-        return bytes(found[0]) if found else b"\xff" * _KEY
-
-    # Counts.
+        return bytes(found[0]) if found else b"\xff" * KEY_BYTES
 
     def count(self, name: str, amount: int) -> None:
         self._db.execute(
@@ -420,18 +319,3 @@ class Store:
 
     def counters(self) -> dict[str, int]:
         return dict(self._db.execute("SELECT name, amount FROM counters ORDER BY name").fetchall())
-
-
-_KEY = 16
-_MOST_AT_ONCE = 1 << 14
-
-
-def _under_random_keys(reports: bytes) -> tuple[bytes, bytes]:
-    """Draw a key for each of these reports; both, in the order of the keys."""
-    import numpy as np
-
-    size = len(reports) // REPORT_BYTES
-    keys = np.frombuffer(os.urandom(_KEY * size), dtype=np.uint8).reshape(size, _KEY)
-    order = np.argsort(keys[:, :8].copy().view(">u8")[:, 0])
-    ordered = np.frombuffer(reports, dtype=np.uint8).reshape(size, REPORT_BYTES)[order]
-    return keys[order].tobytes(), ordered.tobytes()

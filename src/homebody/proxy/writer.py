@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from homebody.errors import HomebodyError
-from homebody.proxy.store import DATABASE, Batch, Message, Sender, Store
+from homebody.proxy.forward import CLOSED
+from homebody.proxy.store import Store, Ticked
+from homebody.proxy.tables import DATABASE, Batch, Message, Sender
 from homebody.runtime.logs import log
 
 __all__ = ["Writer"]
@@ -129,33 +131,31 @@ class Writer:
             return messages, calls, done
 
     def _commit(self, messages: list[Any], calls: list[Any], done: list[Any]) -> None:
-        store, now, batch, closed = self._store, self._clock(), None, []
+        store, now = self._store, self._clock()
         ticking = time.monotonic() - self._ticked >= TICK
-        counted: Counter[str] = Counter()
+        ticked, counted = Ticked([], {}), Counter[str]()
         with store.transaction():
             outcomes = store.accept([message for message, _ in messages], now)
             results = [call(store) for call, _ in calls]
-            for one, outcome in done:
-                store.finish(one, outcome)
-                if outcome == "closed by the next hop":
-                    store.end_epoch(one.epoch)
-                    closed.append(one.epoch)
+            for batch, outcome in done:
+                store.finish(batch, outcome)
+                if outcome == CLOSED:
+                    ticked.closed[batch.epoch] = store.end_epoch(batch.epoch, outcome)
             if ticking:
-                closed += store.tick(now, log)
+                more = store.tick(now)
+                ticked = Ticked(more.released, {**ticked.closed, **more.closed})
                 with self._changed:
-                    counted, self._counted = self._counted, counted
-                for name, amount in counted.items():
-                    store.count(name, amount)
-            for name, amount in _sums(messages, outcomes).items():
+                    counted = self._counted.copy()
+            for name, amount in (counted + _sums(messages, outcomes)).items():
                 store.count(name, amount)
-            batch = store.cut()
-        self.closed.update(closed)
-        for epoch in closed:
-            log("epoch closed", epoch=epoch.hex())
-        if batch:
-            self._forward(batch)
-        self._more = batch is not None
-        if messages or calls or done or batch or closed or counted:
+            cut = store.cut()
+        with self._changed:
+            self._counted -= counted
+        self._more = cut is not None
+        if cut:
+            self._forward(cut)
+        self._say(ticked)
+        if messages or calls or done or cut or ticked.closed or counted:
             self._wrote, self._clean = time.monotonic(), False
             self._written.set()
         self._tell([future for _, future in messages], outcomes)
@@ -163,6 +163,14 @@ class Writer:
         if ticking:
             self._ticked = time.monotonic()
             self._look_for_senders()
+
+    def _say(self, ticked: Ticked) -> None:
+        for reports in ticked.released:
+            log("released", reports=reports)
+        for epoch, dropped in ticked.closed.items():
+            if epoch not in self.closed:
+                log("epoch closed", epoch=epoch.hex(), dropped=dropped)
+            self.closed.add(epoch)
 
     def _tell(self, futures: list[asyncio.Future[Any]], results: list[Any]) -> None:
         def tell() -> None:
@@ -205,8 +213,7 @@ class Writer:
             self._swept = time.monotonic()
             self._clean = self._clean and not self._sweeping
         if not self._clean and time.monotonic() - self._wrote > CHECKPOINT:
-            self._store.checkpoint("TRUNCATE")
-            self._clean = True
+            self._clean = self._store.checkpoint("TRUNCATE")
 
     def _checkpoint_by_and_by(self) -> None:
         """Bring what was written ahead into the tables, beside the thread that writes more."""

@@ -11,9 +11,11 @@ import asyncio
 import json
 import logging
 import re
+import resource
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -35,13 +37,26 @@ except ImportError as error:
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-__all__ = ["Gone", "Refusal", "Room", "answer", "declared", "from_here", "listen", "read_body", "refusals", "serve"]
+__all__ = [
+    "Gone",
+    "Refusal",
+    "Room",
+    "answer",
+    "declared",
+    "from_here",
+    "listen",
+    "read_body",
+    "refusals",
+    "serve",
+    "server",
+]
 
 _HEAD_SECONDS = 15.0
 """For the head of a request to come in whole, and for a new connection to begin one."""
 _HEAD_BYTES = 32 << 10
 _BODY_SECONDS = 30.0
 _DRAIN_SECONDS, _DRAIN_BYTES = 5.0, 1 << 20
+_FAREWELL_SECONDS = 0.5
 _CROWDED = (
     b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 5\r\ncontent-type: application/json\r\ncontent-length: 50\r\n"
     b'connection: close\r\n\r\n{"error": "Too many connections are open; wait."}\n'
@@ -178,54 +193,75 @@ def listen(host: str, port: int) -> socket.socket:
         raise HomebodyError(f"Nobody can listen on {host}:{port}: {reason}; choose another address.") from error
 
 
-def serve(
+def server(
     app: Starlette,
     listening: socket.socket,
     *,
     cert: Path | None = None,
     key: Path | None = None,
-    most_connections: int = 2000,
+    most_connections: int = 4000,
+    keep_alive: int = 5,
     counted: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Answer until SIGTERM or SIGINT: then requests that are being dealt with get their answer, and the app's lifespan
-    ends. Without a certificate it must listen on this machine alone."""
+) -> uvicorn.Server:
+    """What answers on a socket; without a certificate it must listen on this machine alone.
+
+    keep_alive: seconds that an idle connection is kept. counted: is told why whenever a connection is hung up on.
+    """
     host = str(listening.getsockname()[0])
     if (cert is None or key is None) and not is_loopback(host):
         raise HomebodyError(f"{host} can be reached by others: it takes a certificate and its key.")
-    logging.basicConfig(handlers=[Lines()], level=logging.ERROR, force=True)
     # Warnings are of strangers' malformed requests: as many as they please.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    config = uvicorn.Config(
+        app,
+        http=_patient(_affordable(most_connections), counted),
+        ws="none",
+        lifespan="on",
+        ssl_certfile=cert,
+        ssl_keyfile=None if key is None else str(key),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=keep_alive,
+        timeout_graceful_shutdown=10,
+    )
     try:
-        config = uvicorn.Config(
-            app,
-            http=_patient(most_connections, counted),
-            ws="none",
-            lifespan="on",
-            ssl_certfile=cert,
-            ssl_keyfile=None if key is None else str(key),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            # Longer than a device's client keeps an idle connection: it should be the one to close it.
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=10,
-        )
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise HomebodyError(f"The certificate {cert} and its key {key} cannot be used: {error}.") from error
+    return _Server(config)
+
+
+def serve(app: Starlette, listening: socket.socket, **settings: Any) -> None:
+    """Answer until SIGTERM or SIGINT: then requests that are being dealt with get their answer, and the app's lifespan
+    ends. Settings are those of `server`."""
+    logging.basicConfig(handlers=[Lines()], level=logging.ERROR, force=True)
     with listening:
-        server = _Server(config)
-        server.run(sockets=[listening])
-    if not server.started:
+        answering = server(app, listening, **settings)
+        answering.run(sockets=[listening])
+    if not answering.started:
         raise HomebodyError("The service could not start; its own words are above.")
+
+
+def _affordable(connections: int) -> int:
+    """As many connections as the system lets a process have, if that is fewer; some files are opened beside them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + 256
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(16, min(connections, soft - 256))
 
 
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """To be told to stop is no failure: the signal is not raised again afterwards."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
@@ -279,6 +315,11 @@ def _patient(most_connections: int, counted: Callable[[str], None]) -> type[asyn
             if self._alarm is not None:
                 self._alarm.cancel()
             super().connection_lost(error)
+
+        def shutdown(self) -> None:
+            super().shutdown()
+            if self.transport.is_closing():  # over TLS it would wait for the peer to say farewell, too
+                self.loop.call_later(_FAREWELL_SECONDS, self.transport.abort)
 
         def _hang_up(self) -> None:
             counted("too slow")
