@@ -10,6 +10,7 @@ __all__ = [
     "count_pairs",
     "draw_negatives",
     "in_order",
+    "integers",
     "label",
     "lay_over",
     "permute",
@@ -17,6 +18,7 @@ __all__ = [
     "scale",
     "scatter_sum",
     "take_rows",
+    "toss",
     "touch",
 ]
 
@@ -231,6 +233,24 @@ def add_rows(slot, value, scale, table):
             target, source = table[client, slot[client, i]], value[client, i]
             for column in range(len(target)):
                 target[column] += scale * source[column]
+
+
+@nb.njit(parallel=True, cache=True)
+def integers(keys, high, out):
+    """Each row's integers under `high`, as `Rng.integers` gives them."""
+    for row in nb.prange(len(keys)):
+        for position in range(out.shape[1]):
+            out[row, position] = below(keys[row], position, high)
+
+
+@nb.njit(parallel=True, cache=True)
+def toss(keys, value, bias, out):
+    """A coin for each value, by the upper 52 bits of what `Rng.bits` gives."""
+    for row in nb.prange(len(keys)):
+        for position in range(out.shape[1]):
+            bits = mix(np.uint64(keys[row]) + np.uint64(position + 1) * GOLDEN) >> np.uint64(12)
+            chance = 0.5 + 0.5 * bias * np.float64(value[row, position])
+            out[row, position] = np.float64(bits) < chance * 4503599627370496.0
 
 
 @nb.njit(parallel=True, cache=True)

@@ -27,8 +27,9 @@ from homebody.data.splits import Split
 from homebody.errors import HomebodyError, unknown_name
 from homebody.evaluation import describe, measure, sliced
 from homebody.fit import Best, Fitted, Round, fit
-from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
+from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate, Shuffle
 from homebody.privacy.limits import calibrated
+from homebody.privacy.reports import sealed_bytes, tally
 from homebody.privacy.specs import with_noise
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
@@ -288,6 +289,7 @@ def _run(
             "epsilon": ledger.epsilons(recipe.stated_at),
             "epsilon_unit": "user",
             "epsilon_delta": recipe.stated_at,
+            "reports": _reports(recipe, method, split, len(lines)),
             "stages": recipe.stages,
             "budget": recipe.budget,
             "stopped": stopped,
@@ -304,6 +306,16 @@ def _run(
         return folder.read_json("result.json")
     finally:
         ledger.close()
+
+
+def _reports(recipe: Recipe, method: Method | Reference, split: Split, rounds: int) -> dict[str, float] | None:
+    """Where devices send randomised reports: how many, what they add up to, and their bytes sealed one by one."""
+    if not isinstance(method, Method):
+        return None
+    found = tally(_planned(recipe, method, split)[0][0], rounds)
+    if found is not None and any(isinstance(stage, Shuffle) for stage in method.uplink.stages):
+        found["sealed_bytes"] = sealed_bytes(int(found["count"]))
+    return found
 
 
 def _parameters(fitted: Fitted, seed: int) -> dict[str, int]:

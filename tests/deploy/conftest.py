@@ -26,10 +26,14 @@ from homebody.deploy.admin import make, opened
 from homebody.deploy.home import Home
 from homebody.deploy.keys import make_device_key, read_public
 from homebody.deploy.plan import Plan
+from homebody.deploy.proxies import Proxies
 from homebody.fit import fit
+from homebody.proxy import admin as proxy_admin
+from homebody.proxy import settings as proxy_settings
 from homebody.recipe import Recipe
 from homebody.runtime import Simulator
 from homebody.runtime.flower_wire import fingerprint
+from homebody.runtime.report_keys import make_report_key, read_report_pub
 
 PATIENCE = 120.0
 
@@ -112,7 +116,8 @@ class Proxy:
 class World:
     """A folder with a server and its devices.
 
-    proxied: each device comes through a proxy of its own. rooted: where the server's folder is, if elsewhere.
+    proxied: each device comes through a network of its own. rooted: where the server's folder is, if elsewhere.
+    shuffling: settings of a proxy that reports go through, where there is one.
     """
 
     def __init__(
@@ -124,6 +129,7 @@ class World:
         *,
         proxied: bool = False,
         rooted: Path | None = None,
+        shuffling: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         folder.mkdir()
@@ -132,6 +138,9 @@ class World:
         people = np.array_split(np.arange(population.n_users), devices)
         self.server = (rooted or folder) / "server"
         self.proxies = [Proxy(self.port) for _ in range(devices)] if proxied else []
+        self.proxy = folder / "proxy" if shuffling is not None else None
+        if shuffling is not None:
+            settings["reports"] = f"127.0.0.1:{free_port()}"
         plan = Plan(
             recipe,
             listen=f"127.0.0.1:{self.port}",
@@ -143,8 +152,23 @@ class World:
                 [("id", "name"), *((f"i{item}", f"Item {item}") for item in range(population.n_items))]
             )
         make(self.server, plan, str(catalogue), [])
+        self.intake_port = int(plan.reports.rpartition(":")[2] or 0)
+        self.proxy_port = free_port()
+        if self.proxy is not None:
+            self._make_proxy(self.proxy, shuffling or {})
         self.devices = [self._device(number, some.tolist()) for number, some in enumerate(people)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def _make_proxy(self, folder: Path, settings: dict[str, Any]) -> None:
+        chosen = proxy_settings.Settings(
+            next=f"https://127.0.0.1:{self.intake_port}",
+            next_ca=True,
+            listen=f"127.0.0.1:{self.proxy_port}",
+            **{"hold": 0.2, "least_devices": 1, "lead": 1.0, **settings},
+        )
+        public = proxy_admin.make(folder, chosen, next_ca=self.server / "keys" / "ca.pem")
+        with opened(self.server) as (_, records):
+            Proxies(records).add(read_report_pub(public), "mixer")
 
     def _device(self, number: int, people: list[int]) -> Path:
         folder = self.folder / f"device{number}"
@@ -152,9 +176,13 @@ class World:
         def furnish(inside: Path) -> None:
             (inside / "ca.pem").write_bytes((self.server / "keys" / "ca.pem").read_bytes())
             make_device_key(inside)
+            if self.proxy is not None:
+                (inside / "proxy-ca.pem").write_bytes((self.proxy / "keys" / "ca.pem").read_bytes())
+                proxy_admin.allow(self.proxy, [make_report_key(inside)], people=len(people))
 
         port = self.proxies[number].port if self.proxies else self.port
-        with Home.create(folder, server=f"127.0.0.1:{port}", furnish=furnish) as home:
+        through = f"https://127.0.0.1:{self.proxy_port}" if self.proxy is not None else ""
+        with Home.create(folder, server=f"127.0.0.1:{port}", proxy=through, furnish=furnish) as home:
             for user in people:
                 person = home.add_person(f"person {user}")
                 start, end = self.population.indptr[user : user + 2]
@@ -167,13 +195,13 @@ class World:
         return folder
 
     def start(self, *names: str, once: bool = False) -> None:
-        """Start the server, or devices by name; all of them where none is named."""
-        for name in names or ("server", *(device.name for device in self.devices)):
-            command = (
-                ["server", "start", str(self.server)]
-                if name == "server"
-                else ["client", "start", str(self.folder / name)]
-            )
+        """Start the server, the proxy, or devices by name; all of them where none is named."""
+        proxy = ("proxy",) if self.proxy is not None else ()
+        for name in names or ("server", *proxy, *(device.name for device in self.devices)):
+            command = {
+                "server": ["server", "start", str(self.server)],
+                "proxy": ["proxy", "run", str(self.folder / name)],
+            }.get(name, ["client", "start", str(self.folder / name)])
             command += ["--once"] if name == "server" and once else []
             with (self.folder / f"{name}.log").open("ab") as log, (self.folder / f"{name}.out").open("ab") as out:
                 self.processes[name] = subprocess.Popen(
@@ -196,6 +224,10 @@ class World:
 
     def link(self) -> int | None:
         return _child(self.processes["server"].pid, "homebody.runtime.superlink")
+
+    def intake(self) -> int | None:
+        """The process that takes in reports, a child of the server's."""
+        return _child(self.processes["server"].pid, "homebody.deploy.intake")
 
     def log(self, name: str) -> list[dict[str, Any]]:
         """What a process has said so far."""
@@ -238,7 +270,7 @@ class World:
             return progress.shared
 
     def stop(self) -> None:
-        children = [self.trainer(), self.link()] if "server" in self.processes else []
+        children = [self.trainer(), self.link(), self.intake()] if "server" in self.processes else []
         for process in self.processes.values():
             process.kill()
         for process in self.processes.values():

@@ -161,6 +161,7 @@ def test_what_is_said_of_a_server(tmp_path: Path, items: str) -> None:
         "items": 3,
         "epsilon": {"server": 0.0, "clients": 0.0, "public": 0.0},
         "delta": 1e-6,
+        "proxies": [],
         "counters": {"refused: too late": 2},
     }
 

@@ -16,6 +16,7 @@ from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
 from homebody.methods.fedrecon import FedRecon
+from homebody.methods.fmf_ldp import FMFLDP
 from homebody.methods.ials import IALS
 from homebody.methods.mf import MF
 from homebody.methods.ncf import NCF
@@ -117,6 +118,11 @@ class TestFedIALS(MethodContract):
         return FedIALS(factors=4)
 
 
+class TestFMFLDP(MethodContract):
+    def method(self) -> Method:
+        return FMFLDP(factors=4)
+
+
 class TestPrivatePopularity(MethodContract):
     def method(self) -> Method:
         return PrivatePopularity()
@@ -173,6 +179,7 @@ def test_every_known_name_is_under_contract() -> None:
             TestFedNCF(),
             TestFedRecon(),
             TestFedIALS(),
+            TestFMFLDP(),
             TestAlone(),
             TestPrivatePopularity(),
             TestPopularity(),

@@ -296,6 +296,7 @@ def town(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Town]]:
     clock = Clock()
     monkeypatch.setattr("homebody.runtime.flower.time", clock)
     monkeypatch.setattr("homebody.runtime.correspondence.time", clock)
+    monkeypatch.setattr("homebody.runtime.returns.time", clock)
     # Homes write through to the disk at every step: in memory that costs nothing.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as place:

@@ -18,6 +18,7 @@ from homebody.cli import (
     keys,
     leaderboard,
     methods,
+    proxy,
     recommend,
     reproduce,
     run,
@@ -66,6 +67,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(account.app, name="account")
 app.add_typer(server.app, name="server")
 app.add_typer(client.app, name="client")
+app.add_typer(proxy.app, name="proxy")
 keys.app.command("add")(server.add_key)
 keys.app.command("remove")(server.remove_key)
 app.add_typer(keys.app, name="keys")

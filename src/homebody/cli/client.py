@@ -37,12 +37,26 @@ def init(
         str | None,
         typer.Option("--budget", help="The most that each person tells, such as eps=8,delta=1e-6,observer=server."),
     ] = None,
+    proxy: Annotated[
+        str,
+        typer.Option(
+            "--proxy", help="The proxy that reports go through, https://HOST:PORT, for a method that shuffles."
+        ),
+    ] = "",
+    proxy_ca: Annotated[
+        Path | None,
+        typer.Option("--proxy-ca", help="The proxy's ca.pem; without it, authorities that this system knows."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Make a device: its folder, its keys and its empty store."""
-    from homebody.deploy.home import Home, authority
+    from homebody.deploy.home import Home, authority, read_certificate
+    from homebody.errors import HomebodyError
 
     certificate = authority(server, ca)
+    if proxy_ca is not None and not proxy.startswith("https://"):
+        raise HomebodyError("--proxy-ca is the certificate of a proxy at https://…: give --proxy too.")
+    proxys = None if proxy_ca is None else read_certificate(proxy_ca)
 
     def furnish(inside: Path) -> None:
         from homebody.deploy.keys import make_device_key
@@ -50,17 +64,29 @@ def init(
         if certificate is not None:
             (inside / "ca.pem").write_bytes(certificate)
         make_device_key(inside)
+        if proxy:
+            from homebody.runtime.report_keys import make_report_key
 
-    Home.create(folder, server=server, name=name, budget=budget, furnish=furnish).close()
-    key = folder / "device.pub"
+            make_report_key(inside)
+        if proxys is not None:
+            (inside / "proxy-ca.pem").write_bytes(proxys)
+
+    Home.create(folder, server=server, name=name, budget=budget, proxy=proxy, furnish=furnish).close()
+    key, own = folder / "device.pub", folder / "reports.pub"
     if as_json:
-        typer.echo(json.dumps({"folder": str(folder), "server": server, "name": name, "public_key": str(key)}))
+        made = {"folder": str(folder), "server": server, "name": name, "public_key": str(key)}
+        typer.echo(json.dumps({**made, "proxy": proxy, "reports_key": str(own)} if proxy else made))
         return
     typer.echo(f"A device for {server} is in {folder}.")
     typer.echo(
         f"Give {key} to the server's operator, and say how many people live with it: they are registered "
         "together (`homebody keys add`). The other files are nobody else's."
     )
+    if proxy:
+        typer.echo(
+            f"Give {own} to the proxy's operator, with the same number of people (`homebody proxy allow`): it is "
+            "another key, so that the two operators know no device by the same name."
+        )
     typer.echo(f"Bring in what they did with `homebody client import {folder} FILE`.")
 
 
@@ -281,15 +307,18 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
 
     with Home(folder) as home:
         settings, model, rows = home.settings, home.model(), _people(home)
-        running, items = home.running(), home.n_items()
+        running, items, reports = home.running(), home.n_items(), home.reports()
     if as_json:
         known = None if model is None else {**model._asdict(), "description": json.loads(model.description)}
         found = {"folder": str(folder), **asdict(settings), "running": running, "items": items, "model": known}
+        found["reports"] = reports
         typer.echo(json.dumps({**found, "people": rows}))
         return
     rest = ", paused" if settings.paused else ""
     typer.echo(f"{settings.name or 'a device'} in {folder}: {'running' if running else 'not running'}{rest}")
     typer.echo(f"server: {settings.server}")
+    if settings.proxy:
+        typer.echo(f"proxy: {settings.proxy}, {_count(reports, 'report')} sent")
     typer.echo(f"budget of each person: {settings.budget or 'none'}")
     typer.echo(f"catalogue: {_count(items, 'item')}")
     typer.echo("model: none yet" if model is None else f"model: as of {model.release}")

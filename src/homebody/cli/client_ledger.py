@@ -23,7 +23,8 @@ def print_told(found: Mapping[str, Any]) -> None:
     part = "" if found["active"] else " (takes no part any more)"
     sent, ledger = found["sent"], found["ledger"]
     console.print(f"{found['person']}{part}", style="bold", highlight=False, markup=False)
-    say(f"  {_several(sent['answers'], 'answer')} left the device, {_several(sent['bytes'], 'byte')} in all.")
+    through = f", with {_several(sent['reports'], 'report')} for the proxy" if sent["reports"] else ""
+    say(f"  {_several(sent['answers'], 'answer')} left the device, {_several(sent['bytes'], 'byte')} in all{through}.")
     for line in sent["lines"]:
         rounds = line["first"] if line["first"] == line["last"] else f"{line['first']} to {line['last']}"
         at = f"{datetime.fromtimestamp(line['at'], UTC):%Y-%m-%d %H:%M} UTC"

@@ -44,6 +44,12 @@ def init(
     ] = "server.sqlite",
     metrics: Annotated[str, typer.Option(help="Where /metrics and /health answer; '' for nowhere.")] = "127.0.0.1:9464",
     link: Annotated[str, typer.Option(help="Join a link that runs elsewhere with this server's keys, HOST:PORT.")] = "",
+    reports: Annotated[
+        str, typer.Option(help="Where proxies bring reports, HOST:PORT, for a method that shuffles; '' for nowhere.")
+    ] = "",
+    reports_wait: Annotated[
+        float, typer.Option(help="Seconds after a round's deadline for reports: longer than the proxy holds them.")
+    ] = 30.0,
     settings: options.Settings = None,
     stages: Annotated[
         list[str] | None, typer.Option("--stage", help="What updates pass on their way out; repeat, in order.")
@@ -97,6 +103,8 @@ def init(
         metrics=metrics,
         database=database,
         link=link,
+        reports=reports,
+        reports_wait=reports_wait,
         tls=tls,
         deadline=deadline,
         quorum=quorum,
@@ -111,6 +119,13 @@ def init(
     if tls:
         typer.echo(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its device.pub:")
     typer.echo(f"  homebody keys add {folder} device.pub --name NAME --people N")
+    if reports:
+        typer.echo(f"Give the same ca.pem to the proxy, whose next is {made['next']}, and get its reports.pub:")
+        typer.echo(f"  homebody keys add {folder} reports.pub --name NAME --proxy")
+        typer.echo(
+            f"The ledger counts on {made['shuffled_among']} people whose reports are shuffled together "
+            "(--least × --quorum): have the proxy wait for as many devices."
+        )
     typer.echo(f"Then start it: homebody server start {folder}")
 
 
@@ -200,15 +215,30 @@ def _check_extra() -> None:
 
 def add_key(
     folder: Dir,
-    public_key: Annotated[Path, typer.Argument(help="The file device.pub that the device made.")],
+    public_key: Annotated[
+        Path, typer.Argument(help="The file device.pub that the device made, or reports.pub of a proxy.")
+    ],
     name: Annotated[str, typer.Option("--name", help="What to call the device here.")],
     people: Annotated[
         int, typer.Option("--people", help="How many people live with it, for good: each is a client.", min=1)
     ] = 1,
+    proxy: Annotated[bool, typer.Option("--proxy", help="It is a proxy: it may bring reports.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Let a device take part, also while the server runs: each of its people gets a number."""
+    """Let a device take part, also while the server runs: each of its people gets a number. Or let a proxy bring
+    reports."""
     from homebody.deploy.admin import opened
+
+    if proxy:
+        from homebody.deploy.proxies import Proxies
+        from homebody.runtime.report_keys import read_report_pub
+
+        key = read_report_pub(public_key)
+        with opened(folder) as (_, records):
+            Proxies(records).add(key, name)
+        typer.echo(json.dumps({"name": name, "proxy": True}) if as_json else f"{name} may bring reports.")
+        return
+
     from homebody.deploy.keys import read_public
     from homebody.runtime.flower_wire import fingerprint
 
@@ -226,12 +256,19 @@ def add_key(
 
 def remove_key(
     folder: Dir,
-    which: Annotated[str, typer.Argument(help="The device's name or fingerprint.")],
+    which: Annotated[str, typer.Argument(help="The device's name or fingerprint, or the proxy's name.")],
+    proxy: Annotated[bool, typer.Option("--proxy", help="It is a proxy.")] = False,
 ) -> None:
-    """Let a device take part no more; its numbers are not given again."""
+    """Let a device take part no more; its numbers are not given again. Or take in nothing more from a proxy."""
     from homebody.deploy.admin import opened
 
     with opened(folder) as (_, records):
+        if proxy:
+            from homebody.deploy.proxies import Proxies
+
+            Proxies(records).remove(which)
+            typer.echo(f"{which} may bring reports no more.")
+            return
         gone = records.remove_device(which)
     typer.echo(f"{gone.name} takes part no more.")
 
@@ -254,5 +291,7 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
         numbers = str(one["first"]) if one["people"] == 1 else f"{one['first']}–{last}"
         table.add_row(one["name"], numbers, one["added"] if not one["removed"] else "removed", one["fingerprint"][:12])
     console.print(table)
+    for one in found["proxies"]:
+        console.print(f"proxy {one['name']}: added {one['added']}", highlight=False, markup=False)
     for name, amount in found["counters"].items():
         console.print(f"{name}: {amount:,}", highlight=False, markup=False)

@@ -14,6 +14,7 @@ from homebody.database import connect
 from homebody.deploy.home_store import one_line
 from homebody.deploy.keys import make_authority
 from homebody.deploy.plan import FILE, Plan
+from homebody.deploy.proxies import Proxies
 from homebody.deploy.records import LONGEST, Records
 from homebody.errors import HomebodyError
 from homebody.report.record import jsonable
@@ -25,7 +26,9 @@ __all__ = ["make", "opened", "read_items", "report", "restored", "running"]
 def make(folder: Path, plan: Plan, items: str | None, hosts: Sequence[str]) -> dict[str, Any]:
     """A server's folder: whole, or not at all."""
     plan.method()
-    for host in (plan.host, plan.address.rpartition(":")[0].strip("[]")):
+    for host in {
+        address.rpartition(":")[0].strip("[]") for address in (plan.listen, plan.address, plan.reports) if address
+    }:
         if not plan.tls and not is_loopback(host):
             raise HomebodyError(f"{host} is not on this machine alone: leave out --no-tls.")
     found = [] if items is None else read_items(items)
@@ -52,7 +55,11 @@ def make(folder: Path, plan: Plan, items: str | None, hosts: Sequence[str]) -> d
                 if (folder / plan.database).is_file():
                     (folder / plan.database).chmod(0o600)
                 records.add_items(found)
-                return {"folder": str(folder), "run": plan.run, "items": records.n_items(), "listen": plan.listen}
+                made = {"folder": str(folder), "run": plan.run, "items": records.n_items(), "listen": plan.listen}
+                if plan.reports:
+                    scheme = "https" if plan.tls else "http"
+                    made |= {"next": f"{scheme}://{plan.reports}", "shuffled_among": plan.shuffled_among}
+                return made
         except BaseException:
             (folder / FILE).unlink(missing_ok=True)
             raise
@@ -158,6 +165,7 @@ def report(plan: Plan, records: Records) -> dict[str, Any]:
                 }
                 for one in records.devices()
             ],
+            "proxies": [{"name": one.name, "added": one.added} for one in Proxies(records).all()],
             "counters": records.counters(),
         }
     )

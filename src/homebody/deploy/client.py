@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,9 @@ from homebody.deploy.home import Home
 from homebody.deploy.logs import log
 from homebody.runtime.flower_fleet import Fleet, Letter
 from homebody.runtime.flower_wire import LinkDown, Refused
+
+if TYPE_CHECKING:
+    from homebody.deploy.reporter import Reporter
 
 __all__ = ["take_part"]
 
@@ -30,12 +34,23 @@ def take_part(folder: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with Home(folder) as home, home.alone():
-        device = Device(home, log)
-        client = _Client(home, device, folder, stop)
+        reporter = _reporter(home, folder, stop)
+        client = _Client(home, Device(home, log, reporter), folder, stop)
         try:
             client.run()
         finally:
             client.leave()
+            if reporter is not None:
+                reporter.close()
+
+
+def _reporter(home: Home, folder: Path, stop: threading.Event) -> Reporter | None:
+    """The way to the proxy, where there is one; whoever needs none needs none of its libraries."""
+    if not home.settings.proxy:
+        return None
+    from homebody.deploy.reporter import Reporter
+
+    return Reporter.of(folder, home.settings, lambda: stop.is_set() or home.settings.paused)
 
 
 class _Client:
@@ -72,7 +87,7 @@ class _Client:
                 if letter is not None and not self._silent():
                     log("asked", kind=letter.kind)
                     until = time.monotonic() + letter.ttl
-                    self._reply(letter, self._device.answer(letter.body), until)
+                    self._reply(letter, self._device.answer(letter.body, until), until)
             except (LinkDown, Refused) as error:
                 # A letter may have been lost on its way: whoever joins anew is asked anew.
                 self._joined = False

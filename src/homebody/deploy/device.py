@@ -8,9 +8,10 @@ tells nothing new; and what it never gave, it works out anew.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +25,15 @@ from homebody.deploy.home import Home, Person, State, TakesNoPart
 from homebody.deploy.task import Task, acting
 from homebody.errors import HomebodyError
 from homebody.fit import carry
-from homebody.privacy import Budget, Charge
+from homebody.privacy import Budget, Channel, Charge, Shuffle
 from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
 from homebody.runtime.flower import metric_names
 from homebody.runtime.household import Household, grown
+from homebody.runtime.returns import flat, shuffled
+
+if TYPE_CHECKING:
+    from homebody.deploy.reporter import Reporter
 
 __all__ = ["Device", "Recommended", "recommend"]
 
@@ -44,26 +49,34 @@ class OverBudget(HomebodyError):
 class Device:
     """Answers the server's letters for the people of a home."""
 
-    def __init__(self, home: Home, log: Callable[..., None] = lambda event, **facts: None) -> None:
-        self.home, self._log = home, log
+    def __init__(
+        self,
+        home: Home,
+        log: Callable[..., None] = lambda event, **facts: None,
+        reporter: Reporter | None = None,
+    ) -> None:
+        self.home, self._log, self._reporter = home, log, reporter
         self._household: tuple[object, Household, list[Person]] | None = None
         self._warm: set[str] = set()
 
-    def answer(self, body: bytes) -> bytes:
-        """The letter to send back, which says what it answers; where it cannot, a letter that says why."""
-        said, parts = self._answered(body)
+    def answer(self, body: bytes, until: float = math.inf) -> bytes:
+        """The letter to send back, which says what it answers; where it cannot, a letter that says why.
+
+        until: how long a proxy may be tried that is away, by the monotonic clock.
+        """
+        said, parts = self._answered(body, until)
         return wire.seal({"to": wire.digest(body), **said}, parts)
 
-    def _answered(self, body: bytes) -> _Said:
+    def _answered(self, body: bytes, until: float) -> _Said:
         try:
             header, parts = wire.open_letter(body)
             task = Task.read(header)
-            _ = task.acting  # refused here, where it is about the letter alone
+            self._refuse_unfit(task)  # here, where it is about the letter alone
         except (wire.Malformed, HomebodyError) as error:
             self._log("refused", reason=str(error))
             return {"refused": str(error)[:500]}, {}
         try:
-            return self._answer(task, parts)
+            return self._answer(task, parts, until)
         except wire.Malformed as error:
             self._log("refused", reason=str(error))
             return {"refused": str(error)}, {}
@@ -72,7 +85,14 @@ class Device:
             self._log("failed", do=task.do, release=task.release, reason=_reason(error))
             return {"refused": "The device cannot answer this now."}, {}
 
-    def _answer(self, task: Task, parts: Mapping[str, bytes]) -> _Said:
+    def _refuse_unfit(self, task: Task) -> None:
+        through = shuffled(task.acting.uplink)
+        if through and self._reporter is None:
+            raise HomebodyError("Reports of this method go through a proxy, and this device has none (--proxy).")
+        if (task.epoch is not None) != (through and task.do in ("train", "evaluate")):
+            raise wire.Malformed("The letter has no epoch for what goes through a proxy, or one for something else.")
+
+    def _answer(self, task: Task, parts: Mapping[str, bytes], until: float) -> _Said:
         if "items" in parts:
             self._new_items(parts["items"])
         if task.do == "hello":
@@ -90,9 +110,11 @@ class Device:
         shared = _readable(task.acting, wire.unpack(content), task.n_items)
         answers: dict[str, bytes] = {}
         declined: list[int] = []
+        if task.epoch is not None:
+            self._confirm(task, until)
         for number in [] if task.do == "adapt" else task.people:
             try:
-                answers[str(number)] = self._one(task, shared, number)
+                answers[str(number)] = self._left(task, self._one(task, shared, number), until)
             except Exception as error:
                 # The server is not told why, and the others of the household answer all the same.
                 declined.append(number)
@@ -102,6 +124,20 @@ class Device:
         self.home.prune({task.shared})
         self._log("answered", do=task.do, release=task.release, people=len(answers), declined=len(declined))
         return {**self._about_myself(task.shared), "declined": declined}, answers
+
+    def _confirm(self, task: Task, until: float) -> None:
+        """That everybody is asked the same, before anything is charged."""
+        assert self._reporter is not None
+        assert task.epoch is not None
+        self._reporter.confirm(task.epoch, until)
+
+    def _left(self, task: Task, answer: bytes, until: float) -> bytes:
+        """What goes into the letter: the answer, or that it has gone to the proxy."""
+        if task.epoch is None:
+            return answer
+        assert self._reporter is not None
+        self._reporter.send(answer, until)
+        return wire.pack({})
 
     def _about_myself(self, holds: str = "") -> dict[str, Any]:
         """Who takes part here, and what need not be sent again."""
@@ -135,7 +171,8 @@ class Device:
         # Charged before the history is looked at, and as one who is always drawn: whether somebody answers must not
         # depend on what they have, and a device cannot know who else could have been drawn.
         cohort = Cohort(np.array([number]), "all", 1, 1)
-        charges = method.releases(cohort) if task.do == "train" else method.uplink.charges(cohort)
+        own = _alone(method)
+        charges = own.releases(cohort) if task.do == "train" else own.uplink.charges(cohort)
         self._charge(task, slot, release, charges)
         household, people = self._people(task)
         user = [person.slot for person in people].index(slot)
@@ -153,10 +190,20 @@ class Device:
             update, kept = household.train(method, shared, user, Rng(torch.tensor(task.key)))
             base = task.shared if method.scores_from == "base" else None
             state = State(task.step, base, wire.seal({"phase": task.phase}, {"state": wire.pack(kept)}))
-        answer = wire.pack(update, half=task.half)
+        answer, reports = wire.pack(update, half=task.half), 0
+        if task.epoch is not None:
+            answer, reports = self._sealed(task.epoch, update)
         step, base, content = state or (0, None, None)
-        self.home.finish(slot, task.run, release, task.ask, step, base, content, answer)
+        self.home.finish(slot, task.run, release, task.ask, step, base, content, answer, reports)
         return answer
+
+    def _sealed(self, epoch: Mapping[str, Any], update: Tree) -> tuple[bytes, int]:
+        """A message for the proxy, and how many reports it has."""
+        assert self._reporter is not None
+        pairs, size = flat(update), sum(rows.size for rows in update.values())
+        if size != 2 * epoch["entries"] or len(pairs) != epoch["k"]:
+            raise wire.Malformed("The letter's epoch is about another update than the method's.")
+        return self._reporter.sealed(epoch, pairs), len(pairs)
 
     def _charge(self, task: Task, slot: int, release: str, charges: Sequence[Charge]) -> None:
         """Before anything is worked out, let alone told."""
@@ -228,6 +275,14 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TakesNoPart):
         return "Nobody of this number takes part."
     return str(error) if isinstance(error, HomebodyError | wire.Malformed) else type(error).__name__
+
+
+def _alone(method: Method) -> Method:
+    """The method as a device must charge it: it cannot know that others report honestly, so a shuffle hides nothing."""
+    if not shuffled(method.uplink):
+        return method
+    own = [stage for stage in method.uplink.stages if not isinstance(stage, Shuffle)]
+    return replace(method, uplink=Channel(*own))  # type: ignore[type-var]
 
 
 def _readable(method: Method, shared: Tree, n_items: int) -> Tree:

@@ -35,6 +35,7 @@ __all__ = [
     "Who",
     "authority",
     "moment",
+    "read_certificate",
 ]
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -71,6 +72,7 @@ class Home(History, Rounds):
         server: str,
         name: str = "",
         budget: str | None = None,
+        proxy: str = "",
         furnish: Callable[[Path], object] | None = None,
     ) -> Self:
         """A new device in a folder that is not there yet, or is empty: whole, or not at all.
@@ -83,7 +85,7 @@ class Home(History, Rounds):
 
             # A person means the server, unless they say another: it is the one that gets to see what leaves.
             budget = str(Budget.parse(budget if "observer" in budget else f"{budget},observer=server"))
-        settings = Settings(server=server, name=name, budget=budget)
+        settings = Settings(server=server, name=name, budget=budget, proxy=proxy)
         made = _claim(folder)
         try:
             (folder / "ledgers").mkdir(mode=0o700)
@@ -129,6 +131,11 @@ def authority(server: str, file: Path | None) -> bytes | None:
         if host in LOOPBACK:
             return None
         raise HomebodyError(f"{host} is another machine: give the certificate of its server as --ca ca.pem.")
+    return read_certificate(file)
+
+
+def read_certificate(file: Path) -> bytes:
+    """A certificate in PEM form, and no private key."""
     try:
         content = file.read_bytes()
     except OSError as error:

@@ -51,6 +51,8 @@ class Mark(NamedTuple):
     bytes: int
     at: int
     """Seconds since 1970."""
+    reports: int = 0
+    """How many it had, where it went through a proxy."""
 
 
 class Rounds(People):
@@ -212,11 +214,12 @@ class Rounds(People):
         base: str | None,
         state: bytes | None,
         answer: bytes,
+        reports: int = 0,
     ) -> None:
         """A round is done: its private state, its answer and the mark that it was answered, all together or nothing.
 
         The answers of a person's last two releases are kept, to be given again word for word; marks stay for good. An
-        answer that is kept is never changed: another would tell more.
+        answer that is kept is never changed: another would tell more. reports: how many it has, for a proxy.
         """
         for text, what in ((run, "A run's name"), (release, "A release's name"), (digest, "A digest")):
             _check_name(text, what)
@@ -234,8 +237,8 @@ class Rounds(People):
                 (slot, run, release, digest),
             )
             mark = self._db.execute(
-                "INSERT INTO mark (person, run, release, digest, bytes, at) VALUES (?, ?, ?, ?, ?, ?)",
-                (slot, run, release, digest, len(answer), int(time.time())),
+                "INSERT INTO mark (person, run, release, digest, bytes, at, reports) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (slot, run, release, digest, len(answer), int(time.time()), reports),
             ).lastrowid
             self._db.execute("INSERT INTO answer VALUES (?, ?)", (mark, answer))
             self._db.execute(
@@ -260,9 +263,14 @@ class Rounds(People):
     def marks(self, who: Who) -> list[Mark]:
         """Every answer that left, oldest first."""
         rows = self._ask(
-            "SELECT run, release, digest, bytes, at FROM mark WHERE person = ? ORDER BY id", (self.person(who).slot,)
+            "SELECT run, release, digest, bytes, at, reports FROM mark WHERE person = ? ORDER BY id",
+            (self.person(who).slot,),
         )
         return [Mark(*row) for row in rows]
+
+    def reports(self) -> int:
+        """How many reports left, of everybody's."""
+        return int(self._ask("SELECT COALESCE(SUM(reports), 0) FROM mark")[0][0])
 
     def _answer(self, slot: int, run: str, release: str, digest: str) -> bytes | None:
         rows = self._ask(

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from homebody.errors import HomebodyError
+from homebody.runtime.door import is_loopback
 
 __all__ = ["SCHEMA_VERSION", "TIME_LIMIT", "Settings", "Store", "finite", "one_line"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TIME_LIMIT = 2**62
 """Times are no further from 0, so that whole ones and others stand in one column of 64 bits."""
 PATIENCE = 30.0
@@ -59,7 +60,8 @@ CREATE TABLE mark (
     release TEXT NOT NULL,
     digest TEXT NOT NULL,
     bytes INTEGER NOT NULL,
-    at INTEGER NOT NULL
+    at INTEGER NOT NULL,
+    reports INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX mark_of_release ON mark (person, run, release, digest);
 CREATE TABLE begun (
@@ -71,7 +73,10 @@ CREATE TABLE begun (
 );
 CREATE TABLE answer (mark INTEGER PRIMARY KEY REFERENCES mark, bytes BLOB NOT NULL);
 """
+_FORWARD = {1: "ALTER TABLE mark ADD COLUMN reports INTEGER NOT NULL DEFAULT 0"}
+"""What makes the next schema of each."""
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
+_URL = re.compile(r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>\d{1,5}))?/?")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -95,6 +100,8 @@ class Settings:
     paused: bool = False
     node: int | None = None
     """The number that the network last knew it by."""
+    proxy: str = ""
+    """The address of the proxy that reports go through; none where no method is taken part in that shuffles."""
 
     def __post_init__(self) -> None:
         found = _ADDRESS.fullmatch(str(self.server))
@@ -104,6 +111,8 @@ class Settings:
             )
         if self.name:
             one_line(self.name, "A device's name", 200)
+        if self.proxy:
+            _check_proxy(self.proxy)
 
     @property
     def host(self) -> str:
@@ -129,6 +138,7 @@ class Store:
                 self._refuse_others()
                 for pragma in _PRAGMAS:
                     self._db.execute(pragma)
+                self._bring_forward()
             except BaseException:
                 self._db.close()
                 raise
@@ -156,13 +166,26 @@ class Store:
             raise HomebodyError(f"No device can be made in {folder}: {error}.") from error
 
     def _refuse_others(self) -> None:
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        version = self._version()
         if version > SCHEMA_VERSION:
             raise HomebodyError(
                 f"The device in {self.path} was written by a newer Homebody (schema {version}); update to use it."
             )
         if version < 1:
             raise HomebodyError(f"{self.file} is not a device's store; make one with `homebody client init`.")
+
+    def _bring_forward(self) -> None:
+        """To the newest schema, step by step, all or nothing."""
+        if self._version() == SCHEMA_VERSION:
+            return
+        with self._writing():
+            for version in range(self._version(), SCHEMA_VERSION):
+                self._db.execute(_FORWARD[version])
+            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _version(self) -> int:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        return int(version)
 
     @property
     def settings(self) -> Settings:
@@ -180,8 +203,8 @@ class Store:
         with self._writing():
             settings = replace(self.settings, **changes)
             self._db.executemany(
-                "UPDATE setting SET value = ? WHERE name = ?",
-                [(json.dumps(value), name) for name, value in asdict(settings).items()],
+                "INSERT OR REPLACE INTO setting VALUES (?, ?)",
+                [(name, json.dumps(value)) for name, value in asdict(settings).items()],
             )
         return settings
 
@@ -316,6 +339,20 @@ def finite(value: Any, what: str, most: float) -> int | float:
     if real and -most <= value <= most:
         return int(value) if isinstance(value, Integral) else float(value)
     raise HomebodyError(f"{what} must be a finite number, not {value!r:.80}.")
+
+
+def _check_proxy(url: str) -> None:
+    """
+    >>> _check_proxy("http://example.org:9094")
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: A proxy on another machine is reached by https://, not 'http://example.org:9094'.
+    """
+    found = _URL.fullmatch(url)
+    if not found or (found["port"] and not 0 < int(found["port"]) < 65536):
+        raise HomebodyError(f"A proxy's address must be https://HOST:PORT, not '{url}'.")
+    if found["scheme"] == "http" and not is_loopback(found["host"]):
+        raise HomebodyError(f"A proxy on another machine is reached by https://, not '{url}'.")
 
 
 def _quoted(value: object) -> str:

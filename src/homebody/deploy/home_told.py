@@ -106,12 +106,14 @@ def _sent(marks: list[Mark]) -> dict[str, Any]:
                 "last": own[-1].release,
                 "answers": len(own),
                 "bytes": sum(mark.bytes for mark in own),
+                "reports": sum(mark.reports for mark in own),
                 "at": own[-1].at,
             }
         )
     return {
         "answers": len(marks),
         "bytes": sum(mark.bytes for mark in marks),
+        "reports": sum(mark.reports for mark in marks),
         "lines": lines,
         "each": [mark._asdict() for mark in marks],
     }

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
-import os
-import re
 import secrets
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from homebody.errors import HomebodyError
+from homebody.runtime.certificates import make_certificates
+from homebody.runtime.files import write_new
 
 try:
-    from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
@@ -24,56 +20,24 @@ try:
         PublicFormat,
         load_ssh_public_key,
     )
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:
     raise HomebodyError("Keys need the extra: pip install 'homebody[deploy]'.") from error
 
 __all__ = ["make_authority", "make_device_key", "read_public"]
-
-_HERE = ("localhost", "127.0.0.1", "::1")
-# The authority is of this one server: a certificate that ends before it would only stop all devices one day.
-_LIFE = timedelta(days=3650)
 
 
 def make_authority(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
     """Write an authority (ca.pem, ca.key), the server's certificate (server.pem, server.key), which holds for this
     machine by its own names and for `hosts`, and the operator's secret. Gives the files, readable by their owner
     alone; devices need ca.pem, and nobody else the others."""
-    names = [_name(host) for host in dict.fromkeys((*_HERE, *hosts))]
-    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    ca_name = _called("homebody authority")
-    ca = (
-        _certificate(ca_name, ca_name, ca_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .sign(ca_key, hashes.SHA256())
-    )
-    server = (
-        _certificate(_called("homebody server"), ca_name, key.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        .sign(ca_key, hashes.SHA256())
-    )
-    return _write(
-        folder,
-        {
-            "ca.pem": ca.public_bytes(Encoding.PEM),
-            "ca.key": _private(ca_key),
-            "server.pem": server.public_bytes(Encoding.PEM),
-            "server.key": _private(key),
-            "secret": secrets.token_hex(32).encode(),
-        },
-    )
+    return write_new(folder, {**make_certificates(hosts), "secret": secrets.token_hex(32).encode()})
 
 
 def make_device_key(folder: Path) -> Path:
     """Write a device's key (device.key, which never leaves it) and its public half, whose path is given: that goes
     to the operator, who registers it."""
     key = ec.generate_private_key(ec.SECP384R1())
-    _, public = _write(
+    _, public = write_new(
         folder,
         {
             "device.key": key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
@@ -99,81 +63,3 @@ def read_public(path: Path) -> bytes:
     if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)):
         raise HomebodyError(wanted)
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-
-
-def _called(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _name(host: str) -> x509.GeneralName:
-    """
-    >>> _name("192.168.1.7"), _name("server.lan")
-    (<IPAddress(value=192.168.1.7)>, <DNSName(value='server.lan')>)
-    """
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        label = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
-        if not re.fullmatch(rf"(\*\.)?{label}(\.{label})*", host) or len(host) > 253:
-            raise HomebodyError(
-                f"'{host}' is no host: give a name such as server.example.org, or an IP address, without a port."
-            ) from None
-        return x509.DNSName(host)
-
-
-def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        # Devices' clocks differ.
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + _LIFE)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-    )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _write(folder: Path, files: dict[str, bytes]) -> list[Path]:
-    """All of them or none; never over a file that is there."""
-    paths = {folder / name: content for name, content in files.items()}
-    written: list[Path] = []
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in paths:
-            if path.exists():
-                raise FileExistsError(0, "File exists", str(path))
-        for path, content in paths.items():
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                written.append(path)
-                file.write(content)
-    except OSError as error:
-        for path in written:
-            path.unlink(missing_ok=True)
-        if isinstance(error, FileExistsError):
-            raise HomebodyError(
-                f"{error.filename} is there already, and whoever trusts it would be locked out: choose another folder, "
-                "or take it away first."
-            ) from error
-        raise HomebodyError(f"The keys cannot be written to {folder}: {error.strerror}.") from error
-    return list(paths)

@@ -7,14 +7,16 @@ import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from homebody.database import connect
-from homebody.deploy.plan import Plan
 from homebody.deploy.records import Records
 from homebody.errors import HomebodyError
 
-__all__ = ["Monitor", "exposition", "health"]
+if TYPE_CHECKING:
+    from homebody.deploy.plan import Plan
+
+__all__ = ["Monitor", "counters", "exposition", "health"]
 
 
 class Monitor:
@@ -89,12 +91,10 @@ def health(records: Records) -> dict[str, Any]:
 
 def exposition(records: Records) -> str:
     """Counts and the last round's figures, as Prometheus reads them."""
-    lines, out = records.rounds(), []
+    lines, out = records.rounds(), list[str]()
 
     def tell(name: str, kind: str, helped: str, values: dict[str, float]) -> None:
-        out.append(f"# HELP homebody_{name} {helped}")
-        out.append(f"# TYPE homebody_{name} {kind}")
-        out.extend(f"homebody_{name}{labels} {value}" for labels, value in values.items())
+        out.extend(_lines(name, kind, helped, values))
 
     devices = [one for one in records.devices() if not one.removed]
     tell("rounds_total", "counter", "Rounds done.", {"": len(lines)})
@@ -110,14 +110,25 @@ def exposition(records: Records) -> str:
         tell("round_seconds", "gauge", "Seconds that the last round took.", {"": last["seconds"]})
         epsilon = {f'{{observer="{who}"}}': _number(value) for who, value in last["epsilon"].items()}
         tell("epsilon", "gauge", "Certified epsilon of one person.", epsilon)
+    return "\n".join(out) + "\n" + counters(records)
+
+
+def counters(records: Records) -> str:
+    """What was counted since the server was made, as Prometheus reads it."""
     counted: dict[str, dict[str, float]] = {}
     for name, amount in records.counters().items():
         what, _, reason = name.partition(": ")
         labels = f'{{reason="{_quoted(reason)}"}}' if reason else ""
         counted.setdefault(what.replace(" ", "_"), {})[labels] = amount
+    out: list[str] = []
     for what, values in counted.items():
-        tell(f"{what}_total", "counter", f"Counted since the server was made: {what}.", values)
-    return "\n".join(out) + "\n"
+        out += _lines(f"{what}_total", "counter", f"Counted since the server was made: {what}.", values)
+    return "".join(f"{line}\n" for line in out)
+
+
+def _lines(name: str, kind: str, helped: str, values: dict[str, float]) -> list[str]:
+    told = [f"homebody_{name}{labels} {value}" for labels, value in values.items()]
+    return [f"# HELP homebody_{name} {helped}", f"# TYPE homebody_{name} {kind}", *told]
 
 
 def _number(value: float | str) -> Any:

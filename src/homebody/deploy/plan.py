@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import tomllib
 import uuid
@@ -16,8 +15,10 @@ import tomli_w
 
 from homebody.core import Cohort, Method
 from homebody.data.splits import How, Protocol
+from homebody.deploy.places import FILE, database_in
 from homebody.errors import HomebodyError, unknown_name
 from homebody.params import KINDS
+from homebody.privacy import Channel, Shuffle
 from homebody.recipe import Recipe
 from homebody.runtime import wire
 from homebody.runtime.door import is_loopback
@@ -25,12 +26,11 @@ from homebody.runtime.flower import Settings, metric_names, telemetry
 
 __all__ = ["FILE", "Plan"]
 
-FILE = "server.toml"
 SCHEMA_VERSION = 1
 _TYPES: dict[str, type] = {
-    **dict.fromkeys(("listen", "metrics", "database", "link", "run"), str),
+    **dict.fromkeys(("listen", "metrics", "database", "link", "reports", "run"), str),
     **dict.fromkeys(("tls", "half"), bool),
-    **dict.fromkeys(("deadline", "quorum", "largest"), float),
+    **dict.fromkeys(("deadline", "quorum", "largest", "reports_wait"), float),
     "least": int,
 }
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
@@ -57,6 +57,10 @@ class Plan:
     """A file in the server's folder, a postgresql:// address, or env:NAME for one that the environment holds."""
     link: str = ""
     """A SuperLink that someone else runs, to be joined; empty: the server starts its own."""
+    reports: str = ""
+    """Where proxies bring the reports of a method that shuffles; empty: nowhere."""
+    reports_wait: float = 30.0
+    """Seconds after a round's deadline for reports to come: longer than the proxy holds them."""
     tls: bool = True
     deadline: float = 60.0
     quorum: float = 0.5
@@ -73,13 +77,15 @@ class Plan:
                 raise HomebodyError(f"The server's {name} must be {KINDS[kind]}, not {value!r}.")
         if not 1 <= self.deadline <= 86_400:
             raise HomebodyError(f"A round's deadline is 1 to 86,400 seconds, not {self.deadline:g}.")
+        if not 0 <= self.reports_wait <= 86_400:
+            raise HomebodyError(f"Reports are waited for 0 to 86,400 seconds, not {self.reports_wait:g}.")
         if not 0 < self.quorum <= 1:
             raise HomebodyError(f"The quorum is a share above 0 and at most 1, not {self.quorum:g}.")
         if self.least < 1:
             raise HomebodyError(f"A round needs at least 1 client, not {self.least}.")
         if not 0 < self.largest < math.inf:
             raise HomebodyError(f"The largest number of an update is a finite one above 0, not {self.largest:g}.")
-        for what in (self.listen, *filter(None, (self.metrics, self.link))):
+        for what in (self.listen, *filter(None, (self.metrics, self.link, self.reports))):
             found = _ADDRESS.fullmatch(what)
             if not found or not 0 < int(found["port"]) < 65536:
                 raise HomebodyError(f"An address is HOST:PORT, such as 127.0.0.1:9092, not '{what}'.")
@@ -114,6 +120,7 @@ class Plan:
             least=max(self.least, self.recipe.cohort or 1),
             half=self.half,
             largest=self.largest,
+            reports_wait=self.reports_wait,
             cutoffs=tuple(self.recipe.measured()),
         )
 
@@ -129,20 +136,46 @@ class Plan:
             raise HomebodyError(f"{self.recipe.method} collects raw data: it cannot be trained on devices.")
         if method.needs:
             raise HomebodyError(f"{self.recipe.method} needs {method.needs[0]}, which devices do not hold yet.")
+        method = self._among_enough(method)
         for phase in method.phases:
             acting = phase.method or method
-            wire.refuse_unfit(acting)
+            wire.refuse_unfit(acting, proxied=bool(self.reports))
             if self.recipe.evaluate_every and phase.evaluated:
                 telemetry(acting, self.recipe.measured())
         self._check_what_devices_do()
         self._refuse_hopeless(method)
         return method
 
+    @property
+    def shuffled_among(self) -> int:
+        """How many people report at least in a round that counts: so many are certain, and no more are claimed."""
+        return math.ceil(self.quorum * (self.recipe.cohort or self.least))
+
+    def _among_enough(self, method: Method) -> Method:
+        """The method with a Shuffle that counts on no more people than are certain to report."""
+        shuffle = next((stage for stage in method.uplink.stages if isinstance(stage, Shuffle)), None)
+        if shuffle is None:
+            if self.reports:
+                raise HomebodyError(
+                    f"{self.recipe.method} sends no reports through a proxy: leave out --reports, or put stages before "
+                    "it such as --stage one-bit:epsilon=2,k=100 --stage shuffle."
+                )
+            return method
+        if shuffle.users is not None and shuffle.users > self.shuffled_among:
+            raise HomebodyError(
+                f"Reports cannot count as shuffled among {shuffle.users} people where {self.shuffled_among} are enough "
+                "for a round: raise --least and --quorum, or lower users."
+            )
+        known = replace(shuffle, users=shuffle.users or self.shuffled_among)
+        channel = Channel(*(known if stage is shuffle else stage for stage in method.uplink.stages))
+        return replace(method, uplink=channel)  # type: ignore[type-var]
+
     def _refuse_hopeless(self, method: Method) -> None:
         """A budget that no round fits into, however people are drawn: ε of one round is infinite."""
         budget = self.recipe.allowed()
         acting = method.phases[0].method or method
-        charges = acting.releases(Cohort(np.arange(1), "all", 1, 1))
+        people = self.recipe.cohort or self.least
+        charges = acting.releases(Cohort(np.arange(people), "all", people, people))
         if budget:
             budget.refuse_infinite(charges)
 
@@ -184,12 +217,7 @@ class Plan:
 
     def database_in(self, folder: Path) -> Path | str:
         """What to connect to."""
-        if self.database.startswith("env:"):
-            name = self.database.removeprefix("env:")
-            if not os.environ.get(name):
-                raise HomebodyError(f"The server's database is in the environment's {name}, which is not set.")
-            return os.environ[name]
-        return self.database if "://" in self.database else folder / self.database
+        return database_in(folder, self.database)
 
     def to_toml(self) -> str:
         values = {name: value for name, value in asdict(self).items() if name != "recipe"}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from homebody.fit import Progress, Round
     from homebody.privacy import Ledger
 
-__all__ = ["COMPONENT", "Device", "Records"]
+__all__ = ["COMPONENT", "Device", "Records", "check_text", "now"]
 
 COMPONENT = "server's database"
 KEPT = 2
@@ -68,9 +68,12 @@ CREATE TABLE round (step INTEGER PRIMARY KEY, line TEXT NOT NULL);
 CREATE TABLE counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 CREATE TABLE note (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-_STEPS = (_SCHEMA,)
+_PROXIES = """
+CREATE TABLE proxy (public_key BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, added TEXT NOT NULL);
+"""
+_STEPS = (_SCHEMA, _PROXIES)
 # Parameters are noise to a compressor: PostgreSQL would only lose time.
-_IN_POSTGRESQL = (f"{_SCHEMA}ALTER TABLE checkpoint_part ALTER COLUMN content SET STORAGE EXTERNAL;\n",)
+_IN_POSTGRESQL = (f"{_SCHEMA}ALTER TABLE checkpoint_part ALTER COLUMN content SET STORAGE EXTERNAL;\n", _PROXIES)
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,8 @@ class Records:
 
     def add_device(self, fingerprint: str, public_key: bytes, name: str, people: int) -> range:
         """Register a key for so many people, and give them their client numbers, for ever."""
-        _check_text("A device's fingerprint", fingerprint)
-        _check_text("A device's name", name)
+        check_text("A device's fingerprint", fingerprint)
+        check_text("A device's name", name)
         if not 1 <= people <= MOST_PEOPLE:
             raise HomebodyError(f"A device holds 1 to {MOST_PEOPLE:,} people, not {people}.")
         with self.database.transaction():
@@ -134,7 +137,7 @@ class Records:
             first = self._one("SELECT COALESCE(MAX(first + people), 0) FROM device")
             self.database.execute(
                 "INSERT INTO device (fingerprint, public_key, name, first, people, added) VALUES (?, ?, ?, ?, ?, ?)",
-                (fingerprint, public_key, name, first, people, _now()),
+                (fingerprint, public_key, name, first, people, now()),
             )
         return range(first, first + people)
 
@@ -154,9 +157,9 @@ class Records:
             if (when := found[-1].removed) is not None:
                 raise HomebodyError(f"The device '{which}' was removed already, on {when}.")
             self.database.execute(
-                "UPDATE device SET removed = ? WHERE fingerprint = ?", (now := _now(), found[-1].fingerprint)
+                "UPDATE device SET removed = ? WHERE fingerprint = ?", (when := now(), found[-1].fingerprint)
             )
-        return Device(**{**asdict(found[-1]), "removed": now})
+        return Device(**{**asdict(found[-1]), "removed": when})
 
     def add_items(self, items: Iterable[tuple[str, str]]) -> tuple[int, int]:
         """Append (id, name) pairs to the catalogue: the first new number, and how many are new.
@@ -166,8 +169,8 @@ class Records:
         """
         given = list(items)
         for identity, name in given:
-            _check_text("An item's id", identity)
-            _check_text("An item's name", name, least=0)
+            check_text("An item's id", identity)
+            check_text("An item's name", name, least=0)
         with self.database.transaction():
             names: dict[str, str] = {}
             for identity, name in given:
@@ -239,7 +242,7 @@ class Records:
             number = self._one("SELECT COALESCE(MAX(number), 0) + 1 FROM checkpoint")
             execute(
                 "INSERT INTO checkpoint (number, about, size, sha256, saved) VALUES (?, ?, ?, ?, ?)",
-                (number, about, len(content), _digest(about, content), _now()),
+                (number, about, len(content), _digest(about, content), now()),
             )
             for part, start in enumerate(range(0, len(content), PART)):
                 execute(
@@ -358,7 +361,8 @@ class Records:
         return int(value)
 
 
-def _now() -> str:
+def now() -> str:
+    """In UTC."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -368,7 +372,7 @@ def _digest(about: str, content: bytes | memoryview) -> str:
     return digest.hexdigest()
 
 
-def _check_text(what: str, text: str, least: int = 1) -> None:
+def check_text(what: str, text: str, least: int = 1) -> None:
     """Refuse what one of the databases could not hold."""
     if not least <= len(text) <= LONGEST:
         raise HomebodyError(f"{what} has {least} to {LONGEST} characters, not {len(text)}.")

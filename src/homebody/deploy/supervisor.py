@@ -1,4 +1,4 @@
-"""The parent of a server's processes: it starts the link and the trainer, and starts again what dies.
+"""The parent of a server's processes: it starts the link, the intake and the trainer, and starts again what dies.
 
 It holds nothing itself. Its children read from it until it ends, and end with it.
 """
@@ -46,6 +46,8 @@ class _Supervisor:
         self._plan, self._folder, self._once, self._lock = plan, folder, once, lock
         self._link: subprocess.Popen[bytes] | None = None
         self._trainer: subprocess.Popen[bytes] | None = None
+        self._intake: subprocess.Popen[bytes] | None = None
+        self._intake_from = 0.0
         self._told = False
 
     def run(self) -> int:
@@ -61,6 +63,7 @@ class _Supervisor:
                         log("link ended", starts_again_in=pause)
                         self._wait(pause)
                     continue
+                self._keep_intake()
                 if self._trainer is None:
                     began = time.monotonic()
                     self._trainer = self._start("homebody.deploy.trainer", str(self._folder), *self._options())
@@ -106,6 +109,19 @@ class _Supervisor:
             time.sleep(0.05)
         return True
 
+    def _keep_intake(self) -> None:
+        """Start what takes in reports, where the plan has it, and start it again where it died: nobody waits for it."""
+        if not self._plan.reports or time.monotonic() < self._intake_from:
+            return
+        code = None if self._intake is None else self._intake.poll()
+        if code == 2:
+            raise HomebodyError(f"Reports cannot be taken in on {self._plan.reports}; its own words are above.")
+        if self._intake is None or code is not None:
+            if code is not None:
+                log("intake ended", code=code)
+            self._intake = self._start("homebody.deploy.intake", str(self._folder), "--follow-parent")
+            self._intake_from = time.monotonic() + 1.0  # one that keeps dying is not started more often
+
     def _refuse_link(self) -> None:
         """A link that ended because of something a person must put right would end again; it may listen before."""
         if self._link is not None and self._link.poll() == 2:
@@ -125,7 +141,7 @@ class _Supervisor:
         self._told = True
 
     def _end(self) -> None:
-        for process in (self._trainer, self._link):
+        for process in (self._trainer, self._intake, self._link):
             if process is None:
                 continue
             if process.stdin:

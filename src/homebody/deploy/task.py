@@ -12,6 +12,7 @@ from homebody.core import Method
 from homebody.errors import HomebodyError
 from homebody.recipe import Recipe
 from homebody.runtime import wire
+from homebody.runtime.returns import about
 
 __all__ = ["Task", "acting"]
 
@@ -35,7 +36,12 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "measures": bool,
     "keep": (int, type(None)),
 }
-_OPTIONAL: dict[str, tuple[type, Any]] = {"first": (int, 0), "people": (list, []), "shared": (str, "")}
+_OPTIONAL: dict[str, tuple[type | tuple[type, ...], Any]] = {
+    "first": (int, 0),
+    "people": (list, []),
+    "shared": (str, ""),
+    "epoch": ((dict, type(None)), None),
+}
 MOST_OF_A_FIELD = 1_000_000
 """A method's sizes: a server must not make a device run out of memory."""
 DO = ("hello", "train", "evaluate", "adapt")
@@ -72,6 +78,8 @@ class Task:
     people: list[int]
     shared: str
     """What the shared parameters are called."""
+    epoch: dict[str, Any] | None
+    """What reports are sealed to, where they go through a proxy."""
 
     @classmethod
     def read(cls, header: Mapping[str, Any]) -> Task:
@@ -98,6 +106,8 @@ class Task:
             raise wire.Malformed("The letter has numbers that are too large.")
         if values["do"] not in DO:
             raise wire.Malformed("The letter asks for something that this client does not know: update it.")
+        if values["epoch"] is not None:
+            _check_epoch(values["epoch"], about(header))
         return cls(**values)
 
     @property
@@ -118,8 +128,10 @@ class Task:
     @cached_property
     def ask(self) -> str:
         """A name for all that an answer depends on: asked the same again, a person answers the same."""
-        about = [self.do, self.described(), self.shared, self.key, self.step, self.half]
-        return wire.digest(json.dumps(about, sort_keys=True).encode())
+        asked: list[Any] = [self.do, self.described(), self.shared, self.key, self.step, self.half]
+        if self.epoch is not None:  # sealed to another key, the same reports would be others to the server
+            asked.append(self.epoch)
+        return wire.digest(json.dumps(asked, sort_keys=True).encode())
 
 
 def acting(described: Mapping[str, Any], phase: str) -> Method:
@@ -132,5 +144,20 @@ def acting(described: Mapping[str, Any], phase: str) -> Method:
         raise HomebodyError(f"{name} collects raw data: no device takes part in that.")
     found = next((one for one in built.phases if one.name == phase), None)
     method = (found.method if found else None) or built
-    wire.refuse_unfit(method)
+    wire.refuse_unfit(method, proxied=True)  # whether there is one is for the device to say
     return method
+
+
+def _check_epoch(epoch: Mapping[str, Any], asked: str) -> None:
+    digits = {"epoch": 32, "key": 64, "shared": 32}
+    numbers = {"k": 2**31, "entries": 2**30, "closes": 2**40}
+    right = epoch.keys() == digits.keys() | numbers.keys()
+    right = right and all(
+        type(epoch[name]) is str and len(epoch[name]) == count and not epoch[name].strip("0123456789abcdef")
+        for name, count in digits.items()
+    )
+    right = right and all(type(epoch[name]) is int and 0 < epoch[name] < most for name, most in numbers.items())
+    if not right:
+        raise wire.Malformed("The letter's epoch is not as it should be.")
+    if epoch["shared"] != asked:
+        raise wire.Malformed("The letter's epoch is about another letter.")

@@ -20,6 +20,7 @@ import torch
 
 from homebody.core import Method
 from homebody.database import connect
+from homebody.deploy.epochs import Epochs
 from homebody.deploy.logs import log
 from homebody.deploy.monitor import Monitor
 from homebody.deploy.plan import Plan
@@ -54,7 +55,9 @@ def train(folder: Path, *, once: bool = False) -> dict[str, Any]:
     with Link(plan.address, ca=ca, secret=secret) as link, Monitor(plan, folder):
         link.open()
         log("started", run=plan.run[:8], method=plan.recipe.method, items=records.n_items())
-        runtime = Flower(link, records, plan.describe(), plan.settings(), keep=_best_step(records), log=log)
+        intake = Epochs(records, folder) if plan.reports else None
+        settings, keep = plan.settings(), _best_step(records)
+        runtime = Flower(link, records, plan.describe(), settings, keep=keep, intake=intake, log=log)
         fitted = _fit(plan, method, runtime, records)
         result = _result(plan, method, fitted, records, folder)
         records.note("result", json.dumps(jsonable(result)))

@@ -21,6 +21,7 @@ METHODS: dict[str, str] = {
     "fedmf": "homebody.methods.fedmf:FedMF",
     "fedncf": "homebody.methods.fedncf:FedNCF",
     "fedrecon": "homebody.methods.fedrecon:FedRecon",
+    "fmf-ldp": "homebody.methods.fmf_ldp:FMFLDP",
     "ials": "homebody.methods.ials:IALS",
     "mf": "homebody.methods.mf:MF",
     "ncf": "homebody.methods.ncf:NCF",

@@ -52,6 +52,7 @@ class DPLCF(Method):
     title: ClassVar[str] = "item neighbours from whole histories told once by randomised response"
     paper: ClassVar[str] = "Gao et al., DPLCF: Differentially Private Local Collaborative Filtering, SIGIR 2020"
     default_rounds: ClassVar[int] = 1
+    draws_negatives: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

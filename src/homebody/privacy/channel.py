@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from homebody.core import Cohort, Total, Tree, Update
+from torch.func import vmap
+
+from homebody.core import Cohort, Total, Tree, Update, written
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
 from homebody.privacy.requests import AskRows
@@ -23,9 +25,10 @@ class Stage(Protocol):
     `place(message) -> (stage, message)` it takes its place among the others: see `homebody.privacy.stages`. One
     without may do as it likes, and nothing private is claimed for it. With `noise_of_many(sums, devices, rng)` a stage
     that adds noise on the device can draw the sum of many devices' noise at once, for simulations; whoever changes its
-    `device` must change both. With `read(messages, sums)` its half on the server begins with each message instead of
-    their sum: it adds what many of them, stacked, say to the sums that its `server` is given and uses up. It is then
-    the last stage.
+    `device` must change both. With `devices(update, rng)` a first stage that looks at a few entries does the work of
+    `device` for many clients at once, and reads formulas (`homebody.core.Computed`) where it needs them. With
+    `read(messages, sums)` its half on the server begins with each message instead of their sum: it adds what many of
+    them, stacked, say to the sums that its `server` is given and uses up. It is then the last stage.
     """
 
     def device(self, update: Update, rng: Rng) -> Update:
@@ -124,6 +127,22 @@ before it.
     def device(self, update: Update, rng: Rng) -> Update:
         """The device's half: each stage in order."""
         return self._device(self._working, update, rng)
+
+    def devices(self, update: Update, rng: Rng) -> Update:
+        """The device's half for many clients, stacked; a formula is worked out only as far as the stages look at it."""
+        for number, stage in enumerate(self._working):
+            streams = rng.fold(number)
+            if number == 0 and self.samples:
+                update = stage.devices(update, streams)  # type: ignore[attr-defined]
+                continue
+            half = stage.device
+            update = vmap(lambda key, own, half=half: half(own, Rng(key)))(streams.key, written(update))
+        return written(update)
+
+    @property
+    def samples(self) -> bool:
+        """Whether a device looks at a few entries of its update alone: the rest need not be worked out."""
+        return bool(self._working) and hasattr(self._working[0], "devices")
 
     def bounded(self, update: Update) -> Update:
         """An update as it came to the server, clipped once more: a device that leaves its clip out gains nothing.

@@ -18,20 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Rows, Total, Tree, Users
+from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Total, Tree, Users
 from homebody.errors import Abandoned, HomebodyError
 from homebody.evaluation.metrics import METRICS
-from homebody.privacy import Channel, Charge, Clip, OneBit
+from homebody.privacy import Charge
 from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
 from homebody.runtime.correspondence import PAUSE, Correspondence, Post, Registry
+from homebody.runtime.returns import Intake, Letters, Part, Reports, about, bounds, shuffled
 
 __all__ = ["Flower", "Settings", "metric_names", "telemetry"]
 
 BACK_SECONDS = 20.0
 """How long a round that was cut short waits for its devices to come back."""
-ROUNDING = 1.001
-"""By how much a number in 16 bits may be over its bound."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +47,26 @@ class Settings:
     """Whether floats travel in 16 bits."""
     largest: float = 1e9
     """The largest number that an update may hold."""
+    reports_wait: float = 30.0
+    """Seconds that reports may come after that, where a proxy holds them until there are enough."""
     cutoffs: tuple[int, ...] = (5, 10, 20)
     """Lengths of the lists that telemetry looks at."""
 
 
-class _Part(NamedTuple):
-    """One person's answer."""
+class _Brought(NamedTuple):
+    """What people sent together, how many they were, and the bytes that came and went."""
 
-    number: int
     tree: Tree
+    answered: int
+    up: int
+    down: int
 
 
 class Flower:
     """Sends the work of a round to the devices of its cohort, and adds up what comes back through the channel.
 
     description: what a device needs to do the same mathematics, as JSON: the recipe's method, fields and stages, the
-    seed, the protocol and whether anything is held out.
+    seed, the protocol and whether anything is held out. intake: where reports arrive that come through a proxy.
     """
 
     simulated = False
@@ -77,6 +80,7 @@ class Flower:
         settings: Settings | None = None,
         *,
         keep: int | None = None,
+        intake: Intake | None = None,
         log: Callable[..., None] = lambda event, **facts: None,
     ) -> None:
         self._registry, self._description, self._log = registry, dict(description), log
@@ -84,7 +88,7 @@ class Flower:
         self.catalogue = Catalogue(registry.n_items())
         self._letters = Correspondence(post, registry, log)
         self._key, self._release = 0, registry.notes().get("opened", "").partition(" ")[0].partition("#")[0]
-        self._step, self._keep = 0, keep
+        self._step, self._keep, self._intake = 0, keep, intake
 
     def available(self) -> Users:
         """The numbers of all people who are there, once there are enough of them."""
@@ -105,7 +109,7 @@ class Flower:
             time.sleep(PAUSE)
 
     def begin(self, method: Method, rng: Rng) -> None:
-        wire.refuse_unfit(method)
+        wire.refuse_unfit(method, proxied=self._intake is not None)
         self._key = int(rng.key)
 
     def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
@@ -138,22 +142,56 @@ class Flower:
         self._registry.count("rounds_abandoned")
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
+        task, users = self._task("train", step, rng), cohort.users.tolist()
         wanted = wire.expected(method, shared, self.catalogue)
-        end = time.monotonic() + self.settings.deadline
-        self._await(cohort.users.tolist(), end)
-        task, bounds = self._task("train", step, rng), _bounds(method.uplink, self.settings.largest)
-        answers, up, down = self._ask("train", task, shared, cohort.users.tolist(), wanted, end, bounds)
-        needed = max(1, math.ceil(self.settings.quorum * len(cohort.users)))
-        if len(answers) < needed:
-            self._give_up(answered=len(answers), needed=needed)
-            raise Abandoned(
-                f"{len(answers)} of {len(cohort.users)} clients answered within {self.settings.deadline:g} s, and "
-                f"{needed} must."
-            )
-        answers = [_Part(number, method.uplink.bounded(tree)) for number, tree in answers]
-        total = method.uplink.server(Total(_summed(answers, wanted), cohort.size), SystemRng().fold("server"))
+        within = bounds(method.uplink, self.settings.largest)
+        way = self._way(method, shared, task, wanted, within, _as_it_is)
+        try:
+            got = self._bring("train", task, shared, users, way)
+        except Abandoned as error:
+            self._give_up(reason=str(error))
+            raise
+        total = method.uplink.server(Total(got.tree, cohort.size), SystemRng().fold("server"))
         self._step = step
-        return Collected(total, up, down, answered=len(answers))
+        return Collected(total, got.up, got.down, answered=got.answered)
+
+    def _way(
+        self,
+        method: Method,
+        shared: Tree,
+        task: Mapping[str, Any],
+        wanted: Mapping[str, wire.Expected],
+        within: tuple[float, int | None],
+        clean: Callable[[Tree], Tree],
+    ) -> Letters | Reports:
+        """How what people are asked for comes back."""
+        if not shuffled(method.uplink):
+            return Letters(wanted, within, lambda tree: method.uplink.bounded(clean(tree)))
+        assert self._intake is not None  # refused when the phase began
+        asks = about({**task, "shared": wire.digest(wire.pack(shared, half=self.settings.half))})
+        name = f"{self._description['run']}/{self._attempt()}{'' if task['do'] == 'train' else '/telemetry'}"
+        seconds = self.settings.deadline + self.settings.reports_wait
+        return Reports(self._intake, name, asks, method.uplink, wanted, seconds)
+
+    def _bring(
+        self, kind: str, task: Mapping[str, Any], shared: Tree, users: list[int], way: Letters | Reports
+    ) -> _Brought:
+        """Ask these people, and bring together what comes back; `Abandoned` where it is of too few."""
+        before = way.before()
+        if before is not None:
+            return _Brought(*before, 0, 0)
+        needed = max(1, math.ceil(self.settings.quorum * len(users)))
+        letter = {**task, **way.letter()}
+        end = time.monotonic() + min(self.settings.deadline, way.left())
+        self._await(users, end)
+        answers, up, down = self._ask(kind, letter, shared, users, way.wanted, end, way.bounds)
+        if len(answers) < needed:
+            raise Abandoned(
+                f"{len(answers)} of {len(users)} clients answered within {self.settings.deadline:g} s, and {needed} "
+                "must."
+            )
+        tree, beside = way.sum(answers, needed)
+        return _Brought(tree, len(answers), up + beside, down)
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
         users = self._gathered()
@@ -161,23 +199,18 @@ class Flower:
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         """The mean of what people measure on their own devices; it leaves through the method's channel."""
-        names = metric_names(self.settings.cutoffs)
-        wanted = telemetry(method, self.settings.cutoffs)
         everyone = self._gathered().tolist()
         task = {**self._task("evaluate", self._step, Rng.of(0)), "cutoffs": list(self.settings.cutoffs)}
-        end = time.monotonic() + self.settings.deadline
-        # Shares, where nothing is added to them on the way.
-        bounds = _bounds(method.uplink, self.settings.largest if method.uplink.stages else 1.0)
-        answers, _, _ = self._ask("evaluate", task, shared, everyone, wanted, end, bounds)
-        if len(answers) < max(1, math.ceil(self.settings.quorum * len(everyone))):
+        # Shares, where nothing is added to them on the way: one device does not decide for all.
+        within = bounds(method.uplink, self.settings.largest if method.uplink.stages else 1.0)
+        clean = _shares if method.uplink.plain else _as_it_is
+        way = self._way(method, shared, task, telemetry(method, self.settings.cutoffs), within, clean)
+        try:
+            got = self._bring("evaluate", task, shared, everyone, way)
+        except Abandoned:
             return Evaluated({})  # of too few to choose a round by
-        if method.uplink.plain:  # every metric is a share: one device does not decide for all
-            shares = [{name: value.clamp(0, 1) for name, value in tree.items()} for _, tree in answers]
-            answers = [
-                _Part(number, method.uplink.bounded(tree)) for (number, _), tree in zip(answers, shares, strict=True)
-            ]
-        sums = method.uplink.server(Total(_summed(answers, wanted), len(answers)), SystemRng().fold("server")).sum
-        asked = float(sums["asked"])
+        sums = method.uplink.server(Total(got.tree, got.answered), SystemRng().fold("server")).sum
+        asked, names = float(sums["asked"]), metric_names(self.settings.cutoffs)
         if not asked >= 1:
             return Evaluated({})
         return Evaluated({name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)})
@@ -255,8 +288,8 @@ class Flower:
         users: list[int],
         wanted: Mapping[str, wire.Expected],
         end: float,
-        bounds: tuple[float, int | None],
-    ) -> tuple[list[_Part], int, int]:
+        within: tuple[float, int | None],
+    ) -> tuple[list[Part], int, int]:
         """Every person's answer that is as it should be, by number; and the bytes that came and went."""
         found: dict[int, Tree] = {}
         traffic, most = [0, 0], wire.longest(wanted)
@@ -271,30 +304,25 @@ class Flower:
                     if len(part) > most:
                         raise wire.Malformed("The update is larger than any of its method's.")
                     tree = wire.unpack(part)
-                    wire.check(tree, wanted, *bounds)
+                    wire.check(tree, wanted, *within)
                 except wire.Malformed as error:
                     self._letters.refuse(node, error, {number})
                     continue
                 found[number] = tree
             self._letters.note_declined(header.get("declined"), theirs - found.keys())
-        return [_Part(number, found[number]) for number in sorted(found)], traffic[0], traffic[1]
+        return [Part(number, found[number]) for number in sorted(found)], traffic[0], traffic[1]
 
     def _catalogue(self) -> Catalogue:
         count = self._registry.n_items()
         return self.catalogue if count == self.catalogue.n_items else Catalogue(count)
 
 
-def _bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
-    """The largest number and the most rows that can come out of a channel's half on the device."""
-    most, rows = otherwise, None
-    for stage in channel.stages:
-        if isinstance(stage, Clip):
-            most = min(most, ROUNDING * stage.whole)
-        elif isinstance(stage, OneBit):
-            most, rows = 1.0, stage.k
-        elif not getattr(stage, "on_sum", False):  # noise, or what is not known here
-            most = otherwise
-    return most, rows
+def _as_it_is(tree: Tree) -> Tree:
+    return tree
+
+
+def _shares(tree: Tree) -> Tree:
+    return {name: value.clamp(0, 1) for name, value in tree.items()}
 
 
 def metric_names(cutoffs: Sequence[int]) -> list[str]:
@@ -310,18 +338,3 @@ def telemetry(method: Method, cutoffs: Sequence[int]) -> dict[str, wire.Expected
         return wire.shapes(method.uplink.device(told, Rng.of(0)))
     except HomebodyError as error:
         raise HomebodyError(f"What devices measure cannot leave this way: {error} Or measure never.") from error
-
-
-def _summed(answers: Sequence[_Part], wanted: Mapping[str, wire.Expected]) -> Tree:
-    """The sum in order of the clients' numbers, in doubles: the same whoever was first."""
-    sums = {
-        name: torch.zeros(shape if size is None else (size, *shape), dtype=torch.float64)
-        for name, (shape, size, _) in wanted.items()
-    }
-    for _, tree in answers:
-        for name, value in tree.items():
-            if isinstance(value, Rows):
-                sums[name].index_add_(0, value.index, value.value.to(torch.float64))
-            else:
-                sums[name] += value
-    return {name: total.to(torch.promote_types(wanted[name].kind, torch.float32)) for name, total in sums.items()}

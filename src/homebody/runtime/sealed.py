@@ -34,6 +34,7 @@ __all__ = [
     "REPORT_BYTES",
     "SIGNATURE_BYTES",
     "BadEnvelope",
+    "BadSignature",
     "Envelope",
     "epoch_keys",
     "open_envelope",
@@ -57,6 +58,10 @@ _UNREADABLE = np.uint32(2**32 - 1)
 
 class BadEnvelope(ValueError):
     """It is not what it should be; the sentence says how."""
+
+
+class BadSignature(BadEnvelope):
+    """It has the form of an envelope, and its sender did not sign it."""
 
 
 class Envelope(NamedTuple):
@@ -141,5 +146,5 @@ def open_envelope(body: bytes) -> tuple[bytes, Envelope]:
     try:
         sodium.crypto_sign_open(body[-SIGNATURE_BYTES:] + body[:-SIGNATURE_BYTES], sender)
     except (CryptoError, ValueError) as error:
-        raise BadEnvelope("The envelope's signature does not hold.") from error
+        raise BadSignature("The envelope's signature does not hold.") from error
     return sender, Envelope(_KINDS[kind], epoch, number, body[HEAD_BYTES:-SIGNATURE_BYTES])

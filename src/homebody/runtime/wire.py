@@ -255,10 +255,10 @@ def shapes(update: Tree) -> dict[str, Expected]:
     }
 
 
-def refuse_unfit(method: Method) -> None:
+def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
     """Refuse a channel that needs more than one letter a round: by the server, and by every device for itself.
 
-    What such a stage promises would be charged, and not kept.
+    What such a stage promises would be charged, and not kept. proxied: there is a proxy to shuffle reports.
     """
     if method.uplink.reads:
         raise HomebodyError(
@@ -266,7 +266,12 @@ def refuse_unfit(method: Method) -> None:
             "run it in a simulation."
         )
     for stage in method.uplink.stages:
-        if isinstance(stage, SecureSum | Shuffle | AskRows):
+        if isinstance(stage, Shuffle) and not proxied:
+            raise HomebodyError(
+                "Shuffle needs a proxy between devices and server: give the server an address for reports "
+                "(--reports 127.0.0.1:9093) and every device a proxy (--proxy), or leave the stage out."
+            )
+        if isinstance(stage, SecureSum | AskRows):
             raise HomebodyError(
                 f"{type(stage).__name__} needs more than one letter a round, which devices do not exchange: leave it "
                 "out, and the ledger says what the server learns."

@@ -1,0 +1,134 @@
+"""`homebody proxy`: mix the reports of many devices on their way to the server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homebody.cli.options import Json
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Mix sealed reports of many devices, and pass them on without their senders.", no_args_is_help=True
+)
+
+Dir = Annotated[Path, typer.Argument(help="The proxy's folder.", metavar="DIR")]
+Keys = Annotated[list[Path], typer.Argument(help="Files reports.pub.", metavar="KEY.pub...")]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
+    next_hop: Annotated[
+        str, typer.Option("--next", help="Whom to pass reports to: the server's intake or another proxy, https://…")
+    ],
+    next_ca: Annotated[
+        Path | None, typer.Option("--next-ca", help="The authority of the next hop's certificate, ca.pem.")
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(help="Where to listen, HOST:PORT; 0.0.0.0:PORT for other machines too.")
+    ] = "127.0.0.1:9445",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address by which devices reach the proxy, for its certificate; repeat."),
+    ] = None,
+    hold: Annotated[float, typer.Option(help="Seconds that the first report waits for others.")] = 60.0,
+    least_devices: Annotated[int, typer.Option(help="Devices that must have reported before anything goes out.")] = 10,
+    most: Annotated[int, typer.Option(help="Reports that a person may send in an epoch, at most.")] = 1000,
+    lead: Annotated[float, typer.Option(help="Seconds to close an epoch ahead of the next hop.")] = 5.0,
+    most_held: Annotated[int, typer.Option(help="Reports to hold on the disk, at most.")] = 5_000_000,
+    tls: Annotated[
+        bool, typer.Option("--tls/--no-tls", help="Encrypt; to leave it out, listen on this machine alone.")
+    ] = True,
+    cert: Annotated[Path | None, typer.Option(help="A certificate of your own, PEM; by default one is made.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The key of your certificate, PEM.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a proxy: its settings, its database, its certificate and its key."""
+    from homebody.proxy.admin import make
+    from homebody.proxy.settings import Settings
+
+    settings = Settings(
+        next=next_hop,
+        listen=listen,
+        hold=hold,
+        least_devices=least_devices,
+        most=most,
+        lead=lead,
+        most_held=most_held,
+        tls=tls,
+        next_ca=next_ca is not None,
+    )
+    public = make(folder, settings, hosts=host or (), next_ca=next_ca, cert=cert, key=key)
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder), "listen": listen, "next": next_hop, "public": str(public)}))
+        return
+    typer.echo(f"A proxy is in {folder}. Give {public} to the operator of {next_hop}, who lets it send there.")
+    if tls and cert is None:
+        typer.echo(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its reports.pub:")
+    typer.echo(f"  homebody proxy allow {folder} reports.pub")
+    typer.echo(f"Then start it: homebody proxy run {folder}")
+
+
+@app.command()
+def allow(
+    folder: Dir,
+    keys: Keys,
+    people: Annotated[
+        int | None,
+        typer.Option(
+            help="People of each device, who share its limit; of a proxy, devices it stands for, by default enough."
+        ),
+    ] = None,
+    proxy: Annotated[bool, typer.Option("--proxy", help="They are keys of proxies before this one.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Let devices, or proxies before this one, send; also while it runs."""
+    from homebody.proxy.admin import allow
+
+    count = allow(folder, keys, people=people, proxy=proxy)
+    typer.echo(json.dumps({"added": len(keys), "senders": count}) if as_json else f"{count:,} may send to {folder}.")
+
+
+@app.command()
+def forbid(folder: Dir, keys: Keys, as_json: Json = False) -> None:
+    """Let these send no more; also while it runs."""
+    from homebody.proxy.admin import forbid
+
+    count = forbid(folder, keys)
+    typer.echo(json.dumps({"removed": len(keys), "senders": count}) if as_json else f"{count:,} may send to {folder}.")
+
+
+@app.command()
+def run(folder: Dir) -> None:
+    """Run the proxy until it is told to stop. What was accepted survives, however it ends."""
+    from homebody.proxy.service import run
+
+    run(folder)
+
+
+@app.command()
+def status(folder: Dir, as_json: Json = False) -> None:
+    """What is held, what was passed on, and what was refused and why."""
+    from homebody.proxy.admin import report
+
+    found = report(folder)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    alive = "running" if found["running"] else "not running"
+    typer.echo(f"{folder}: {found['listen']} to {found['next']} ({alive})")
+    typer.echo(
+        f"may send: {found['devices']:,} devices, {found['proxies']:,} proxies; open epochs: {found['epochs']:,}"
+    )
+    typer.echo(
+        f"reports: {found['accepted']:,} accepted, {found['held']:,} held, {found['forwarded']:,} passed on, "
+        f"{sum(found['dropped'].values()):,} dropped"
+    )
+    for kind in ("dropped", "refused"):
+        for reason, amount in found[kind].items():
+            typer.echo(f"{kind}, {reason}: {amount:,}")

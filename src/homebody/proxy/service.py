@@ -1,0 +1,94 @@
+"""A proxy's process."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from homebody.errors import HomebodyError
+from homebody.proxy.app import Proxy
+from homebody.proxy.epochs import Book
+from homebody.proxy.forward import Forwarder, NextHop
+from homebody.proxy.settings import Settings
+from homebody.proxy.store import Store
+from homebody.proxy.tables import Batch
+from homebody.proxy.writer import Writer
+from homebody.runtime.logs import log
+from homebody.runtime.report_keys import read_report_key
+from homebody.runtime.web import listen, serve
+
+__all__ = ["Service", "run", "running"]
+
+_FAREWELL = 10.0
+"""Seconds for one that was just killed to be gone."""
+
+
+class Service:
+    """The parts of a proxy, put together. `app` is what is served; it starts and stops the others."""
+
+    def __init__(self, folder: Path, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        _, secret = read_report_key(folder / "reports.key")
+        store = self._store = Store(folder, settings)
+
+        def connect() -> NextHop:
+            return NextHop(settings, folder, secret)
+
+        connect()  # an authority that cannot be read is said now
+        self.forwarder = Forwarder(connect, self._done)
+        self.writer = Writer(folder, store, self.forwarder.put, clock)
+        proxy = Proxy(settings, store.mark, self.writer, Book(store.epochs(), self.writer, connect, clock))
+        self.refused, self.room = proxy.refused, proxy.room
+        self.app = proxy.app(self._start, self._stop)
+
+    def _done(self, batch: Batch, outcome: str) -> None:
+        self.writer.done(batch, outcome)
+
+    def _start(self) -> None:
+        self.writer.start()
+        self.forwarder.start()
+        log("started")
+
+    def _stop(self) -> None:
+        self.forwarder.stop()
+        self.writer.stop()
+        log("stopped")
+
+
+def run(folder: Path) -> None:
+    """Run a proxy until it is told to stop."""
+    settings = Settings.read(folder)
+    with _alone(folder), listen(settings.host, settings.port) as listening:
+        service = Service(folder, settings)
+        keys = folder / "keys"
+        cert, key = (keys / "server.pem", keys / "server.key") if settings.tls else (None, None)
+        serve(service.app, listening, cert=cert, key=key, counted=service.refused)
+
+
+def running(folder: Path) -> bool:
+    """Whether a proxy holds the folder."""
+    try:
+        with (folder / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    until = time.monotonic() + _FAREWELL
+    with (folder / ".lock").open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise HomebodyError(f"A proxy runs in {folder} already.") from None
+                time.sleep(0.05)
+        yield

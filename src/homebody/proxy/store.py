@@ -1,0 +1,321 @@
+"""What a proxy keeps on its disk: reports one by one under random keys, and no line from any of them to a sender.
+
+While an epoch is open there are, beside the reports, two lists under a secret of the epoch: how much each sender has
+sent (its quota), and which messages were taken (so that a repetition is known). Both are of keyed hashes, and cannot be
+read without the secret; it goes when the epoch closes, and they after it.
+
+A pool is what is held of an epoch since its last release. It is released as a whole, by cutting batches off it in the
+order of the keys, which is random and has nothing to do with who came when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from homebody.database import PATIENCE
+from homebody.proxy.settings import Settings
+from homebody.proxy.tables import AT_ONCE, KEY_BYTES, Batch, Epoch, Message, Sender, keyed, opened, under_random_keys
+from homebody.runtime.sealed import REPORT_BYTES
+
+__all__ = ["Store", "Ticked"]
+
+WINDOW = 4
+"""Batches of an epoch that may be under way at a time."""
+SWEEP = 4096
+"""Rows that are swept away in one step."""
+_OPEN, _RELEASED, _DROPPED = 0, 1, 2
+_CLOSED, _SWEPT = 1, 2
+
+
+class Ticked(NamedTuple):
+    """What the clock has brought about."""
+
+    released: list[int]
+    """How many reports each release has."""
+    closed: dict[bytes, int]
+    """How many reports were dropped with each epoch that was closed."""
+
+
+class Store:
+    """A proxy's database. One thread uses it; what changes it is called within `transaction`, which is all or nothing.
+
+    Other processes may read it, and say who may send.
+    """
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self._settings, self._db = settings, opened(folder)
+        (self._secret,) = self._db.execute("SELECT secret FROM proxy").fetchone()
+        self.transaction = self._db.transaction
+
+    def close(self) -> None:
+        self._db.close()
+
+    def checkpoint(self, mode: Literal["PASSIVE", "TRUNCATE"]) -> bool:
+        """Bring what was written ahead into the tables; whether nobody was in the way. The log of it, which tells what
+        was written together, is then written over from its beginning; TRUNCATE empties it."""
+        self._db.execute("PRAGMA busy_timeout = 100").fetchall()  # whoever reads may read on
+        try:
+            ((busy, _, _),) = self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout = {int(1000 * PATIENCE)}").fetchall()
+        return not busy
+
+    def mark(self, key: bytes) -> bytes:
+        """What a sender's key is written down as."""
+        return keyed(self._secret, key)
+
+    def senders(self) -> dict[bytes, Sender]:
+        found = self._db.execute("SELECT mark, proxy, people FROM senders").fetchall()
+        return {mark: Sender(bool(proxy), people) for mark, proxy, people in found}
+
+    def allow(self, key: bytes, sender: Sender) -> None:
+        self._db.execute(
+            "INSERT INTO senders (mark, proxy, people) VALUES (?, ?, ?) "
+            "ON CONFLICT (mark) DO UPDATE SET proxy = excluded.proxy, people = excluded.people",
+            (self.mark(key), int(sender.proxy), sender.people),
+        )
+
+    def forbid(self, key: bytes) -> bool:
+        """Whether it was allowed before."""
+        return self._db.execute("DELETE FROM senders WHERE mark = ?", (self.mark(key),)).rowcount > 0
+
+    def changed_elsewhere(self) -> int:
+        """A number that is another after another process has written."""
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+    def epochs(self) -> dict[bytes, Epoch]:
+        found = self._db.execute("SELECT epoch, facts, closes, state FROM epochs").fetchall()
+        return {epoch: Epoch(epoch, json.loads(facts), closes, state == 0) for epoch, facts, closes, state in found}
+
+    def open_epoch(self, epoch: bytes, facts: Mapping[str, Any], now: float) -> Epoch:
+        """Keep what the next hop says of an epoch; what was said first stands."""
+        if not self._db.execute("SELECT 1 FROM epochs WHERE epoch = ?", (epoch,)).fetchone():
+            left = facts["closes"] - now
+            closes = facts["closes"] - min(self._settings.lead, max(0.0, left) / 10)
+            self._db.execute(
+                "INSERT INTO epochs (epoch, facts, k, closes, secret, state) VALUES (?, ?, ?, ?, ?, 0)",
+                (epoch, json.dumps({**facts, "closes": closes}), facts["k"], closes, os.urandom(32)),
+            )
+        return self.epochs()[epoch]
+
+    def close_epoch(self, epoch: bytes, reason: str) -> int:
+        """Forget who sent how much, and drop what is not released; how many reports that are. What the secret hid is
+        swept away later."""
+        row = self._db.execute("SELECT id FROM epochs WHERE epoch = ? AND state = 0", (epoch,)).fetchone()
+        if row is None:
+            return 0
+        self._db.execute("UPDATE epochs SET secret = x'', facts = '{}', state = ? WHERE id = ?", (_CLOSED, row[0]))
+        self.count("epochs_closed", 1)
+        return self._drop(row[0], _OPEN, reason)
+
+    def end_epoch(self, epoch: bytes, reason: str) -> int:
+        """Nothing of it is wanted any more: what is released goes nowhere either."""
+        row = self._db.execute("SELECT id FROM epochs WHERE epoch = ?", (epoch,)).fetchone()
+        return self.close_epoch(epoch, reason) + (self._drop(row[0], _RELEASED, reason) if row else 0)
+
+    def _drop(self, row: int, state: int, reason: str) -> int:
+        (reports,) = self._db.execute(
+            "SELECT coalesce(sum(reports), 0) FROM pools WHERE epoch = ? AND state = ?", (row, state)
+        ).fetchone()
+        self._db.execute("UPDATE pools SET state = ? WHERE epoch = ? AND state = ?", (_DROPPED, row, state))
+        if reports:
+            self.count(f"dropped: {reason}", reports)
+        return int(reports)
+
+    def accept(self, messages: list[Message], now: float) -> list[str]:
+        """Take messages in, or not: `accepted`, `repeated`, `conflict`, `limit`, `full`, `closed` or `unknown`."""
+        epochs: dict[bytes, Any] = {}
+        fresh: dict[int, list[bytes]] = {}
+        room = self._settings.most_held - self.held()
+        outcomes = []
+        for message in messages:
+            epoch = message.envelope.epoch
+            if epoch not in epochs:
+                epochs[epoch] = self._db.execute(
+                    "SELECT id, secret, closes, k FROM epochs WHERE epoch = ?", (epoch,)
+                ).fetchone()
+            row = epochs[epoch]
+            if row is None:
+                outcomes.append("unknown")
+            elif not row[1] or now >= row[2]:
+                outcomes.append("closed")
+            else:
+                outcome = self._accept(message, row, room, now, fresh)
+                if outcome == "accepted":
+                    room -= message.envelope.size
+                outcomes.append(outcome)
+        for pool, parts in fresh.items():
+            self._hold(pool, b"".join(parts))
+        return outcomes
+
+    def _accept(
+        self, message: Message, row: tuple[int, bytes, float, int], room: int, now: float, fresh: dict[int, list[bytes]]
+    ) -> str:
+        epoch, secret, _, k = row
+        envelope, size = message.envelope, message.envelope.size
+        mark, content = keyed(secret, message.key, envelope.number), keyed(secret, envelope.reports)
+        found = self._db.execute("SELECT content FROM accepted WHERE epoch = ? AND mark = ?", (epoch, mark)).fetchone()
+        if found:
+            return "repeated" if found[0] == content else "conflict"
+        who = keyed(secret, message.key)
+        used, last = self._db.execute(
+            "SELECT used, pool FROM quotas WHERE epoch = ? AND mark = ?", (epoch, who)
+        ).fetchone() or (0, 0)
+        if not message.sender.proxy and used + size > self.allowance(message.sender, k):
+            return "limit"
+        if size > room:
+            return "full"
+        pool = self._open_pool(epoch, now)
+        devices = 0 if last == pool else self._weight(message.sender)
+        self._db.execute("INSERT INTO accepted (epoch, mark, content) VALUES (?, ?, ?)", (epoch, mark, content))
+        self._db.execute(
+            "INSERT INTO quotas (epoch, mark, used, pool) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (epoch, mark) DO UPDATE SET used = excluded.used, pool = excluded.pool",
+            (epoch, who, used + size, pool),
+        )
+        self._db.execute(
+            "UPDATE pools SET devices = devices + ?, reports = reports + ? WHERE pool = ?", (devices, size, pool)
+        )
+        fresh.setdefault(pool, []).append(envelope.reports)
+        return "accepted"
+
+    def allowance(self, sender: Sender, k: int) -> int:
+        """How many reports a device may send in an epoch."""
+        return sender.people * min(k, self._settings.most)
+
+    def _weight(self, sender: Sender) -> int:
+        """How many devices someone stands for. A proxy has mixed those of many before it sends."""
+        return (sender.people or self._settings.least_devices) if sender.proxy else 1
+
+    def _open_pool(self, epoch: int, now: float) -> int:
+        found = self._db.execute("SELECT pool FROM pools WHERE epoch = ? AND state = ?", (epoch, _OPEN)).fetchone()
+        if found:
+            return int(found[0])
+        self._db.execute(
+            "INSERT INTO pools (epoch, first, devices, reports, state) VALUES (?, ?, 0, 0, ?)", (epoch, now, _OPEN)
+        )
+        return int(self._db.execute("SELECT last_insert_rowid()").fetchone()[0])
+
+    def _hold(self, pool: int, reports: bytes) -> None:
+        """Each report under a key of its own. In the order of the keys: neighbours are written once."""
+        step = AT_ONCE * REPORT_BYTES
+        for start in range(0, len(reports), step):
+            keys, ordered = under_random_keys(reports[start : start + step])
+            # One statement for all: a row at a time would wait for the interpreter's lock at each. Were a key there
+            # already, everything would be undone; ABORT, the default, keeps a copy of every page for that.
+            self._db.execute(
+                "INSERT OR ROLLBACK INTO held (pool, key, report) "
+                f"SELECT ?1, substr(?2, place * {KEY_BYTES} + 1, {KEY_BYTES}), substr(?3, place * {REPORT_BYTES} + 1, "
+                f"{REPORT_BYTES}) FROM places WHERE place < ?4",
+                (pool, keys, ordered, len(keys) // KEY_BYTES),
+            )
+
+    def held(self) -> int:
+        """Reports that are on the disk."""
+        (pooled,) = self._db.execute("SELECT coalesce(sum(reports), 0) FROM pools").fetchone()
+        (under_way,) = self._db.execute("SELECT coalesce(sum(size), 0) FROM batches").fetchone()
+        return int(pooled) + int(under_way)
+
+    def tick(self, now: float) -> Ticked:
+        """Release what is due, and close what has ended."""
+        ticked = Ticked([], {})
+        found = self._db.execute("SELECT id, epoch, closes FROM epochs WHERE state = 0").fetchall()
+        for row, epoch, closes in found:
+            pool = self._db.execute(
+                "SELECT pool, first, devices, reports FROM pools WHERE epoch = ? AND state = ?", (row, _OPEN)
+            ).fetchone()
+            if pool:
+                number, first, devices, reports = pool
+                if first > now:  # the clock was put back
+                    first = now
+                    self._db.execute("UPDATE pools SET first = ? WHERE pool = ?", (now, number))
+                waited = now - first >= self._settings.hold or now >= closes
+                if waited and devices >= self._settings.least_devices:
+                    self._db.execute("UPDATE pools SET state = ? WHERE pool = ?", (_RELEASED, number))
+                    self.count("releases", 1)
+                    ticked.released.append(reports)
+            if now >= closes:
+                ticked.closed[epoch] = self.close_epoch(epoch, "too few devices")
+        return ticked
+
+    def cut(self) -> Batch | None:
+        """Cut the next batch off what is released: its reports leave their rows and get a number, at once."""
+        found = self._db.execute(
+            "SELECT pools.pool, pools.epoch, epochs.epoch FROM pools JOIN epochs ON epochs.id = pools.epoch "
+            "WHERE pools.state = ? AND (SELECT count(*) FROM batches WHERE batches.epoch = pools.epoch) < ? "
+            "ORDER BY pools.pool LIMIT 1",
+            (_RELEASED, WINDOW),
+        ).fetchone()
+        if found is None:
+            return None
+        pool, row, epoch = found
+        last = self._boundary("held", "pool", "key", pool, self._settings.batch)
+        number = os.urandom(16)
+        # Bytes put together as text stay the bytes they are; the table checks the length.
+        self._db.execute(
+            "INSERT INTO batches (number, epoch, size, reports) SELECT ?, ?, count(*), "
+            "CAST(coalesce(group_concat(report, ''), '') AS BLOB) FROM held WHERE pool = ? AND key <= ?",
+            (number, row, pool, last),
+        )
+        self._db.execute("DELETE FROM held WHERE pool = ? AND key <= ?", (pool, last))
+        size, reports = self._db.execute("SELECT size, reports FROM batches WHERE number = ?", (number,)).fetchone()
+        self._db.execute("UPDATE pools SET reports = reports - ? WHERE pool = ?", (size, pool))
+        self._db.execute("DELETE FROM pools WHERE pool = ? AND reports = 0", (pool,))
+        return Batch(number, epoch, reports)
+
+    def under_way(self) -> list[Batch]:
+        """Batches that were cut and are not done."""
+        return [
+            Batch(*row)
+            for row in self._db.execute(
+                "SELECT number, epochs.epoch, reports FROM batches JOIN epochs ON epochs.id = batches.epoch"
+            ).fetchall()
+        ]
+
+    def finish(self, batch: Batch, outcome: str) -> None:
+        """The next hop has answered for good: `forwarded`, or why it does not want it."""
+        if outcome == "forwarded":
+            self.count("forwarded_reports", batch.size)
+            self.count("forwarded_batches", 1)
+        else:
+            self.count(f"dropped: {outcome}", batch.size)
+        self._db.execute("DELETE FROM batches WHERE number = ?", (batch.number,))
+
+    def sweep(self) -> bool:
+        """Delete a little of what nobody needs; whether there is more."""
+        for (pool,) in self._db.execute("SELECT pool FROM pools WHERE state = ?", (_DROPPED,)).fetchall():
+            last = self._boundary("held", "pool", "key", pool, SWEEP)
+            gone = self._db.execute("DELETE FROM held WHERE pool = ? AND key <= ?", (pool, last)).rowcount
+            if gone < SWEEP:
+                self._db.execute("DELETE FROM pools WHERE pool = ?", (pool,))
+            return True
+        for (epoch,) in self._db.execute("SELECT id FROM epochs WHERE state = ?", (_CLOSED,)).fetchall():
+            gone = 0
+            for table in ("quotas", "accepted"):
+                last = self._boundary(table, "epoch", "mark", epoch, SWEEP)
+                gone += self._db.execute(f"DELETE FROM {table} WHERE epoch = ? AND mark <= ?", (epoch, last)).rowcount
+            if not gone:
+                self._db.execute("UPDATE epochs SET state = ? WHERE id = ?", (_SWEPT, epoch))
+            return True
+        return False
+
+    def _boundary(self, table: str, group: str, key: str, which: int, count: int) -> bytes:
+        """The key of the last of the first so many rows."""
+        found = self._db.execute(
+            f"SELECT {key} FROM {table} WHERE {group} = ? ORDER BY {key} LIMIT 1 OFFSET ?", (which, count - 1)
+        ).fetchone()
+        return bytes(found[0]) if found else b"\xff" * KEY_BYTES
+
+    def count(self, name: str, amount: int) -> None:
+        self._db.execute(
+            "INSERT INTO counters (name, amount) VALUES (?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET amount = amount + excluded.amount",
+            (name, amount),
+        )
+
+    def counters(self) -> dict[str, int]:
+        return dict(self._db.execute("SELECT name, amount FROM counters ORDER BY name").fetchall())

@@ -1,0 +1,107 @@
+"""Certificates for whoever serves over TLS: an authority of its own, and a certificate that it signed."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from homebody.errors import HomebodyError
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError as error:
+    raise HomebodyError("Certificates need an extra: pip install 'homebody[serve]' or 'homebody[deploy]'.") from error
+
+__all__ = ["make_certificates"]
+
+_HERE = ("localhost", "127.0.0.1", "::1")
+# The authority is of this one server: a certificate that ends before it would only stop all devices one day.
+_LIFE = timedelta(days=3650)
+
+
+def make_certificates(hosts: Sequence[str] = ()) -> dict[str, bytes]:
+    """An authority (ca.pem, ca.key) and a certificate of its (server.pem, server.key), which holds for this machine by
+    its own names and for `hosts`; as files, by their names."""
+    names = [_name(host) for host in dict.fromkeys((*_HERE, *hosts))]
+    ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    ca_name = _called("homebody authority")
+    ca = (
+        _certificate(ca_name, ca_name, ca_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(ca_key, hashes.SHA256())
+    )
+    server = (
+        _certificate(_called("homebody server"), ca_name, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    return {
+        "ca.pem": ca.public_bytes(Encoding.PEM),
+        "ca.key": _private(ca_key),
+        "server.pem": server.public_bytes(Encoding.PEM),
+        "server.key": _private(key),
+    }
+
+
+def _called(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _name(host: str) -> x509.GeneralName:
+    """
+    >>> _name("192.168.1.7"), _name("server.lan")
+    (<IPAddress(value=192.168.1.7)>, <DNSName(value='server.lan')>)
+    """
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        label = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
+        if not re.fullmatch(rf"(\*\.)?{label}(\.{label})*", host) or len(host) > 253:
+            raise HomebodyError(
+                f"'{host}' is no host: give a name such as server.example.org, or an IP address, without a port."
+            ) from None
+        return x509.DNSName(host)
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        # Devices' clocks differ.
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + _LIFE)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,0 +1,29 @@
+"""Structured logs: one JSON object a line on standard error; never an item, a name, an address, a key or a secret."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+__all__ = ["Lines", "log"]
+
+
+def log(event: str, **facts: Any) -> None:
+    """Say what happened, at once and in one write, so that lines of two processes do not mix."""
+    line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "event": event, **facts})
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+class Lines(logging.Handler):
+    """What libraries log, in the same form: their first line, and of an exception its kind alone, for what else they
+    say may name anybody."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        facts = {"level": record.levelname.lower()}
+        if record.exc_info and record.exc_info[0] is not None:
+            facts["error"] = record.exc_info[0].__name__
+        log((record.getMessage().splitlines() or [""])[0][:200], **facts)

@@ -1,0 +1,215 @@
+"""How a round's updates come back: in the devices' letters, or as reports through a proxy.
+
+A channel with a Shuffle has its devices send one-bit reports, each sealed by itself to a key of the round's epoch,
+through a proxy to the server's intake; their letters say no more than that they did. Everything else is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from homebody.core import Rows, Tree, Update
+from homebody.errors import Abandoned
+from homebody.privacy import Channel, Clip, OneBit, Shuffle
+from homebody.runtime import wire
+from homebody.runtime.correspondence import PAUSE
+
+__all__ = ["Intake", "Letters", "Part", "Reports", "about", "flat", "shuffled"]
+
+ROUNDING = 1.001
+"""By how much a number in 16 bits may be over its bound."""
+NOT_ABOUT = frozenset({"first", "people", "epoch", "keep"})
+"""What a letter says to one device alone, or of something else than the work."""
+
+
+class Part(NamedTuple):
+    """One person's answer."""
+
+    number: int
+    tree: Tree
+
+
+class Epoch(Protocol):
+    """What reports are sealed to."""
+
+    @property
+    def k(self) -> int: ...
+    def told(self) -> dict[str, Any]: ...
+
+
+class Closed(Protocol):
+    """What came of it."""
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def people(self) -> int: ...
+
+
+class Intake(Protocol):
+    """Where reports arrive: `homebody.deploy.epochs.Epochs`."""
+
+    def open(self, name: str, shared: str, k: int, entries: int, seconds: float) -> Epoch: ...
+    def left(self, epoch: Any) -> float: ...
+    def arrived(self, name: str) -> int: ...
+    def close(self, name: str, people: int) -> Closed: ...
+    def closed(self, name: str) -> Closed | None: ...
+
+
+def shuffled(channel: Channel) -> bool:
+    """Whether its reports go through a proxy."""
+    return any(isinstance(stage, Shuffle) for stage in channel.stages)
+
+
+def about(header: Mapping[str, Any]) -> str:
+    """A name for all that a letter asks, whomever it is written to: every device must be asked the same.
+
+    >>> about({"do": "train", "first": 0}) == about({"first": 7, "do": "train"})
+    True
+    """
+    common = {name: value for name, value in header.items() if name not in NOT_ABOUT}
+    return wire.digest(json.dumps(common, sort_keys=True).encode())
+
+
+def flat(update: Update) -> npt.NDArray[np.int64]:
+    """The reports of an update that was made into such, as numbers over all its tensors: in the order of their names.
+
+    >>> one = torch.ones(2)
+    >>> flat({"b[2]": Rows(torch.tensor([3, -1]), one, 4), "a[1]": Rows(torch.tensor([-1, 1]), one, 2)})
+    array([1, 5])
+    """
+    found, start = [], 0
+    for _, rows in sorted(update.items()):
+        found.append(start + rows.index[rows.index >= 0].numpy())
+        start += rows.size
+    return np.concatenate(found)
+
+
+class Letters:
+    """In the answers themselves."""
+
+    def __init__(
+        self, wanted: Mapping[str, wire.Expected], bounds: tuple[float, int | None], clean: Callable[[Tree], Tree]
+    ) -> None:
+        self.wanted, self.bounds, self._clean = wanted, bounds, clean
+
+    def before(self) -> tuple[Tree, int] | None:
+        """What came of it, where that is known already, and of how many."""
+        return None
+
+    def letter(self) -> dict[str, Any]:
+        """What letters say of the way."""
+        return {}
+
+    def left(self) -> float:
+        """Seconds that it is open."""
+        return math.inf
+
+    def sum(self, answers: Sequence[Part], needed: int) -> tuple[Tree, int]:
+        """Of all that came back, and the bytes of it that were in no letter."""
+        return summed([Part(number, self._clean(tree)) for number, tree in answers], self.wanted), 0
+
+
+class Reports:
+    """As sealed reports, in an epoch of the intake's."""
+
+    wanted: Mapping[str, wire.Expected] = MappingProxyType({})
+    bounds = (0.0, 0)
+
+    def __init__(
+        self,
+        intake: Intake,
+        name: str,
+        asks: str,
+        channel: Channel,
+        told: Mapping[str, wire.Expected],
+        seconds: float,
+    ) -> None:
+        self._intake, self._name, self._asks = intake, name, asks
+        self._k = next(stage.k for stage in channel.stages if isinstance(stage, OneBit))
+        self._told, self._seconds = told, seconds
+
+    def before(self) -> tuple[Tree, int] | None:
+        """An epoch that was closed before the round was cut short."""
+        done = self._intake.closed(self._name)
+        return None if done is None else (self._tree(done.counts), done.people)
+
+    def letter(self) -> dict[str, Any]:
+        """Opens the epoch, or comes back to it."""
+        self._epoch = self._intake.open(self._name, self._asks, self._k, self._entries, self._seconds)
+        return {"epoch": self._epoch.told()}
+
+    def left(self) -> float:
+        return self._intake.left(self._epoch)
+
+    def sum(self, answers: Sequence[Part], needed: int) -> tuple[Tree, int]:
+        """Wait for the reports of all who said that they had reported, or until the epoch closes."""
+        from homebody.runtime.sealed import HEAD_BYTES, REPORT_BYTES, SIGNATURE_BYTES
+
+        while (arrived := self._intake.arrived(self._name)) < self._k * len(answers):
+            if self.left() <= 0:
+                break
+            time.sleep(PAUSE)
+        if arrived < self._k * needed:
+            raise Abandoned(
+                f"{arrived:,} reports arrived before their epoch closed, and {self._k * needed:,} must: does the proxy "
+                "run, and is this server's address its next?"
+            )
+        done = self._intake.close(self._name, len(answers))
+        sent = len(answers) * (HEAD_BYTES + SIGNATURE_BYTES + self._k * REPORT_BYTES)
+        return self._tree(done.counts), sent
+
+    @property
+    def _entries(self) -> int:
+        return sum(_size(one) for one in self._told.values()) // 2
+
+    def _tree(self, counts: npt.NDArray[np.int64]) -> Tree:
+        """The inverse of `flat`, for counts."""
+        tree, start = {}, 0
+        for name, one in sorted(self._told.items()):
+            end = start + _size(one)
+            tree[name] = torch.from_numpy(counts[start:end].astype(np.float32))
+            start = end
+        return tree
+
+
+def _size(one: wire.Expected) -> int:
+    assert one.size is not None
+    return one.size
+
+
+def bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
+    """The largest number and the most rows that can come out of a channel's half on the device."""
+    most, rows = otherwise, None
+    for stage in channel.stages:
+        if isinstance(stage, Clip):
+            most = min(most, ROUNDING * stage.whole)
+        elif isinstance(stage, OneBit):
+            most, rows = 1.0, stage.k
+        elif not getattr(stage, "on_sum", False):  # noise, or what is not known here
+            most = otherwise
+    return most, rows
+
+
+def summed(answers: Sequence[Part], wanted: Mapping[str, wire.Expected]) -> Tree:
+    """The sum in order of the clients' numbers, in doubles: the same whoever was first."""
+    sums = {
+        name: torch.zeros(shape if size is None else (size, *shape), dtype=torch.float64)
+        for name, (shape, size, _) in wanted.items()
+    }
+    for _, tree in answers:
+        for name, value in tree.items():
+            if isinstance(value, Rows):
+                sums[name].index_add_(0, value.index, value.value.to(torch.float64))
+            else:
+                sums[name] += value
+    return {name: total.to(torch.promote_types(wanted[name].kind, torch.float32)) for name, total in sums.items()}
