@@ -6,7 +6,7 @@ an *Update*; it leaves through the method's channel, and the server sees a *Tota
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils import _pytree
 
 from homebody.errors import HomebodyError
 from homebody.params import check_params, param
 from homebody.rng import Rng
+from homebody.tables import Computed, Rows, written
 
 if TYPE_CHECKING:
     from homebody.privacy import Channel, Charge
@@ -30,6 +30,7 @@ __all__ = [
     "Cohort",
     "Collected",
     "Column",
+    "Computed",
     "Data",
     "Evaluated",
     "Method",
@@ -42,70 +43,9 @@ __all__ = [
     "Update",
     "Users",
     "param",
+    "written",
 ]
 
-
-@dataclass(frozen=True)
-class Rows:
-    """Some rows of a table of `size` rows: what a client touches of a table it never copies.
-
-    Rows of the same index add up. An index of -1 marks padding; its value counts for nothing.
-
-    >>> Rows(torch.tensor([2, 2, -1]), torch.tensor([[1.0], [2.0], [9.0]]), size=3).dense().tolist()
-    [[0.0], [0.0], [3.0]]
-    """
-
-    index: Tensor
-    value: Tensor
-    size: int
-
-    def dense(self) -> Tensor:
-        """The whole table, zero where there is no row."""
-        return _summed(torch.where(self.index < 0, self.size, self.index), self.value, self.size + 1)[:-1]
-
-    def coalesced(self) -> Rows:
-        """The same table with each index once, in ascending order, and padding behind them.
-
-        >>> rows = Rows(torch.tensor([2, 0, 2, -1]), torch.tensor([1.0, 5.0, 2.0, 9.0]), size=3).coalesced()
-        >>> rows.index.tolist(), rows.value.tolist()
-        ([0, 2, -1, -1], [5.0, 3.0, 0.0, 0.0])
-        """
-        if not self.index.shape[0]:
-            return self
-        ordered, origin = torch.where(self.index < 0, self.size, self.index).sort(stable=True)
-        new = torch.cat([torch.ones_like(ordered[:1]), (ordered[1:] != ordered[:-1]).to(ordered.dtype)])
-        place = new.cumsum(0) - 1
-        value = self.value[origin]
-        real = (ordered < self.size).view(-1, *[1] * (value.dim() - 1))
-        # Each place is written by rows of one index alone, so whichever comes last writes the same.
-        index = torch.full_like(ordered, self.size).scatter(0, place, ordered)
-        return Rows(
-            torch.where(index < self.size, index, -1),
-            _summed(place, torch.where(real, value, 0), len(ordered)),
-            self.size,
-        )
-
-
-def _summed(slot: Tensor, value: Tensor, places: int) -> Tensor:
-    """(places, …) with each row of `value` added at its slot; in an order that is always the same, also under vmap."""
-    table = value.new_zeros(places, *value.shape[1:])
-    if value.device.type == "cpu":
-        return table.scatter_add(0, slot.view(-1, *[1] * (value.dim() - 1)).expand_as(value), value)
-    return table.index_put((slot,), value, accumulate=True)  # it sorts first
-
-
-def _rebuild(leaves: Iterable[Tensor], size: Any) -> Rows:
-    index, value = leaves
-    return Rows(index, value, size)
-
-
-# vmap takes Rows in and out like any other tree.
-_pytree.register_pytree_node(
-    Rows,
-    lambda rows: ([rows.index, rows.value], rows.size),
-    _rebuild,
-    serialized_type_name="homebody.core.Rows",
-)
 
 Tree = dict[str, Any]
 """Named tensors, flat; in updates and local states some may be `Rows` of a table."""
@@ -169,6 +109,8 @@ class Cohort:
     size: int
     """As planned. Means divide by it, whoever answers."""
     population: int
+    items: int = 0
+    """How many items everyone knows of, for methods that tell something of each; 0: not stated."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +119,9 @@ class Total:
 
     sum: Tree
     clients: int
+    told: Tree = field(default_factory=dict)
+    """Where devices tell of single entries: the mean at each over the reports that there are of it, or 0. How many
+    there are is left to chance, and the sum, which counts on as many as there should be, is off by that too."""
 
     @property
     def mean(self) -> Tree:
@@ -219,6 +164,10 @@ class Method:
     needs: ClassVar[tuple[str, ...]] = ()
     """What the data must have for it: ratings, times, user features, item features, impressions."""
     default_rounds: ClassVar[int] = 100
+    draws_negatives: ClassVar[bool] = True
+    """Whether it reads `Data.excluded`; where it does not, a simulation leaves that empty in training."""
+    computes: ClassVar[bool] = False
+    """Whether `cohort` gives its updates as formulas, which take no room until they are looked at."""
     diagnostic: ClassVar[bool] = False
     """Whether it is there to show something, not to recommend: a leaderboard has it only where it is named."""
     title: ClassVar[str] = ""
@@ -295,7 +244,8 @@ class Method:
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         """`client` for many at once, stacked along the first dimension.
 
-        A method may override it with a faster kernel that gives the same numbers, and only for that reason.
+        A method may override it with a faster kernel that gives the same numbers, and only for that reason; where an
+        update is too large to be written out for many, as a formula (`Computed`).
         """
         return torch.func.vmap(self.client, in_dims=(None, 0, 0))(shared, locals_, batches)
 

@@ -168,7 +168,7 @@ def fit(
             while True:
                 people = runtime.available()
                 items = _grow(acting, runtime, progress, rng, items)
-                who = choose(people, cohort, _draw(runtime, rng, number))
+                who = choose(people, cohort, _draw(runtime, rng, number), items)
                 release, who, again = runtime.open(f"{phase.name}/{number}", who, progress.shared)
                 again, charges = again or repeats, acting.releases(who)
                 if budget and not (again and ledger.knows(release)) and not budget.allows(ledger, charges):
@@ -235,17 +235,17 @@ def fit(
     return Fitted(acting, runtime, _on(runtime, best.shared), best.evaluated, best.step, ledger, delta, stopped)
 
 
-def choose(available: Users, size: int | None, rng: Rng) -> Cohort:
+def choose(available: Users, size: int | None, rng: Rng, items: int = 0) -> Cohort:
     """Everyone, or a cohort of fixed size drawn without replacement, in ascending order."""
     count = len(available)
     if not count:
         raise HomebodyError("No client is available to train with.")
     if size is None:
-        return Cohort(available, "all", count, count)
+        return Cohort(available, "all", count, count, items)
     if not 1 <= size <= count:
         raise HomebodyError(f"A cohort has 1 to {count} clients here, not {size}.")
     generator = np.random.default_rng(int(rng.key) % 2**64)
-    return Cohort(np.sort(generator.choice(available, size, replace=False)), "fixed", size, count)
+    return Cohort(np.sort(generator.choice(available, size, replace=False)), "fixed", size, count, items)
 
 
 def carry(old: Tree, new: Tree) -> Tree:
@@ -398,7 +398,7 @@ def _due(method: Method, runtime: Runtime, step: int, rounds: int, cohort: int |
     for phase in method.phases:
         acting, end = phase.method or method, start + (phase.rounds or rounds)
         done = min(step, end) - start
-        if done > 0 and acting.releases(choose(runtime.available(), cohort, Rng.of(0))):
+        if done > 0 and acting.releases(choose(runtime.available(), cohort, Rng.of(0), runtime.catalogue.n_items)):
             due += done
         start = end
     return due

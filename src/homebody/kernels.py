@@ -7,8 +7,10 @@ import numpy as np
 
 __all__ = [
     "add_rows",
+    "count_pairs",
     "draw_negatives",
     "in_order",
+    "integers",
     "label",
     "lay_over",
     "permute",
@@ -16,6 +18,7 @@ __all__ = [
     "scale",
     "scatter_sum",
     "take_rows",
+    "toss",
     "touch",
 ]
 
@@ -160,6 +163,7 @@ def label(draw_keys, order_keys, items, valid, excluded, n_items, per_item, out,
 
 @nb.njit(inline="always")
 def _ones(word):
+    """How many bits are set: the compiler knows this for what it is, and takes the processor's own."""
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
     word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -233,6 +237,24 @@ def add_rows(slot, value, scale, table):
 
 
 @nb.njit(parallel=True, cache=True)
+def integers(keys, high, out):
+    """Each row's integers under `high`, as `Rng.integers` gives them."""
+    for row in nb.prange(len(keys)):
+        for position in range(out.shape[1]):
+            out[row, position] = below(keys[row], position, high)
+
+
+@nb.njit(parallel=True, cache=True)
+def toss(keys, value, bias, out):
+    """A coin for each value, by the upper 52 bits of what `Rng.bits` gives."""
+    for row in nb.prange(len(keys)):
+        for position in range(out.shape[1]):
+            bits = mix(np.uint64(keys[row]) + np.uint64(position + 1) * GOLDEN) >> np.uint64(12)
+            chance = 0.5 + 0.5 * bias * np.float64(value[row, position])
+            out[row, position] = np.float64(bits) < chance * 4503599627370496.0
+
+
+@nb.njit(parallel=True, cache=True)
 def scatter_sum(index, value, table):
     """Add rows to a table in a fixed order; threads share out the columns, so the sum never varies."""
     width = table.shape[1]
@@ -290,3 +312,32 @@ def scale(value, factor, out):
         for position in range(value.shape[1]):
             wide = np.float64(value[row, position])
             out[row, position] = wide * factor[row] if factor[row] != 0 else 0.0
+
+
+@nb.njit(inline="always")
+def _packed(bits):
+    """64 rows in a word for each column; as many words as make four."""
+    rows, size = bits.shape
+    packed = np.zeros(((rows + 255) // 256 * 4, size), dtype=np.uint64)
+    for row in range(rows):
+        for column in range(size):
+            packed[row // 64, column] |= np.uint64(bits[row, column]) << np.uint64(row % 64)
+    return packed
+
+
+@nb.njit(parallel=True, cache=True)
+def count_pairs(bits, pairs):
+    """Add to the upper half of `pairs` in how many rows of `bits` both of two columns are set."""
+    packed = _packed(bits)
+    size = bits.shape[1]
+    for place in nb.prange(size):
+        # Long rows and short ones by turns, so that every thread gets as much.
+        column = np.int64(place) // 2 if place % 2 == 0 else size - 1 - np.int64(place) // 2
+        row = pairs[column, column:]
+        for word in range(0, len(packed), 4):
+            first, second = packed[word, column:], packed[word + 1, column:]
+            third, fourth = packed[word + 2, column:], packed[word + 3, column:]
+            a, b, c, d = first[0], second[0], third[0], fourth[0]
+            for other in range(size - column):
+                half = _ones(a & first[other]) + _ones(b & second[other])
+                row[other] += np.int32(half + _ones(c & third[other]) + _ones(d & fourth[other]))

@@ -332,6 +332,34 @@ def minibatches(size: int, *columns: Tensor) -> Iterator[Tensors]:
         yield tuple(column[start : start + size] for column in columns)
 
 
+def integers_of_many(rng: Rng, high: int, count: int) -> Tensor:
+    """What `rng.integers(high, count)` gives each of many streams: (streams, count).
+
+    >>> streams = Rng.of(1).fold(torch.arange(3))
+    >>> torch.equal(integers_of_many(streams, 50, 4)[2], Rng.of(1).fold(2).integers(50, 4))
+    True
+    """
+    keys = rng.next_key()
+    if keys.device.type != "cpu":
+        places = torch.arange(1, count + 1, device=keys.device) * GOLDEN
+        return (((mix(keys[:, None] + places) >> 32) & 0xFFFFFFFF) * high) >> 32
+    out = torch.empty(len(keys), count, dtype=torch.int64)
+    kernels.integers(keys.numpy(), high, out.numpy())
+    return out
+
+
+def tosses_of_many(rng: Rng, value: Tensor, bias: float) -> Tensor:
+    """One coin for each value (streams, count) in [−1, 1], that says yes with probability ½ + ½ · bias · value."""
+    keys = rng.next_key()
+    if keys.device.type != "cpu":
+        places = torch.arange(1, value.shape[1] + 1, device=keys.device) * GOLDEN
+        drawn = ((mix(keys[:, None] + places) >> 12) & (2**52 - 1)).to(torch.float64)
+        return drawn < (0.5 + 0.5 * bias * value.to(torch.float64)) * 2.0**52
+    out = torch.empty(value.shape, dtype=torch.bool)
+    kernels.toss(keys.numpy(), value.contiguous().numpy(), bias, out.numpy())
+    return out
+
+
 def scatter_sum(index: Tensor, value: Tensor, table: Tensor) -> None:
     """Add the rows `value` (n, …) to `table` (size, …) in place; rows of index -1 are dropped.
 

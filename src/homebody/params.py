@@ -45,11 +45,13 @@ def param(
     low: float | None = None,
     high: float | None = None,
     search: Range | tuple[T, ...] | None = None,
+    choices: tuple[T, ...] = (),
 ) -> T:
     """A field of a method or reference, with its default.
 
     search: where `homebody tune` looks: a range or a few values. A field without stays as it is, unless the
     method declares none at all; then every field is searched around its default.
+    choices: the only values there are.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -62,7 +64,9 @@ def param(
         ...
     homebody.errors.HomebodyError: factors must be at least 1, not 0.
     """
-    value: Any = field(default=default, metadata={"doc": doc, "low": low, "high": high, "search": search})
+    value: Any = field(
+        default=default, metadata={"doc": doc, "low": low, "high": high, "search": search, "choices": choices}
+    )
     return value
 
 
@@ -87,6 +91,8 @@ def check_value(spec: Field[Any], value: Any) -> None:
     low, high = spec.metadata["low"], spec.metadata["high"]
     if type(value) is not wanted:
         raise HomebodyError(f"{spec.name} must be {KINDS.get(wanted, wanted.__name__)}, not {value!r}.")
+    if (known := spec.metadata["choices"]) and value not in known:
+        raise HomebodyError(f"{spec.name} must be one of {', '.join(map(str, known))}, not {value}.")
     if isinstance(value, float) and not math.isfinite(value):
         raise HomebodyError(f"{spec.name} must be a finite number, not {value}.")
     if low is not None and value < low:

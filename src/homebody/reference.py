@@ -50,6 +50,10 @@ class Reference:
     needs: ClassVar[tuple[str, ...]] = ()
     """What the data must have for it: ratings, times, user features, item features, impressions."""
     default_rounds: ClassVar[int] = 1
+    reads: ClassVar[bool] = True
+    """Whether it looks at anyone's history. One that does not collects nothing, and is charged nothing."""
+    diagnostic: ClassVar[bool] = False
+    """Whether it is there to show something: a leaderboard has it only where it is named."""
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""
 

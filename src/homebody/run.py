@@ -27,8 +27,9 @@ from homebody.data.splits import Split
 from homebody.errors import HomebodyError, unknown_name
 from homebody.evaluation import describe, measure, sliced
 from homebody.fit import Best, Fitted, Round, fit
-from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
+from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate, Shuffle
 from homebody.privacy.limits import calibrated
+from homebody.privacy.reports import sealed_bytes, tally
 from homebody.privacy.specs import with_noise
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
@@ -208,7 +209,7 @@ def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequenc
     """What each phase's rounds will be charged, and how many there are."""
     members = int((split.learn & (split.lengths > 0)).sum())
     size = recipe.cohort or members
-    cohort = Cohort(np.arange(size), "fixed" if recipe.cohort else "all", size, members)
+    cohort = Cohort(np.arange(size), "fixed" if recipe.cohort else "all", size, members, split.n_items)
     rounds = _rounds(recipe, method)
     return [((phase.method or method).releases(cohort), phase.rounds or rounds) for phase in method.phases]
 
@@ -288,6 +289,7 @@ def _run(
             "epsilon": ledger.epsilons(recipe.stated_at),
             "epsilon_unit": "user",
             "epsilon_delta": recipe.stated_at,
+            "reports": _reports(recipe, method, split, len(lines)),
             "stages": recipe.stages,
             "budget": recipe.budget,
             "stopped": stopped,
@@ -304,6 +306,16 @@ def _run(
         return folder.read_json("result.json")
     finally:
         ledger.close()
+
+
+def _reports(recipe: Recipe, method: Method | Reference, split: Split, rounds: int) -> dict[str, float] | None:
+    """Where devices send randomised reports: how many, what they add up to, and their bytes sealed one by one."""
+    if not isinstance(method, Method):
+        return None
+    found = tally(_planned(recipe, method, split)[0][0], rounds)
+    if found is not None and any(isinstance(stage, Shuffle) for stage in method.uplink.stages):
+        found["sealed_bytes"] = sealed_bytes(int(found["count"]))
+    return found
 
 
 def _parameters(fitted: Fitted, seed: int) -> dict[str, int]:
@@ -357,7 +369,8 @@ def _reference(
     assert recipe.rounds is not None
     watcher.start(recipe.rounds)
     raw = NonPrivate("raw data collected")
-    ledger.charge("collection", [Charge(observer, "user", raw) for observer in OBSERVERS], repeat=True)
+    if method.reads:
+        ledger.charge("collection", [Charge(observer, "user", raw) for observer in OBSERVERS], repeat=True)
     folder.load()  # takes back what an interrupted attempt recorded
     histories = split.histories()
     people = int((split.lengths > 0).sum())
@@ -381,7 +394,7 @@ def _reference(
             loss=None,
             metrics=found.metrics,
             epsilon=ledger.epsilons(recipe.stated_at),
-            bytes_up=histories.items.nbytes if step == 1 else 0,
+            bytes_up=histories.items.nbytes if step == 1 and method.reads else 0,
             bytes_down=0,
             seconds=trained - began,
             evaluation_seconds=time.perf_counter() - trained,

@@ -96,6 +96,8 @@ some_filters = st.fixed_dictionaries(
         "users": st.integers(1, 9),
         "min_item": st.integers(1, 3),
         "min_user": st.integers(1, 3),
+        "sample_items": st.integers(1, 9),
+        "sample_users": st.integers(1, 9),
         "core": st.integers(1, 3),
         "seed": st.integers(0, 3),
     },
@@ -261,3 +263,14 @@ class TestRefusals:
 
     def test_texts_are_read_as_numbers(self) -> None:
         assert Filters.parse({"core": "5", "min_rating": "3.5"}) == Filters(core=5, min_rating=3.5)
+
+
+def test_a_sample_is_drawn_from_what_the_other_filters_left() -> None:
+    whole = marked([[0, 1, 2, 3], [0, 1, 2], [0, 1], [4], [5]], 6)
+    part = apply(whole, {"min_item": 2, "min_user": 2, "sample_items": 2, "sample_users": 2})
+    assert part.n_users == 2
+    assert part.n_items == 2
+    assert set().union(*histories(part).values()) <= {"i0", "i1", "i2"}
+    assert set(histories(part)) <= {"u0", "u1", "u2"}
+    for seed in range(9):  # whichever are drawn
+        assert apply(whole, {"min_item": 2, "sample_items": 3, "seed": seed}).n_items == 3

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 from homebody.core import Method
+from homebody.evaluation import measure
 from homebody.fit import fit
 from homebody.methods import METHODS, find
 from homebody.methods.alone import Alone
+from homebody.methods.chance import Chance
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
 from homebody.methods.fedrecon import FedRecon
+from homebody.methods.fmf_ldp import FMFLDP
 from homebody.methods.ials import IALS
 from homebody.methods.mf import MF
 from homebody.methods.ncf import NCF
 from homebody.methods.pfedrec import PFedRec
 from homebody.methods.popularity import Popularity
+from homebody.methods.private_popularity import PrivatePopularity
 from homebody.reference import Reference
 from homebody.runtime import Simulator
 from homebody.testing import MethodContract, ReferenceContract, chance, population
@@ -112,6 +118,16 @@ class TestFedIALS(MethodContract):
         return FedIALS(factors=4)
 
 
+class TestFMFLDP(MethodContract):
+    def method(self) -> Method:
+        return FMFLDP(factors=4)
+
+
+class TestPrivatePopularity(MethodContract):
+    def method(self) -> Method:
+        return PrivatePopularity()
+
+
 class TestPopularity(ReferenceContract):
     def reference(self) -> Reference:
         return Popularity()
@@ -137,6 +153,23 @@ class TestGMF(ReferenceContract):
         return NCF(model="gmf", factors=8, learning_rate=0.02)
 
 
+class TestChance(ReferenceContract):
+    def reference(self) -> Reference:
+        return Chance()
+
+    def test_it_is_better_than_chance(self) -> None:
+        """It is no better, and no worse."""
+        mean, error = chance(population())
+        found = measure(population(), Chance().trained(population().histories())).metrics["valid/ndcg@10"]
+        assert abs(found - mean) < 4 * error
+
+    def test_late_comers_are_scored(self) -> None:
+        late = population().histories()._replace(learn=np.zeros(population().n_users, dtype=np.bool_))
+        everyone, every = np.arange(population().n_users), torch.arange(population().n_items)
+        scores = [Chance().trained(given)(everyone, every) for given in (late, population().histories())]
+        assert torch.equal(*scores)
+
+
 def test_every_known_name_is_under_contract() -> None:
     covered = {
         type(suite.method()) if isinstance(suite, MethodContract) else type(suite.reference())
@@ -146,8 +179,11 @@ def test_every_known_name_is_under_contract() -> None:
             TestFedNCF(),
             TestFedRecon(),
             TestFedIALS(),
+            TestFMFLDP(),
             TestAlone(),
+            TestPrivatePopularity(),
             TestPopularity(),
+            TestChance(),
             TestIALS(),
             TestMF(),
             TestNCF(),

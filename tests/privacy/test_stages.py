@@ -314,3 +314,12 @@ def test_without_a_channel_noise_refuses_to_act() -> None:
 def test_values_that_make_no_sense_are_refused(make, sentence: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(HomebodyError, match=sentence):
         make()
+
+
+def test_what_was_told_of_an_entry_is_the_mean_over_its_reports() -> None:
+    stage = OneBit(2.0, k=5)
+    counts = torch.tensor([1.0, 3.0, 0.0, 0.0, 2.0, 0.0])  # of entry 0: one zero, three ones; of entry 2: two zeros
+    total = stage.server(Total({"w[3]": counts}, clients=9), Rng.of(0))
+    bias = math.tanh(1.0)
+    torch.testing.assert_close(total.told["w"], torch.tensor([2 / 4, 0.0, -2 / 2]) / bias)
+    torch.testing.assert_close(total.sum["w"], torch.tensor([2.0, 0.0, -2.0]) * 3 / bias / 5)

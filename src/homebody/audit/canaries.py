@@ -396,7 +396,7 @@ def _model(method: Method, simulator: Simulator, rng: Rng) -> tuple[Update, floa
 
 def _everyone(simulator: Simulator) -> Cohort:
     everyone = simulator.available()
-    return Cohort(everyone, "all", len(everyone), len(everyone))
+    return Cohort(everyone, "all", len(everyone), len(everyone), simulator.catalogue.n_items)
 
 
 def _check(method: Method, canaries: int, trials: int) -> None:
@@ -405,6 +405,11 @@ def _check(method: Method, canaries: int, trials: int) -> None:
     if canaries * trials < FEWEST:
         raise HomebodyError(
             f"{canaries * trials} coins can show nothing: let canaries × trials be at least {FEWEST}, better hundreds."
+        )
+    if method.uplink.reads:
+        raise HomebodyError(
+            f"{type(method).__name__}'s server reads each message, and canaries are found in sums: use --attack "
+            "interactions."
         )
     if len(method.phases) > 1:
         raise HomebodyError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -107,7 +107,8 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     sent = {**{f"request for {one.table}": rows for one, rows in requests}, **update}
     everyone = simulator.available()
     drawn = len(everyone) if cohort is None else cohort
-    planned = Cohort(everyone[:drawn], "all" if cohort is None else "fixed", drawn, len(everyone))
+    sampling: Literal["all", "fixed"] = "all" if cohort is None else "fixed"
+    planned = Cohort(everyone[:drawn], sampling, drawn, len(everyone), simulator.catalogue.n_items)
     charged: dict[str, list[str]] = {}
     for charge in acting.releases(planned):
         charged.setdefault(charge.observer, []).append(f"one {charge.unit}: {charge.event}")

@@ -8,6 +8,7 @@ as often as it stands in the data:
 3. `items` keeps a random set of the items that are left, and `users` of the users.
 4. `min_item` keeps items with at least so many interactions, then `min_user` users, each once.
 5. `core` does both, until every user and every item has so many.
+6. `sample_items` and `sample_users` keep random sets of what all these left.
 
 Users who lost all their interactions are dropped. So are items that nobody has, unless an impression that is
 left shows them and no filter of items speaks against them; and impressions left without a click, or without an
@@ -42,7 +43,7 @@ class Filters:
     Traceback (most recent call last):
         ...
     homebody.errors.HomebodyError: There is no filter 'cor'; did you mean 'core'?
-    Known: core, items, min_item, min_rating, min_user, seed, top_items, users.
+    Known: core, items, min_item, min_rating, min_user, sample_items, sample_users, seed, top_items, users.
     """
 
     min_rating: float | None = None
@@ -52,8 +53,10 @@ class Filters:
     min_item: int | None = None
     min_user: int | None = None
     core: int | None = None
+    sample_items: int | None = None
+    sample_users: int | None = None
     seed: int = 0
-    """Of `items` and `users`. Of two sets by one seed, the smaller is part of the larger."""
+    """Of random sets. Of two sets by one seed, the smaller is part of the larger."""
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Filters:
@@ -135,9 +138,9 @@ class _Left:
         value = getattr(filters, name)
         if name == "min_rating":
             self._by_rating(value)
-        elif name in ("top_items", "items"):
+        elif name in ("top_items", "items", "sample_items"):
             self._only(items=_first(self._top_order() if name == "top_items" else self._drawn("item", filters), value))
-        elif name == "users":
+        elif name in ("users", "sample_users"):
             self._only(users=_first(self._drawn("user", filters), value))
         elif name == "min_item":
             self._only(items=self._item_counts() >= value)

@@ -158,12 +158,17 @@ class Split:
             return np.unique(self.population.impressions.users[numbers])
         return np.flatnonzero(self.sizes("valid") + self.sizes("test") > 0)
 
-    def padded(self, users: Longs, width: int | None = None) -> Padded:
-        """These users' training items and what their negatives avoid, padded to a common width."""
+    def padded(self, users: Longs, width: int | None = None, *, avoided: bool = True) -> Padded:
+        """These users' training items and what their negatives avoid, padded to a common width.
+
+        avoided: whether anybody will ask for the latter; otherwise it is left empty.
+        """
         width = int(self.lengths[users].max(initial=0)) if width is None else width
         items = np.empty((len(users), width), dtype=np.int64)
         valid = np.empty((len(users), width), dtype=np.bool_)
         kernels.pad_items(users, self.bounds[0], self.bounds[1], self.items, items, valid)
+        if not avoided:
+            return Padded(items, valid, np.empty((len(users), 0), dtype=np.int64))
         if self._avoid is not None:
             return Padded(items, valid, self._listed(users, self._avoid))
         parts: Sequence[Part] = ("train",) if self.protocol == "strict" else tuple(PARTS)

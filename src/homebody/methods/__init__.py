@@ -16,15 +16,19 @@ __all__ = ["METHODS", "find"]
 
 METHODS: dict[str, str] = {
     "alone": "homebody.methods.alone:Alone",
+    "dplcf": "homebody.methods.dplcf:DPLCF",
     "fedials": "homebody.methods.fedials:FedIALS",
     "fedmf": "homebody.methods.fedmf:FedMF",
     "fedncf": "homebody.methods.fedncf:FedNCF",
     "fedrecon": "homebody.methods.fedrecon:FedRecon",
+    "fmf-ldp": "homebody.methods.fmf_ldp:FMFLDP",
     "ials": "homebody.methods.ials:IALS",
     "mf": "homebody.methods.mf:MF",
     "ncf": "homebody.methods.ncf:NCF",
     "pfedrec": "homebody.methods.pfedrec:PFedRec",
     "popularity": "homebody.methods.popularity:Popularity",
+    "private-popularity": "homebody.methods.private_popularity:PrivatePopularity",
+    "random": "homebody.methods.chance:Chance",
 }
 """Methods and references, by name."""
 SIX = ("init_shared", "init_local", "prepare", "client", "server", "score")

@@ -21,6 +21,7 @@ from homebody.privacy.ledger import Entry, Ledger
 from homebody.privacy.limits import Budget
 from homebody.privacy.reports import OneBit, Shuffle
 from homebody.privacy.requests import AskRows
+from homebody.privacy.responses import RandomisedResponse
 from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Observer",
     "OneBit",
     "PureRelease",
+    "RandomisedResponse",
     "Relation",
     "Reports",
     "Sampling",

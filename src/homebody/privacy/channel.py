@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from homebody.core import Cohort, Total, Tree, Update
+from torch.func import vmap
+
+from homebody.core import Cohort, Total, Tree, Update, written
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
 from homebody.privacy.requests import AskRows
@@ -23,7 +25,10 @@ class Stage(Protocol):
     `place(message) -> (stage, message)` it takes its place among the others: see `homebody.privacy.stages`. One
     without may do as it likes, and nothing private is claimed for it. With `noise_of_many(sums, devices, rng)` a stage
     that adds noise on the device can draw the sum of many devices' noise at once, for simulations; whoever changes its
-    `device` must change both.
+    `device` must change both. With `devices(update, rng)` a first stage that looks at a few entries does the work of
+    `device` for many clients at once, and reads formulas (`homebody.core.Computed`) where it needs them. With
+    `read(messages, sums)` its half on the server begins with each message instead of their sum: it adds what many of
+    them, stacked, say to the sums that its `server` is given and uses up. It is then the last stage.
     """
 
     def device(self, update: Update, rng: Rng) -> Update:
@@ -38,6 +43,12 @@ class _Mechanism(Protocol):
     """A stage that bounds what is told."""
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]: ...
+
+
+class _Reader(Protocol):
+    """A stage whose half on the server reads each message."""
+
+    def read(self, messages: Update, sums: Tree) -> None: ...
 
 
 class _Noise(Protocol):
@@ -97,9 +108,41 @@ before it.
         """Whether the last thing on a device is noise whose sum over many devices can be drawn at once."""
         return self._last_noise() is not None
 
+    @property
+    def reads(self) -> bool:
+        """Whether the server must read each message before it sums them: see `read`."""
+        return self._reader() is not None
+
+    def read(self, messages: Update, sums: Tree) -> None:
+        """Add to the sums what the server reads in these messages, stacked along the first dimension."""
+        reader = self._reader()
+        if reader is None:
+            raise HomebodyError("The messages of this channel are summed as they come: there is nothing to read.")
+        reader.read(messages, sums)
+
+    def _reader(self) -> _Reader | None:
+        found: list[_Reader] = [stage for stage in self.stages if hasattr(stage, "read")]  # type: ignore[misc]
+        return found[-1] if found else None
+
     def device(self, update: Update, rng: Rng) -> Update:
         """The device's half: each stage in order."""
         return self._device(self._working, update, rng)
+
+    def devices(self, update: Update, rng: Rng) -> Update:
+        """The device's half for many clients, stacked; a formula is worked out only as far as the stages look at it."""
+        for number, stage in enumerate(self._working):
+            streams = rng.fold(number)
+            if number == 0 and self.samples:
+                update = stage.devices(update, streams)  # type: ignore[attr-defined]
+                continue
+            half = stage.device
+            update = vmap(lambda key, own, half=half: half(own, Rng(key)))(streams.key, written(update))
+        return written(update)
+
+    @property
+    def samples(self) -> bool:
+        """Whether a device looks at a few entries of its update alone: the rest need not be worked out."""
+        return bool(self._working) and hasattr(self._working[0], "devices")
 
     def bounded(self, update: Update) -> Update:
         """An update as it came to the server, clipped once more: a device that leaves its clip out gains nothing.
@@ -209,6 +252,8 @@ def _check_order(before: Sequence[Stage], stage: Stage, message: Message) -> Non
     if isinstance(stage, AskRows):
         return  # it acts on what comes to the device, before anything leaves
     name = type(stage).__name__
+    if message.read:
+        raise HomebodyError(f"{name} cannot follow {message.read}: the server reads each message as it left a device.")
     summed = next((type(one).__name__ for one in before if _on_sum(one)), None)
     if summed and not _on_sum(stage):
         raise HomebodyError(f"{name} works on the device, so it cannot come after {summed}, which acts on the sum.")

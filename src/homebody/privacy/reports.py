@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from homebody import ops
 from homebody.core import Cohort, Rows, Total, Update
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, Event, Reports, ShuffledReports, Unit
 from homebody.privacy.stages import Message, Step, check_number, dense, real
 from homebody.rng import Rng
 
-__all__ = ["OneBit", "Shuffle"]
+__all__ = ["OneBit", "Shuffle", "sealed_bytes", "tally"]
 
 
 @dataclass(frozen=True)
@@ -52,31 +53,57 @@ class OneBit(Step):
 
     def device(self, update: Update, rng: Rng) -> Update:
         flat = {name: real(dense(value)) for name, value in update.items()}
-        entries = torch.cat([value.flatten() for value in flat.values()])
-        if not 0 < len(entries) < 2**30:
-            raise HomebodyError(f"One-bit reports name one of 1 to 2³⁰ entries; the update has {len(entries):,}.")
-        drawn = rng.integers(len(entries), self.k)
-        value = torch.nan_to_num(entries[drawn].clamp(-1, 1))
+        shapes = {name: tuple(value.shape) for name, value in flat.items()}
+        drawn = rng.integers(_entries(shapes), self.k)
+        value = torch.cat([value.flatten() for value in flat.values()])[drawn]
+        return self._sent(shapes, drawn, self._toss(self._projected(value), rng))
+
+    def devices(self, update: Update, rng: Rng) -> Update:
+        """As `device`, for stacked clients: what they draw comes first, so that formulas are asked for that alone."""
+        update = {name: value.dense() if isinstance(value, Rows) else value for name, value in update.items()}
+        shapes = {
+            name: tuple(value.shape[1:] if isinstance(value, Tensor) else value.shape) for name, value in update.items()
+        }
+        drawn, start = ops.integers_of_many(rng, _entries(shapes), self.k), 0
+        value = torch.zeros(drawn.shape, device=drawn.device)
+        for name, table in update.items():
+            size = math.prod(shapes[name])
+            # Where the entry is another table's, whatever is found is written over, or stays from the one before.
+            here = drawn if len(update) == 1 else (drawn - start).clamp(0, size - 1)
+            found = real(table.flatten(1).gather(1, here) if isinstance(table, Tensor) else table.at(here))
+            value = found if start == 0 else torch.where(drawn >= start, found, value)
+            start += size
+        return self._sent(shapes, drawn, ops.tosses_of_many(rng, self._projected(value), math.tanh(self.epsilon / 2)))
+
+    def _projected(self, value: Tensor) -> Tensor:
+        return torch.nan_to_num(value.clamp(-1, 1))
+
+    def _toss(self, value: Tensor, rng: Rng) -> Tensor:
         # 52 bits: the smallest of the two chances must be met to the last per mille, or ε is not what it says.
-        bit = ((rng.bits(self.k) >> 12) & (2**52 - 1)).to(torch.float64) < self.chance(value) * 2.0**52
+        return ((rng.bits(self.k) >> 12) & (2**52 - 1)).to(torch.float64) < self.chance(value) * 2.0**52
+
+    def _sent(self, shapes: Mapping[str, Sequence[int]], drawn: Tensor, bit: Tensor) -> Update:
         sent, start = {}, 0
-        for name, tensor in flat.items():
-            size, shape = tensor.numel(), ",".join(map(str, tensor.shape))
-            mine = (drawn >= start) & (drawn < start + size)
-            pair = torch.where(mine, 2 * (drawn - start) + bit.to(drawn.dtype), -1)
-            sent[f"{name}[{shape}]"] = Rows(pair, torch.ones_like(bit), 2 * size)
+        for name, sides in shapes.items():
+            size = math.prod(sides)
+            pair = torch.add(bit.to(drawn.dtype), drawn - start if start else drawn, alpha=2)
+            if len(shapes) > 1:
+                pair = torch.where((drawn >= start) & (drawn < start + size), pair, -1)
+            sent[f"{name}[{','.join(map(str, sides))}]"] = Rows(pair, torch.ones_like(bit), 2 * size)
             start += size
         return sent
 
     def server(self, total: Total, rng: Rng) -> Total:
         counts = {name: dense(value).view(-1, 2) for name, value in total.sum.items()}
-        unit = sum(len(count) for count in counts.values()) / math.tanh(self.epsilon / 2) / self.k
-        read = {}
+        bias = math.tanh(self.epsilon / 2)
+        unit = sum(len(count) for count in counts.values()) / bias / self.k
+        read, told = {}, {}
         for field_name, count in counts.items():
             name, _, shape = field_name.removesuffix("]").rpartition("[")
             sides = [int(side) for side in shape.split(",") if side]
             read[name] = ((count[:, 1] - count[:, 0]) * unit).view(sides)
-        return Total(read, total.clients)
+            told[name] = ((count[:, 1] - count[:, 0]) / count.sum(1).clamp(min=1) / bias).view(sides)
+        return Total(read, total.clients, told)
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         return _reports(lambda count: Reports(self.epsilon, count), self.k)
@@ -116,6 +143,37 @@ class Shuffle(Step):
         if users > cohort.size:
             raise HomebodyError(f"Reports cannot be shuffled among {users} people: {cohort.size} take part in a round.")
         return _reports(lambda count: ShuffledReports(epsilon, count, users), k)
+
+
+def tally(charges: Sequence[Charge], rounds: int) -> dict[str, float] | None:
+    """What the server would learn of one person without any shuffle: ε of a report, of a round, of all; by addition.
+
+    None where rounds are not charged by reports.
+
+    >>> import numpy as np
+    >>> from homebody.privacy import Channel
+    >>> round_ = Channel(OneBit(2.5, k=100), Shuffle()).charges(Cohort(np.arange(9), "all", 9, 9))
+    >>> tally(round_, rounds=20)
+    {'count': 100, 'epsilon': 2.5, 'round': 250.0, 'total': 5000.0}
+    """
+    for charge in charges:
+        if (charge.observer, charge.unit) == ("server", "user") and isinstance(charge.event, Reports | ShuffledReports):
+            epsilon, count = charge.event.epsilon, charge.event.count
+            return {"count": count, "epsilon": epsilon, "round": epsilon * count, "total": epsilon * count * rounds}
+    return None
+
+
+def sealed_bytes(count: int) -> int:
+    """Of a message of so many reports of four bytes, each in a sealed box of its own, with its head and signature."""
+    return count * (4 + 48) + 73 + 64
+
+
+def _entries(shapes: Mapping[str, Sequence[int]]) -> int:
+    """How many there are to draw from."""
+    count = sum(math.prod(sides) for sides in shapes.values())
+    if not 0 < count < 2**30:
+        raise HomebodyError(f"One-bit reports name one of 1 to 2³⁰ entries; the update has {count:,}.")
+    return count
 
 
 def _reports(event: Callable[[int], Event], k: int) -> list[Charge]:

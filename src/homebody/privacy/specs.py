@@ -10,6 +10,7 @@ from homebody.errors import HomebodyError, unknown_name
 from homebody.privacy.channel import Channel, Stage
 from homebody.privacy.reports import OneBit, Shuffle
 from homebody.privacy.requests import AskRows
+from homebody.privacy.responses import RandomisedResponse
 from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum
 
 __all__ = ["STAGES", "parse_channel", "parse_stage", "split_stage", "with_noise"]
@@ -20,6 +21,7 @@ STAGES: dict[str, type[Any]] = {
     "gaussian": Gaussian,
     "laplace": Laplace,
     "one-bit": OneBit,
+    "randomised-response": RandomisedResponse,
     "secure-sum": SecureSum,
     "shuffle": Shuffle,
 }

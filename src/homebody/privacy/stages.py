@@ -1,6 +1,7 @@
 """The stages that ship: what bounds a message, what hides it, and what each observer is told in the end.
 
-The one-bit reports are in `homebody.privacy.reports`, the requests in `homebody.privacy.requests`.
+The one-bit reports are in `homebody.privacy.reports`, randomised response in `homebody.privacy.responses`, the requests
+in `homebody.privacy.requests`.
 
 | stage | on the device | on the server | told |
 |---|---|---|---|
@@ -9,6 +10,7 @@ The one-bit reports are in `homebody.privacy.reports`, the requests in `homebody
 | `Laplace` | adds noise, or the server does | | by `LaplaceRelease`, to the server too where it is on the device |
 | `OneBit` | sends k bits of k random entries | makes an estimate of them | everyone, by `Reports` |
 | `Shuffle` | | | everyone behind the proxy, by `ShuffledReports` |
+| `RandomisedResponse` | sends a bit for every entry | sums them and their products | everyone, as its method says |
 | `SecureSum` | sends all of a table, not rows of it | | the sum alone, which is not noise |
 | `AskRows` | asks for the rows it works on | | the server ∞; others as the rest of the channel says |
 
@@ -58,6 +60,8 @@ class Message:
     reports: tuple[float, int] | None = None
     """ε of a report and how many there are, where the message is nothing but randomised reports."""
     shuffled: bool = False
+    read: str = ""
+    """The stage whose server half reads each message before they are summed."""
     secret: bool = False
     """Whether the server gets the sum alone."""
     strange: str = ""

@@ -237,6 +237,7 @@ def _figure(make: Callable[[Mapping[str, Any], str], Charts]) -> Callable[..., l
 SHOWN: dict[tuple[str, str], Callable[..., list[str]]] = {
     ("table", "table"): _tables,
     ("table", "pairs"): _tables,
+    ("figure", "table"): _tables,
     ("table", "sweep"): _sweep_tables,
     ("figure", "sweep"): _figure(sweep_charts),
     ("figure", "convergence"): _figure(convergence_charts),

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from homebody.privacy import OBSERVERS, Ledger, event_from_json
+from homebody.report import words
 from homebody.report.record import RunFolder
 from homebody.report.statement import recipe_of, stated_at
 
@@ -71,6 +72,7 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     for line in (
         *([result["meaning"]] if metrics else []),
         f"ε certified, one user, over the whole training: {epsilon}{at_delta(result)}",
+        *_reports_line(result),
         *([f"stages: {' → '.join(result['stages'])}"] if result.get("stages") else []),
         *([result["stopped"]] if result.get("stopped") else []),
         f"rounds {result['rounds']}, chosen {result['chosen_round']}; {costs}; {result['peak_rss_mb']:,.0f} MB at most",
@@ -79,6 +81,18 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         f"record: {result['run']}",
     ):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _reports_line(result: Mapping[str, Any]) -> list[str]:
+    """What reports tell without the shuffle, beside what they tell with it."""
+    reports = result.get("reports")
+    if not reports:
+        return []
+    parts = f"{words.epsilon(reports['epsilon'])} × {reports['count']:,} reports × {result['rounds']} rounds"
+    behind = ""
+    if "sealed_bytes" in reports:
+        behind = "; the lower figures above hold behind a proxy that does not collude with whoever looks"
+    return [f"ε of reports, by addition: {parts} = {words.epsilon(reports['total'])} at δ = 0{behind}"]
 
 
 def print_comparison(comparison: Mapping[str, Any], console: Console | None = None) -> None:

@@ -15,6 +15,15 @@ QUANTITIES = {
     "seconds": "seconds",
     "epsilon": "ε, server",
     "chosen_round": "chosen round",
+    "reports": "reports a round",
+    "epsilon_report": "ε, a report",
+    "epsilon_round": "ε, a round, unshuffled",
+    "epsilon_total": "ε, in all, unshuffled",
+    "bytes_down": "bytes down, a round",
+    "bytes_up": "bytes up, a round",
+    "bytes_sealed": "bytes up, sealed",
+    "bytes_down_total": "bytes down, in all",
+    "bytes_up_total": "bytes up, in all",
 }
 """What a run has besides metrics, and what it is called; such figures have no scale."""
 
@@ -54,9 +63,14 @@ def figure(metric: str, value: float | str | None, scale: float = 1.0) -> str:
     """
     if metric not in QUANTITIES or value is None:
         return number(None if value is None else float(value), scale)
-    if metric == "epsilon":
+    if metric.startswith("epsilon"):
         return epsilon(value)
-    whole = metric == "parameters" or (metric == "seconds" and float(value) >= 100) or float(value) >= 1000
+    whole = (
+        metric == "parameters"
+        or metric.startswith("bytes")
+        or (metric == "seconds" and float(value) >= 100)
+        or float(value) >= 1000
+    )
     text = f"{float(value):,.{0 if whole else 1}f}"
     return text if metric == "seconds" else text.removesuffix(".0")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.core import Batch, Data, Evaluated, Method, Tree, Update, Users
+from homebody.core import Batch, Data, Evaluated, Method, Rows, Tree, Update, Users, written
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, summarise
+from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.runtime.locals import LocalStore
 
@@ -109,17 +110,20 @@ class Clients:
         fused = self.fused and method.kernel_of("client", "cohort")
         work = method.cohort if fused else partial(Method.cohort, method)
         streams = self._streams(rng, users)
-        batches = self._batches(method, streams, self._data(users, width))
+        data = self._data(users, width, avoided=method.draws_negatives)
+        batches = self._batches(method, streams, data)
         update, kept = work(shared, self._locals(method, shared, users), batches)
         channel = method.uplink
-        if channel.stages:
-            update = self._leave(channel.device if noise else channel.before_noise, update, streams)
+        update = self._leave(channel, update, streams, noise=noise) if channel.stages else written(update)
         return update, kept, vmap(method.asks)(batches) if channel.asks else {}
 
-    def _leave(self, half: Callable[[Update, Rng], Update], update: Update, streams: Rng) -> Update:
+    def _leave(self, channel: Channel, update: Update, streams: Rng, *, noise: bool) -> Update:
         """What these clients' updates become on their way out."""
-        keys = streams.private.fold("uplink").key
-        left: Update = vmap(lambda key, own: half(own, Rng(key)))(keys, update)
+        own = streams.private.fold("uplink")
+        if noise and channel.samples and any(not isinstance(one, Tensor | Rows) for one in update.values()):
+            return channel.devices(update, own)
+        half = channel.device if noise else channel.before_noise
+        left: Update = vmap(lambda key, one: half(one, Rng(key)))(own.key, written(update))
         return left
 
     def _batches(self, method: Method, streams: Rng, data: tuple[Tensor, ...]) -> Batch:
@@ -160,9 +164,9 @@ class Clients:
     def _tensor(self, users: Users) -> Tensor:
         return torch.from_numpy(users).to(self.device)
 
-    def _data(self, users: Users, width: int | None = None) -> tuple[Tensor, ...]:
+    def _data(self, users: Users, width: int | None = None, *, avoided: bool = True) -> tuple[Tensor, ...]:
         """What these clients' devices hold: their interactions, then a column for each feature."""
-        padded = (torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width))
+        padded = (torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width, avoided=avoided))
         return (*padded, *(values[self._tensor(users)] for values in self._features.values()))
 
     def _client_data(self, items: Tensor, valid: Tensor, excluded: Tensor, *features: Tensor) -> Data:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from homebody.core import Method, Rows, Tree, Update
+from homebody.core import Method, Rows, Tree, Update, written
 from homebody.evaluation import Block, questions, summarise
+from homebody.privacy import Channel
 from homebody.rng import DeviceRng, Rng, SystemRng
 from homebody.runtime.clients import Clients
 
@@ -47,8 +46,8 @@ class Household(Clients):
         scores = self._scores(method, shared, users, self._data(users), everything)
         return summarise([Block(users, scores, asked)], self._cutoffs).metrics
 
-    def _leave(self, half: Callable[[Update, Rng], Update], update: Update, streams: Rng) -> Update:
-        left: Update = tree_map(lambda leaf: leaf[None], half(_alone(update), SystemRng()))
+    def _leave(self, channel: Channel, update: Update, streams: Rng, *, noise: bool) -> Update:
+        left: Update = tree_map(lambda leaf: leaf[None], channel.device(_alone(written(update)), SystemRng()))
         return left
 
 

@@ -19,6 +19,8 @@ __all__ = ["Simulator"]
 
 DENSE_BYTES = 64 << 20
 """Of whole tables that clients fill at once, where their channel makes them."""
+FORMULAS_AT_ONCE = 1 << 20
+"""Padded interactions of clients whose updates are formulas: compiled code goes through them one by one."""
 
 
 class Simulator(Clients):
@@ -47,13 +49,21 @@ class Simulator(Clients):
         tables = sum(value.nbytes for value in shared.values())
         bytes_down = tables * len(cohort.users)
         at_once = self.fused and method.uplink.ends_in_noise
-        most = max(1, DENSE_BYTES // max(1, tables)) if method.uplink.dense and not at_once else None
-        for users, width in self._store.groups(cohort.users, SAMPLES_AT_ONCE, most):
+        formulas = self.fused and method.computes and method.uplink.samples
+        dense = (method.uplink.dense and not at_once and not formulas) or (method.computes and not formulas)
+        reads = method.uplink.reads
+        # What is read says something of each item, and it takes several numbers of 8 bytes to draw that.
+        wide = 32 * self.catalogue.n_items if reads else tables
+        most = max(1, DENSE_BYTES // max(1, wide)) if dense else None
+        together = FORMULAS_AT_ONCE if formulas else SAMPLES_AT_ONCE
+        for users, width in self._store.groups(cohort.users, together, most):
             update, kept, request = self._work(method, shared, users, width, rng, noise=not at_once)
             self._store.put(users, kept)
             if "loss" in kept:
                 losses.append(kept["loss"].sum())
-            bytes_up += _add(update, sums)
+            bytes_up += _add(update, {} if reads else sums)
+            if reads:
+                method.uplink.read(update, sums)
             rows, spared = _asked(request, shared)
             requests, bytes_down = requests + 4 * rows, bytes_down - spared
         if method.scores_from == "base":

@@ -260,6 +260,11 @@ def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
 
     What such a stage promises would be charged, and not kept. proxied: there is a proxy to shuffle reports.
     """
+    if method.uplink.reads:
+        raise HomebodyError(
+            f"{type(method).__name__}'s server reads each message before it sums them, which is not done with devices: "
+            "run it in a simulation."
+        )
     for stage in method.uplink.stages:
         if isinstance(stage, Shuffle) and not proxied:
             raise HomebodyError(

@@ -170,13 +170,28 @@ def _obtained(results: Sequence[Mapping[str, Any]], names: Mapping[str, str]) ->
     }
 
 
+_OF_REPORTS = {
+    "reports": "count",
+    "epsilon_report": "epsilon",
+    "epsilon_round": "round",
+    "epsilon_total": "total",
+    "bytes_sealed": "sealed_bytes",
+}
+
+
 def _quantity(run: Mapping[str, Any], name: str) -> float:
     """One of `QUANTITIES`; nan where a run has none, as a reference has no model of one device."""
     if name == "parameters":
         return float(run["parameters"]["model"]) if run["parameters"] else math.nan
     if name == "epochs":
         return float(run["chosen_round"] * run["passes"])
-    return float(run["epsilon"]["server"] if name == "epsilon" else run[name])
+    if name == "epsilon":
+        return float(run["epsilon"]["server"])
+    if name.endswith("_total") and name.startswith("bytes"):
+        return float(run[name.removesuffix("_total")] * run["rounds"])
+    if name in _OF_REPORTS:
+        return float((run.get("reports") or {}).get(_OF_REPORTS[name], math.nan))
+    return float(run[name])
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:

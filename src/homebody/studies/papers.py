@@ -127,6 +127,7 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study]) ->
         run={**like("run", {}), **reader.take("run", dict, {})},
         run_on=reader.take("run_on", dict, {}),
         note=reader.take("note", str, ""),
+        optional=reader.texts("optional", []),
         rows=[],
         pairs=_pairs(reader) if kind == "pairs" else [],
         **(_varied(reader) if kind == "sweep" else SWAPPED if kind == "tables" else {}),
@@ -134,6 +135,7 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study]) ->
     for data, settings in like("run_on", {}).items():
         if data in study.data:
             study.run_on[data] = {**settings, **study.run_on.get(data, {})}
+    study.optional.extend(name for name in like("optional", []) if name in study.data and name not in study.optional)
     study.rows.extend(_rows(reader, folder, study, base))
     reader.done()
     check_study(study, reader.where)

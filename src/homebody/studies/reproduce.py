@@ -92,7 +92,8 @@ def plan(
             raise unknown_name("protocol of this part of the paper", name, under)
     studies = []
     for study in chosen:
-        wanted = [name for name in study.data if not data or name in data]
+        absent = {name for name in study.optional if not data and not _at_hand(name, data_dir)}
+        wanted = [name for name in study.data if (not data or name in data) and name not in absent]
         if wanted and (not protocols or set(protocols) & set(study.protocols)):
             studies.append((replace(study, seeds=seeds or study.seeds), wanted))
     asked = list(protocols) or sorted(under)
@@ -111,6 +112,13 @@ def plan(
     command = command_text(f"homebody reproduce {paper.name}", options)
     looked = _probes(paper, {study.label for study, _ in studies}, every, seeds)[: len(recipes)]
     return Plan(paper, studies, recipes, every.recipes[len(recipes) :], cells, command, rounds, asked, looked)
+
+
+def _at_hand(name: str, data_dir: str | None) -> bool:
+    """Whether a data set is on this machine."""
+    from homebody.data.sources import find
+
+    return find(name, data_dir=data_dir, quick=True) is not None
 
 
 def _probes(paper: Paper, asked: Collection[str], every: _Numbered, seeds: int | None) -> list[list[str]]:

@@ -20,7 +20,7 @@ __all__ = ["KINDS", "Row", "Study", "check_study", "deviations", "published"]
 Form = Literal["table", "figure"]
 KINDS: dict[Form, tuple[str, ...]] = {
     "table": ("table", "pairs", "sweep"),
-    "figure": ("convergence", "sweep", *probes.PROBES),
+    "figure": ("table", "convergence", "sweep", *probes.PROBES),
 }
 OURS = {"method", "data", "fields", "seed", "protocol", "rounds", "data_dir"}
 """Recipe fields that have their own place in a paper's recipe."""
@@ -93,6 +93,8 @@ class Study:
     pairs: list[tuple[str, str]] = field(default_factory=list)
     """Names of rows: one without, one with what is being tried."""
     note: str = ""
+    optional: list[str] = field(default_factory=list)
+    """Data sets that are left out where they are not at hand, unless they are asked for by name."""
 
     @property
     def label(self) -> str:
@@ -157,6 +159,7 @@ def check_study(study: Study, where: str) -> None:
     if not study.scale > 0:
         raise HomebodyError(f"{where}: scale must be above 0, not {study.scale:g}.")
     _check_by_data(study, study.run_on, "run_on", dict, where)
+    _check_by_data(study, dict.fromkeys(study.optional, ""), "optional", str, where)
     insist_distinct([row.name for row in study.rows], where, "rows named")
     for row in study.rows:
         _check_row(study, row, f"{where}, row '{row.name}'")

@@ -1,0 +1,199 @@
+"""FMF-LDP: Stronger Privacy for Federated Collaborative Filtering with Implicit Feedback (Minto et al., RecSys 2021).
+
+| paper                                            | here                                                       |
+|--------------------------------------------------|------------------------------------------------------------|
+| V, M × F item matrix                             | `shared["item"]`                                           |
+| c_ui = 1 + α r_ui                                | `confidence` is α; r: how often the item is in the history |
+| x_u = (VCᵘVᵀ + λI)⁻¹ VCᵘp(u)  (4)                | `user_vector`, solved on the device, never sent            |
+| f(u, i) = c_ui (p_ui − x·v_i) x  (5)             | `update["item"]`                                           |
+| k entries, one ε-LDP bit each (Algorithm 1)      | `OneBit(epsilon, k)` in the channel                        |
+| proxy network                                    | `Shuffle` in the channel; on devices `homebody proxy`      |
+| V ← V − γ(−2 mean f + 2λV), 20 steps an epoch    | `server`                                                   |
+
+**As published** (`decoder=published`). The 20 steps of an epoch reuse one set of reports: with new ones for each, ε
+would be 20 times as large. f is −½ of the gradient; Algorithm 2 leaves the −2 out. The paper adds up the k reports of a
+device, so its mean is k times the gradient; γ is for that mean.
+
+**Improved** (`decoder=improved`): the same devices and the same reports, but a server that asks better. V may be
+anything, so it sends V = s [1, δT] with a tiny s, and T's columns orthogonal to 1. Then x is so large that nearly every
+entry of f is projected to ±1, and a report answers one clear question: the sign of (2p_ui − 1) x_uf.
+
+- Column 0: x_u0 > 0, so its mean over people is 2q_i − 1 = z_i, where q_i is the share of people who have item i.
+- Taste f: x_uf has the sign s_uf of Σ_j T_jf over the person's history, so the mean is m_if = E[(2p_ui − 1) s_uf], and
+  (m_f − b_f z)/2 with b_f = ⟨m_f, z⟩/⟨z, z⟩ tells how item i goes together with that sign. The sum over epochs, B, is a
+  sketch of the items' covariance; the next T is B made orthogonal to 1, to q and in itself: a power iteration that
+  averages its noise and has no learning rate.
+- The first epoch sends V = s 1: all F columns tell popularity, and what they differ by, noise, is the first T.
+- Devices rank with another V, `shared["rank"]` = [q, B] at a scale that makes λ a ridge of `ridge`, by the same solve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from homebody.core import Batch, Catalogue, Data, Method, Total, Tree, Update, param
+from homebody.methods import report_kernels
+from homebody.params import Range
+from homebody.privacy import Channel, OneBit, Shuffle
+from homebody.rng import Rng
+
+__all__ = ["FMFLDP"]
+
+SCALE, DELTA = 1e-4, 0.1
+"""s and δ: so small that f is projected nearly everywhere, so large that λ is not felt."""
+
+
+@dataclass(frozen=True)
+class FMFLDP(Method):
+    """Implicit matrix factorisation from one-bit reports of single gradient entries."""
+
+    uplink: Channel = Channel(OneBit(epsilon=2.5, k=100), Shuffle())
+    decoder: str = param("improved", "what the server makes of the reports", choices=("improved", "published"))
+    factors: int = param(5, "F: size of a user's and of an item's vector", low=2, search=(3, 5, 8))
+    confidence: float = param(4.0, "α: extra weight of an interaction", low=0, search=Range(0.1, 40, log=True))
+    regularisation: float = param(1e-6, "λ", low=1e-12)
+    learning_rate: float = param(1e-3, "published: γ of the server's steps", low=0, search=Range(1e-5, 1, log=True))
+    steps: int = param(20, "published: of the server on one epoch's reports", low=1)
+    init_scale: float = param(0.1, "published: spread of the first V", low=1e-9, search=Range(0.01, 1, log=True))
+    ridge: float = param(100.0, "improved: regularisation of ranking", low=1e-9, search=Range(10, 1000, log=True))
+
+    title: ClassVar[str] = "implicit matrix factorisation from one-bit ε-LDP reports through a shuffling proxy"
+    paper: ClassVar[str] = "Minto et al., Stronger Privacy for Federated Collaborative Filtering, RecSys 2021"
+    default_rounds: ClassVar[int] = 20
+    draws_negatives: ClassVar[bool] = False
+    computes: ClassVar[bool] = True
+
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
+        size = catalogue.n_items, self.factors
+        if self.decoder == "published":
+            return {"item": self.init_scale * rng.normal(*size)}
+        return {"item": torch.full(size, SCALE), "rank": torch.zeros(size)}
+
+    def init_server(self, shared: Tree) -> Tree:
+        V = shared["item"]
+        if self.decoder == "published":
+            return {}
+        # Told and asked are counted for each item: one that comes later is averaged over fewer epochs.
+        none = torch.zeros_like(V[:, 0])
+        return {"told": none, "asked": none, "sketch": torch.zeros_like(V[:, 1:])}
+
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
+        return {}
+
+    def prepare(self, data: Data, rng: Rng) -> Batch:
+        return {"items": data.items, "valid": data.valid}
+
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        V = shared["item"]
+        r, x = self.user_vector(V, batch["items"], batch["valid"])
+        c, p = 1.0 + self.confidence * r, (r > 0).to(V.dtype)
+        f = (c * (p - V @ x))[:, None] * x
+        return {"item": f}, local
+
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        return (self._steps if self.decoder == "published" else self._sketch)(shared, state, total)
+
+    def _steps(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        """Algorithm 2."""
+        V, f = shared["item"], self.reports * total.mean["item"]
+        for _ in range(self.steps):
+            V = V - self.learning_rate * (-2.0 * f + 2.0 * self.regularisation * V)
+        return {"item": V}, state
+
+    def _sketch(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        """Popularity and a sketch of the items' covariance, and what to ask next."""
+        m = total.told["item"] if "item" in total.told else total.mean["item"]
+        first = not bool(state["asked"].any())
+        weight, told = (self.factors, m.mean(1)) if first else (1, m[:, 0])
+        told, asked = state["told"] + weight * told, state["asked"] + weight
+        z = told / asked
+        q, taste = 0.5 * (1.0 + z), m[:, 1:]
+        apart = 0.5 * (taste - torch.outer(z, (z @ taste) / (z @ z)))
+        sketch = state["sketch"] if first else state["sketch"] + apart
+        T = _orthogonal(apart if first else sketch, torch.stack([torch.ones_like(q), q], 1))
+        item = SCALE * torch.cat([torch.ones_like(T[:, :1]), DELTA * T], 1)
+        columns = [q[:, None] / _root_mean_square(q), sketch * (len(q) ** 0.5 / _largest(sketch))]
+        rank = (self.regularisation / self.ridge) ** 0.5 * torch.cat(columns, 1)
+        return {"item": item, "rank": rank}, {"told": told, "asked": asked, "sketch": sketch}
+
+    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
+        V = shared["item"] if self.decoder == "published" else shared["rank"]
+        _, x = self.user_vector(V, data.items, data.valid)
+        return V[items] @ x
+
+    def user_vector(self, V: Tensor, items: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """r, how often each item is in the person's history; and x, from that and from what the server sent."""
+        r = torch.zeros(len(V), device=V.device).scatter_add(0, items, valid.to(V.dtype))
+        whole, own = V.double(), V[items].double() * valid[:, None]
+        ridge = self.regularisation * torch.eye(self.factors, dtype=whole.dtype, device=V.device)
+        system = whole.T @ whole + self.confidence * (own.T @ own) + ridge
+        # An item that is there r times adds (1 + αr) v in all.
+        x = torch.linalg.solve(system, (self.confidence + 1.0 / r[items].clamp(min=1)).double() @ own)
+        return r, x.to(V.dtype)
+
+    @property
+    def reports(self) -> int:
+        """k: how many of a device's reports the paper's sum adds up."""
+        return next((stage.k for stage in self.uplink.stages if isinstance(stage, OneBit)), 1)
+
+    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+        if shared["item"].device.type != "cpu":
+            return super().cohort(shared, locals_, batches)
+        return {"item": _Gradients(self, shared["item"], batches)}, locals_
+
+
+class _Gradients:
+    """Many clients' f: user vectors are solved at once, entries worked out when they are asked for."""
+
+    def __init__(self, method: FMFLDP, table: Tensor, batches: Batch) -> None:
+        self.shape = tuple(table.shape)
+        self._confidence, self._table = method.confidence, table.contiguous().numpy()
+        self._items, self._valid = batches["items"].numpy(), batches["valid"].numpy()
+        self._vectors = torch.empty(len(self._items), method.factors)
+        whole = table.double()
+        report_kernels.user_vectors(
+            self._table,
+            (whole.T @ whole).numpy(),
+            self._items,
+            self._valid,
+            self._confidence,
+            method.regularisation,
+            self._vectors.numpy(),
+        )
+
+    def at(self, entries: Tensor) -> Tensor:
+        out = torch.empty(entries.shape)
+        report_kernels.entries(
+            self._table,
+            self._vectors.numpy(),
+            self._items,
+            self._valid,
+            self._confidence,
+            entries.contiguous().numpy(),
+            out.numpy(),
+        )
+        return out
+
+    def dense(self) -> Tensor:
+        places = torch.arange(self.shape[0] * self.shape[1]).expand(len(self._items), -1)
+        return self.at(places).view(-1, *self.shape)
+
+
+def _orthogonal(columns: Tensor, others: Tensor) -> Tensor:
+    """The columns made orthogonal to others and to one another, each in its own direction, with entries of size 1."""
+    q, r = torch.linalg.qr(torch.cat([others, columns], 1).double())
+    turned = q * torch.where(r.diagonal() < 0, -1.0, 1.0)
+    return (turned[:, others.shape[1] :] * len(columns) ** 0.5).to(columns.dtype)
+
+
+def _root_mean_square(values: Tensor) -> Tensor:
+    return values.square().mean().sqrt().clamp(min=1e-12)
+
+
+def _largest(table: Tensor) -> Tensor:
+    """Its largest singular value; never 0."""
+    return torch.linalg.matrix_norm(table.double(), ord=2).clamp(min=1e-12).to(table.dtype)
