@@ -314,15 +314,6 @@ def scale(value, factor, out):
 
 
 @nb.njit(inline="always")
-def _ones(bits):
-    """How many bits are set: the compiler knows this for what it is, and takes the processor's own."""
-    bits = bits - ((bits >> np.uint64(1)) & np.uint64(0x5555555555555555))
-    bits = (bits & np.uint64(0x3333333333333333)) + ((bits >> np.uint64(2)) & np.uint64(0x3333333333333333))
-    bits = (bits + (bits >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
-    return (bits * np.uint64(0x0101010101010101)) >> np.uint64(56)
-
-
-@nb.njit(inline="always")
 def _packed(bits):
     """64 rows in a word for each column; as many words as make four."""
     rows, size = bits.shape
@@ -347,6 +338,5 @@ def count_pairs(bits, pairs):
             third, fourth = packed[word + 2, column:], packed[word + 3, column:]
             a, b, c, d = first[0], second[0], third[0], fourth[0]
             for other in range(size - column):
-                row[other] += np.int32(
-                    _ones(a & first[other]) + _ones(b & second[other]) + _ones(c & third[other]) + _ones(d & fourth[other])
-                )
+                left = _ones(a & first[other]) + _ones(b & second[other])
+                row[other] += np.int32(left + _ones(c & third[other]) + _ones(d & fourth[other]))

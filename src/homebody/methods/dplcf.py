@@ -2,8 +2,8 @@
 
 FMF-LDP's strongest private rival. Each device tells its whole history once, through randomised response; the server
 estimates how many people have both of two items, and from that how similar they are; the device ranks by the
-neighbours that it has. We hold its abstract and what the FMF-LDP paper says of it (Section 5.2); what they leave open is
-ours: cosine similarity, its shrinkage, and the number of neighbours, chosen on validation.
+neighbours that it has. We hold its abstract and what the FMF-LDP paper says of it (Section 5.2); what they leave open
+is ours: cosine similarity, its shrinkage, and the number of neighbours, chosen on validation.
 
 | the papers                                | here                                                           |
 |-------------------------------------------|----------------------------------------------------------------|

@@ -13,7 +13,7 @@ from torch import Tensor
 from homebody import kernels
 from homebody.core import Cohort, Total, Tree, Update
 from homebody.errors import HomebodyError
-from homebody.privacy.events import OBSERVERS, Charge, PureRelease, Reports
+from homebody.privacy.events import OBSERVERS, Charge, Event, PureRelease, Reports, Unit
 from homebody.privacy.stages import Message, Step, check_number, dense
 from homebody.rng import Rng
 
@@ -125,7 +125,7 @@ class RandomisedResponse(Step):
 
         Two people differ in all of them at worst. Someone with an interaction and without it differs in one.
         """
-        events = (
+        events: tuple[tuple[Unit, Event], ...] = (
             ("user", Reports(self.epsilon, entries)),
             ("interaction", PureRelease(self.epsilon, relation="add-remove")),
             ("report", Reports(self.epsilon, 1)),
