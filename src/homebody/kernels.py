@@ -163,6 +163,7 @@ def label(draw_keys, order_keys, items, valid, excluded, n_items, per_item, out,
 
 @nb.njit(inline="always")
 def _ones(word):
+    """How many bits are set: the compiler knows this for what it is, and takes the processor's own."""
     word = word - ((word >> np.uint64(1)) & np.uint64(0x5555555555555555))
     word = (word & np.uint64(0x3333333333333333)) + ((word >> np.uint64(2)) & np.uint64(0x3333333333333333))
     word = (word + (word >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
@@ -338,5 +339,5 @@ def count_pairs(bits, pairs):
             third, fourth = packed[word + 2, column:], packed[word + 3, column:]
             a, b, c, d = first[0], second[0], third[0], fourth[0]
             for other in range(size - column):
-                left = _ones(a & first[other]) + _ones(b & second[other])
-                row[other] += np.int32(left + _ones(c & third[other]) + _ones(d & fourth[other]))
+                half = _ones(a & first[other]) + _ones(b & second[other])
+                row[other] += np.int32(half + _ones(c & third[other]) + _ones(d & fourth[other]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import socket
@@ -298,3 +299,51 @@ def started() -> Iterator[Callable[[Path, Settings], Process]]:
     for one in running:
         if one.process:
             one.kill()
+
+
+class Load:
+    """Devices that send at the same time, each message until it is acknowledged, whatever happens to the proxy."""
+
+    def __init__(self, port: int, devices: list[Device], size: int = 20) -> None:
+        self._port, self._size = port, size
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.accepted: list[bytes] = []
+        """Reports that were acknowledged."""
+        self.answers: Counter[int] = Counter()
+        self._threads = [threading.Thread(target=self._send, args=(device,), daemon=True) for device in devices]
+        for thread in self._threads:
+            thread.start()
+
+    def _send(self, device: Device) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        while not self._stop.is_set():
+            sealed = reports(self._size)
+            body = device.body(sealed)
+            while (status := self._status(connection, body)) != 200:
+                time.sleep(0.02)
+                assert status in (0, 429, 503), status
+            with self._lock:
+                self.accepted += split(sealed)
+        connection.close()
+
+    def _status(self, connection: http.client.HTTPConnection, body: bytes) -> int:
+        try:
+            connection.request("POST", "/v1/reports", body)
+            answer = connection.getresponse()
+            answer.read()
+            status = answer.status
+        except (OSError, http.client.HTTPException):
+            connection.close()
+            status = 0
+        with self._lock:
+            self.answers[status] += 1
+        return status
+
+    def stop(self) -> list[bytes]:
+        """Send no more; what was acknowledged, once the last has been."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        return sorted(self.accepted)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
 import sys
 import threading
 from collections import Counter
@@ -205,13 +204,14 @@ def _told(added: Added) -> Response:
     return answer(200, said)
 
 
-def _follow_parent() -> None:
-    """End with the supervisor."""
+def _follow_parent(intake: Intake) -> None:
+    """End with the supervisor, at once: a batch that was not answered is sent again."""
 
     def follow() -> None:
         while os.read(0, 4096):
             pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        intake.tell()
+        os._exit(0)
 
     threading.Thread(target=follow, daemon=True).start()
 
@@ -229,7 +229,7 @@ def main(given: list[str] | None = None) -> None:
         intake = Intake(Epochs(Records(connect(place.database, what="server's database")), asked.folder))
         cert, key = (keys / "server.pem", keys / "server.key") if place.tls else (None, None)
         if asked.follow_parent:
-            _follow_parent()
+            _follow_parent(intake)
         serve(intake.app(), listening, cert=cert, key=key, counted=intake.count)
     except Unavailable as error:
         log("intake interrupted", reason=str(error))

@@ -50,7 +50,7 @@ class Reporter:
     def __init__(self, url: str, *, ca: str | None, secret: bytes, silent: Callable[[], bool] = lambda: False) -> None:
         self._secret, self._silent = secret, silent
         context: ssl.SSLContext | bool = ssl.create_default_context(cadata=ca) if url.startswith("https:") else False
-        # Nothing of the environment: it could send reports through somebody else, or accept another's certificate.
+        # Nothing of the environment: it could send reports through somebody else.
         self._http = httpx.Client(
             base_url=url, verify=context, trust_env=False, timeout=TIMEOUT, headers={"user-agent": "homebody"}
         )

@@ -253,7 +253,7 @@ def _check_order(before: Sequence[Stage], stage: Stage, message: Message) -> Non
         return  # it acts on what comes to the device, before anything leaves
     name = type(stage).__name__
     if message.read:
-        raise HomebodyError(f"{name} cannot follow {message.read}: the server reads each message as it comes.")
+        raise HomebodyError(f"{name} cannot follow {message.read}: the server reads each message as it left a device.")
     summed = next((type(one).__name__ for one in before if _on_sum(one)), None)
     if summed and not _on_sum(stage):
         raise HomebodyError(f"{name} works on the device, so it cannot come after {summed}, which acts on the sum.")

@@ -10,7 +10,7 @@ in `homebody.privacy.requests`.
 | `Laplace` | adds noise, or the server does | | by `LaplaceRelease`, to the server too where it is on the device |
 | `OneBit` | sends k bits of k random entries | makes an estimate of them | everyone, by `Reports` |
 | `Shuffle` | | | everyone behind the proxy, by `ShuffledReports` |
-| `RandomisedResponse` | sends a bit of every entry | sums bits and products of bits | everyone, by `Reports` |
+| `RandomisedResponse` | sends a bit for every entry | sums them and their products | everyone, as its method says |
 | `SecureSum` | sends all of a table, not rows of it | | the sum alone, which is not noise |
 | `AskRows` | asks for the rows it works on | | the server ∞; others as the rest of the channel says |
 
