@@ -95,6 +95,10 @@ class MethodContract:
         """The method with settings that learn in a few rounds; by default the one under test."""
         return self.method()
 
+    def total(self, update: Tree) -> Tree:
+        """What the server is given of a stacked update: its sum, or what the method's channel reads in it besides."""
+        return _sum(update)
+
     def clients(self) -> list[Data]:
         """People of very different lengths: one item, nearly all items, all items, the same item twice."""
         everything = list(range(CATALOGUE.n_items))
@@ -188,7 +192,7 @@ class MethodContract:
         method, shared, locals_ = self._start()
         count = len(self.clients())
         update, _ = _cohort(method, shared, locals_, _prepare(method, _stack(self.clients()), _keys(1, count)))
-        total, state = _sum(update), method.init_server(shared)
+        total, state = self.total(update), method.init_server(shared)
         _unmoved("server", lambda s, kept, sums: method.server(s, kept, Total(sums, count)), shared, state, total)
         after, kept = method.server(shared, state, Total(total, count))
         for before, now, whose in ((shared, after, "shared"), (state, kept, "the server's")):
@@ -258,7 +262,7 @@ class MethodContract:
         return method, shared, locals_
 
     def _serve(self, method: Method, shared: Tree, update: Tree) -> Tree:
-        return method.server(shared, method.init_server(shared), Total(_sum(update), len(self.clients())))[0]
+        return method.server(shared, method.init_server(shared), Total(self.total(update), len(self.clients())))[0]
 
     def _two_rounds(self, cohort: int | None) -> Fitted:
         return fit(self.method(), Simulator(population()), rounds=2, cohort=cohort, seed=4)

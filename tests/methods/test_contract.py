@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 
-from homebody.core import Method
+from homebody.core import Method, Rows, Tree
 from homebody.evaluation import measure
 from homebody.fit import fit
 from homebody.methods import METHODS, find
 from homebody.methods.alone import Alone
 from homebody.methods.chance import Chance
+from homebody.methods.dplcf import DPLCF
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
@@ -123,6 +126,22 @@ class TestFMFLDP(MethodContract):
         return FMFLDP(factors=4)
 
 
+class TestDPLCF(MethodContract):
+    rounds = 1
+
+    def method(self) -> Method:
+        return DPLCF(neighbours=6)
+
+    def total(self, update: Tree) -> Tree:
+        histories = torch.stack([Rows(*one, update["history"].size).dense() for one in _each(update["history"])])
+        taken = (histories > 0).float()
+        return {"history": taken.sum(0), "history²": taken.T @ taken}
+
+
+def _each(rows: Rows) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    return zip(rows.index, rows.value, strict=True)
+
+
 class TestPrivatePopularity(MethodContract):
     def method(self) -> Method:
         return PrivatePopularity()
@@ -182,6 +201,7 @@ def test_every_known_name_is_under_contract() -> None:
             TestFMFLDP(),
             TestAlone(),
             TestPrivatePopularity(),
+            TestDPLCF(),
             TestPopularity(),
             TestChance(),
             TestIALS(),

@@ -16,7 +16,7 @@ from homebody.audit.requests import read_requests
 from homebody.audit.views import hides_senders, sees
 from homebody.core import Cohort, Method, Rows, Tree, Update
 from homebody.errors import HomebodyError
-from homebody.privacy import Channel, OneBit, SecureSum
+from homebody.privacy import Channel, OneBit, RandomisedResponse, SecureSum
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 
@@ -188,6 +188,9 @@ def _told(update: Update, channel: Channel) -> list[str]:
     if any(isinstance(stage, OneBit) for stage in channel.stages):
         entries = "Each report is the number of an entry, drawn without looking at the data, and a randomised bit of it"
         return [f"{entries}{'; the proxy sends them on one by one.' if hides_senders(channel) else '.'}"]
+    for stage in channel.stages:
+        if isinstance(stage, RandomisedResponse):
+            return [f"Each bit says whether an entry is there, and is true with probability {stage.truth:.3f}."]
     lines = []
     for name, value in update.items():
         if isinstance(value, Rows):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Cohort, Method, Rows, Total, Tree, Update
-from homebody.privacy import Channel, Gaussian, Laplace, OneBit, SecureSum, Shuffle
+from homebody.privacy import Channel, Gaussian, Laplace, OneBit, RandomisedResponse, SecureSum, Shuffle
 from homebody.rng import Rng
 
 __all__ = ["decoded", "hides_senders", "noise_on_sum", "sees", "whole"]
@@ -73,6 +73,8 @@ def _server(channel: Channel, cohort: Cohort, people: str) -> str:
     for stage in channel.stages:
         if isinstance(stage, OneBit):
             return f"this message of {stage.k:,} randomised bit{'s' if stage.k > 1 else ''}, and whose it is"
+        if isinstance(stage, RandomisedResponse):
+            return f"this message of {cohort.items:,} randomised bits, one for each item, and whose it is"
         if isinstance(stage, Laplace) and not stage.on_sum:
             return "this message, with the noise that was added on the device, and whose it is"
     return f"this message, every number of it, and whose it is{own}"
