@@ -301,9 +301,10 @@ def test_an_epoch_that_was_closed_with_too_few_reports_does_not_count_after_a_ki
         real(*given, **more)
         raise Killed
 
-    with monkeypatch.context() as patched, pytest.raises(Killed):
+    with monkeypatch.context() as patched:
         patched.setattr(Epochs, "close", dies)
-        fit(one, mixer, rounds=1)
+        with pytest.raises(Killed):
+            fit(one, mixer, rounds=1)
     mixer.holding = False
     fit(one, mixer, rounds=1)
     assert one.told() == ["train/1", "train/1#2"]
@@ -326,9 +327,10 @@ def test_a_trainer_that_is_killed_goes_on_in_the_same_epoch(
         real(*given, **more)
         raise Killed
 
-    with monkeypatch.context() as patched, pytest.raises(Killed):
+    with monkeypatch.context() as patched:
         patched.setattr(Epochs, after, dies)
-        fit(one, mixer, rounds=2)
+        with pytest.raises(Killed):
+            fit(one, mixer, rounds=2)
     fit(one, mixer, rounds=2)
     assert one.told() == ["train/1", "train/2"]
     assert one.own(0, 0) == ["train/1", "train/2"]
