@@ -108,6 +108,16 @@ def test_reports_are_counted_once_each(server: Server) -> None:
     assert server.counters() == {"batches_accepted": 2, "batches_repeated": 1, "reports_accepted": 6}
 
 
+def test_a_batch_that_comes_twice_at_the_same_time_is_counted_once(server: Server) -> None:
+    epoch, pairs = server.open(), np.array([1, 7], dtype="<u4")
+    found = [server.epochs.add(epoch.id, bytes(16), pairs, {"unreadable": 1}) for _ in range(2)]
+    assert [(one.accepted, one.refused, one.again) for one in found] == [
+        (2, {"unreadable": 1}, False),
+        (2, {"unreadable": 1}, True),
+    ]
+    assert server.epochs.close(epoch.name, people=1).counts.sum() == 2
+
+
 def test_a_closed_epoch_takes_nothing_and_nobody_can_open_its_reports(server: Server) -> None:
     epoch = server.open()
     taken, late = server.batch(epoch, [5]), server.batch(epoch, [6])

@@ -153,7 +153,7 @@ def test_it_gives_up_when_it_is_too_late_or_must_be_silent(proxy: Proxy, make: C
     with pytest.raises(NotReported):
         make(proxy.url, silent=lambda: True).send(b"message")
     with pytest.raises(NotReported):
-        make(proxy.url).send(b"message", wanted=lambda: False)
+        make(proxy.url).send(b"message", soon(0.2), wanted=lambda: False)
     assert len(proxy.asked) == asked, "Nothing leaves then."
 
 

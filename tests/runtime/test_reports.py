@@ -176,19 +176,25 @@ def test_people_who_may_be_missing_are_not_counted_on(mixed: Callable[..., Any])
 
 
 def test_an_epoch_waits_for_all_reports_of_those_who_reported(mixed: Callable[..., Any]) -> None:
-    one, mixer, _ = mixed()
+    one, mixer, _ = mixed(quorum=0.5)
     mixer.holding = True
-    began, sleep = one.clock.now, one.clock.sleep
+    began, sleep, held = one.clock.now, one.clock.sleep, dict[bytes, bytes]()
 
     def later(seconds: float) -> None:
         sleep(seconds)
+        if one.clock.now - began > 10 and not held:  # enough for the quorum, and not all
+            held.update({epoch: reports[5 * K * REPORT_BYTES :] for epoch, reports in mixer.held.items()})
+            mixer.held = {epoch: reports[: 5 * K * REPORT_BYTES] for epoch, reports in mixer.held.items()}
+            mixer.release()
         if one.clock.now - began > 20:
+            mixer.held = dict(held)
             mixer.release()
 
     one.clock.sleep = later
     fit(one, mixer, rounds=1)
     assert 20 < one.clock.now - began < 25
     assert one.told() == ["train/1"]
+    assert mixer.epochs.named(f"{one.plan.run}/train/1").arrived == 7 * K
 
 
 def test_a_round_whose_reports_do_not_come_is_abandoned_and_its_epoch_closed(mixed: Callable[..., Any]) -> None:
