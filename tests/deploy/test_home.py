@@ -112,7 +112,8 @@ def test_a_home_of_the_first_schema_is_brought_forward(home: Home) -> None:
     home.close()
     database = sqlite3.connect(home.file)
     database.executescript(
-        "ALTER TABLE mark DROP COLUMN reports; DELETE FROM setting WHERE name = 'proxy'; PRAGMA user_version = 1;"
+        "ALTER TABLE mark DROP COLUMN reports; DROP TABLE message; DELETE FROM setting WHERE name = 'proxy'; "
+        "PRAGMA user_version = 1;"
     )
     database.close()
     for _ in range(2):

@@ -22,7 +22,7 @@ from homebody.deploy.device import recommend
 from homebody.deploy.epochs import Epochs
 from homebody.deploy.home import Home
 from homebody.recipe import Recipe
-from homebody.runtime.sealed import open_envelope, unseal_reports
+from homebody.runtime.sealed import REPORT_BYTES, unseal_reports
 
 K = 20
 Make = Callable[..., Any]
@@ -73,9 +73,9 @@ def check(federation: Any, rounds: int, secrets: dict[str, bytes]) -> None:
         with Home(folder) as home:
             for person in home.people():
                 (digest,) = home.knows(person, run, f"train/{rounds}")
-                message = open_envelope(home.answer_of(person, run, f"train/{rounds}", digest))[1]
-                assert (message.epoch, message.size) == (last.id, K)
-                pairs += unseal_reports(message.reports, last.public, secrets[last.id.hex()]).tolist()
+                own = home.answer_of(person, run, f"train/{rounds}", digest)
+                assert len(own) == K * REPORT_BYTES
+                pairs += unseal_reports(own, last.public, secrets[last.id.hex()]).tolist()
             assert home.reports() == rounds * K * len(home.people())
     assert closed.counts.tolist() == np.bincount(pairs, minlength=2 * last.entries).tolist()
     assert bool(torch.isfinite(federation.shared()["item"]).all())
