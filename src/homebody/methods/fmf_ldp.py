@@ -11,8 +11,8 @@
 | V ← V − γ(−2 mean f + 2λV), 20 steps an epoch    | `server`                                                   |
 
 **As published** (`decoder=published`). The 20 steps of an epoch reuse one set of reports: with new ones for each, ε
-would be 20 times as large. f is −½ of the gradient; Algorithm 2 leaves the −2 out. The paper adds up the k reports of a
-device, so its mean is k times the gradient; γ is for that mean.
+would be 20 times as large. f is −½ of the gradient; Algorithm 2 leaves the −2 out. As the paper is written, the k
+reports of a device add up, and its mean is k times the gradient; here they are averaged, and its γ does well so.
 
 **Improved** (`decoder=improved`): the same devices and the same reports, but a server that asks better. V may be
 anything, so it sends V = s [1, δT] with a tiny s, and T's columns orthogonal to 1. Then x is so large that nearly every
@@ -103,7 +103,7 @@ class FMFLDP(Method):
 
     def _steps(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         """Algorithm 2."""
-        V, f = shared["item"], self.reports * total.mean["item"]
+        V, f = shared["item"], total.mean["item"]
         for _ in range(self.steps):
             V = V - self.learning_rate * (-2.0 * f + 2.0 * self.regularisation * V)
         return {"item": V}, state
@@ -151,11 +151,6 @@ class FMFLDP(Method):
         # An item that is there r times adds (1 + αr) v in all.
         x = torch.linalg.solve(system, (self.confidence + 1.0 / r[items].clamp(min=1)).double() @ own)
         return r, x.to(V.dtype)
-
-    @property
-    def reports(self) -> int:
-        """k: how many of a device's reports the paper's sum adds up."""
-        return next((stage.k for stage in self.uplink.stages if isinstance(stage, OneBit)), 1)
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         if shared["item"].device.type != "cpu":
