@@ -1,7 +1,7 @@
-"""Reports a second that a proxy takes in with durable acknowledgements, while it passes them on; and whether any is lost.
+"""Reports a second that a proxy takes in with durable acknowledgements while it passes them on, and what comes of them.
 
-    python benchmarks/proxy.py             # 60 s of all it can take, then half of 40,000 reports/s
-    python benchmarks/proxy.py --opening   # the same into a sink that opens every report
+    python benchmarks/proxy.py             # 60 s of all it can take, then 30 s of half of 40,000 reports/s
+    python benchmarks/proxy.py --opening   # 60 s of 22,000 reports/s into a sink that opens every one
     python benchmarks/proxy.py --kill      # kill -9 every few seconds under load: each report arrives exactly once
 
 Three processes on this machine: the proxy as `homebody proxy run` starts it, a sink in the place of the server, and the
@@ -45,6 +45,7 @@ from homebody.runtime.sealed import (
 
 PER_MESSAGE, DEVICES, CONNECTIONS, LEAST = 100, 4000, 64, 100
 BAR, HALF, ACK, OPENED = 40_000, 20_000, 50.0, 20_000
+OPENING = 22_000
 EPOCH = bytes(range(16))
 
 
@@ -63,8 +64,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         # Killed, everything must have arrived at the end; otherwise what the last few devices sent may stay behind.
         world = World(Path(folder), asked.hold, asked.opening, 1 if asked.kill else LEAST)
+        run = kills(world, asked.seconds) if asked.kill else opening(world, asked.seconds) if asked.opening else None
         try:
-            asyncio.run(kills(world, asked.seconds) if asked.kill else speed(world, asked))
+            asyncio.run(run or speed(world, asked))
         finally:
             world.end()
 
@@ -158,20 +160,22 @@ class Connection:
             self._writer = None
 
 
-async def speed(world: World, asked: argparse.Namespace) -> None:
+def begin() -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; {PER_MESSAGE} reports a message, {DEVICES} devices")
-    full = world.messages(int(asked.seconds * 70_000 / PER_MESSAGE))
+
+
+async def speed(world: World, asked: argparse.Namespace) -> None:
+    begin()
+    full = world.messages(int(asked.seconds * 80_000 / PER_MESSAGE))
     await world.ready()
     watch = asyncio.create_task(watched(world.proxy.pid, 5.0))
     taken, seconds, cpu = await saturate(world, full, asked.seconds)
     memory = [f"{size:.0f}" for size in await stopped(watch)]
-    rate = taken / seconds
-    bar = OPENED if asked.opening else BAR
-    arrived = (await total(world))["reports"]
-    print(f"all it can take, {seconds:.0f} s: {rate:,.0f} reports/s, bar {bar:,}: {'met' if rate >= bar else 'MISSED'}")
-    print(f"  passed on meanwhile: {arrived / seconds:,.0f} reports/s{', each opened' if asked.opening else ''}")
+    rate, arrived = taken / seconds, (await total(world))["reports"]
+    print(f"all it can take, {seconds:.0f} s: {rate:,.0f} reports/s, bar {BAR:,}: {'met' if rate >= BAR else 'MISSED'}")
+    print(f"  passed on meanwhile: {arrived / seconds:,.0f} reports/s")
     print(f"  CPU of the proxy: {cpu / taken * 1e6:.2f} ms per 1,000 reports ({cpu / seconds:.2f} cores)")
-    print(f"  its memory, MB, every 5 s: {' '.join(memory)}")
+    print(f"  its memory, MB, every 5 s: {' '.join(memory)}; its files: {on_disk(world) / 1e6:.0f} MB")
     seconds = min(asked.seconds, 30.0)
     times, cpu = await paced(world, world.messages(int(seconds * asked.half / PER_MESSAGE)), asked.half)
     p50, p99 = np.percentile(times, [50, 99])
@@ -180,15 +184,44 @@ async def speed(world: World, asked: argparse.Namespace) -> None:
         f"{max(times):.0f} ms at most; bar {ACK:g} ms: {'met' if p99 < ACK else 'MISSED'}"
     )
     print(f"  CPU of the proxy: {cpu / (len(times) * PER_MESSAGE) * 1e6:.2f} ms per 1,000 reports")
-    accepted, began, held = taken + len(times) * PER_MESSAGE, time.monotonic(), 0
+    await account(world, taken + len(times) * PER_MESSAGE)
+
+
+async def opening(world: World, seconds: float) -> None:
+    begin()
+    messages = world.messages(int(seconds * OPENING / PER_MESSAGE))
+    await world.ready()
+    began = time.monotonic()
+    times, cpu = await paced(world, messages, OPENING)
+    accepted = len(times) * PER_MESSAGE
+    sent = time.monotonic() - began
     found = await total(world)
-    while found["reports"] + held < accepted and time.monotonic() - began < 120:
-        await asyncio.sleep(asked.hold + 1)
-        found, held = await total(world), report(world.folder / "proxy")["held"]
     print(
-        f"accepted {accepted:,}; arrived {found['reports']:,} in {found['batches']:,} batches, {found['opened']:,} opened; "
-        f"{held:,} held: of fewer than {LEAST} devices"
+        f"{accepted / sent:,.0f} reports/s for {sent:.0f} s; opened meanwhile: {found['opened'] / sent:,.0f}/s, "
+        f"bar {OPENED:,}: {'met' if found['opened'] / sent >= OPENED else 'MISSED'}"
     )
+    print(f"  CPU of the proxy: {cpu / accepted * 1e6:.2f} ms per 1,000 reports")
+    print(f"  CPU of the sink: {cpu_of(world.sink.pid) / max(1, found['opened']) * 1e6:.2f} ms per 1,000 reports")
+    await account(world, accepted)
+
+
+async def account(world: World, accepted: int) -> None:
+    """What became of everything, once nothing moves any more."""
+    began, held = time.monotonic(), accepted
+    while held > PER_MESSAGE * LEAST and time.monotonic() - began < 120:
+        await asyncio.sleep(1)
+        held = report(world.folder / "proxy")["held"]
+    await asyncio.sleep(3)
+    held, found = report(world.folder / "proxy")["held"], await total(world)
+    missing = accepted - found["reports"] - held
+    print(
+        f"accepted {accepted:,}; arrived {found['reports']:,} in {found['batches']:,} batches; {missing:,} lost; "
+        f"{held:,} held, of fewer than {LEAST} devices"
+    )
+
+
+def on_disk(world: World) -> int:
+    return sum(path.stat().st_size for path in (world.folder / "proxy").iterdir())
 
 
 async def saturate(world: World, messages: list[bytes], seconds: float) -> tuple[int, float, float]:
@@ -324,7 +357,8 @@ async def sink(port: int, file: Path, keys: bytes) -> None:
             found["reports"] += envelope.size
             found["batches"] += 1
             if keys:
-                found["opened"] += int((unseal_reports(envelope.reports, keys[:32], keys[32:]) < 10_000).sum())
+                opened = int((unseal_reports(envelope.reports, keys[:32], keys[32:]) < 10_000).sum())
+                found["opened"] += opened
         return {"accepted": envelope.size, "refused": {}}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -85,7 +85,7 @@ class TestCommands:
         given = last.params
         asked = given.get("protocol", "strict")
         assert set([asked] if isinstance(asked, str) else asked) <= set(PROTOCOLS)
-        if last.command.name in {"run", "compare"}:
+        if command.split()[1] in {"run", "compare"}:
             named = given.get("methods") or [given["method"]]
             for method in filter(None, named):
                 parse_fields(method, given.get("settings") or [])

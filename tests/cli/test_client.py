@@ -18,6 +18,7 @@ from homebody.cli.client import app
 from homebody.deploy.home import Home
 from homebody.errors import HomebodyError
 from homebody.privacy import OBSERVERS, Charge, GaussianRelease, NonPrivate
+from homebody.runtime.report_keys import read_report_pub
 
 LIGHT = {"torch", "numba", "scipy", "dp_accounting"}
 HEAVY = {*LIGHT, "numpy", "polars", "safetensors", "sqlite3"}
@@ -97,6 +98,49 @@ def test_init_takes_the_servers_certificate(tmp_path: Path, keys: object) -> Non
     ca.write_text(CERTIFICATE)
     said("init", folder, "--server", "example.org:9092", "--ca", ca)
     assert (folder / "ca.pem").read_text() == CERTIFICATE
+
+
+def test_init_with_a_proxy_makes_another_key(tmp_path: Path, keys: object) -> None:
+    folder, ca = tmp_path / "device", tmp_path / "proxy-ca.pem"
+    ca.write_text(CERTIFICATE)
+    words = ("init", folder, "--server", "localhost:9092", "--proxy", "https://mix.example.org:9445")
+    text = said(*words, "--proxy-ca", ca).replace("\n", "")
+    assert f"Give {folder / 'reports.pub'} to the proxy's operator" in text
+    assert (folder / "proxy-ca.pem").read_text() == CERTIFICATE
+    assert (folder / "reports.key").stat().st_mode & 0o777 == 0o600
+    assert len(read_report_pub(folder / "reports.pub")) == 32
+    found = answered("status", folder)
+    assert (found["proxy"], found["reports"]) == ("https://mix.example.org:9445", 0)
+    assert "proxy: https://mix.example.org:9445, 0 reports sent" in said("status", folder)
+    made = answered("init", tmp_path / "other", *words[2:4], "--proxy", "http://localhost:9445")
+    assert made["reports_key"] == str(tmp_path / "other" / "reports.pub")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--proxy", "mix.example.org:9445"], "must be https://HOST:PORT"),
+        (["--proxy", "http://mix.example.org"], "is reached by https://"),
+        (["--proxy-ca", "ca.pem"], "--proxy-ca is the certificate of a proxy at https://"),
+        (["--proxy", "https://mix.example.org", "--proxy-ca", "nosuch.pem"], "nosuch.pem cannot be read"),
+    ],
+)
+def test_init_refuses_a_bad_proxy_and_makes_nothing(
+    tmp_path: Path, keys: object, options: list[str], sentence: str
+) -> None:
+    assert sentence in refused("init", tmp_path / "device", "--server", "localhost:9092", *options)
+    assert not (tmp_path / "device").exists()
+
+
+def test_reports_that_left_are_counted(filled: Path) -> None:
+    with Home(filled) as home:
+        for number in (1, 2):
+            home.finish(0, "run", f"train/{number}", "d", number, None, None, b"sealed", reports=20)
+        home.finish(1, "run", "train/1", "d", 1, None, None, b"plain")
+    assert answered("status", filled)["reports"] == 40
+    ann, bob = answered("ledger", filled)["people"]
+    assert (ann["sent"]["reports"], ann["sent"]["lines"][0]["reports"], bob["sent"]["reports"]) == (40, 40, 0)
+    assert "2 answers left the device, 12 bytes in all, with 40 reports for the proxy." in said("ledger", filled)
 
 
 def test_a_life_of_a_history(device: Path, tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ from homebody.cli import app
 from homebody.deploy.admin import opened
 from homebody.deploy.keys import make_device_key
 from homebody.errors import HomebodyError
+from homebody.runtime.report_keys import make_report_key
+
+SHUFFLED = ["--stage", "one-bit:epsilon=1,k=5", "--stage", "shuffle", "--evaluate-every", "0"]
 
 
 def said(*arguments: object) -> str:
@@ -118,6 +121,9 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
         (["--method", "fedmf", "--held-out", "nosuch"], "There is no way to hold out 'nosuch'"),
         (["--method", "fedmf", "--no-tls", "--listen", "0.0.0.0:9092"], "leave out --no-tls"),
         (["--method", "fedmf", "--host", "not a host"], "not a host"),
+        (["--method", "fedmf", *SHUFFLED], "give the server an address for reports (--reports 127.0.0.1:9093)"),
+        (["--method", "fedmf", "--reports", "127.0.0.1:9093"], "fedmf sends no reports through a proxy"),
+        (["--method", "fedmf", *SHUFFLED, "--no-tls", "--reports", "0.0.0.0:9093"], "leave out --no-tls"),
         (["--method", "fedmf", "--delta", 2], "2"),
     ],
 )
@@ -126,6 +132,33 @@ def test_a_bad_setting_is_refused_in_a_sentence_and_makes_nothing(
 ) -> None:
     assert sentence in refused("server", "init", tmp_path / "server", *arguments)
     assert not (tmp_path / "server").exists()
+
+
+def test_a_server_for_reports_says_what_its_proxy_needs(tmp_path: Path, items: Path) -> None:
+    folder = tmp_path / "server"
+    words = ["--method", "fedmf", *SHUFFLED, "--items", items, "--reports", "0.0.0.0:9093", "--host", "rec.example.org"]
+    text = said("server", "init", folder, *words, "--least", 40, "--quorum", 0.5, "--reports-wait", 7)
+    assert "proxy, whose next is https://rec.example.org:9093" in text
+    assert "The ledger counts on 20 people" in text
+    assert f"homebody keys add {folder} reports.pub --name NAME --proxy" in text
+    with opened(folder) as (plan, _):
+        assert (plan.reports, plan.reports_wait) == ("0.0.0.0:9093", 7)
+
+
+def test_a_proxy_is_let_in_and_out(server: Path, tmp_path: Path) -> None:
+    key = make_report_key(tmp_path / "proxy")
+    assert answered("keys", "add", server, key, "--name", "mixer", "--proxy") == {"name": "mixer", "proxy": True}
+    assert "is registered already, as 'mixer'" in refused("keys", "add", server, key, "--name", "b", "--proxy")
+    other = make_report_key(tmp_path / "other")
+    assert "There is a proxy 'mixer' already" in refused("keys", "add", server, other, "--name", "mixer", "--proxy")
+    assert "mixer" in [one["name"] for one in answered("server", "status", server)["proxies"]]
+    assert "proxy mixer: added" in said("server", "status", server)
+    secret = key.with_suffix(".key")
+    assert "is a private key" in refused("keys", "add", server, secret, "--name", "b", "--proxy")
+    assert "is no ECDSA P-384 public key" in refused("keys", "add", server, key, "--name", "b")
+    assert "mixer may bring reports no more" in said("keys", "remove", server, "mixer", "--proxy")
+    assert "There is no proxy 'mixer' here" in refused("keys", "remove", server, "mixer", "--proxy")
+    said("keys", "add", server, key, "--name", "mixer", "--proxy")  # it may come back
 
 
 def test_a_server_is_made_once(server: Path, items: Path) -> None:

@@ -106,6 +106,26 @@ def test_a_home_of_a_newer_schema_is_refused_and_untouched(home: Home) -> None:
     assert home.file.read_bytes() == before
 
 
+def test_a_home_of_the_first_schema_is_brought_forward(home: Home) -> None:
+    ann = home.add_person("ann")
+    home.finish(ann, "run", "train/1", "d", 1, None, None, b"answer")
+    home.close()
+    database = sqlite3.connect(home.file)
+    database.executescript(
+        "ALTER TABLE mark DROP COLUMN reports; DROP TABLE message; DELETE FROM setting WHERE name = 'proxy'; "
+        "PRAGMA user_version = 1;"
+    )
+    database.close()
+    for _ in range(2):
+        with Home(home.path) as again:
+            assert [mark.reports for mark in again.marks(ann)] == [0]
+            assert (again.settings.proxy, again.reports()) == ("", 0)
+    with Home(home.path) as again:
+        again.finish(ann, "run", "train/2", "d", 2, None, None, b"sealed", reports=7)
+        again.configure(proxy="https://mix.example.org")
+        assert (again.settings.proxy, again.reports()) == ("https://mix.example.org", 7)
+
+
 def test_what_is_no_home_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HomebodyError, match="There is no device in"):
         Home(tmp_path)

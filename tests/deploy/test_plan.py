@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from homebody.deploy.plan import FILE, Plan
 from homebody.errors import HomebodyError
 from homebody.methods.fedmf import FedMF
+from homebody.privacy import Shuffle
 from homebody.recipe import Recipe
 
 RECIPE = Recipe("fedmf", "devices", {"factors": 3}, rounds=4, seed=2, stages=["clip:norm=1"], cohort=5)
@@ -52,6 +54,9 @@ def test_where_a_server_listens_and_is_found(listen: str, host: str, port: int, 
         ({"metrics": "x"}, "An address is HOST:PORT"),
         ({"metrics": False}, "The server's metrics must be a text, not False."),
         ({"link": "x"}, "An address is HOST:PORT"),
+        ({"reports": "9093"}, "An address is HOST:PORT"),
+        ({"reports": 9093}, "The server's reports must be a text, not 9093."),
+        ({"reports_wait": -1}, "Reports are waited for 0 to 86,400 seconds, not -1."),
         ({"database": 5}, "The server's database must be a text, not 5."),
         ({"database": " "}, "The server's database must be named"),
         ({"run": ""}, "The server's run must be named"),
@@ -122,6 +127,7 @@ def test_a_folder_without_a_server_is_named(tmp_path: Path) -> None:
         ({"stages": ["gaussian:z=1"]}, "Gaussian noise needs a bound"),
         ({"stages": ["secure-sum"]}, "SecureSum needs more than one letter a round"),
         ({"stages": ["ask-rows"]}, "AskRows needs more than one letter a round"),
+        ({"stages": ["one-bit:epsilon=1", "shuffle"]}, "Shuffle needs a proxy between devices and server"),
         ({"split": "ratio:test=0.2"}, "Devices hold out their last two interactions"),
         ({"protocol": "nosuch"}, "There is no protocol 'nosuch'"),
         ({"held_out": "nosuch"}, "There is no way to hold out 'nosuch'"),
@@ -140,9 +146,34 @@ def test_what_devices_cannot_do_is_refused_before_anything_starts(recipe: dict[s
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "cohort", "among"),
+    [({}, None, 1), ({"least": 20}, None, 10), ({"least": 20, "quorum": 1.0}, 30, 30), ({"quorum": 0.25}, 7, 2)],
+)
+def test_a_shuffle_counts_on_those_who_are_certain_to_report(
+    settings: dict[str, Any], cohort: int | None, among: int
+) -> None:
+    recipe = Recipe("fedmf", "devices", cohort=cohort, stages=["one-bit:epsilon=1", "shuffle"], budget="eps=8")
+    plan = Plan(recipe, reports="127.0.0.1:9093", **settings)
+    (_, shuffle) = plan.method().uplink.stages
+    assert isinstance(shuffle, Shuffle)
+    assert shuffle.users == plan.shuffled_among == among
+    fewer = replace(recipe, stages=["one-bit:epsilon=1", "shuffle:users=1"])
+    assert plan.changed(recipe=fewer).method().uplink.stages[1] == replace(shuffle, users=1)
+    more = replace(recipe, stages=["one-bit:epsilon=1", f"shuffle:users={among + 1}"])
+    with pytest.raises(HomebodyError, match=f"among {among + 1} people where {among} are enough for a round"):
+        plan.changed(recipe=more).method()
+
+
+def test_an_address_for_reports_that_nobody_sends_is_refused() -> None:
+    with pytest.raises(HomebodyError, match="fedmf sends no reports through a proxy: leave out --reports"):
+        Plan(RECIPE, reports="127.0.0.1:9093").method()
+
+
 def test_what_the_runtime_and_the_devices_are_told() -> None:
-    plan = Plan(RECIPE, deadline=7, quorum=0.25, least=2, run="abc")
+    plan = Plan(RECIPE, deadline=7, quorum=0.25, least=2, run="abc", reports_wait=9)
     settings = plan.settings()
+    assert settings.reports_wait == 9
     assert (settings.deadline, settings.quorum, settings.least) == (7, 0.25, 5)  # a cohort of 5 needs 5
     assert settings.cutoffs == (5, 10, 20)
     method = plan.method()

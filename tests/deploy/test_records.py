@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from homebody.core import Cohort, Evaluated
 from homebody.database import Conflict, Database, connect
 from homebody.deploy import records as module
+from homebody.deploy.epochs import Epochs
+from homebody.deploy.proxies import Proxies
 from homebody.deploy.records import COMPONENT, Device, Records
 from homebody.errors import HomebodyError
 from homebody.fit import Best, Checkpoints, Progress, Round
@@ -475,10 +477,38 @@ class TestBackups:
         copy.close()
 
 
+def test_a_database_without_proxies_is_brought_forward(database: Database) -> None:
+    fill(Records(database))
+    expected = whole(Records(database))
+    database.execute("DROP TABLE proxy")
+    database.execute("UPDATE homebody_schema SET version = 1 WHERE component = ?", (COMPONENT,))
+    assert whole(Records(database)) == expected
+    Proxies(Records(database)).add(b"key", "mixer")
+
+
+def test_a_backup_has_the_proxies_and_nothing_that_opens_reports(database: Database, tmp_path: Path) -> None:
+    records = Records(database)
+    Proxies(records).add(b"p" * 32, "mixer")
+    epoch = Epochs(records, tmp_path).open("run/train/1", "d", k=1, entries=5, seconds=60)
+    secret = (tmp_path / "epochs" / f"{epoch.id.hex()}.key").read_bytes()
+    records.backup(tmp_path / "copy.sqlite")
+    assert secret not in (tmp_path / "copy.sqlite").read_bytes()
+    other = connect(tmp_path / "other.sqlite")
+    restored = Records.restore(tmp_path / "copy.sqlite", other)
+    assert Proxies(restored).all() == Proxies(records).all()
+    assert Epochs(restored, tmp_path).named("run/train/1") is None
+    other.close()
+
+
 def test_a_newer_schema_is_refused(records: Records) -> None:
     records.database.execute("UPDATE homebody_schema SET version = 9 WHERE component = ?", (COMPONENT,))
     with pytest.raises(HomebodyError, match=r"was written by a newer Homebody \(schema 9\); update to read it"):
         Records(records.database)
+
+
+def test_the_intake_needs_no_torch() -> None:
+    script = "import sys, homebody.deploy.intake; assert not {'torch', 'scipy', 'polars', 'flwr'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_what_stays_up_beside_training_needs_no_torch() -> None:

@@ -152,6 +152,8 @@ def test_it_gives_up_when_it_is_too_late_or_must_be_silent(proxy: Proxy, make: C
     asked = len(proxy.asked)
     with pytest.raises(NotReported):
         make(proxy.url, silent=lambda: True).send(b"message")
+    with pytest.raises(NotReported):
+        make(proxy.url).send(b"message", wanted=lambda: False)
     assert len(proxy.asked) == asked, "Nothing leaves then."
 
 
@@ -195,10 +197,13 @@ def test_what_is_sealed_is_signed_and_only_the_server_opens_it(make: Callable[..
     known, signs = signing_keys()
     reporter = make("http://127.0.0.1:9", secret=signs)
     pairs = np.array([7, 0, 9, 9])
-    first, second = (reporter.sealed({**EPOCH, "key": public.hex()}, pairs) for _ in range(2))
+    own = [reporter.sealed({**EPOCH, "key": public.hex()}, part) for part in (pairs, np.arange(40))]
+    first, second = (reporter.message(EPOCH, b"".join(own)) for _ in range(2))
     sender, message = open_envelope(first)
     assert (sender, message.kind, message.epoch.hex()) == (known, "message", EPOCH["epoch"])
-    assert sorted(unseal_reports(message.reports, public, secret).tolist()) == [0, 7, 9, 9]
+    found = unseal_reports(message.reports, public, secret).tolist()
+    assert sorted(found) == sorted([*pairs.tolist(), *range(40)])
+    assert found[:4] != unseal_reports(own[0], public, secret).tolist(), "Whose is whose is not to be seen."
     assert open_envelope(second)[1].number != message.number
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from homebody.data.population import Population
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.evaluation import measure
 from homebody.fit import fit
-from homebody.methods.fmf_ldp import DELTA, FMFLDP, SCALE
+from homebody.methods.fmf_ldp import DELTA, FMFLDP, RELIABLE
 from homebody.methods.popularity import Popularity
 from homebody.privacy import Channel, Clip, OneBit, Shuffle
 from homebody.rng import Rng
@@ -61,13 +61,13 @@ def test_a_client_by_hand_with_an_item_that_was_taken_twice(user: int) -> None:
     np.testing.assert_allclose(method().score(shared(), {}, own, torch.arange(5)), V @ x, rtol=1e-4, atol=1e-6)
 
 
-def test_the_published_server_takes_its_steps_on_k_times_the_mean() -> None:
+def test_the_published_server_takes_its_steps() -> None:
     rate, f = 0.02, np.arange(10.0).reshape(5, 2)
     server = method(OneBit(2.5, k=7), learning_rate=rate, steps=3)
     after, _ = server.server(shared(), {}, Total({"item": torch.from_numpy(4 * f).float()}, clients=4))
     expected = V.copy()
     for _ in range(3):
-        expected = expected - rate * (-2 * 7 * f + 2 * LAMBDA * expected)
+        expected = expected - rate * (-2 * f + 2 * LAMBDA * expected)
     np.testing.assert_allclose(after["item"], expected, rtol=1e-5)
 
 
@@ -167,7 +167,7 @@ def test_what_the_improved_server_sends_makes_reports_say_whether_and_in_which_d
     acting, rng = improved(factors=3), np.random.default_rng(4)
     split = everything(synthetic(Synthetic(users=80, items=60, mean=10, seed=2)))
     T = np.linalg.qr(np.column_stack([np.ones(60), rng.normal(size=(60, 2))]))[0][:, 1:] * math.sqrt(60)
-    table = {"item": torch.from_numpy(SCALE * np.column_stack([np.ones(60), DELTA * T])).float()}
+    table = {"item": torch.from_numpy(acting.scale * np.column_stack([np.ones(60), DELTA * T])).float()}
     right = 0
     for user in range(80):
         own = split.training(user).astype(np.int64)
@@ -181,28 +181,60 @@ def test_what_the_improved_server_sends_makes_reports_say_whether_and_in_which_d
     assert right > 0.9 * 80 * 60 * 3
 
 
+def served(acting: FMFLDP, shared_: dict, state: dict, mean: np.ndarray) -> tuple[dict, dict]:
+    return acting.server(shared_, state, Total({"item": torch.from_numpy(5 * mean).float()}, clients=5))
+
+
+def projected(columns: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Without what 1 and q explain."""
+    known = np.column_stack([np.ones_like(q), q])
+    return columns - known @ np.linalg.lstsq(known, columns, rcond=None)[0]
+
+
 def test_the_improved_server_by_hand() -> None:
-    acting, rng = improved(factors=3, regularisation=1e-6, ridge=100.0), np.random.default_rng(1)
+    acting, rng = improved(factors=3, regularisation=1e-6, ridge=0.1), np.random.default_rng(1)
     shared_ = acting.init_shared(Catalogue(8), Rng.of(0))
-    assert torch.equal(shared_["item"], torch.full((8, 3), SCALE)), "at first every column asks for popularity"
+    assert torch.equal(shared_["item"], torch.full((8, 3), 1e-4)), "at first every column asks for popularity"
     state = acting.init_server(shared_)
-    first, second = (rng.uniform(-0.9, 0.1, size=(8, 3)) for _ in range(2))
-    shared_, state = acting.server(shared_, state, Total({"item": torch.from_numpy(5 * first).float()}, clients=5))
-    z = first.mean(1)
-    np.testing.assert_allclose(state["told"] / state["asked"], z, rtol=1e-5)
-    T = shared_["item"].double().numpy()[:, 1:] / (SCALE * DELTA)
-    q = (1 + z) / 2
-    np.testing.assert_allclose(
-        T.T @ np.column_stack([np.ones(8), q, T]), np.pad(8 * np.eye(2), ((0, 0), (2, 0))), atol=1e-4
-    )
-    assert not state["sketch"].any(), "what the columns of the first epoch differ by is noise"
-    shared_, state = acting.server(shared_, state, Total({"item": torch.from_numpy(5 * second).float()}, clients=5))
-    z = (3 * z + second[:, 0]) / 4
-    B = np.column_stack([(m - (m @ z) / (z @ z) * z) / 2 for m in second[:, 1:].T])
-    np.testing.assert_allclose(state["sketch"], B, rtol=1e-4, atol=1e-6)
-    q = (1 + z) / 2
-    rank = 1e-4 * np.column_stack([q / np.sqrt((q**2).mean()), B / np.linalg.norm(B, 2) * math.sqrt(8)])
-    np.testing.assert_allclose(shared_["rank"], rank, rtol=1e-4, atol=1e-9)
+    # Popularity: the three columns nearly agree, so that tastes are asked next.
+    first = np.linspace(-0.9, 0.5, 8)[:, None] + 0.05 * rng.normal(size=(8, 3))
+    shared_, state = served(acting, shared_, state, first)
+    q = (1 + first.mean(1)) / 2
+    noise = first.var(axis=1, ddof=1).mean() / 4
+    assert noise / 3 <= (1 - RELIABLE) * q.var(ddof=1)
+    T = shared_["item"].double().numpy()[:, 1:] / (1e-4 * DELTA)
+    np.testing.assert_allclose(shared_["item"][:, 0], 1e-4, rtol=1e-6)
+    np.testing.assert_allclose(T.T @ np.column_stack([np.ones(8), q, T]), 8 * np.eye(2, 4, 2), atol=1e-4)
+    np.testing.assert_allclose(shared_["rank"], np.column_stack([q, 0 * T]) * math.sqrt(1e-5), rtol=1e-5)
+    # Tastes, twice; popularity goes on in column 0.
+    tastes = rng.uniform(-0.9, 0.9, size=(2, 8, 3))
+    for one in tastes:
+        shared_, state = served(acting, shared_, state, one)
+    q = (1 + (first.sum(1) + tastes[:, :, 0].sum(0)) / 5) / 2
+    B = projected(tastes[:, :, 1:].mean(0) / 2, q)
+    T = shared_["item"].double().numpy()[:, 1:] / (1e-4 * DELTA)
+    np.testing.assert_allclose(T[:, 0], B[:, 0] / np.linalg.norm(B[:, 0]) * math.sqrt(8), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(T.T @ np.column_stack([np.ones(8), q, T]), 8 * np.eye(2, 4, 2), atol=1e-4)
+    shrunk = B * np.clip(1 - noise / 2 / (B**2).mean(0), 0, None)
+    assert (shrunk != 0).any()
+    np.testing.assert_allclose(shared_["rank"], np.column_stack([q, shrunk]) * math.sqrt(1e-5), rtol=1e-3, atol=1e-7)
+
+
+def test_popularity_is_asked_until_it_stands_out_of_the_noise() -> None:
+    acting, rng = improved(factors=4), np.random.default_rng(2)
+    shared_ = acting.init_shared(Catalogue(50), Rng.of(0))
+    state, asked = acting.init_server(shared_), []
+    z = rng.uniform(-1, -0.6, size=50)
+    for _ in range(30):
+        asked.append(bool((shared_["item"] == shared_["item"][0, 0]).all()))
+        shared_, state = served(acting, shared_, state, z[:, None] + 0.3 * rng.normal(size=(50, 4)))
+    changes = sum(one != other for one, other in pairwise(asked))
+    assert asked[0]
+    assert asked[3], "a spread of 0.12 within noise of 0.3"
+    assert not asked[-1]
+    assert changes == 1
+    noise = 0.3**2 / 4 / asked.count(False) * acting.regularisation / acting.ridge
+    assert shared_["rank"][:, 1:].square().mean() < 0.3 * noise, "there are no tastes: what is found is noise, and goes"
 
 
 def test_of_the_same_reports_the_improved_server_makes_more() -> None:

@@ -34,7 +34,9 @@ def test_a_proxy_is_made_and_told_who_may_send(tmp_path: Path) -> None:
     assert set(kinds.values()) == {0o600}
     assert {"proxy.toml", "proxy.sqlite", "reports.key", "reports.pub", "keys/ca.pem", "keys/server.key"} <= set(kinds)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    keys = [make_report_key(tmp_path / name) for name in ("a", "b", "c")]
+    keys = [tmp_path / name / "reports.pub" for name in ("a", "b", "c")]
+    for key in keys:
+        assert json.loads(typed("key", key.parent, "--json").output)["public"] == str(key)
     assert json.loads(typed("allow", folder, *keys[:2], "--people", "3", "--json").output) == {"added": 2, "senders": 2}
     assert typed("allow", folder, keys[2], "--proxy").output == f"3 may send to {folder}.\n"
     said = json.loads(typed("status", folder, "--json").output)

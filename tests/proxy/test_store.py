@@ -143,18 +143,24 @@ def test_what_comes_while_a_release_goes_out_waits_for_the_next(kept: Callable[.
     assert here.tick(5).released == []  # one device
 
 
-def test_a_release_is_everything_once_and_in_no_order_of_theirs(kept: Callable[..., Kept]) -> None:
+@pytest.mark.parametrize("heap", [8192, 70, 1])
+def test_a_release_is_everything_once_and_in_no_order_of_theirs(
+    kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch, heap: int
+) -> None:
     """1,000 reports of 100 devices: reports of one device that come to lie side by side are as rare as by chance, which
     is 9 on average; more than 27 would be six standard deviations away (below one in a million)."""
+    monkeypatch.setattr("homebody.proxy.store.HEAP", heap)
     here = kept(hold=0.0, batch=400)
     here.epoch()
     sent = [(device, reports(10)) for device in (Device() for _ in range(100))]
     owner = {report: number for number, (_, sealed) in enumerate(sent) for report in split(sealed)}
     for device, sealed in sent:  # commit by commit
         assert here.accept(device.message(sealed)) == ["accepted"]
+    assert here.rows("heaps") == {8192: 1, 70: 15, 1: 34}[heap]
     here.tick()
     batches = here.forwarded()
     assert [batch.size for batch in batches] == [400, 400, 200]
+    assert here.rows("heaps") == here.rows("pools") == 0
     assert len({batch.number for batch in batches}) == 3
     came = [report for batch in batches for report in split(batch.reports)]
     assert sorted(came) == sorted(owner)
@@ -167,6 +173,19 @@ def test_a_release_is_everything_once_and_in_no_order_of_theirs(kept: Callable[.
     assert abs(mean - 999 / 2 * 999 / 2) < 6 * 2_637
 
 
+def test_a_heap_is_of_as_many_devices_as_a_release(kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homebody.proxy.store.HEAP", 5)
+    here = kept(hold=0.0, least_devices=3)
+    here.epoch(k=100)
+    a, b, c, d = (Device() for _ in range(4))
+    for device in (a, a, b, a, b, c, d, a, b):
+        here.accept(device.message(reports(4)))
+    # Six messages until the third device has come; one heap more for the rest.
+    assert here.ask("SELECT devices, reports FROM heaps ORDER BY heap") == [(3, 24), (3, 12)]
+    assert here.ask("SELECT devices, reports FROM pools") == [(4, 36)]
+    assert here.tick().released == [36]
+
+
 def test_rows_of_one_message_lie_under_keys_that_have_nothing_in_common(kept: Callable[..., Kept]) -> None:
     here = kept()
     here.epoch()
@@ -177,7 +196,7 @@ def test_rows_of_one_message_lie_under_keys_that_have_nothing_in_common(kept: Ca
     assert len({key for key, _ in rows}) == 20
     assert {len(key) for key, _ in rows} == {16}
     assert {report for _, report in rows} >= set(split(sealed))
-    assert [name for (name,) in here.ask("SELECT name FROM pragma_table_info('held')")] == ["pool", "key", "report"]
+    assert [name for (name,) in here.ask("SELECT name FROM pragma_table_info('held')")] == ["heap", "key", "report"]
 
 
 def test_a_repetition_is_stored_once_and_another_content_refused(kept: Callable[..., Kept]) -> None:
@@ -434,12 +453,14 @@ def somewhere() -> Iterator[Path]:
     ),
     least=st.integers(1, 3),
     batch=st.integers(1, 9),
+    heap=st.sampled_from([1, 10, 8192]),
 )
 def test_whatever_happens_each_report_arrives_once_or_is_counted(
-    steps: list[tuple[str, int, int]], least: int, batch: int
+    steps: list[tuple[str, int, int]], least: int, batch: int, heap: int
 ) -> None:
     """In any order of messages, repetitions, waits, batches whose answer is lost, and kills."""
-    with somewhere() as folder:
+    with somewhere() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("homebody.proxy.store.HEAP", heap)
         here = Kept(folder, hold=30.0, least_devices=least, batch=batch)
         here.epoch(k=20, seconds=300.0)
         devices = [Device() for _ in range(6)]

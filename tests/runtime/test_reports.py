@@ -19,6 +19,7 @@ from homebody.deploy.epochs import Epochs
 from homebody.deploy.intake import Intake
 from homebody.deploy.proxies import Proxies
 from homebody.deploy.reporter import Reporter
+from homebody.deploy.task import Task
 from homebody.errors import Abandoned, HomebodyError
 from homebody.privacy import ShuffledReports
 from homebody.privacy.events import Reports, event_from_json
@@ -214,6 +215,64 @@ def test_a_round_whose_reports_do_not_come_is_abandoned_and_its_epoch_closed(mix
     assert sent[0][0] != sent[0][3]
 
 
+def test_a_device_that_is_killed_sends_the_very_same_message_again(
+    mixed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, mixer, sent = mixed()
+    real, bodies = Mixer.answer, list[bytes]()
+
+    def answer(self: Mixer, method: str, path: str, body: bytes | None) -> Any:
+        if body is None:
+            return real(self, method, path, body)
+        bodies.append(body)
+        given = real(self, method, path, body) if len(bodies) != 1 else None  # lost on its way there, or back
+        if len(bodies) <= 2:
+            raise Killed
+        return given
+
+    monkeypatch.setattr(Mixer, "answer", answer)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            fit(one, mixer, rounds=1)
+    fit(one, mixer, rounds=1)
+    assert bodies[0] == bodies[1] == bodies[2]
+    assert [len(messages) for messages in sent] == [3, 1, 3]
+    assert one.own(0, 0) == one.own(1, 0) == one.told() == ["train/1"]
+    assert mixer.epochs.named(f"{one.plan.run}/train/1").arrived == 7 * K
+
+
+def test_a_large_household_sends_as_few_messages_as_it_can(
+    mixed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homebody.deploy.device.MOST_REPORTS", 2 * K + 1)
+    one, mixer, _ = mixed((5, 2))
+    fit(one, mixer, rounds=2)
+    assert sorted(open_envelope(body)[1].size for body in mixer.numbers.values()) == sorted(
+        [2 * K, 2 * K, K, 2 * K] * 2
+    )
+    assert one.homes[0].messages("nosuch") == []
+
+
+def test_who_joins_a_household_while_a_round_goes_on_has_a_message_of_their_own(mixed: Callable[..., Any]) -> None:
+    one, mixer, _ = mixed()
+    fit(one, mixer, rounds=1)
+    device, home, (letter,) = one.mail.devices["mark0"], one.homes[0], letters(one, "mark0")
+    ask = Task.read(wire.open_letter(letter)[0]).ask
+    (before,) = home.messages(ask)
+    assert before.people == [0, 1, 2]
+    home.add_person("late")
+    mixer.epochs.closed = lambda name: None
+    mixer.answer = lambda method, path, body: (  # the epoch is closed by now, and this proxy does not know it
+        (200, wire.open_letter(letter)[0]["epoch"], 0.0) if body is None else (200, {}, 0.0)
+    )
+    device.answer(changed(letter, people=[0, 1, 2, 3]))
+    assert [message.people for message in home.messages(ask)] == [[0, 1, 2], [3]]
+    assert home.messages(ask)[0] == before
+    # Who opts out takes back what may not have left yet.
+    home.opt_out(3)
+    assert home.messages(ask) == []
+
+
 class Killed(BaseException):
     pass
 
@@ -237,10 +296,10 @@ def test_a_trainer_that_is_killed_goes_on_in_the_same_epoch(
     fit(one, mixer, rounds=2)
     assert one.told() == ["train/1", "train/2"]
     assert one.own(0, 0) == ["train/1", "train/2"]
-    # Whoever was asked again gave the same again, which was counted once.
+    # Whoever was asked again gave the same again, which was counted once; people of one device in one message.
     assert [len(messages) for messages in sent] == [3 * 2, 2, 3 * 2]
     assert one.records.counters()["reports_accepted"] == 7 * K * 2
-    assert len(mixer.numbers) == 7 * 2
+    assert len(mixer.numbers) == 3 * 2
 
 
 def letters(one: Any, mark: str) -> list[bytes]:

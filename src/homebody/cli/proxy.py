@@ -74,6 +74,23 @@ def init(
     typer.echo(f"Then start it: homebody proxy run {folder}")
 
 
+@app.command("key")
+def make_key(
+    folder: Annotated[Path, typer.Argument(help="Where to put it; made if it is not there.", metavar="DIR")],
+    as_json: Json = False,
+) -> None:
+    """Make a key that signs a device's reports; a proxy gets its own from `homebody proxy init`."""
+    from homebody.proxy.keys import make_report_key
+
+    public = make_report_key(folder)
+    private = public.with_suffix(".key")
+    if as_json:
+        typer.echo(json.dumps({"key": str(private), "public": str(public)}))
+        return
+    typer.echo(f"{private}\n{public}")
+    typer.echo(f"Give {public} to the proxy's operator; {private.name} stays here.")
+
+
 @app.command()
 def allow(
     folder: Dir,

@@ -124,7 +124,7 @@ def init(
         typer.echo(f"  homebody keys add {folder} reports.pub --name NAME --proxy")
         typer.echo(
             f"The ledger counts on {made['shuffled_among']} people whose reports are shuffled together "
-            "(--least × --quorum): have the proxy wait for as many devices."
+            "(--least × --quorum): have the proxy wait for devices of as many (--least-devices)."
         )
     typer.echo(f"Then start it: homebody server start {folder}")
 

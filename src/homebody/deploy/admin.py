@@ -57,8 +57,10 @@ def make(folder: Path, plan: Plan, items: str | None, hosts: Sequence[str]) -> d
                 records.add_items(found)
                 made = {"folder": str(folder), "run": plan.run, "items": records.n_items(), "listen": plan.listen}
                 if plan.reports:
-                    scheme = "https" if plan.tls else "http"
-                    made |= {"next": f"{scheme}://{plan.reports}", "shuffled_among": plan.shuffled_among}
+                    host, _, port = plan.reports.rpartition(":")
+                    host = next(iter(hosts), host) if host in ("0.0.0.0", "[::]") else host
+                    url = f"{'https' if plan.tls else 'http'}://{host}:{port}"
+                    made |= {"next": url, "shuffled_among": plan.shuffled_among}
                 return made
         except BaseException:
             (folder / FILE).unlink(missing_ok=True)

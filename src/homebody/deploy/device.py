@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from homebody import __version__
 from homebody.core import Catalogue, Cohort, Method, Rows, Tree
 from homebody.data import Population
 from homebody.data.partitions import LEAST, everything, leave_one_out
-from homebody.deploy.home import Home, Person, State, TakesNoPart
+from homebody.deploy.home import Home, Message, Person, State, TakesNoPart
 from homebody.deploy.task import Task, acting
 from homebody.errors import HomebodyError
 from homebody.fit import carry
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["Device", "Recommended", "recommend"]
 
 
+MOST_REPORTS = 4096
+"""In one message to a proxy."""
 _Said = tuple[dict[str, Any], dict[str, bytes]]
 """A letter's header and its parts."""
 
@@ -114,11 +117,14 @@ class Device:
             self._confirm(task, until)
         for number in [] if task.do == "adapt" else task.people:
             try:
-                answers[str(number)] = self._left(task, self._one(task, shared, number), until)
+                answers[str(number)] = self._one(task, shared, number)
             except Exception as error:
                 # The server is not told why, and the others of the household answer all the same.
                 declined.append(number)
                 self._log("declined", release=task.release, reason=_reason(error))
+        if task.epoch is not None:
+            answers, more = self._report(task, answers, until)
+            declined += more
         self.home.put_model(json.dumps(task.described()), task.shared, task.release, task.step)
         self.home.keep_states(task.run, [task.step] if task.keep is None else [task.keep, task.step])
         self.home.prune({task.shared})
@@ -131,13 +137,33 @@ class Device:
         assert task.epoch is not None
         self._reporter.confirm(task.epoch, until)
 
-    def _left(self, task: Task, answer: bytes, until: float) -> bytes:
-        """What goes into the letter: the answer, or that it has gone to the proxy."""
-        if task.epoch is None:
-            return answer
+    def _report(self, task: Task, sealed: Mapping[str, bytes], until: float) -> tuple[dict[str, bytes], list[int]]:
+        """Give these people's reports to the proxy; what goes into the letter, and who of them did not report.
+
+        All in one message, if it is not too long for that: a proxy could pass on the one of two, and then wait for
+        enough other devices before it passes on the other.
+        """
         assert self._reporter is not None
-        self._reporter.send(answer, until)
-        return wire.pack({})
+        assert task.epoch is not None
+        slots = {int(number) - task.first: reports for number, reports in sealed.items()}
+        reported: set[int] = set()
+        try:
+            made = {slot for message in self.home.messages(task.ask) for slot in message.people}
+            left, most = [slot for slot in slots if slot not in made], max(1, MOST_REPORTS // task.epoch["k"])
+            for some in (left[at : at + most] for at in range(0, len(left), most)):
+                message = self._reporter.message(task.epoch, b"".join(slots[slot] for slot in some))
+                self.home.put_message(task.ask, some, message)
+            for kept in self.home.messages(task.ask):
+                self._reporter.send(kept.bytes, until, partial(self._keeps, task.ask, kept))
+                reported.update(kept.people)
+        except HomebodyError as error:
+            self._log("declined", release=task.release, reason=_reason(error))
+        told = {str(task.first + slot): wire.pack({}) for slot in slots if slot in reported}
+        return told, [task.first + slot for slot in slots if slot not in reported]
+
+    def _keeps(self, ask: str, message: Message) -> bool:
+        """Whoever opts out takes back what has not left yet."""
+        return message in self.home.messages(ask)
 
     def _about_myself(self, holds: str = "") -> dict[str, Any]:
         """Who takes part here, and what need not be sent again."""
@@ -198,7 +224,7 @@ class Device:
         return answer
 
     def _sealed(self, epoch: Mapping[str, Any], update: Tree) -> tuple[bytes, int]:
-        """A message for the proxy, and how many reports it has."""
+        """Reports for the proxy, and how many they are."""
         assert self._reporter is not None
         pairs, size = flat(update), sum(rows.size for rows in update.values())
         if size != 2 * epoch["entries"] or len(pairs) != epoch["k"]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from homebody.deploy.home_history import History, Imported, Interaction, moment
 from homebody.deploy.home_people import Person, TakesNoPart, Who
-from homebody.deploy.home_rounds import Mark, Model, Rounds, State
+from homebody.deploy.home_rounds import Mark, Message, Model, Rounds, State
 from homebody.deploy.home_store import Settings
 from homebody.errors import HomebodyError
 
@@ -27,6 +27,7 @@ __all__ = [
     "Imported",
     "Interaction",
     "Mark",
+    "Message",
     "Model",
     "Person",
     "Settings",

@@ -73,6 +73,7 @@ class People(Store):
             self._db.execute("UPDATE person SET active = 0 WHERE slot = ?", (slot,))
             self._db.execute("DELETE FROM state WHERE person = ?", (slot,))
             self._db.execute("DELETE FROM answer WHERE mark IN (SELECT id FROM mark WHERE person = ?)", (slot,))
+            self._db.execute("DELETE FROM message")  # theirs may be in each
             if delete_history:
                 self._db.execute("DELETE FROM interaction WHERE person = ?", (slot,))
         self._scrub()

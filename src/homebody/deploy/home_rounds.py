@@ -14,7 +14,7 @@ from homebody.errors import HomebodyError
 if TYPE_CHECKING:
     from homebody.data import Population
 
-__all__ = ["Mark", "Model", "Rounds", "State"]
+__all__ = ["Mark", "Message", "Model", "Rounds", "State"]
 
 ITEM_LIMIT = 1000
 KEPT_ANSWERS = 2
@@ -53,6 +53,14 @@ class Mark(NamedTuple):
     """Seconds since 1970."""
     reports: int = 0
     """How many it had, where it went through a proxy."""
+
+
+class Message(NamedTuple):
+    """What is handed to a proxy, word for word, however often."""
+
+    people: list[int]
+    """The slots of those whose reports are in it."""
+    bytes: bytes
 
 
 class Rounds(People):
@@ -267,6 +275,26 @@ class Rounds(People):
             (self.person(who).slot,),
         )
         return [Mark(*row) for row in rows]
+
+    def messages(self, ask: str) -> list[Message]:
+        """Those that were made of the answers to a letter."""
+        rows = self._ask("SELECT people, bytes FROM message WHERE ask = ? ORDER BY id", (ask,))
+        return [Message(json.loads(people), content) for people, content in rows]
+
+    def put_message(self, ask: str, people: Sequence[int], content: bytes) -> None:
+        """Keep a message before it is sent; those of letters before the last two are dropped."""
+        _check_name(ask, "A digest")
+        with self._writing():
+            for slot in people:
+                self._participant(slot)
+            self._db.execute(
+                "INSERT INTO message (ask, people, bytes) VALUES (?, ?, ?)", (ask, json.dumps(list(people)), content)
+            )
+            self._db.execute(
+                "DELETE FROM message WHERE ask NOT IN "
+                "(SELECT ask FROM message GROUP BY ask ORDER BY MAX(id) DESC LIMIT ?)",
+                (KEPT_ANSWERS,),
+            )
 
     def reports(self) -> int:
         """How many reports left, of everybody's."""

@@ -73,7 +73,10 @@ CREATE TABLE begun (
 );
 CREATE TABLE answer (mark INTEGER PRIMARY KEY REFERENCES mark, bytes BLOB NOT NULL);
 """
-_FORWARD = {1: "ALTER TABLE mark ADD COLUMN reports INTEGER NOT NULL DEFAULT 0"}
+_MESSAGES = (
+    "CREATE TABLE message (id INTEGER PRIMARY KEY, ask TEXT NOT NULL, people TEXT NOT NULL, bytes BLOB NOT NULL);"
+)
+_FORWARD = {1: ("ALTER TABLE mark ADD COLUMN reports INTEGER NOT NULL DEFAULT 0", _MESSAGES)}
 """What makes the next schema of each."""
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 _URL = re.compile(r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>\d{1,5}))?/?")
@@ -156,7 +159,7 @@ class Store:
                 database.execute("PRAGMA synchronous = FULL")
                 values = ", ".join(f"('{name}', {_quoted(value)})" for name, value in asdict(settings).items())
                 database.executescript(
-                    f"BEGIN; {_SCHEMA} INSERT INTO setting VALUES {values}, ('changes', '0'); "
+                    f"BEGIN; {_SCHEMA} {_MESSAGES} INSERT INTO setting VALUES {values}, ('changes', '0'); "
                     f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
                 )
             finally:
@@ -180,7 +183,8 @@ class Store:
             return
         with self._writing():
             for version in range(self._version(), SCHEMA_VERSION):
-                self._db.execute(_FORWARD[version])
+                for statement in _FORWARD[version]:
+                    self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def _version(self) -> int:

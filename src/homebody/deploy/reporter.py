@@ -18,7 +18,7 @@ import numpy.typing as npt
 from homebody.deploy.home_store import Settings
 from homebody.errors import HomebodyError
 from homebody.runtime.report_keys import read_report_key
-from homebody.runtime.sealed import Envelope, seal_envelope, seal_reports
+from homebody.runtime.sealed import REPORT_BYTES, Envelope, seal_envelope, seal_reports
 
 __all__ = ["NotReported", "Reporter"]
 
@@ -76,17 +76,27 @@ class Reporter:
             raise NotReported("The server's letter names another key or another model than the proxy.")
 
     def sealed(self, epoch: Mapping[str, Any], pairs: npt.NDArray[np.int64]) -> bytes:
-        """A message to the proxy, each of whose reports only the server can open."""
-        reports = seal_reports(pairs, bytes.fromhex(epoch["key"]))
-        return seal_envelope(Envelope("message", bytes.fromhex(epoch["epoch"]), os.urandom(16), reports), self._secret)
+        """One person's reports, each of which only the server can open."""
+        return seal_reports(pairs, bytes.fromhex(epoch["key"]))
 
-    def send(self, message: bytes, until: float = math.inf) -> None:
-        """Give the proxy a message, again and again until it is taken: the same one is taken once."""
-        self._persist("POST", "/v1/reports", message, until)
+    def message(self, epoch: Mapping[str, Any], reports: bytes) -> bytes:
+        """What the proxy is given; whose report is whose is not to be seen in it."""
+        parts = sorted(reports[at : at + REPORT_BYTES] for at in range(0, len(reports), REPORT_BYTES))
+        content = Envelope("message", bytes.fromhex(epoch["epoch"]), os.urandom(16), b"".join(parts))
+        return seal_envelope(content, self._secret)
 
-    def _persist(self, method: str, path: str, body: bytes | None, until: float) -> dict[str, Any]:
+    def send(self, message: bytes, until: float = math.inf, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Give the proxy a message, again and again until it is taken: the same one is taken once.
+
+        wanted: whether this one may still leave, asked before each attempt.
+        """
+        self._persist("POST", "/v1/reports", message, until, wanted)
+
+    def _persist(
+        self, method: str, path: str, body: bytes | None, until: float, wanted: Callable[[], bool] = lambda: True
+    ) -> dict[str, Any]:
         pause, why = FIRST_PAUSE, "it was not asked"
-        while not self._silent() and time.monotonic() < until:
+        while not self._silent() and wanted() and time.monotonic() < until:
             wait = pause
             try:
                 status, said, after = self._once(method, path, body)

@@ -11,20 +11,21 @@
 | V ← V − γ(−2 mean f + 2λV), 20 steps an epoch    | `server`                                                   |
 
 **As published** (`decoder=published`). The 20 steps of an epoch reuse one set of reports: with new ones for each, ε
-would be 20 times as large. f is −½ of the gradient; Algorithm 2 leaves the −2 out. The paper adds up the k reports of a
-device, so its mean is k times the gradient; γ is for that mean.
+would be 20 times as large. f is −½ of the gradient; Algorithm 2 leaves the −2 out. As the paper is written, the k
+reports of a device add up, and its mean is k times the gradient; here they are averaged, and its γ does well so.
 
 **Improved** (`decoder=improved`): the same devices and the same reports, but a server that asks better. V may be
 anything, so it sends V = s [1, δT] with a tiny s, and T's columns orthogonal to 1. Then x is so large that nearly every
 entry of f is projected to ±1, and a report answers one clear question: the sign of (2p_ui − 1) x_uf.
 
-- Column 0: x_u0 > 0, so its mean over people is 2q_i − 1 = z_i, where q_i is the share of people who have item i.
-- Taste f: x_uf has the sign s_uf of Σ_j T_jf over the person's history, so the mean is m_if = E[(2p_ui − 1) s_uf], and
-  (m_f − b_f z)/2 with b_f = ⟨m_f, z⟩/⟨z, z⟩ tells how item i goes together with that sign. The sum over epochs, B, is a
-  sketch of the items' covariance; the next T is B made orthogonal to 1, to q and in itself: a power iteration that
-  averages its noise and has no learning rate.
-- The first epoch sends V = s 1: all F columns tell popularity, and what they differ by, noise, is the first T.
-- Devices rank with another V, `shared["rank"]` = [q, B] at a scale that makes λ a ridge of `ridge`, by the same solve.
+- Column 0: x_u0 > 0, so its mean over people is 2q_i − 1, where q_i is the share of people who have item i.
+- Taste f: x_uf has the sign s_uf of Σ_j T_jf over the person's history; so the mean m_if = E[(2p_ui − 1) s_uf] says how
+  item i goes together with that sign. Half its mean over epochs, made orthogonal to 1 and to q, is B: a sketch of the
+  items' covariance. The next T is B made orthonormal: a power iteration that averages its noise and has no learning
+  rate. When ranking, each column is shrunk by the part of it that is noise (James and Stein).
+- At first V = s 1: all F columns ask for popularity, and what they differ by is the noise, which is so measured. Tastes
+  are asked once 90 % of the spread of q is not noise; where that never comes, popularity is what can be had.
+- Devices rank with another V, `shared["rank"]` = [q, B] at a scale at which λ is a ridge of `ridge`, by the same solve.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ from homebody.rng import Rng
 
 __all__ = ["FMFLDP"]
 
-SCALE, DELTA = 1e-4, 0.1
-"""s and δ: so small that f is projected nearly everywhere, so large that λ is not felt."""
+DELTA = 0.1
+"""δ: small enough that tastes do not carry x·v beyond 0 and 1, where a report's question would turn over."""
+RELIABLE = 0.9
+TINY = 1e-12
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class FMFLDP(Method):
     learning_rate: float = param(1e-3, "published: γ of the server's steps", low=0, search=Range(1e-5, 1, log=True))
     steps: int = param(20, "published: of the server on one epoch's reports", low=1)
     init_scale: float = param(0.1, "published: spread of the first V", low=1e-9, search=Range(0.01, 1, log=True))
-    ridge: float = param(100.0, "improved: regularisation of ranking", low=1e-9, search=Range(10, 1000, log=True))
+    ridge: float = param(0.1, "improved: regularisation of ranking", low=1e-9, search=Range(0.01, 1, log=True))
 
     title: ClassVar[str] = "implicit matrix factorisation from one-bit ε-LDP reports through a shuffling proxy"
     paper: ClassVar[str] = "Minto et al., Stronger Privacy for Federated Collaborative Filtering, RecSys 2021"
@@ -71,15 +74,16 @@ class FMFLDP(Method):
         size = catalogue.n_items, self.factors
         if self.decoder == "published":
             return {"item": self.init_scale * rng.normal(*size)}
-        return {"item": torch.full(size, SCALE), "rank": torch.zeros(size)}
+        return {"item": torch.full(size, self.scale), "rank": torch.zeros(size)}
 
     def init_server(self, shared: Tree) -> Tree:
         V = shared["item"]
         if self.decoder == "published":
             return {}
-        # Told and asked are counted for each item: one that comes later is averaged over fewer epochs.
-        none = torch.zeros_like(V[:, 0])
-        return {"told": none, "asked": none, "sketch": torch.zeros_like(V[:, 1:])}
+        # Rounds are counted for each item: one that comes later is averaged over fewer.
+        none, one = torch.zeros_like(V[:, 0]), torch.zeros(())
+        tastes = torch.zeros_like(V[:, 1:])
+        return {"told": none, "asked": none, "tastes": tastes, "tasted": none, "noise": one, "rounds": one}
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
@@ -99,26 +103,39 @@ class FMFLDP(Method):
 
     def _steps(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         """Algorithm 2."""
-        V, f = shared["item"], self.reports * total.mean["item"]
+        V, f = shared["item"], total.mean["item"]
         for _ in range(self.steps):
             V = V - self.learning_rate * (-2.0 * f + 2.0 * self.regularisation * V)
         return {"item": V}, state
 
     def _sketch(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
-        """Popularity and a sketch of the items' covariance, and what to ask next."""
+        """Popularity and a sketch of the items' covariance; and what to ask next."""
         m = total.told["item"] if "item" in total.told else total.mean["item"]
-        first = not bool(state["asked"].any())
-        weight, told = (self.factors, m.mean(1)) if first else (1, m[:, 0])
-        told, asked = state["told"] + weight * told, state["asked"] + weight
-        z = told / asked
-        q, taste = 0.5 * (1.0 + z), m[:, 1:]
-        apart = 0.5 * (taste - torch.outer(z, (z @ taste) / (z @ z)))
-        sketch = state["sketch"] if first else state["sketch"] + apart
-        T = _orthogonal(apart if first else sketch, torch.stack([torch.ones_like(q), q], 1))
-        item = SCALE * torch.cat([torch.ones_like(T[:, :1]), DELTA * T], 1)
-        columns = [q[:, None] / _root_mean_square(q), sketch * (len(q) ** 0.5 / _largest(sketch))]
-        rank = (self.regularisation / self.ridge) ** 0.5 * torch.cat(columns, 1)
-        return {"item": item, "rank": rank}, {"told": told, "asked": asked, "sketch": sketch}
+        V, kept = shared["item"], dict(state)
+        if popular := bool((V[0, 0] == V).all()):
+            kept["told"], kept["asked"] = state["told"] + m.sum(1), state["asked"] + self.factors
+            kept["noise"], kept["rounds"] = state["noise"] + m.var(1).mean(), state["rounds"] + 1
+        else:
+            kept["told"], kept["asked"] = state["told"] + m[:, 0], state["asked"] + 1
+            kept["tastes"], kept["tasted"] = state["tastes"] + m[:, 1:], state["tasted"] + 1
+        q = 0.5 * (1.0 + kept["told"] / kept["asked"])
+        noise = 0.25 * kept["noise"] / kept["rounds"]  # of half an entry's mean over one round
+        known = torch.stack([torch.ones_like(q), q], 1)
+        B = 0.5 * kept["tastes"] / kept["tasted"].clamp(min=1)[:, None]
+        T = _orthonormal(m[:, 1:] - m.mean(1, keepdim=True) if popular else B, known)
+        if popular and noise / kept["asked"].max() > (1.0 - RELIABLE) * q.var():
+            item = torch.full_like(V, self.scale)
+        else:
+            item = self.scale * torch.cat([torch.ones_like(q)[:, None], DELTA * len(q) ** 0.5 * T], 1)
+        B = B - (basis := _orthonormal(known)) @ (basis.T @ B)
+        B = B * (1.0 - noise / kept["tasted"].max().clamp(min=1) / B.square().mean(0).clamp(min=TINY)).clamp(min=0)
+        rank = (self.regularisation / self.ridge) ** 0.5 * torch.cat([q[:, None], B], 1)
+        return {"item": item, "rank": rank}, kept
+
+    @property
+    def scale(self) -> float:
+        """s: so small that f is projected nearly everywhere, so large that λ is not felt."""
+        return (0.01 * self.regularisation) ** 0.5
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         V = shared["item"] if self.decoder == "published" else shared["rank"]
@@ -134,11 +151,6 @@ class FMFLDP(Method):
         # An item that is there r times adds (1 + αr) v in all.
         x = torch.linalg.solve(system, (self.confidence + 1.0 / r[items].clamp(min=1)).double() @ own)
         return r, x.to(V.dtype)
-
-    @property
-    def reports(self) -> int:
-        """k: how many of a device's reports the paper's sum adds up."""
-        return next((stage.k for stage in self.uplink.stages if isinstance(stage, OneBit)), 1)
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         if shared["item"].device.type != "cpu":
@@ -183,17 +195,9 @@ class _Gradients:
         return self.at(places).view(-1, *self.shape)
 
 
-def _orthogonal(columns: Tensor, others: Tensor) -> Tensor:
-    """The columns made orthogonal to others and to one another, each in its own direction, with entries of size 1."""
-    q, r = torch.linalg.qr(torch.cat([others, columns], 1).double())
+def _orthonormal(columns: Tensor, others: Tensor | None = None) -> Tensor:
+    """The columns made orthogonal to others and to one another, of length 1, each in its own direction."""
+    first = columns if others is None else torch.cat([others, columns], 1)
+    q, r = torch.linalg.qr(first.double())
     turned = q * torch.where(r.diagonal() < 0, -1.0, 1.0)
-    return (turned[:, others.shape[1] :] * len(columns) ** 0.5).to(columns.dtype)
-
-
-def _root_mean_square(values: Tensor) -> Tensor:
-    return values.square().mean().sqrt().clamp(min=1e-12)
-
-
-def _largest(table: Tensor) -> Tensor:
-    """Its largest singular value; never 0."""
-    return torch.linalg.matrix_norm(table.double(), ord=2).clamp(min=1e-12).to(table.dtype)
+    return turned[:, 0 if others is None else others.shape[1] :].to(columns.dtype)

@@ -5,7 +5,9 @@ sent (its quota), and which messages were taken (so that a repetition is known).
 read without the secret; it goes when the epoch closes, and they after it.
 
 A pool is what is held of an epoch since its last release. It is released as a whole, by cutting batches off it in the
-order of the keys, which is random and has nothing to do with who came when.
+order of the keys, which is random and has nothing to do with who came when. Until then its reports lie in heaps, each
+of thousands and of as many devices as a release takes: a commit that put its rows anywhere in a pool of millions would
+write a page of the disk for each of them, and one that puts them anywhere in a heap writes far fewer.
 """
 
 from __future__ import annotations
@@ -25,10 +27,14 @@ __all__ = ["Store", "Ticked"]
 
 WINDOW = 4
 """Batches of an epoch that may be under way at a time."""
+HEAP = 8192
+"""Reports after which another heap is begun, if they are of enough devices."""
 SWEEP = 4096
 """Rows that are swept away in one step."""
 _OPEN, _RELEASED, _DROPPED = 0, 1, 2
 _CLOSED, _SWEPT = 1, 2
+_LAST = b"\xff" * KEY_BYTES
+_OF_POOL = "heap IN (SELECT heap FROM heaps WHERE pool = ?)"
 
 
 class Ticked(NamedTuple):
@@ -148,8 +154,8 @@ class Store:
                 if outcome == "accepted":
                     room -= message.envelope.size
                 outcomes.append(outcome)
-        for pool, parts in fresh.items():
-            self._hold(pool, b"".join(parts))
+        for heap, parts in fresh.items():
+            self._hold(heap, b"".join(parts))
         return outcomes
 
     def _accept(
@@ -163,24 +169,26 @@ class Store:
             return "repeated" if found[0] == content else "conflict"
         who = keyed(secret, message.key)
         used, last = self._db.execute(
-            "SELECT used, pool FROM quotas WHERE epoch = ? AND mark = ?", (epoch, who)
+            "SELECT used, heap FROM quotas WHERE epoch = ? AND mark = ?", (epoch, who)
         ).fetchone() or (0, 0)
         if not message.sender.proxy and used + size > self.allowance(message.sender, k):
             return "limit"
         if size > room:
             return "full"
-        pool = self._open_pool(epoch, now)
-        devices = 0 if last == pool else self._weight(message.sender)
+        pool, first, heap = self._open_heap(epoch, now)
+        weight = self._weight(message.sender)
         self._db.execute("INSERT INTO accepted (epoch, mark, content) VALUES (?, ?, ?)", (epoch, mark, content))
         self._db.execute(
-            "INSERT INTO quotas (epoch, mark, used, pool) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (epoch, mark) DO UPDATE SET used = excluded.used, pool = excluded.pool",
-            (epoch, who, used + size, pool),
+            "INSERT INTO quotas (epoch, mark, used, heap) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (epoch, mark) DO UPDATE SET used = excluded.used, heap = excluded.heap",
+            (epoch, who, used + size, heap),
         )
-        self._db.execute(
-            "UPDATE pools SET devices = devices + ?, reports = reports + ? WHERE pool = ?", (devices, size, pool)
-        )
-        fresh.setdefault(pool, []).append(envelope.reports)
+        for table, which, known in (("pools", pool, last >= first), ("heaps", heap, last == heap)):
+            self._db.execute(
+                f"UPDATE {table} SET devices = devices + ?, reports = reports + ? WHERE {table[:-1]} = ?",
+                (0 if known else weight, size, which),
+            )
+        fresh.setdefault(heap, []).append(envelope.reports)
         return "accepted"
 
     def allowance(self, sender: Sender, k: int) -> int:
@@ -191,16 +199,27 @@ class Store:
         """How many devices someone stands for. A proxy has mixed those of many before it sends."""
         return (sender.people or self._settings.least_devices) if sender.proxy else 1
 
-    def _open_pool(self, epoch: int, now: float) -> int:
+    def _open_heap(self, epoch: int, now: float) -> tuple[int, int, int]:
+        """The pool that takes an epoch's reports, its first heap, and the heap that takes more."""
         found = self._db.execute("SELECT pool FROM pools WHERE epoch = ? AND state = ?", (epoch, _OPEN)).fetchone()
-        if found:
-            return int(found[0])
-        self._db.execute(
-            "INSERT INTO pools (epoch, first, devices, reports, state) VALUES (?, ?, 0, 0, ?)", (epoch, now, _OPEN)
-        )
+        pool = int(found[0]) if found else 0
+        if not pool:
+            pool = self._inserted(
+                "INSERT INTO pools (epoch, first, devices, reports, low, state) VALUES (?, ?, 0, 0, x'00', ?)",
+                (epoch, now, _OPEN),
+            )
+        first, heap = self._db.execute("SELECT min(heap), max(heap) FROM heaps WHERE pool = ?", (pool,)).fetchone()
+        if heap:
+            devices, size = self._db.execute("SELECT devices, reports FROM heaps WHERE heap = ?", (heap,)).fetchone()
+        if not heap or (size >= HEAP and devices >= self._settings.least_devices):
+            heap = self._inserted("INSERT INTO heaps (pool, devices, reports) VALUES (?, 0, 0)", (pool,))
+        return pool, first or heap, heap
+
+    def _inserted(self, sql: str, values: tuple[Any, ...]) -> int:
+        self._db.execute(sql, values)
         return int(self._db.execute("SELECT last_insert_rowid()").fetchone()[0])
 
-    def _hold(self, pool: int, reports: bytes) -> None:
+    def _hold(self, heap: int, reports: bytes) -> None:
         """Each report under a key of its own. In the order of the keys: neighbours are written once."""
         step = AT_ONCE * REPORT_BYTES
         for start in range(0, len(reports), step):
@@ -208,10 +227,10 @@ class Store:
             # One statement for all: a row at a time would wait for the interpreter's lock at each. Were a key there
             # already, everything would be undone; ABORT, the default, keeps a copy of every page for that.
             self._db.execute(
-                "INSERT OR ROLLBACK INTO held (pool, key, report) "
+                "INSERT OR ROLLBACK INTO held (heap, key, report) "
                 f"SELECT ?1, substr(?2, place * {KEY_BYTES} + 1, {KEY_BYTES}), substr(?3, place * {REPORT_BYTES} + 1, "
                 f"{REPORT_BYTES}) FROM places WHERE place < ?4",
-                (pool, keys, ordered, len(keys) // KEY_BYTES),
+                (heap, keys, ordered, len(keys) // KEY_BYTES),
             )
 
     def held(self) -> int:
@@ -253,19 +272,41 @@ class Store:
         if found is None:
             return None
         pool, row, epoch = found
-        last = self._boundary("held", "pool", "key", pool, self._settings.batch)
-        number = os.urandom(16)
+        last, number = self._lowest(pool, self._settings.batch), os.urandom(16)
         # Bytes put together as text stay the bytes they are; the table checks the length.
         self._db.execute(
             "INSERT INTO batches (number, epoch, size, reports) SELECT ?, ?, count(*), "
-            "CAST(coalesce(group_concat(report, ''), '') AS BLOB) FROM held WHERE pool = ? AND key <= ?",
+            "CAST(coalesce(group_concat(report, ''), '') AS BLOB) FROM "
+            f"(SELECT report FROM held WHERE {_OF_POOL} AND key <= ? ORDER BY key)",
             (number, row, pool, last),
         )
-        self._db.execute("DELETE FROM held WHERE pool = ? AND key <= ?", (pool, last))
+        self._db.execute(f"DELETE FROM held WHERE {_OF_POOL} AND key <= ?", (pool, last))
         size, reports = self._db.execute("SELECT size, reports FROM batches WHERE number = ?", (number,)).fetchone()
-        self._db.execute("UPDATE pools SET reports = reports - ? WHERE pool = ?", (size, pool))
-        self._db.execute("DELETE FROM pools WHERE pool = ? AND reports = 0", (pool,))
+        self._db.execute("UPDATE pools SET reports = reports - ?, low = ? WHERE pool = ?", (size, last, pool))
+        if not self._db.execute("SELECT reports FROM pools WHERE pool = ?", (pool,)).fetchone()[0]:
+            self._forget_pool(pool)
         return Batch(number, epoch, reports)
+
+    def _lowest(self, pool: int, count: int) -> bytes:
+        """The key of the last of the first so many reports of a pool, in the order of their keys."""
+        left, low = self._db.execute("SELECT reports, low FROM pools WHERE pool = ?", (pool,)).fetchone()
+        if left <= count:
+            return _LAST
+        # Keys are uniform above those that were cut: look no further than where nearly always enough of them are.
+        start = int.from_bytes(low[:8], "big")
+        share, last = (count + 5 * count**0.5 + 5) / left, None
+        while last is None:
+            limit = min(2**64 - 1, start + int((2**64 - start) * share)).to_bytes(8, "big") + _LAST[8:]
+            (last,) = self._db.execute(
+                f"SELECT max(key) FROM (SELECT key FROM held WHERE {_OF_POOL} AND key <= ? ORDER BY key LIMIT ?)",
+                (pool, limit, count),
+            ).fetchone()
+            share *= 2
+        return bytes(last)
+
+    def _forget_pool(self, pool: int) -> None:
+        self._db.execute("DELETE FROM heaps WHERE pool = ?", (pool,))
+        self._db.execute("DELETE FROM pools WHERE pool = ?", (pool,))
 
     def under_way(self) -> list[Batch]:
         """Batches that were cut and are not done."""
@@ -288,27 +329,26 @@ class Store:
     def sweep(self) -> bool:
         """Delete a little of what nobody needs; whether there is more."""
         for (pool,) in self._db.execute("SELECT pool FROM pools WHERE state = ?", (_DROPPED,)).fetchall():
-            last = self._boundary("held", "pool", "key", pool, SWEEP)
-            gone = self._db.execute("DELETE FROM held WHERE pool = ? AND key <= ?", (pool, last)).rowcount
-            if gone < SWEEP:
-                self._db.execute("DELETE FROM pools WHERE pool = ?", (pool,))
+            heap = self._db.execute("SELECT min(heap) FROM heaps WHERE pool = ?", (pool,)).fetchone()[0]
+            if heap is None:
+                self._forget_pool(pool)
+            elif self._delete_some("held", "heap", "key", heap) < SWEEP:
+                self._db.execute("DELETE FROM heaps WHERE heap = ?", (heap,))
             return True
         for (epoch,) in self._db.execute("SELECT id FROM epochs WHERE state = ?", (_CLOSED,)).fetchall():
-            gone = 0
-            for table in ("quotas", "accepted"):
-                last = self._boundary(table, "epoch", "mark", epoch, SWEEP)
-                gone += self._db.execute(f"DELETE FROM {table} WHERE epoch = ? AND mark <= ?", (epoch, last)).rowcount
+            gone = sum(self._delete_some(table, "epoch", "mark", epoch) for table in ("quotas", "accepted"))
             if not gone:
                 self._db.execute("UPDATE epochs SET state = ? WHERE id = ?", (_SWEPT, epoch))
             return True
         return False
 
-    def _boundary(self, table: str, group: str, key: str, which: int, count: int) -> bytes:
-        """The key of the last of the first so many rows."""
+    def _delete_some(self, table: str, group: str, key: str, which: int) -> int:
+        """Delete the first so many rows of a group; how many there were."""
         found = self._db.execute(
-            f"SELECT {key} FROM {table} WHERE {group} = ? ORDER BY {key} LIMIT 1 OFFSET ?", (which, count - 1)
+            f"SELECT {key} FROM {table} WHERE {group} = ? ORDER BY {key} LIMIT 1 OFFSET ?", (which, SWEEP - 1)
         ).fetchone()
-        return bytes(found[0]) if found else b"\xff" * KEY_BYTES
+        last = found[0] if found else _LAST
+        return self._db.execute(f"DELETE FROM {table} WHERE {group} = ? AND {key} <= ?", (which, last)).rowcount
 
     def count(self, name: str, amount: int) -> None:
         self._db.execute(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -34,7 +33,6 @@ KEY_BYTES = 16
 """Of the random key that a report is held under."""
 AT_ONCE = 1 << 14
 """Reports that one statement inserts, at most."""
-_PAGE = 1024
 _TABLES = f"""
 CREATE TABLE proxy (secret BLOB NOT NULL);
 CREATE TABLE senders (mark BLOB PRIMARY KEY, proxy INTEGER NOT NULL, people INTEGER NOT NULL) WITHOUT ROWID;
@@ -44,13 +42,17 @@ CREATE TABLE epochs (
 );
 CREATE TABLE pools (
     pool INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL, first REAL NOT NULL, devices INTEGER NOT NULL,
-    reports INTEGER NOT NULL, state INTEGER NOT NULL
+    reports INTEGER NOT NULL, low BLOB NOT NULL, state INTEGER NOT NULL
 );
+CREATE TABLE heaps (
+    heap INTEGER PRIMARY KEY AUTOINCREMENT, pool INTEGER NOT NULL, devices INTEGER NOT NULL, reports INTEGER NOT NULL
+);
+CREATE INDEX heaps_of_pools ON heaps (pool);
 CREATE TABLE held (
-    pool INTEGER NOT NULL, key BLOB NOT NULL, report BLOB NOT NULL, PRIMARY KEY (pool, key)
+    heap INTEGER NOT NULL, key BLOB NOT NULL, report BLOB NOT NULL, PRIMARY KEY (heap, key)
 ) WITHOUT ROWID;
 CREATE TABLE quotas (
-    epoch INTEGER NOT NULL, mark BLOB NOT NULL, used INTEGER NOT NULL, pool INTEGER NOT NULL, PRIMARY KEY (epoch, mark)
+    epoch INTEGER NOT NULL, mark BLOB NOT NULL, used INTEGER NOT NULL, heap INTEGER NOT NULL, PRIMARY KEY (epoch, mark)
 ) WITHOUT ROWID;
 CREATE TABLE accepted (
     epoch INTEGER NOT NULL, mark BLOB NOT NULL, content BLOB NOT NULL, PRIMARY KEY (epoch, mark)
@@ -109,11 +111,6 @@ def create(folder: Path) -> None:
     """An empty database, for its owner alone."""
     path = folder / DATABASE
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    db = sqlite3.connect(path)
-    # Small pages: a report lands on any of them, and each that is touched is written whole.
-    db.execute(f"PRAGMA page_size = {_PAGE}")
-    db.execute("VACUUM")
-    db.close()
     database = connect(path, what="proxy's database")
     database.migrate("proxy", [_TABLES])
     with database.transaction():
