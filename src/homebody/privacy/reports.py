@@ -103,7 +103,10 @@ class OneBit(Step):
             name, _, shape = field_name.removesuffix("]").rpartition("[")
             sides = [int(side) for side in shape.split(",") if side]
             read[name] = ((count[:, 1] - count[:, 0]) * unit).view(sides)
-            told[name] = ((count[:, 1] - count[:, 0]) / count.sum(1).clamp(min=1) / bias).view(sides)
+            size = count.sum(1)
+            usual = (count[:, 1] - count[:, 0]).sum() / size.sum().clamp(min=1)
+            mean = torch.where(size > 0, (count[:, 1] - count[:, 0]) / size.clamp(min=1), usual)
+            told[name] = (mean / bias).view(sides)
         return Total(read, total.clients, told)
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
