@@ -29,7 +29,7 @@ from homebody.runtime.clients import Clients
 from homebody.runtime.flower import Flower, metric_names
 from homebody.runtime.household import Household
 from homebody.runtime.returns import about
-from homebody.runtime.sealed import Envelope, open_envelope, seal_envelope, signing_keys
+from homebody.runtime.sealed import REPORT_BYTES, Envelope, open_envelope, seal_envelope, signing_keys
 from homebody.runtime.web import Refusal
 
 K = 12
@@ -206,7 +206,7 @@ def test_a_round_whose_reports_do_not_come_is_abandoned_and_its_epoch_closed(mix
     (said,) = one.said("abandoned")
     assert "0 reports arrived before their epoch closed, and 84 must" in said["reason"]
     first, second = (mixer.epochs.named(f"{one.plan.run}/train/1{again}") for again in ("", "#2"))
-    assert first.people == 0
+    assert first.people == 7, "It is closed, and what opens its reports is gone."
     assert first.public != second.public
     assert second.arrived == 7 * K
     # Sealed to another key they are other reports, and are charged anew: on the device too.
@@ -273,6 +273,44 @@ def test_who_joins_a_household_while_a_round_goes_on_has_a_message_of_their_own(
     assert home.messages(ask) == []
 
 
+def test_more_reports_than_people_can_send_are_not_believed(
+    mixed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homebody.fit.ATTEMPTS", 1)
+    one, mixer, _ = mixed()
+    real = Mixer.release
+
+    def stuffed(self: Mixer) -> None:
+        for epoch, reports in self.held.items():
+            self.held[epoch] = reports + reports[:REPORT_BYTES]
+        real(self)
+
+    monkeypatch.setattr(Mixer, "release", stuffed)
+    with pytest.raises(Abandoned, match="87 reports arrived of people who send 84 at most"):
+        fit(one, mixer, rounds=1)
+    assert one.records.load() is None
+
+
+def test_an_epoch_that_was_closed_with_too_few_reports_does_not_count_after_a_kill(
+    mixed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, mixer, _ = mixed()
+    mixer.holding, real = True, Epochs.close
+
+    def dies(*given: Any, **more: Any) -> Any:
+        real(*given, **more)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Epochs, "close", dies)
+        with pytest.raises(Killed):
+            fit(one, mixer, rounds=1)
+    mixer.holding = False
+    fit(one, mixer, rounds=1)
+    assert one.told() == ["train/1", "train/1#2"]
+    assert mixer.epochs.named(f"{one.plan.run}/train/1#2").arrived == 7 * K
+
+
 class Killed(BaseException):
     pass
 
@@ -289,10 +327,10 @@ def test_a_trainer_that_is_killed_goes_on_in_the_same_epoch(
         real(*given, **more)
         raise Killed
 
-    monkeypatch.setattr(Epochs, after, dies)
-    with pytest.raises(Killed):
-        fit(one, mixer, rounds=2)
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(Epochs, after, dies)
+        with pytest.raises(Killed):
+            fit(one, mixer, rounds=2)
     fit(one, mixer, rounds=2)
     assert one.told() == ["train/1", "train/2"]
     assert one.own(0, 0) == ["train/1", "train/2"]

@@ -177,10 +177,10 @@ class Flower:
         self, kind: str, task: Mapping[str, Any], shared: Tree, users: list[int], way: Letters | Reports
     ) -> _Brought:
         """Ask these people, and bring together what comes back; `Abandoned` where it is of too few."""
-        before = way.before()
+        needed = max(1, math.ceil(self.settings.quorum * len(users)))
+        before = way.before(needed, len(users))
         if before is not None:
             return _Brought(*before, 0, 0)
-        needed = max(1, math.ceil(self.settings.quorum * len(users)))
         letter = {**task, **way.letter()}
         end = time.monotonic() + min(self.settings.deadline, way.left())
         self._await(users, end)
@@ -190,7 +190,7 @@ class Flower:
                 f"{len(answers)} of {len(users)} clients answered within {self.settings.deadline:g} s, and {needed} "
                 "must."
             )
-        tree, beside = way.sum(answers, needed)
+        tree, beside = way.sum(answers, needed, len(users))
         return _Brought(tree, len(answers), up + beside, down)
 
     def telemetry(self, method: Method) -> Sequence[Charge]:

@@ -102,7 +102,7 @@ class Letters:
     ) -> None:
         self.wanted, self.bounds, self._clean = wanted, bounds, clean
 
-    def before(self) -> tuple[Tree, int] | None:
+    def before(self, needed: int, asked: int) -> tuple[Tree, int] | None:
         """What came of it, where that is known already, and of how many."""
         return None
 
@@ -114,7 +114,7 @@ class Letters:
         """Seconds that it is open."""
         return math.inf
 
-    def sum(self, answers: Sequence[Part], needed: int) -> tuple[Tree, int]:
+    def sum(self, answers: Sequence[Part], needed: int, asked: int) -> tuple[Tree, int]:
         """Of all that came back, and the bytes of it that were in no letter."""
         return summed([Part(number, self._clean(tree)) for number, tree in answers], self.wanted), 0
 
@@ -138,10 +138,10 @@ class Reports:
         self._k = next(stage.k for stage in channel.stages if isinstance(stage, OneBit))
         self._told, self._seconds = told, seconds
 
-    def before(self) -> tuple[Tree, int] | None:
+    def before(self, needed: int, asked: int) -> tuple[Tree, int] | None:
         """An epoch that was closed before the round was cut short."""
         done = self._intake.closed(self._name)
-        return None if done is None else (self._tree(done.counts), done.people)
+        return None if done is None else (self._tree(done.counts, needed, asked), done.people)
 
     def letter(self) -> dict[str, Any]:
         """Opens the epoch, or comes back to it."""
@@ -151,29 +151,35 @@ class Reports:
     def left(self) -> float:
         return self._intake.left(self._epoch)
 
-    def sum(self, answers: Sequence[Part], needed: int) -> tuple[Tree, int]:
+    def sum(self, answers: Sequence[Part], needed: int, asked: int) -> tuple[Tree, int]:
         """Wait for the reports of all who said that they had reported, or until the epoch closes."""
         from homebody.runtime.sealed import HEAD_BYTES, REPORT_BYTES, SIGNATURE_BYTES
 
-        while (arrived := self._intake.arrived(self._name)) < self._k * len(answers):
-            if self.left() <= 0:
-                break
+        while self._intake.arrived(self._name) < self._k * len(answers) and self.left() > 0:
             time.sleep(PAUSE)
-        if arrived < self._k * needed:
-            raise Abandoned(
-                f"{arrived:,} reports arrived before their epoch closed, and {self._k * needed:,} must: does the proxy "
-                "run, and is this server's address its next?"
-            )
         done = self._intake.close(self._name, len(answers))
+        # As if each person had a message of their own: how many share a device is not told.
         sent = len(answers) * (HEAD_BYTES + SIGNATURE_BYTES + self._k * REPORT_BYTES)
-        return self._tree(done.counts), sent
+        return self._tree(done.counts, needed, asked), sent
 
     @property
     def _entries(self) -> int:
         return sum(_size(one) for one in self._told.values()) // 2
 
-    def _tree(self, counts: npt.NDArray[np.int64]) -> Tree:
-        """The inverse of `flat`, for counts."""
+    def _tree(self, counts: npt.NDArray[np.int64], needed: int, asked: int) -> Tree:
+        """The inverse of `flat`, for counts; refused where they are of too few, or more than those who were asked can
+        have sent."""
+        arrived = int(counts.sum())
+        if arrived < self._k * needed:
+            raise Abandoned(
+                f"{arrived:,} reports arrived before their epoch closed, and {self._k * needed:,} must: does the proxy "
+                "run, does it hold them for too long, and is this server's intake its next?"
+            )
+        if arrived > self._k * asked:
+            raise Abandoned(
+                f"{arrived:,} reports arrived of people who send {self._k * asked:,} at most: a proxy lets somebody "
+                "send too much, or makes reports up."
+            )
         tree, start = {}, 0
         for name, one in sorted(self._told.items()):
             end = start + _size(one)
