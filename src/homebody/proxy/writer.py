@@ -147,12 +147,12 @@ class Writer:
                     counted = self._counted.copy()
             for name, amount in (counted + _sums(messages, outcomes)).items():
                 store.count(name, amount)
-            cut = store.cut()
+            cut = self._cut(sum(message.envelope.size for message, _ in messages))
         with self._changed:
             self._counted -= counted
-        self._more = cut is not None
-        if cut:
-            self._forward(cut)
+        self._more = bool(cut)
+        for batch in cut:
+            self._forward(batch)
         self._say(ticked)
         if messages or calls or done or cut or ticked.closed or counted:
             self._wrote, self._clean = time.monotonic(), False
@@ -162,6 +162,13 @@ class Writer:
         if ticking:
             self._ticked = time.monotonic()
             self._look_for_senders()
+
+    def _cut(self, came: int) -> list[Batch]:
+        """Batches of what is released: at least one, and as much as came in, lest more and more is held under load."""
+        cut: list[Batch] = []
+        while (not cut or sum(batch.size for batch in cut) < came) and (batch := self._store.cut()) is not None:
+            cut.append(batch)
+        return cut
 
     def _say(self, ticked: Ticked) -> None:
         for reports in ticked.released:
