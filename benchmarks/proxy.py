@@ -52,7 +52,7 @@ EPOCH = bytes(range(16))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--hold", type=float, default=2.0, help="Seconds that the proxy holds reports.")
+    parser.add_argument("--hold", type=float, default=5.0, help="Seconds that the proxy holds reports.")
     parser.add_argument("--half", type=float, default=HALF, help="Reports a second for the acknowledgement times.")
     parser.add_argument("--opening", action="store_true")
     parser.add_argument("--kill", action="store_true")
@@ -166,7 +166,7 @@ def begin() -> None:
 
 async def speed(world: World, asked: argparse.Namespace) -> None:
     begin()
-    full = world.messages(int(asked.seconds * 80_000 / PER_MESSAGE))
+    full = world.messages(int(asked.seconds * 120_000 / PER_MESSAGE))
     await world.ready()
     watch = asyncio.create_task(watched(world.proxy.pid, 5.0))
     taken, seconds, cpu = await saturate(world, full, asked.seconds)

@@ -120,8 +120,9 @@ class Total:
     sum: Tree
     clients: int
     told: Tree = field(default_factory=dict)
-    """Where devices tell of single entries: the mean at each over the reports that there are of it, or 0. How many
-    there are is left to chance, and the sum, which counts on as many as there should be, is off by that too."""
+    """Where devices tell of single entries: the mean at each over the reports that there are of it, or over all of the
+    table where there is none. How many there are is left to chance, and the sum, which counts on as many as there
+    should be, is off by that too."""
 
     @property
     def mean(self) -> Tree:

@@ -163,3 +163,26 @@ def test_progress_is_told_where_there_is_no_terminal(
         for done in range(1, 5):
             step(done, 4)
     assert capsys.readouterr().err == "rounds: 2 of 4\nrounds: 4 of 4\n"
+
+
+def test_reports_are_linked_by_their_order_and_not_behind_a_proxy(call: Call, tmp_path: Path) -> None:
+    run = execute(Recipe("fmf-ldp", DATA, rounds=2, stages=["one-bit:epsilon=2.5,k=40", "shuffle"]), tmp_path)["run"]
+    linked = found(call, run, "--attack", "linkage", "--users", 60)
+    assert list(linked["views"]) == ["through a proxy", "as they come"]
+    mixed, open_ = linked["views"].values()
+    assert (mixed["devices"], mixed["reports"], open_["batches"]) == (60, 2400, 60)
+    assert open_["linked"]
+    assert open_["everything"][0] > 0.95
+    assert mixed["difference"][0] < 0.05
+    text, _ = call(run, "--attack", "linkage", "--users", 60)
+    assert "which reports are of one device? 2,400 of 60 devices" in " ".join(text.split())
+    assert max(map(len, text.splitlines()[:7])) <= 80
+    assert "behind the proxy order and batches tell" in text
+
+
+def test_without_a_shuffle_there_is_one_view(call: Call, runs: dict[str, Path]) -> None:
+    (name,) = found(call, runs["bits"], "--attack", "linkage")["views"]
+    assert name == "as they come"
+    assert "without a shuffle stage nothing mixes them" in call(runs["bits"], "--attack", "linkage")[0]
+    _, error = call(runs["plain"], "--attack", "linkage", code=2)
+    assert "Only reports of one bit can be linked: this run's channel makes none." in error

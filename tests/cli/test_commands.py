@@ -62,7 +62,8 @@ def test_version() -> None:
 def test_methods_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found = {row["name"]: row for row in json.loads(printed(monkeypatch, capsys, "methods", "--json"))["methods"]}
     assert set(found) == set(METHODS) >= {"fedials", "fedmf", "ials", "pfedrec", "popularity"}
-    assert {name for name, row in found.items() if row["kind"] == "centralised"} == {"ials", "mf", "ncf", "popularity"}
+    central = {name for name, row in found.items() if row["kind"] == "centralised"}
+    assert central == {"ials", "mf", "ncf", "popularity", "random"}
     assert all(row["title"] for row in found.values())
     assert "Zhang et al." in found["pfedrec"]["paper"]
     for name, row in found.items():

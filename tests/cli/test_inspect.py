@@ -105,3 +105,28 @@ def test_errors_are_one_sentence(
     last = error.strip().splitlines()[-1]
     assert last.startswith("homebody: ")
     assert sentence in last
+
+
+def test_reports_bit_by_bit_in_80_columns_and_all_of_them_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["fmf-ldp", *DATA, "--user", "3", "--stage", "one-bit:epsilon=2.5,k=30", "--stage", "shuffle"]
+    text, _ = called(monkeypatch, capsys, *asked)
+    found = json.loads(called(monkeypatch, capsys, *asked, "--json")[0])["reports"]
+    assert (found["k"], len(found["reports"]), found["entries"]) == (30, 30, 200)
+    table, _, rest = text.partition("and 24 more; --json has all")
+    assert max(map(len, table.splitlines())) <= 80
+    assert "30 reports of one bit, ε = 2.5 each, about 200 entries" in table
+    for one in found["reports"][:6]:
+        assert bytes.fromhex(one["plain"]).hex(" ") in table
+    first = found["reports"][0]
+    assert f"bit by bit: {first['binary']}\n" in rest
+    words = " ".join(rest.split())
+    assert "30 sealed reports of 52 bytes, 1,697 bytes in all" in words
+    assert "Reads 0 of them" in words
+    assert "No sender" in words
+    assert found["sealed"]["bytes"] == 1697
+    plain, _ = called(monkeypatch, capsys, "fedmf", *DATA, "--stage", "one-bit:epsilon=1,k=4")
+    assert "4 reports of one bit" in plain
+    assert "sealed" not in plain
+    assert "more; --json" not in plain

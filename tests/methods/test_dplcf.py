@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.func import vmap
 from torch.testing import assert_close
 
 from homebody.audit.inspection import inspect
@@ -14,7 +15,7 @@ from homebody.audit.interactions import read_interactions
 from homebody.core import Catalogue, Cohort, Data, Total
 from homebody.errors import HomebodyError
 from homebody.fit import fit
-from homebody.methods.dplcf import DPLCF
+from homebody.methods.dplcf import DPLCF, _near, near_in_torch
 from homebody.privacy import OBSERVERS, AskRows, Channel, Clip, RandomisedResponse
 from homebody.recipe import Recipe
 from homebody.rng import Rng
@@ -69,6 +70,21 @@ def test_with_little_to_hide_it_is_plain_item_knn() -> None:
         # Neighbours that tie at the end of a list may be either; nearly all scores are the same.
         same = [abs(score - expected[item]) < 1e-5 for item, score in best.items()]
         assert np.mean(same) > 0.9
+
+
+def test_the_kernel_adds_up_what_a_product_does_and_people_may_ask_for_their_own() -> None:
+    generator = torch.Generator().manual_seed(4)
+    owned = (torch.rand(9, 30, generator=generator) < 0.3).float()
+    near = torch.randint(30, (30, 5), generator=generator, dtype=torch.int32)
+    weight = torch.rand(30, 5, generator=generator)
+    items = torch.tensor([3, 29, 3, 0])
+    kernel = vmap(lambda own: _near(own, items, near, weight)[0])(owned)
+    expected = near_in_torch(owned, items, near, weight)
+    assert_close(kernel, expected)
+    by_hand = sum(float(weight[29, n]) * float(owned[2, near[29, n]]) for n in range(5))
+    assert float(kernel[2, 1]) == pytest.approx(by_hand)
+    each = vmap(lambda own, one: _near(own, one[None], near, weight)[0])(owned[:4], items)
+    assert_close(each[:, 0], expected[:4].diagonal())
 
 
 def test_the_less_is_hidden_the_more_neighbours_are_the_true_ones() -> None:

@@ -61,13 +61,13 @@ def test_a_client_by_hand_with_an_item_that_was_taken_twice(user: int) -> None:
     np.testing.assert_allclose(method().score(shared(), {}, own, torch.arange(5)), V @ x, rtol=1e-4, atol=1e-6)
 
 
-def test_the_published_server_takes_its_steps_on_k_times_the_mean() -> None:
+def test_the_published_server_takes_its_steps() -> None:
     rate, f = 0.02, np.arange(10.0).reshape(5, 2)
     server = method(OneBit(2.5, k=7), learning_rate=rate, steps=3)
     after, _ = server.server(shared(), {}, Total({"item": torch.from_numpy(4 * f).float()}, clients=4))
     expected = V.copy()
     for _ in range(3):
-        expected = expected - rate * (-2 * 7 * f + 2 * LAMBDA * expected)
+        expected = expected - rate * (-2 * f + 2 * LAMBDA * expected)
     np.testing.assert_allclose(after["item"], expected, rtol=1e-5)
 
 

@@ -29,6 +29,7 @@ from homebody.privacy import (
     Shuffle,
 )
 from homebody.privacy.channel import Stage
+from homebody.privacy.responses import products_in_torch
 from homebody.privacy.specs import parse_channel
 from homebody.rng import Rng
 from homebody.runtime import Simulator
@@ -137,6 +138,7 @@ def test_the_kernel_counts_the_upper_half(people: int, size: int) -> None:
     expected = bits.T.astype(np.int32) @ bits.astype(np.int32)
     assert np.array_equal(np.triu(pairs), np.triu(expected + 7))
     assert np.array_equal(np.tril(pairs, -1), np.tril(np.full_like(pairs, 7), -1))
+    assert np.array_equal(products_in_torch(torch.from_numpy(bits)).numpy(), expected)
 
 
 def test_a_large_matrix_is_decoded_block_by_block() -> None:

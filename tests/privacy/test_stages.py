@@ -321,5 +321,5 @@ def test_what_was_told_of_an_entry_is_the_mean_over_its_reports() -> None:
     counts = torch.tensor([1.0, 3.0, 0.0, 0.0, 2.0, 0.0])  # of entry 0: one zero, three ones; of entry 2: two zeros
     total = stage.server(Total({"w[3]": counts}, clients=9), Rng.of(0))
     bias = math.tanh(1.0)
-    torch.testing.assert_close(total.told["w"], torch.tensor([2 / 4, 0.0, -2 / 2]) / bias)
+    torch.testing.assert_close(total.told["w"], torch.tensor([2 / 4, 0 / 6, -2 / 2]) / bias)
     torch.testing.assert_close(total.sum["w"], torch.tensor([2.0, 0.0, -2.0]) * 3 / bias / 5)

@@ -225,11 +225,11 @@ class Client:
         lines = [line.rsplit(" ", 1) for line in self.ask("GET", "/metrics").text.splitlines() if line[0] != "#"]
         return {name.removeprefix("homebody_proxy_"): int(amount) for name, amount in lines}
 
-    def refused(self, reason: str) -> int:
-        """How often something was refused for this, once the counts are written."""
+    def refused(self, reason: str, times: int) -> bool:
+        """Whether something was refused for this so often, once the counts are written."""
         name = f'refused_total{{reason="{reason}"}}'
-        wait_until(lambda: name in self.counts(), f"{reason} is counted", 10)
-        return self.counts()[name]
+        wait_until(lambda: self.counts().get(name, 0) >= times, f"{reason} is counted", 10)
+        return self.counts()[name] == times
 
 
 @pytest.fixture

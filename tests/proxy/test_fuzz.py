@@ -178,7 +178,10 @@ def test_bytes_of_all_kinds_on_a_real_socket(tmp_path: Path) -> None:
         sink.close()
 
 
-def test_an_epoch_that_nobody_knows_is_not_asked_for_by_everybody(world: World, client: Client) -> None:
+def test_an_epoch_that_nobody_knows_is_not_asked_for_by_everybody(
+    world: World, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homebody.proxy.epochs._REMEMBERED", 60.0)
     world.sink.epoch_status = 404
     before = world.sink.asked["epoch"]
     names = [os.urandom(16).hex() for _ in range(3)]

@@ -197,6 +197,17 @@ def test_bad_requests_get_a_4xx(
     assert here.room.taken == 0
 
 
+def test_a_body_in_chunks_is_read_as_far_as_it_may_go(served: Callable[..., Served]) -> None:
+    here = served()
+    head = b"POST /take HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    chunk = b"2710\r\n" + bytes(10_000) + b"\r\n"
+    with said(here.connect(), head, *[chunk] * 5, b"0\r\n\r\n") as enough:
+        assert b'{"bytes": 50000}' in enough
+    with said(here.connect(), head, *[chunk] * 6, b"0\r\n\r\n") as too_much:
+        assert too_much.startswith(b"HTTP/1.1 413")
+    assert here.counted == {"too large": 1}
+
+
 def test_a_failure_is_logged_by_its_kind_alone(
     served: Callable[..., Served], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from homebody.audit.reports import Reports, take_apart
 from homebody.audit.requests import read_requests
 from homebody.audit.views import hides_senders, sees
 from homebody.core import Cohort, Method, Rows, Tree, Update
@@ -80,10 +81,12 @@ class Inspection:
     """What can be read from it as it is."""
     requests: tuple[Request, ...] = ()
     """Where the device asks for rows instead of downloading tables."""
+    reports: Reports | None = None
+    """Where the message is one-bit reports: each of them."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return {**asdict(self), "reports": self.reports.as_dict() if self.reports else None}
 
 
 def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | None = None, seed: int = 0) -> Inspection:
@@ -120,6 +123,7 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
         {who: View(told[who], tuple(events)) for who, events in charged.items()},
         (*(_told_by(one) for one, _ in requests), *_told(update, acting.uplink)),
         tuple(one for one, _ in requests),
+        take_apart(acting, simulator, shared, user, rng.fold("round", 1), update),
     )
 
 

@@ -25,7 +25,7 @@ PATIENCE = 2.0
 """Seconds before a bar appears."""
 EVERY = 5.0
 """Seconds between lines where there is no terminal to draw one on."""
-OWN = {"interactions": ("users",), "canary": ("canaries", "trials", "confidence")}
+OWN = {"interactions": ("users",), "canary": ("canaries", "trials", "confidence"), "linkage": ("users",)}
 """The options of each attack."""
 
 
@@ -35,11 +35,13 @@ def audit(
         str,
         typer.Option(
             "--attack",
-            help="interactions: the server reads uploads; canary: a lower bound on ε from people we made up.",
+            help="interactions: the server reads uploads; canary: a lower bound on ε from people we made up; linkage: "
+            "the server looks for reports of one device behind the proxy.",
         ),
     ],
     users: Annotated[
-        int | None, typer.Option("--users", help="interactions: clients to read.", show_default="100")
+        int | None,
+        typer.Option("--users", help="interactions, linkage: clients to attack.", show_default="100, 300"),
     ] = None,
     canaries: Annotated[
         int | None, typer.Option("--canaries", help="canary: made-up people in a training.", show_default="200")
@@ -64,7 +66,7 @@ def audit(
     for name in given:
         if name not in OWN[attack]:
             raise HomebodyError(f"--{name} is not for --attack {attack}: leave it out.")
-    found = (_interactions if attack == "interactions" else _canary)(run, given, seed, as_json)
+    found = {"interactions": _interactions, "canary": _canary, "linkage": _linkage}[attack](run, given, seed, as_json)
     if as_json:
         typer.echo(json.dumps({"attack": attack, "run": str(run), "seed": seed, **found}))
     if any(one["contradicted"] for one in found.get("observers", [])):
@@ -130,6 +132,34 @@ def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[st
     return found
 
 
+def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
+    from homebody.audit.linkage import Batch, as_they_come, linkage, reported
+    from homebody.audit.views import hides_senders
+    from homebody.proxy.rehearsal import rehearse_reports
+    from homebody.recipe import Recipe
+    from homebody.report import RunFolder
+    from homebody.run import reopen
+    from homebody.runtime import Simulator
+
+    fitted, _ = reopen(run)
+    recipe = Recipe.from_toml(RunFolder.open(run).recipe_text())
+    assert isinstance(fitted.runtime, Simulator)
+    with _bar("messages made", quiet) as step:
+        round_ = reported(fitted.method, fitted.runtime, fitted.shared, seed=seed, step=step, **given)
+    views = {"as they come": as_they_come(round_.messages)}
+    if hides_senders(fitted.method.uplink):
+        batches, whose = rehearse_reports(round_.messages)
+        views = {"through a proxy": ([Batch(float(at), one) for at, one in enumerate(batches)], whose), **views}
+    attacked = {
+        name: linkage(view, truth, round_.worked_out, round_.epsilon, seed=seed).as_dict()
+        for name, (view, truth) in views.items()
+    }
+    found = {"views": attacked, **_about(recipe, fitted.epsilon, fitted.delta)}
+    if not quiet:
+        _print_linkage(found, recipe.short_method)
+    return found
+
+
 def _about(recipe: Recipe, certified: dict[str, float], delta: float) -> dict[str, Any]:
     return {
         "method": recipe.method,
@@ -165,6 +195,38 @@ def _print_reading(found: dict[str, Any], method: str) -> None:
         *(
             ["∞ against the server: nothing bounds what it reads, whatever others are told"]
             if found["epsilon"]["server"] == "inf"
+            else []
+        ),
+    ):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _print_linkage(found: dict[str, Any], method: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    first = next(iter(found["views"].values()))
+    title = (
+        f"{method}: which reports are of one device? {first['reports']:,} of {first['devices']:,} devices, one round"
+    )
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("reports reach the server")
+    for heading in ("AUC, all\nit sees", "AUC, what\nthey say", "difference", "95 %"):
+        table.add_column(heading, justify="right")
+    for name, one in found["views"].items():
+        apart, low, high = one["difference"]
+        areas = (f"{one[kind][0]:.3f}" for kind in ("everything", "content"))
+        table.add_row(name, *areas, f"{apart:+.3f}", f"{low:+.3f} – {high:+.3f}")
+    console.print(table)
+    mixed = found["views"].get("through a proxy")
+    for line in (
+        "what they say: pairs scored by content alone, as from a bag of reports; 0.5 is chance",
+        *(["without a shuffle stage nothing mixes them"] if mixed is None else []),
+        *(
+            [f"behind the proxy order and batches tell {'MORE than the reports do' if mixed['linked'] else 'nothing'}"]
+            if mixed
             else []
         ),
     ):

@@ -11,11 +11,16 @@ from homebody.cli import options
 from homebody.errors import HomebodyError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from homebody.audit.inspection import Inspection, Request
+    from homebody.audit.reports import Report, Reports
 
 __all__ = ["inspect"]
+
+SHOWN = 6
+"""Reports in the table."""
 
 
 @options.about_data
@@ -76,11 +81,68 @@ def _print(found: Inspection, method: str) -> None:
         views.add_row(observer, "\n".join((view.sees, *(f"{event[0].upper()}{event[1:]}." for event in view.charged))))
         views.add_section()
     console.print(views)
+    if found.reports:
+        _print_reports(console, found.reports)
     for request in found.requests:
         if request.always:
             console.print(_always(request))
     for line in found.tells:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _print_reports(console: Console, found: Reports) -> None:
+    """The first few, bit by bit; and on their way through a proxy."""
+    from rich import box
+    from rich.table import Table
+
+    title = f"{found.k:,} reports of one bit, ε = {found.epsilon:g} each, about {found.entries:,} entries"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("entry", "item · factor", "value", "on [−1, 1]", "P[1]", "bit", "4 bytes"):
+        table.add_column(heading, justify="left" if heading in ("item · factor", "4 bytes") else "right")
+    for one in found.reports[:SHOWN]:
+        numbers = (f"{one.value:.4g}", f"{one.projected:.4g}", f"{one.chance:.4f}", str(one.bit))
+        table.add_row(f"{one.entry:,}", _about(one), *numbers, bytes.fromhex(one.plain).hex(" "))
+    console.print(table)
+    first = found.reports[0]
+    lines = [f"and {len(found.reports) - SHOWN:,} more; --json has all"] if len(found.reports) > SHOWN else []
+    lines += [
+        f"the first, bit by bit: {first.binary}",
+        f"                       entry {first.entry:,}, then the bit {first.bit}; lowest byte first on the wire",
+    ]
+    if found.note:
+        lines.append(found.note)
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if not found.sealed or first.sealed is None:
+        return
+    way = found.sealed
+    hops = Table("on the way", "sees", box=box.SIMPLE_HEAD, pad_edge=False)
+    hops.add_row("the first, sealed", f"{way.report_bytes} bytes:\n{bytes.fromhex(first.sealed).hex(' ', 4)}")
+    hops.add_section()
+    hops.add_row(
+        "proxy",
+        f"Device key {way.device[:16]}…, epoch {way.epoch[:16]}…, {found.k:,} sealed reports of "
+        f"{way.report_bytes} bytes, {way.bytes:,} bytes in all, and when.\n"
+        f"Reads {way.proxy_opened:,} of them: it does not have the server's key.",
+    )
+    hops.add_section()
+    opened = "; ".join(f"entry {entry:,}, bit {bit}" for entry, bit in way.server_opened[:3])
+    more = "; …" if len(way.server_opened) > 3 else ""
+    hops.add_row(
+        "server",
+        f"Batches of the proxy's, with these among the others' in a random order: {opened}{more}\n"
+        "No sender, and nothing that two of them have in common but what they say.",
+    )
+    console.print(hops)
+    console.print("The keys were made for this page, and nobody has them.", highlight=False)
+
+
+def _about(report: Report) -> str:
+    """What an entry is, in few words."""
+    if report.item is None:
+        return f"{report.table}[{', '.join(map(str, report.place))}]"
+    rest = f" · {', '.join(str(side + 1) for side in report.place[1:])}" if len(report.place) > 1 else ""
+    return f"{report.title or report.item}{rest}"
 
 
 def _always(request: Request) -> Table:

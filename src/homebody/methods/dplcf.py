@@ -127,6 +127,10 @@ def _near(owned: Tensor, items: Tensor, neighbour: Tensor, weight: Tensor) -> tu
         out = torch.empty(len(owned), items.shape[1])
         kernels.add_up_neighbours(*(part.numpy() for part in (*common, owned.T.contiguous(), out)))
         return (out,)
-    asked, near, by = common
-    table = torch.zeros(len(asked), owned.shape[1], device=owned.device)
-    return (owned @ table.scatter_add_(1, near[asked].long(), by[asked]).T,)
+    return (near_in_torch(owned, *common),)
+
+
+def near_in_torch(owned: Tensor, items: Tensor, neighbour: Tensor, weight: Tensor) -> Tensor:
+    """As the kernel, on any device."""
+    table = torch.zeros(len(items), owned.shape[1], device=owned.device)
+    return owned @ table.scatter_add_(1, neighbour[items].long(), weight[items]).T

@@ -11,8 +11,8 @@
 | V ← V − γ(−2 mean f + 2λV), 20 steps an epoch    | `server`                                                   |
 
 **As published** (`decoder=published`). The 20 steps of an epoch reuse one set of reports: with new ones for each, ε
-would be 20 times as large. f is −½ of the gradient; Algorithm 2 leaves the −2 out. The paper adds up the k reports of a
-device, so its mean is k times the gradient; γ is for that mean.
+would be 20 times as large. f is −½ of the gradient; Algorithm 2 leaves the −2 out. As the paper is written, the k
+reports of a device add up, and its mean is k times the gradient; here they are averaged, and its γ does well so.
 
 **Improved** (`decoder=improved`): the same devices and the same reports, but a server that asks better. V may be
 anything, so it sends V = s [1, δT] with a tiny s, and T's columns orthogonal to 1. Then x is so large that nearly every
@@ -83,7 +83,7 @@ class FMFLDP(Method):
         # Rounds are counted for each item: one that comes later is averaged over fewer.
         none, one = torch.zeros_like(V[:, 0]), torch.zeros(())
         tastes = torch.zeros_like(V[:, 1:])
-        return {"told": none, "asked": none, "tastes": tastes, "tasted": none, "noise": one, "rounds": one}
+        return {"told": none, "asked": none, "tastes": tastes, "tasted": none, "noise": torch.zeros(2), "rounds": one}
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
@@ -103,23 +103,27 @@ class FMFLDP(Method):
 
     def _steps(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         """Algorithm 2."""
-        V, f = shared["item"], self.reports * total.mean["item"]
+        V, f = shared["item"], total.mean["item"]
         for _ in range(self.steps):
             V = V - self.learning_rate * (-2.0 * f + 2.0 * self.regularisation * V)
         return {"item": V}, state
 
     def _sketch(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         """Popularity and a sketch of the items' covariance; and what to ask next."""
-        m = total.told["item"] if "item" in total.told else total.mean["item"]
-        V, kept = shared["item"], dict(state)
-        if popular := bool((V[0, 0] == V).all()):
-            kept["told"], kept["asked"] = state["told"] + m.sum(1), state["asked"] + self.factors
-            kept["noise"], kept["rounds"] = state["noise"] + m.var(1).mean(), state["rounds"] + 1
+        m, V, kept = total.mean["item"], shared["item"], dict(state)
+        told = {"item": m, **total.told}["item"]
+        popular = bool((V - self.scale).abs().max() == 0)
+        if popular:
+            kept["told"], kept["asked"] = state["told"] + told.sum(1), state["asked"] + self.factors
+            kept["noise"] = state["noise"] + torch.stack([told.var(1).mean(), m.var(1).mean()])
+            kept["rounds"] = state["rounds"] + 1
         else:
-            kept["told"], kept["asked"] = state["told"] + m[:, 0], state["asked"] + 1
+            kept["told"], kept["asked"] = state["told"] + told[:, 0], state["asked"] + 1
             kept["tastes"], kept["tasted"] = state["tastes"] + m[:, 1:], state["tasted"] + 1
         q = 0.5 * (1.0 + kept["told"] / kept["asked"])
-        noise = 0.25 * kept["noise"] / kept["rounds"]  # of half an entry's mean over one round
+        # Of half of what one round says at an entry, over its reports and as a plain mean: copies differ by it alone.
+        # Over its reports is quieter where nearly all say the same, as of popularity; tastes are never so sure.
+        noise, taste_noise = 0.25 * kept["noise"] / kept["rounds"]
         known = torch.stack([torch.ones_like(q), q], 1)
         B = 0.5 * kept["tastes"] / kept["tasted"].clamp(min=1)[:, None]
         T = _orthonormal(m[:, 1:] - m.mean(1, keepdim=True) if popular else B, known)
@@ -128,7 +132,8 @@ class FMFLDP(Method):
         else:
             item = self.scale * torch.cat([torch.ones_like(q)[:, None], DELTA * len(q) ** 0.5 * T], 1)
         B = B - (basis := _orthonormal(known)) @ (basis.T @ B)
-        B = B * (1.0 - noise / kept["tasted"].max().clamp(min=1) / B.square().mean(0).clamp(min=TINY)).clamp(min=0)
+        left = taste_noise / kept["tasted"].max().clamp(min=1)
+        B = B * (1.0 - left / B.square().mean(0).clamp(min=TINY)).clamp(min=0)
         rank = (self.regularisation / self.ridge) ** 0.5 * torch.cat([q[:, None], B], 1)
         return {"item": item, "rank": rank}, kept
 
@@ -151,11 +156,6 @@ class FMFLDP(Method):
         # An item that is there r times adds (1 + αr) v in all.
         x = torch.linalg.solve(system, (self.confidence + 1.0 / r[items].clamp(min=1)).double() @ own)
         return r, x.to(V.dtype)
-
-    @property
-    def reports(self) -> int:
-        """k: how many of a device's reports the paper's sum adds up."""
-        return next((stage.k for stage in self.uplink.stages if isinstance(stage, OneBit)), 1)
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         if shared["item"].device.type != "cpu":

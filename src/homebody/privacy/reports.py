@@ -56,7 +56,7 @@ class OneBit(Step):
         shapes = {name: tuple(value.shape) for name, value in flat.items()}
         drawn = rng.integers(_entries(shapes), self.k)
         value = torch.cat([value.flatten() for value in flat.values()])[drawn]
-        return self._sent(shapes, drawn, self._toss(self._projected(value), rng))
+        return self._sent(shapes, drawn, self._toss(self.projected(value), rng))
 
     def devices(self, update: Update, rng: Rng) -> Update:
         """As `device`, for stacked clients: what they draw comes first, so that formulas are asked for that alone."""
@@ -73,9 +73,10 @@ class OneBit(Step):
             found = real(table.flatten(1).gather(1, here) if isinstance(table, Tensor) else table.at(here))
             value = found if start == 0 else torch.where(drawn >= start, found, value)
             start += size
-        return self._sent(shapes, drawn, ops.tosses_of_many(rng, self._projected(value), math.tanh(self.epsilon / 2)))
+        return self._sent(shapes, drawn, ops.tosses_of_many(rng, self.projected(value), math.tanh(self.epsilon / 2)))
 
-    def _projected(self, value: Tensor) -> Tensor:
+    def projected(self, value: Tensor) -> Tensor:
+        """On [−1, 1]; what is no number is 0."""
         return torch.nan_to_num(value.clamp(-1, 1))
 
     def _toss(self, value: Tensor, rng: Rng) -> Tensor:
@@ -102,7 +103,10 @@ class OneBit(Step):
             name, _, shape = field_name.removesuffix("]").rpartition("[")
             sides = [int(side) for side in shape.split(",") if side]
             read[name] = ((count[:, 1] - count[:, 0]) * unit).view(sides)
-            told[name] = ((count[:, 1] - count[:, 0]) / count.sum(1).clamp(min=1) / bias).view(sides)
+            size = count.sum(1)
+            usual = (count[:, 1] - count[:, 0]).sum() / size.sum().clamp(min=1)
+            mean = torch.where(size > 0, (count[:, 1] - count[:, 0]) / size.clamp(min=1), usual)
+            told[name] = (mean / bias).view(sides)
         return Total(read, total.clients, told)
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:

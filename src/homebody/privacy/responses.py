@@ -87,7 +87,7 @@ class RandomisedResponse(Step):
             if rows.device.type == "cpu":
                 kernels.count_pairs(rows.numpy(), pairs.numpy())
             else:
-                pairs += (rows.float().T @ rows.float()).to(torch.int32)
+                pairs += products_in_torch(rows)
 
     def server(self, total: Total, rng: Rng) -> Total:
         lie, scale = 1 - self.truth, 1 / math.tanh(self.epsilon / 2)
@@ -137,3 +137,8 @@ class RandomisedResponse(Step):
             "Randomised response is charged for every entry of an update: only a method that says how many there are "
             "can use it, such as dplcf."
         )
+
+
+def products_in_torch(rows: Tensor) -> Tensor:
+    """In how many rows both of two columns are set, on any device: exact up to 2²⁴ of them."""
+    return (rows.float().T @ rows.float()).to(torch.int32)

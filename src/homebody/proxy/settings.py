@@ -44,7 +44,7 @@ class Settings:
     """Reports that a person may send in an epoch, if the server says no fewer."""
     lead: float = 5.0
     """Seconds before the next hop closes an epoch that this one does, so that what is left still arrives."""
-    batch: int = 4096
+    batch: int = 2048
     """Reports in a batch, at most."""
     most_held: int = 5_000_000
     """Reports on the disk, at most; more are refused until some are passed on."""

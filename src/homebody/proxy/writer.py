@@ -48,7 +48,7 @@ class Writer:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._checkpoints = threading.Thread(target=self._checkpoint_by_and_by, name="checkpoints", daemon=True)
-        self._written = threading.Event()
+        self._written, self._ended = threading.Event(), threading.Event()
         self._nearly = False
         self._ticked = self._swept = self._wrote = 0.0
         self._clean, self._more, self._sweeping = False, True, False
@@ -72,9 +72,8 @@ class Writer:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        self._written.set()
+        self._ended.set()
         self._thread.join()
-        self._checkpoints.join()
 
     async def put(self, message: Message) -> str:
         """What became of a message, once that is on the disk; see `Store.accept`."""
@@ -148,12 +147,12 @@ class Writer:
                     counted = self._counted.copy()
             for name, amount in (counted + _sums(messages, outcomes)).items():
                 store.count(name, amount)
-            cut = store.cut()
+            cut = self._cut(sum(message.envelope.size for message, _ in messages))
         with self._changed:
             self._counted -= counted
-        self._more = cut is not None
-        if cut:
-            self._forward(cut)
+        self._more = bool(cut)
+        for batch in cut:
+            self._forward(batch)
         self._say(ticked)
         if messages or calls or done or cut or ticked.closed or counted:
             self._wrote, self._clean = time.monotonic(), False
@@ -163,6 +162,13 @@ class Writer:
         if ticking:
             self._ticked = time.monotonic()
             self._look_for_senders()
+
+    def _cut(self, came: int) -> list[Batch]:
+        """Batches of what is released: at least one, and as much as came in, lest more and more is held under load."""
+        cut: list[Batch] = []
+        while (not cut or sum(batch.size for batch in cut) < came) and (batch := self._store.cut()) is not None:
+            cut.append(batch)
+        return cut
 
     def _say(self, ticked: Ticked) -> None:
         for reports in ticked.released:
@@ -217,18 +223,17 @@ class Writer:
 
     def _checkpoint_by_and_by(self) -> None:
         """Bring what was written ahead into the tables, beside the thread that writes more."""
-        with sqlite3.connect(self._path, timeout=30, isolation_level=None) as db:
-            while not self._stopping:
-                self._written.wait()
-                self._written.clear()
-                until = time.monotonic() + CHECKPOINT
-                while (left := until - time.monotonic()) > 0 and not self._stopping:
-                    time.sleep(min(left, 0.1))
-                try:
-                    db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-                    self._nearly = True
-                except sqlite3.Error as error:
-                    log("cannot checkpoint", why=str(error))
+        db = sqlite3.connect(self._path, timeout=30, isolation_level=None)
+        db.execute("PRAGMA synchronous = FULL")
+        while not self._ended.wait(CHECKPOINT):
+            if not self._written.is_set():
+                continue
+            self._written.clear()
+            try:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                self._nearly = True
+            except sqlite3.Error as error:
+                log("cannot checkpoint", why=str(error))
         db.close()
 
     def _end(self) -> None:
