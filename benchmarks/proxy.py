@@ -347,7 +347,15 @@ async def sink(port: int, file: Path, keys: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     seen: set[bytes] = set()
     found = {"reports": 0, "batches": 0, "opened": 0}
-    facts = {"epoch": EPOCH.hex(), "key": "00" * 32, "shared": "any", "k": 1_000_000, "entries": 5000, "closes": 2e10}
+    facts = {
+        "epoch": EPOCH.hex(),
+        "key": "00" * 32,
+        "shared": "any",
+        "k": 1_000_000,
+        "entries": 5000,
+        "among": 1,
+        "closes": 2e10,
+    }
 
     def take(body: bytes) -> dict[str, Any]:
         _, envelope = open_envelope(body)

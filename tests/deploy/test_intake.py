@@ -160,10 +160,11 @@ def test_what_everybody_may_know_of_an_epoch(server: Server) -> None:
         "shared": "d" * 32,
         "k": 4,
         "entries": ENTRIES,
+        "among": 1,
         "closes": 1061,
     }
     assert server.ask("GET", f"/v1/epochs/{bytes(16).hex()}").status_code == 404
-    for other in ({"shared": "e" * 32}, {"k": 5}, {"entries": 51}):
+    for other in ({"shared": "e" * 32}, {"k": 5}, {"entries": 51}, {"among": 2}):
         with pytest.raises(Over):
             server.epochs.open(epoch.name, **{"shared": "d" * 32, "k": 4, "entries": ENTRIES, "seconds": 60, **other})
 

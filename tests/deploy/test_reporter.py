@@ -22,7 +22,15 @@ from homebody.errors import HomebodyError
 from homebody.runtime.report_keys import make_report_key
 from homebody.runtime.sealed import epoch_keys, open_envelope, signing_keys, unseal_reports
 
-EPOCH = {"epoch": "ab" * 16, "key": "cd" * 32, "shared": "ef" * 16, "k": 3, "entries": 5, "closes": 2_000_000_000}
+EPOCH = {
+    "epoch": "ab" * 16,
+    "key": "cd" * 32,
+    "shared": "ef" * 16,
+    "k": 3,
+    "entries": 5,
+    "among": 2,
+    "closes": 2_000_000_000,
+}
 Answer = tuple[int, bytes, dict[str, str]] | None
 
 
@@ -163,7 +171,7 @@ def test_nobody_is_there(make: Callable[..., Reporter]) -> None:
     assert "127.0.0.1" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["key", "shared", "k", "entries", "epoch"])
+@pytest.mark.parametrize("name", ["key", "shared", "k", "entries", "among", "epoch"])
 def test_an_epoch_that_the_proxy_knows_otherwise_is_refused(
     proxy: Proxy, make: Callable[..., Reporter], name: str
 ) -> None:

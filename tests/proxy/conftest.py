@@ -74,7 +74,15 @@ class Upstream(Device):
 
 def facts(closes: float, k: int = 10, epoch: bytes = EPOCH) -> dict[str, Any]:
     """What the next hop says of an epoch."""
-    return {"epoch": epoch.hex(), "key": "ab" * 32, "shared": "model 1", "k": k, "entries": 100, "closes": closes}
+    return {
+        "epoch": epoch.hex(),
+        "key": "ab" * 32,
+        "shared": "model 1",
+        "k": k,
+        "entries": 100,
+        "among": 1,
+        "closes": closes,
+    }
 
 
 class Sink:

@@ -384,6 +384,19 @@ def test_an_epoch_that_the_next_hop_has_closed_is_over_here_too(kept: Callable[.
     assert here.store.held() == here.rows("held") == 0
 
 
+def test_nothing_goes_out_before_it_is_of_as_many_people_as_the_server_counts_on(kept: Callable[..., Kept]) -> None:
+    here = kept(hold=0.0, least_devices=1)
+    with here.store.transaction():
+        here.store.open_epoch(EPOCH, {**facts(here.now + 1000, k=4), "among": 3}, here.now)
+    household = Device(people=2)
+    here.accept(household.message(reports(8)))
+    assert here.tick().released == []
+    here.accept(Device().message(reports(4)))
+    assert here.tick().released == [12]
+    here.accept(Device().message(reports(4)))
+    assert here.tick().released == [], "nor what comes after it"
+
+
 def test_a_clock_that_is_put_back_holds_nothing_for_ever(kept: Callable[..., Kept]) -> None:
     here = kept(hold=60.0, least_devices=1)
     here.epoch(seconds=100_000)

@@ -38,6 +38,7 @@ CREATE TABLE epoch (
     shared TEXT NOT NULL,
     k INTEGER NOT NULL,
     entries INTEGER NOT NULL,
+    among INTEGER NOT NULL,
     closes INTEGER NOT NULL,
     arrived INTEGER NOT NULL,
     logged INTEGER NOT NULL,
@@ -57,7 +58,7 @@ CREATE TABLE epoch_counts (
     PRIMARY KEY (epoch, part)
 );
 """
-_COLUMNS = "id, name, public, shared, k, entries, closes, arrived, people"
+_COLUMNS = "id, name, public, shared, k, entries, among, closes, arrived, people"
 Counts = npt.NDArray[np.int64]
 """How often each report came: of entry e, the bit 0 at 2e and the bit 1 at 2e + 1."""
 
@@ -79,6 +80,8 @@ class Epoch(NamedTuple):
     """Reports of one person."""
     entries: int
     """Of the update that reports are about."""
+    among: int
+    """How many people's reports a proxy must mix before it passes any on: the ledger counts on it."""
     closes: int
     """Unix seconds."""
     arrived: int
@@ -94,6 +97,7 @@ class Epoch(NamedTuple):
             "shared": self.shared,
             "k": self.k,
             "entries": self.entries,
+            "among": self.among,
             "closes": self.closes,
         }
 
@@ -140,13 +144,14 @@ class Epochs:
         self._keys = folder / "epochs"
         self._db.migrate(COMPONENT, (_SCHEMA,))
 
-    def open(self, name: str, shared: str, k: int, entries: int, seconds: float) -> Epoch:
+    def open(self, name: str, shared: str, k: int, entries: int, seconds: float, among: int = 1) -> Epoch:
         """The epoch of this name, new if there is none; the others are closed then. Raises `Over` where the epoch of
         this name takes no more reports, or is not about this."""
         with self._db.transaction():
             found = self.named(name)
             if found is not None:
-                if (found.shared, found.k, found.entries) != (shared, k, entries) or not self.takes(found):
+                about = (found.shared, found.k, found.entries, found.among)
+                if about != (shared, k, entries, among) or not self.takes(found):
                     raise Over("The epoch is over, or about something else.")
                 return found
             for (other,) in self._db.execute("SELECT name FROM epoch WHERE people IS NULL").fetchall():
@@ -158,11 +163,11 @@ class Epochs:
             place = self._db.execute("SELECT COALESCE(MAX(place), 0) + 1 FROM epoch").fetchone()[0]
             closes = int(self._clock() + seconds) + 1
             self._db.execute(
-                "INSERT INTO epoch (id, place, name, public, shared, k, entries, closes, arrived, logged) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, 0)",
-                (identity, place, name, public, shared, k, entries, closes),
+                "INSERT INTO epoch (id, place, name, public, shared, k, entries, among, closes, arrived, logged) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0)",
+                (identity, place, name, public, shared, k, entries, among, closes),
             )
-        return Epoch(identity, name, public, shared, k, entries, closes, 0, None)
+        return Epoch(identity, name, public, shared, k, entries, among, closes, 0, None)
 
     def find(self, identity: bytes) -> Epoch | None:
         """The epoch that envelopes call so."""

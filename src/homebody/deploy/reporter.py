@@ -25,7 +25,7 @@ __all__ = ["NotReported", "Reporter"]
 TIMEOUT = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds before a proxy that is away is tried again."""
-SAME = ("epoch", "key", "shared", "k", "entries")
+SAME = ("epoch", "key", "shared", "k", "entries", "among")
 """What everybody must be told alike; every hop closes an epoch a little before the next."""
 WHY = {
     401: "it does not know this device's key, which its operator adds with `homebody proxy allow`",

@@ -150,7 +150,7 @@ def acting(described: Mapping[str, Any], phase: str) -> Method:
 
 def _check_epoch(epoch: Mapping[str, Any], asked: str) -> None:
     digits = {"epoch": 32, "key": 64, "shared": 32}
-    numbers = {"k": 2**31, "entries": 2**30, "closes": 2**40}
+    numbers = {"k": 2**31, "entries": 2**30, "among": 2**40, "closes": 2**40}
     right = epoch.keys() == digits.keys() | numbers.keys()
     right = right and all(
         type(epoch[name]) is str and len(epoch[name]) == count and not epoch[name].strip("0123456789abcdef")

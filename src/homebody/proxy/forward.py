@@ -115,7 +115,7 @@ def _facts(said: bytes, epoch: bytes) -> dict[str, Any]:
     """What an epoch's description says, checked: devices rely on it."""
     try:
         facts = json.loads(said)
-        key, k, entries, closes = (facts[name] for name in ("key", "k", "entries", "closes"))
+        key, k, entries, among, closes = (facts[name] for name in ("key", "k", "entries", "among", "closes"))
         right = (
             facts["epoch"] == epoch.hex()
             and len(bytes.fromhex(key)) == 32
@@ -123,6 +123,8 @@ def _facts(said: bytes, epoch: bytes) -> dict[str, Any]:
             and 1 <= k <= 1_000_000
             and type(entries) is int
             and 1 <= entries <= 2**30
+            and type(among) is int
+            and 1 <= among <= 2**40
             and type(closes) in (int, float)
             and math.isfinite(closes)
             and type(facts["shared"]) is str
@@ -132,7 +134,7 @@ def _facts(said: bytes, epoch: bytes) -> dict[str, Any]:
         right = False
     if not right:
         raise Unreachable("it described the epoch in a way that is not known here")
-    return {name: facts[name] for name in ("epoch", "key", "shared", "k", "entries", "closes")}
+    return {name: facts[name] for name in ("epoch", "key", "shared", "k", "entries", "among", "closes")}
 
 
 class Forwarder:

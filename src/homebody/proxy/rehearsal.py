@@ -61,7 +61,7 @@ def rehearse(messages: Sequence[bytes], batch: int = 4096) -> list[bytes]:
     settings = Settings(
         next="http://127.0.0.1:1", tls=False, hold=0, least_devices=len(messages), batch=batch, most=max(1000, k)
     )
-    facts = {"epoch": epoch.hex(), "key": "", "shared": "", "k": k, "entries": 1, "closes": now + 3600}
+    facts = {"epoch": epoch.hex(), "key": "", "shared": "", "k": k, "entries": 1, "among": 1, "closes": now + 3600}
     with tempfile.TemporaryDirectory(prefix="hb-") as folder:
         create(Path(folder))
         store = Store(Path(folder), settings)

@@ -242,8 +242,8 @@ class Store:
     def tick(self, now: float) -> Ticked:
         """Release what is due, and close what has ended."""
         ticked = Ticked([], {})
-        found = self._db.execute("SELECT id, epoch, closes FROM epochs WHERE state = 0").fetchall()
-        for row, epoch, closes in found:
+        found = self._db.execute("SELECT id, epoch, closes, k, facts FROM epochs WHERE state = 0").fetchall()
+        for row, epoch, closes, k, facts in found:
             pool = self._db.execute(
                 "SELECT pool, first, devices, reports FROM pools WHERE epoch = ? AND state = ?", (row, _OPEN)
             ).fetchone()
@@ -253,7 +253,9 @@ class Store:
                     first = now
                     self._db.execute("UPDATE pools SET first = ? WHERE pool = ?", (now, number))
                 waited = now - first >= self._settings.hold or now >= closes
-                if waited and devices >= self._settings.least_devices:
+                # Nobody sends more than k: so many are of at least as many people as the server counts on.
+                enough = reports > k * (json.loads(facts)["among"] - 1)
+                if waited and enough and devices >= self._settings.least_devices:
                     self._db.execute("UPDATE pools SET state = ? WHERE pool = ?", (_RELEASED, number))
                     self.count("releases", 1)
                     ticked.released.append(reports)

@@ -58,7 +58,7 @@ class Closed(Protocol):
 class Intake(Protocol):
     """Where reports arrive: `homebody.deploy.epochs.Epochs`."""
 
-    def open(self, name: str, shared: str, k: int, entries: int, seconds: float) -> Epoch: ...
+    def open(self, name: str, shared: str, k: int, entries: int, seconds: float, among: int) -> Epoch: ...
     def left(self, epoch: Any) -> float: ...
     def arrived(self, name: str) -> int: ...
     def close(self, name: str, people: int) -> Closed: ...
@@ -136,6 +136,7 @@ class Reports:
     ) -> None:
         self._intake, self._name, self._asks = intake, name, asks
         self._k = next(stage.k for stage in channel.stages if isinstance(stage, OneBit))
+        self._among = next(stage.users or 1 for stage in channel.stages if isinstance(stage, Shuffle))
         self._told, self._seconds = told, seconds
 
     def before(self, needed: int, asked: int) -> tuple[Tree, int] | None:
@@ -145,7 +146,7 @@ class Reports:
 
     def letter(self) -> dict[str, Any]:
         """Opens the epoch, or comes back to it."""
-        self._epoch = self._intake.open(self._name, self._asks, self._k, self._entries, self._seconds)
+        self._epoch = self._intake.open(self._name, self._asks, self._k, self._entries, self._seconds, self._among)
         return {"epoch": self._epoch.told()}
 
     def left(self) -> float:

@@ -172,6 +172,7 @@ def refusals(app: Starlette, counted: Callable[[str], None]) -> Starlette:
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=400)  # nobody reads it
 
+    app.router.redirect_slashes = False  # what is not here is not elsewhere either
     app.add_exception_handler(Refusal, refused)
     app.add_exception_handler(HTTPException, unrouted)
     app.add_exception_handler(Gone, gone)
