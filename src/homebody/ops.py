@@ -348,13 +348,18 @@ def integers_of_many(rng: Rng, high: int, count: int) -> Tensor:
     return out
 
 
+def grid(chance: Tensor) -> Tensor:
+    """How many of 2⁵² equally likely numbers say yes with this chance: never none, and never all, whatever ε is."""
+    return (chance * 2.0**52).clamp(1.0, 2.0**52 - 1.0)
+
+
 def tosses_of_many(rng: Rng, value: Tensor, bias: float) -> Tensor:
     """One coin for each value (streams, count) in [−1, 1], that says yes with probability ½ + ½ · bias · value."""
     keys = rng.next_key()
     if keys.device.type != "cpu":
         places = torch.arange(1, value.shape[1] + 1, device=keys.device) * GOLDEN
         drawn = ((mix(keys[:, None] + places) >> 12) & (2**52 - 1)).to(torch.float64)
-        return drawn < (0.5 + 0.5 * bias * value.to(torch.float64)) * 2.0**52
+        return drawn < grid(0.5 + 0.5 * bias * value.to(torch.float64))
     out = torch.empty(value.shape, dtype=torch.bool)
     kernels.toss(keys.numpy(), value.contiguous().numpy(), bias, out.numpy())
     return out

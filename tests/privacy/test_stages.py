@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch.func import vmap
 
+from homebody import ops
 from homebody.core import Cohort, Rows, Total, Tree
 from homebody.data import load
 from homebody.data.partitions import leave_one_out
@@ -323,3 +324,19 @@ def test_what_was_told_of_an_entry_is_the_mean_over_its_reports() -> None:
     bias = math.tanh(1.0)
     torch.testing.assert_close(total.told["w"], torch.tensor([2 / 4, 0 / 6, -2 / 2]) / bias)
     torch.testing.assert_close(total.sum["w"], torch.tensor([2.0, 0.0, -2.0]) * 3 / bias / 5)
+
+
+@pytest.mark.parametrize("epsilon", [2.5, 36.0, 37.0, 50.0, 800.0])
+def test_no_report_is_ever_certain_on_the_grid_that_is_drawn_on(epsilon: float) -> None:
+    """Enumerated: of 2⁵² equally likely draws, how many say 1 for each of the two ends."""
+    ends = ops.grid(OneBit(epsilon).chance(torch.tensor([-1.0, 1.0])))
+    low, high = ends.tolist()
+    assert low >= 1
+    assert high <= 2**52 - 1
+    assert math.log(math.ceil(high) / math.ceil(low)) <= epsilon * (1 + 1e-3)
+    keys = Rng.of(3).fold(torch.arange(4))
+    same = ops.tosses_of_many(keys, torch.tensor([[1.0, -1.0]] * 4), math.tanh(epsilon / 2))
+    plain = OneBit(epsilon, k=2)
+    for number in range(4):
+        own = Rng.of(3).fold(number)
+        assert same[number].tolist() == plain._toss(torch.tensor([1.0, -1.0]), own).tolist()

@@ -127,7 +127,7 @@ class FMFLDP(Method):
         known = torch.stack([torch.ones_like(q), q], 1)
         B = 0.5 * kept["tastes"] / kept["tasted"].clamp(min=1)[:, None]
         T = _orthonormal(m[:, 1:] - m.mean(1, keepdim=True) if popular else B, known)
-        if popular and noise / kept["asked"].max() > (1.0 - RELIABLE) * q.var():
+        if popular and not noise / kept["asked"].max() <= (1.0 - RELIABLE) * q.var(correction=0):
             item = torch.full_like(V, self.scale)
         else:
             item = self.scale * torch.cat([torch.ones_like(q)[:, None], DELTA * len(q) ** 0.5 * T], 1)
@@ -205,4 +205,5 @@ def _orthonormal(columns: Tensor, others: Tensor | None = None) -> Tensor:
     first = columns if others is None else torch.cat([others, columns], 1)
     q, r = torch.linalg.qr(first.double())
     turned = q * torch.where(r.diagonal() < 0, -1.0, 1.0)
+    turned = torch.nn.functional.pad(turned, (0, first.shape[1] - q.shape[1]))  # more than there is room for are zero
     return turned[:, 0 if others is None else others.shape[1] :].to(columns.dtype)

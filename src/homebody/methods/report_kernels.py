@@ -41,9 +41,9 @@ def user_vectors(table, gram, items, valid, confidence, regularisation, out):
             right[:] = 0.0
             for position in range(width):
                 item = items[client, position]
-                times = counts[item]
-                counts[item] = 0  # each item once
-                if times > 0 and valid[client, position]:
+                if valid[client, position] and counts[item] > 0:
+                    times = counts[item]
+                    counts[item] = 0  # each item once
                     weight = confidence * times
                     for a in range(size):
                         value = np.float64(table[item, a])

@@ -81,7 +81,7 @@ class OneBit(Step):
 
     def _toss(self, value: Tensor, rng: Rng) -> Tensor:
         # 52 bits: the smallest of the two chances must be met to the last per mille, or ε is not what it says.
-        return ((rng.bits(self.k) >> 12) & (2**52 - 1)).to(torch.float64) < self.chance(value) * 2.0**52
+        return ((rng.bits(self.k) >> 12) & (2**52 - 1)).to(torch.float64) < ops.grid(self.chance(value))
 
     def _sent(self, shapes: Mapping[str, Sequence[int]], drawn: Tensor, bit: Tensor) -> Update:
         sent, start = {}, 0
