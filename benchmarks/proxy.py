@@ -166,7 +166,7 @@ def begin() -> None:
 
 async def speed(world: World, asked: argparse.Namespace) -> None:
     begin()
-    full = world.messages(int(asked.seconds * 120_000 / PER_MESSAGE))
+    full = world.messages(int(asked.seconds * 150_000 / PER_MESSAGE))
     await world.ready()
     watch = asyncio.create_task(watched(world.proxy.pid, 5.0))
     taken, seconds, cpu = await saturate(world, full, asked.seconds)
@@ -176,8 +176,11 @@ async def speed(world: World, asked: argparse.Namespace) -> None:
     print(f"  passed on meanwhile: {arrived / seconds:,.0f} reports/s")
     print(f"  CPU of the proxy: {cpu / taken * 1e6:.2f} ms per 1,000 reports ({cpu / seconds:.2f} cores)")
     print(f"  its memory, MB, every 5 s: {' '.join(memory)}; its files: {on_disk(world) / 1e6:.0f} MB")
+    del full
     seconds = min(asked.seconds, 30.0)
-    times, cpu = await paced(world, world.messages(int(seconds * asked.half / PER_MESSAGE)), asked.half)
+    messages = world.messages(int(seconds * asked.half / PER_MESSAGE))
+    await drained(world)
+    times, cpu = await paced(world, messages, asked.half)
     p50, p99 = np.percentile(times, [50, 99])
     print(
         f"{asked.half:,.0f} reports/s for {seconds:.0f} s: acknowledged within {p50:.1f} ms (p50), {p99:.1f} ms (p99), "
@@ -191,14 +194,14 @@ async def opening(world: World, seconds: float) -> None:
     begin()
     messages = world.messages(int(seconds * OPENING / PER_MESSAGE))
     await world.ready()
-    began = time.monotonic()
     times, cpu = await paced(world, messages, OPENING)
     accepted = len(times) * PER_MESSAGE
-    sent = time.monotonic() - began
+    await drained(world)
     found = await total(world)
+    rate = found["opened"] / found["seconds"]
     print(
-        f"{accepted / sent:,.0f} reports/s for {sent:.0f} s; opened meanwhile: {found['opened'] / sent:,.0f}/s, "
-        f"bar {OPENED:,}: {'met' if found['opened'] / sent >= OPENED else 'MISSED'}"
+        f"{OPENING:,} reports/s for {seconds:.0f} s; opened from the first batch to the last: {rate:,.0f}/s, "
+        f"bar {OPENED:,}: {'met' if rate >= OPENED else 'MISSED'}"
     )
     print(f"  CPU of the proxy: {cpu / accepted * 1e6:.2f} ms per 1,000 reports")
     print(f"  CPU of the sink: {cpu_of(world.sink.pid) / max(1, found['opened']) * 1e6:.2f} ms per 1,000 reports")
@@ -207,17 +210,21 @@ async def opening(world: World, seconds: float) -> None:
 
 async def account(world: World, accepted: int) -> None:
     """What became of everything, once nothing moves any more."""
-    began, held = time.monotonic(), accepted
-    while held > PER_MESSAGE * LEAST and time.monotonic() - began < 120:
-        await asyncio.sleep(1)
-        held = report(world.folder / "proxy")["held"]
-    await asyncio.sleep(3)
+    await drained(world)
     held, found = report(world.folder / "proxy")["held"], await total(world)
     missing = accepted - found["reports"] - held
     print(
         f"accepted {accepted:,}; arrived {found['reports']:,} in {found['batches']:,} batches; {missing:,} lost; "
         f"{held:,} held, of fewer than {LEAST} devices"
     )
+
+
+async def drained(world: World) -> None:
+    """Wait until all has been passed on but what the last few devices sent."""
+    began = time.monotonic()
+    while report(world.folder / "proxy")["held"] > PER_MESSAGE * LEAST and time.monotonic() - began < 120:
+        await asyncio.sleep(1)
+    await asyncio.sleep(3)
 
 
 def on_disk(world: World) -> int:
@@ -335,7 +342,7 @@ def cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def total(world: World) -> dict[str, int]:
+async def total(world: World) -> dict[str, Any]:
     connection = Connection(world.sink_port)
     _, said = await connection.ask(b"GET /total HTTP/1.1\r\nhost: x\r\n\r\n")
     connection.close()
@@ -346,6 +353,7 @@ async def sink(port: int, file: Path, keys: bytes) -> None:
     """In the place of the server's intake: it keeps each batch once, and opens its reports if it has the key."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     seen: set[bytes] = set()
+<<<<<<< HEAD
     found = {"reports": 0, "batches": 0, "opened": 0}
     facts = {
         "epoch": EPOCH.hex(),
@@ -356,9 +364,16 @@ async def sink(port: int, file: Path, keys: bytes) -> None:
         "among": 1,
         "closes": 2e10,
     }
+=======
+    found: dict[str, Any] = {"reports": 0, "batches": 0, "opened": 0, "seconds": 0.0}
+    began = 0.0
+    facts = {"epoch": EPOCH.hex(), "key": "00" * 32, "shared": "any", "k": 1_000_000, "entries": 5000, "closes": 2e10}
+>>>>>>> help7-proxy
 
     def take(body: bytes) -> dict[str, Any]:
+        nonlocal began
         _, envelope = open_envelope(body)
+        began = began or time.monotonic()
         if envelope.number not in seen:
             seen.add(envelope.number)
             came.write(envelope.reports)
@@ -367,6 +382,7 @@ async def sink(port: int, file: Path, keys: bytes) -> None:
             if keys:
                 opened = int((unseal_reports(envelope.reports, keys[:32], keys[32:]) < 10_000).sum())
                 found["opened"] += opened
+            found["seconds"] = time.monotonic() - began
         return {"accepted": envelope.size, "refused": {}}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -251,7 +251,7 @@ def toss(keys, value, bias, out):
         for position in range(out.shape[1]):
             bits = mix(np.uint64(keys[row]) + np.uint64(position + 1) * GOLDEN) >> np.uint64(12)
             chance = 0.5 + 0.5 * bias * np.float64(value[row, position])
-            wanted = min(max(chance * 4503599627370496.0, 1.0), 4503599627370495.0)  # never certain
+            wanted = min(max(chance * 4503599627370496.0, 2.0), 4503599627370494.0)  # never certain
             out[row, position] = np.float64(bits) < wanted
 
 

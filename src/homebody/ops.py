@@ -350,7 +350,7 @@ def integers_of_many(rng: Rng, high: int, count: int) -> Tensor:
 
 def grid(chance: Tensor) -> Tensor:
     """How many of 2⁵² equally likely numbers say yes with this chance: never none, and never all, whatever ε is."""
-    return (chance * 2.0**52).clamp(1.0, 2.0**52 - 1.0)
+    return (chance * 2.0**52).clamp(2.0, 2.0**52 - 2.0)
 
 
 def tosses_of_many(rng: Rng, value: Tensor, bias: float) -> Tensor:

@@ -162,8 +162,14 @@ class Intake:
         if secret is None:
             raise _closed()
         pairs = self._opened(batch.reports, epoch.public, secret)
-        unreadable, usable = pairs == _UNREADABLE, pairs < 2 * epoch.entries
-        reasons = {"unreadable": int(unreadable.sum()), "out of range": int((~usable & ~unreadable).sum())}
+        again = ~_first(batch.reports)
+        unreadable, inside = pairs == _UNREADABLE, pairs < 2 * epoch.entries
+        usable = inside & ~again
+        reasons = {
+            "copied": int(again.sum()),
+            "unreadable": int((unreadable & ~again).sum()),
+            "out of range": int((~inside & ~unreadable & ~again).sum()),
+        }
         refused = {reason: count for reason, count in reasons.items() if count}
         try:
             return _told(self._epochs.add(batch.epoch, batch.number, pairs[usable], refused))
@@ -191,6 +197,14 @@ class Intake:
         except HomebodyError:
             with self._lock:
                 self._refused.update(refused)
+
+
+def _first(reports: bytes) -> npt.NDArray[np.bool_]:
+    """Which sealed reports of a batch were not there before in it: nobody seals two alike, so a copy is a proxy's."""
+    rows = np.frombuffer(reports, dtype=np.dtype((np.void, REPORT_BYTES)))
+    first = np.zeros(len(rows), dtype=np.bool_)
+    first[np.unique(rows, return_index=True)[1]] = True
+    return first
 
 
 def _closed() -> Refusal:

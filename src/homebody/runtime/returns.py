@@ -27,6 +27,8 @@ __all__ = ["Intake", "Letters", "Part", "Reports", "about", "flat", "shuffled"]
 
 ROUNDING = 1.001
 """By how much a number in 16 bits may be over its bound."""
+SPARE = 0.1
+"""The share by which reports may be more than those who were asked send."""
 NOT_ABOUT = frozenset({"first", "people", "epoch", "keep"})
 """What a letter says to one device alone, or of something else than the work."""
 
@@ -168,15 +170,16 @@ class Reports:
         return sum(_size(one) for one in self._told.values()) // 2
 
     def _tree(self, counts: npt.NDArray[np.int64], needed: int, asked: int) -> Tree:
-        """The inverse of `flat`, for counts; refused where they are of too few, or more than those who were asked can
-        have sent."""
+        """The inverse of `flat`, for counts; refused where they are of too few, or far more than those who were asked
+        can have sent. A few more do little harm, and must not let one device stop a round that all are charged for."""
         arrived = int(counts.sum())
         if arrived < self._k * needed:
             raise Abandoned(
                 f"{arrived:,} reports arrived before their epoch closed, and {self._k * needed:,} must: does the proxy "
                 "run, does it hold them for too long, and is this server's intake its next?"
             )
-        if arrived > self._k * asked:
+        most = self._k * (asked + max(1, int(SPARE * asked)))
+        if arrived > most:
             raise Abandoned(
                 f"{arrived:,} reports arrived of people who send {self._k * asked:,} at most: a proxy lets somebody "
                 "send too much, or makes reports up."
