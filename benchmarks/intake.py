@@ -112,8 +112,10 @@ class Whole(World):
         return made
 
     def arrived(self) -> int:
+        """Opened and counted, or opened and known for a copy: the load is made of a stock, over and over."""
         with admin.opened(self.folder / "server") as (_, records):
-            return Epochs(records, self.folder / "server").arrived("run/train/1")
+            copied = records.counters().get("reports_refused: copied", 0)
+            return Epochs(records, self.folder / "server").arrived("run/train/1") + copied
 
     def memory(self) -> str:
         lines = Path(f"/proc/{self.sink.pid}/status").read_text().splitlines()
