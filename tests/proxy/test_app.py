@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from homebody.errors import Unavailable
 from homebody.proxy.admin import allow, forbid
 from homebody.proxy.settings import Settings
 from homebody.proxy.store import Store
+from homebody.proxy.tables import DATABASE, keyed
 from homebody.runtime.sealed import HEAD_BYTES, REPORT_BYTES, SIGNATURE_BYTES, seal_envelope
 
 Made = Callable[..., tuple[Path, Settings]]
@@ -206,6 +209,48 @@ def test_an_epoch_closes_while_the_proxy_runs(made: Made, asking: Callable[..., 
     assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 410
     wait_until(lambda: client.counts().get('dropped_total{reason="too few devices"}') == 2, "it is dropped")
     wait_until(lambda: client.counts()["held_reports"] == 0, "it is swept away")
+
+
+def test_a_busy_proxy_keeps_nothing_that_tells_who_sent_in_a_closed_epoch(
+    made: Made, asking: Callable[..., Client], sink: Sink
+) -> None:
+    """The log of what was written together, too, although there is always more to do; and while somebody reads."""
+    now = [time.time()]
+    sink.closes = now[0] + 1000
+    devices, busy, later = [Device() for _ in range(8)], Device(people=10_000), os.urandom(16)
+    folder, settings = made(*devices, busy, hold=1e5)
+    client = asking(folder, settings, clock=lambda: now[0])
+    for device in devices:
+        assert client.send(device.body(reports(3))).status_code == 200
+    secret = (folder / "epochs" / f"{EPOCH.hex()}.secret").read_bytes()
+    marks = [keyed(secret, device.key) for device in devices]
+
+    def left() -> bytes:
+        return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+    assert all(mark in left() for mark in marks)
+    sink.closes = now[0] + 100_000
+    client.ask("GET", f"/v1/epochs/{later.hex()}")
+    reader = sqlite3.connect(folder / DATABASE, isolation_level=None)
+    reader.execute("BEGIN").execute("SELECT count(*) FROM held").fetchone()
+    now[0] += 996
+    stop = threading.Event()
+
+    def send_on() -> None:
+        while not stop.is_set():
+            assert client.send(busy.body(reports(1), epoch=later)).status_code == 200
+
+    sending = threading.Thread(target=send_on)
+    sending.start()
+    try:
+        wait_until(lambda: not list((folder / "epochs").glob(f"{EPOCH.hex()}*")), "the epoch closes")
+        reader.close()
+        wait_until(lambda: not [mark for mark in marks if mark in left()], "its marks are gone")
+    finally:
+        stop.set()
+        sending.join()
+        reader.close()
+    assert secret not in left()
 
 
 @pytest.mark.parametrize(("status", "said"), [(500, None), (200, {"epoch": "00" * 16}), (200, [])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -22,6 +23,11 @@ from homebody.proxy.store import Store
 from homebody.proxy.tables import DATABASE, Batch, Message, create
 
 START = 1_000_000.0
+
+
+def contents(folder: Path) -> bytes:
+    """Everything in a folder and below it."""
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
 class Kept:
@@ -304,7 +310,10 @@ def test_with_an_epoch_go_its_secret_and_its_lists(kept: Callable[..., Kept]) ->
     here = kept(least_devices=1, hold=0.0)
     here.epoch(seconds=100.0)
     here.accept(*(Device().message(reports(1)) for _ in range(30)))
-    ((secret,),) = here.ask("SELECT secret FROM epochs")
+    (file,) = (here.folder / "epochs").iterdir()
+    assert (file.name, stat.S_IMODE(file.stat().st_mode)) == (f"{EPOCH.hex()}.secret", 0o600)
+    secret = file.read_bytes()
+    assert not [path for path in here.folder.iterdir() if path.is_file() and secret in path.read_bytes()]
     marks = [mark for (mark,) in here.ask("SELECT mark FROM accepted UNION ALL SELECT mark FROM quotas")]
     assert (len(secret), len(marks)) == (32, 60)
     here.tick(100)
@@ -312,12 +321,34 @@ def test_with_an_epoch_go_its_secret_and_its_lists(kept: Callable[..., Kept]) ->
     here.swept()
     assert here.rows("accepted") == here.rows("quotas") == 0
     assert here.store.checkpoint("TRUNCATE")
-    left = b"".join(path.read_bytes() for path in here.folder.iterdir())
+    left = contents(here.folder)
     assert secret not in left
     assert not [mark for mark in marks if mark in left]  # overwritten, too
     assert here.accept(Device().message(reports(1))) == ["closed"]
     here.again()
     assert here.accept(Device().message(reports(1))) == ["closed"]
+
+
+def test_an_epoch_without_its_secret_is_closed(kept: Callable[..., Kept]) -> None:
+    """As after a power failure in the middle of closing it: nothing is taken, and what enough sent goes out."""
+    here = kept(least_devices=2)
+    here.epoch()
+    here.accept(Device().message(reports(2)), Device().message(reports(1)))
+    (here.folder / "epochs" / f"{EPOCH.hex()}.secret").unlink()
+    assert here.accept(Device().message(reports(1))) == ["closed"]
+    ticked = here.tick()
+    assert (ticked.released, ticked.closed) == ([3], {EPOCH: 0})
+    assert not here.store.epochs()[EPOCH].open
+
+
+def test_a_secret_that_was_left_behind_goes_at_the_start(kept: Callable[..., Kept]) -> None:
+    here = kept()
+    here.epoch()
+    stale = here.folder / "epochs" / f"{'77' * 16}.secret"
+    stale.write_bytes(os.urandom(32))
+    here.store.tidy_secrets()
+    assert [path.name for path in stale.parent.iterdir()] == [f"{EPOCH.hex()}.secret"]
+    assert here.accept(Device().message(reports(1))) == ["accepted"]
 
 
 def test_lists_of_two_epochs_do_not_join(kept: Callable[..., Kept]) -> None:
@@ -347,7 +378,7 @@ def test_what_has_left_is_overwritten(kept: Callable[..., Kept]) -> None:
     assert split(sealed)[0] in (here.folder / DATABASE).read_bytes()
     here.forwarded()
     here.store.checkpoint("TRUNCATE")
-    left = b"".join(path.read_bytes() for path in here.folder.iterdir())
+    left = contents(here.folder)
     assert not [report for report in split(sealed) if report in left]
 
 

@@ -2,7 +2,7 @@
 
 While an epoch is open there are, beside the reports, two lists under a secret of the epoch: how much each sender has
 sent (its quota), and which messages were taken (so that a repetition is known). Both are of keyed hashes, and cannot be
-read without the secret; it goes when the epoch closes, and they after it.
+read without the secret. That is a file of its own (see `secrets`), which goes when the epoch closes, and they after it.
 
 A pool is what is held of an epoch since its last release. It is released as a whole, by cutting batches off it in the
 order of the keys, which is random and has nothing to do with who came when. Until then its reports lie in heaps, each
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from homebody.database import PATIENCE
+from homebody.proxy.secrets import Secrets
 from homebody.proxy.settings import Settings
 from homebody.proxy.tables import AT_ONCE, KEY_BYTES, Batch, Epoch, Message, Sender, keyed, opened, under_random_keys
 from homebody.runtime.sealed import REPORT_BYTES
@@ -54,6 +55,7 @@ class Store:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self._settings, self._db = settings, opened(folder)
+        self._secrets = Secrets(folder)
         (self._secret,) = self._db.execute("SELECT secret FROM proxy").fetchone()
         self.transaction = self._db.transaction
 
@@ -102,9 +104,10 @@ class Store:
         if not self._db.execute("SELECT 1 FROM epochs WHERE epoch = ?", (epoch,)).fetchone():
             left = facts["closes"] - now
             closes = facts["closes"] - min(self._settings.lead, max(0.0, left) / 10)
+            self._secrets.make(epoch)
             self._db.execute(
-                "INSERT INTO epochs (epoch, facts, k, closes, secret, state) VALUES (?, ?, ?, ?, ?, 0)",
-                (epoch, json.dumps({**facts, "closes": closes}), facts["k"], closes, os.urandom(32)),
+                "INSERT INTO epochs (epoch, facts, k, closes, state) VALUES (?, ?, ?, ?, 0)",
+                (epoch, json.dumps({**facts, "closes": closes}), facts["k"], closes),
             )
         return self.epochs()[epoch]
 
@@ -114,9 +117,15 @@ class Store:
         row = self._db.execute("SELECT id FROM epochs WHERE epoch = ? AND state = 0", (epoch,)).fetchone()
         if row is None:
             return 0
-        self._db.execute("UPDATE epochs SET secret = x'', facts = '{}', state = ? WHERE id = ?", (_CLOSED, row[0]))
+        self._secrets.forget(epoch)  # if nothing can be written then, the epoch still takes no more
+        self._db.execute("UPDATE epochs SET facts = '{}', state = ? WHERE id = ?", (_CLOSED, row[0]))
         self.count("epochs_closed", 1)
         return self._drop(row[0], _OPEN, reason)
+
+    def tidy_secrets(self) -> None:
+        """Forget the secrets of epochs that are not open, which a power failure may have left. For the proxy alone:
+        it writes a secret down before its epoch."""
+        self._secrets.keep_only({epoch for epoch, found in self.epochs().items() if found.open})
 
     def end_epoch(self, epoch: bytes, reason: str) -> int:
         """Nothing of it is wanted any more: what is released goes nowhere either."""
@@ -141,9 +150,8 @@ class Store:
         for message in messages:
             epoch = message.envelope.epoch
             if epoch not in epochs:
-                epochs[epoch] = self._db.execute(
-                    "SELECT id, secret, closes, k FROM epochs WHERE epoch = ?", (epoch,)
-                ).fetchone()
+                found = self._db.execute("SELECT id, closes, k FROM epochs WHERE epoch = ?", (epoch,)).fetchone()
+                epochs[epoch] = found and (found[0], self._secrets.read(epoch), *found[1:])
             row = epochs[epoch]
             if row is None:
                 outcomes.append("unknown")
@@ -244,6 +252,7 @@ class Store:
         ticked = Ticked([], {})
         found = self._db.execute("SELECT id, epoch, closes, k, facts FROM epochs WHERE state = 0").fetchall()
         for row, epoch, closes, k, facts in found:
+            over = now >= closes or not self._secrets.read(epoch)
             pool = self._db.execute(
                 "SELECT pool, first, devices, reports FROM pools WHERE epoch = ? AND state = ?", (row, _OPEN)
             ).fetchone()
@@ -252,14 +261,14 @@ class Store:
                 if first > now:  # the clock was put back
                     first = now
                     self._db.execute("UPDATE pools SET first = ? WHERE pool = ?", (now, number))
-                waited = now - first >= self._settings.hold or now >= closes
+                waited = now - first >= self._settings.hold or over
                 # Nobody sends more than k: so many are of at least as many people as the server counts on.
                 enough = reports > k * (json.loads(facts)["among"] - 1)
                 if waited and enough and devices >= self._settings.least_devices:
                     self._db.execute("UPDATE pools SET state = ? WHERE pool = ?", (_RELEASED, number))
                     self.count("releases", 1)
                     ticked.released.append(reports)
-            if now >= closes:
+            if over:
                 ticked.closed[epoch] = self.close_epoch(epoch, "too few devices")
         return ticked
 

@@ -52,6 +52,8 @@ class Writer:
         self._nearly = False
         self._ticked = self._swept = self._wrote = 0.0
         self._clean, self._more, self._sweeping = False, True, False
+        self._log_due: float | None = None
+        """When to empty the log next, because an epoch has closed."""
         self._seen = -1
         self.senders: dict[bytes, Sender] = {}
         self.closed: set[bytes] = set()
@@ -64,6 +66,7 @@ class Writer:
         for batch in self._store.under_way():
             self._forward(batch)
         self._look_for_senders()
+        self._store.tidy_secrets()
         self._thread.start()
         self._checkpoints.start()
 
@@ -157,6 +160,8 @@ class Writer:
         if messages or calls or done or cut or ticked.closed or counted:
             self._wrote, self._clean = time.monotonic(), False
             self._written.set()
+        if ticked.closed:
+            self._log_due = 0.0
         self._tell([future for _, future in messages], outcomes)
         self._tell([future for _, future in calls], results)
         if ticking:
@@ -211,7 +216,11 @@ class Writer:
             self._nearly = False
             # What little was written since the other thread began; now the log starts from its beginning again.
             self._store.checkpoint("PASSIVE")
-        if self._messages or self._more:
+        if self._log_due is not None and time.monotonic() >= self._log_due:
+            # However much there is to do: it tells what of a closed epoch was written together.
+            emptied = self._store.checkpoint("TRUNCATE")
+            self._log_due = None if emptied else time.monotonic() + CHECKPOINT
+        if (self._messages or self._more) and time.monotonic() - self._swept < CHECKPOINT:
             return
         if time.monotonic() - self._swept > TICK or self._sweeping:
             with self._store.transaction():
