@@ -186,10 +186,28 @@ def test_a_heap_is_of_as_many_devices_as_a_release(kept: Callable[..., Kept], mo
     a, b, c, d = (Device() for _ in range(4))
     for device in (a, a, b, a, b, c, d, a, b):
         here.accept(device.message(reports(4)))
-    # Six messages until the third device has come; one heap more for the rest.
-    assert here.ask("SELECT devices, reports FROM heaps ORDER BY heap") == [(3, 24), (3, 12)]
+    # Six messages until the third device has come; one heap more for the rest, in which only one is new.
+    assert here.ask("SELECT devices, reports FROM heaps ORDER BY heap") == [(3, 24), (1, 12)]
     assert here.ask("SELECT devices, reports FROM pools") == [(4, 36)]
     assert here.tick().released == [36]
+
+
+def test_nothing_says_in_which_heap_a_sender_reported(
+    kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the epoch's secret and a key one finds the sender's rows in two lists, alike for the first and the last."""
+    monkeypatch.setattr("homebody.proxy.store.HEAP", 4)
+    here = kept(least_devices=2)
+    here.epoch()
+    here.accept(*(Device().message(reports(2)) for _ in range(3)))
+    assert here.ask("SELECT count(*) FROM held GROUP BY heap") == [(4,), (2,)]  # the last is alone in its heap
+    assert [name for (name,) in here.ask("SELECT name FROM pragma_table_info('quotas')")] == [
+        "epoch", "mark", "used", "pool",
+    ]  # fmt: skip
+    assert here.ask("SELECT epoch, used, pool FROM quotas") == [(1, 2, 1)] * 3
+    assert [name for (name,) in here.ask("SELECT name FROM pragma_table_info('accepted')")] == [
+        "epoch", "mark", "content",
+    ]  # fmt: skip
 
 
 def test_rows_of_one_message_lie_under_keys_that_have_nothing_in_common(kept: Callable[..., Kept]) -> None:

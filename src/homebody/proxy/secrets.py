@@ -1,6 +1,6 @@
 """The secrets of open epochs: a file each, in no table.
 
-SQLite's log keeps what was once written for longer than its tables do, so a secret that stood in one could be read after
+SQLite's log keeps what was once written for longer than its tables do: a secret that stood in one could be read after
 its epoch had closed. A file that is not there means that the epoch is closed.
 """
 

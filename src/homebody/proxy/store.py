@@ -177,24 +177,25 @@ class Store:
             return "repeated" if found[0] == content else "conflict"
         who = keyed(secret, message.key)
         used, last = self._db.execute(
-            "SELECT used, heap FROM quotas WHERE epoch = ? AND mark = ?", (epoch, who)
+            "SELECT used, pool FROM quotas WHERE epoch = ? AND mark = ?", (epoch, who)
         ).fetchone() or (0, 0)
         if not message.sender.proxy and used + size > self.allowance(message.sender, k):
             return "limit"
         if size > room:
             return "full"
-        pool, first, heap = self._open_heap(epoch, now)
-        weight = self._weight(message.sender)
+        pool, heap = self._open_heap(epoch, now)
+        # Which heap it was is written nowhere: a heap may have few others. A device counts in its first one alone.
+        devices = self._weight(message.sender) if message.sender.proxy or last != pool else 0
         self._db.execute("INSERT INTO accepted (epoch, mark, content) VALUES (?, ?, ?)", (epoch, mark, content))
         self._db.execute(
-            "INSERT INTO quotas (epoch, mark, used, heap) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (epoch, mark) DO UPDATE SET used = excluded.used, heap = excluded.heap",
-            (epoch, who, used + size, heap),
+            "INSERT INTO quotas (epoch, mark, used, pool) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (epoch, mark) DO UPDATE SET used = excluded.used, pool = excluded.pool",
+            (epoch, who, used + size, pool),
         )
-        for table, which, known in (("pools", pool, last >= first), ("heaps", heap, last == heap)):
+        for table, which in (("pools", pool), ("heaps", heap)):
             self._db.execute(
                 f"UPDATE {table} SET devices = devices + ?, reports = reports + ? WHERE {table[:-1]} = ?",
-                (0 if known else weight, size, which),
+                (devices, size, which),
             )
         fresh.setdefault(heap, []).append(envelope.reports)
         return "accepted"
@@ -207,8 +208,8 @@ class Store:
         """How many devices someone stands for. A proxy has mixed those of many before it sends."""
         return (sender.people or self._settings.least_devices) if sender.proxy else 1
 
-    def _open_heap(self, epoch: int, now: float) -> tuple[int, int, int]:
-        """The pool that takes an epoch's reports, its first heap, and the heap that takes more."""
+    def _open_heap(self, epoch: int, now: float) -> tuple[int, int]:
+        """The pool that takes an epoch's reports, and its heap that takes more."""
         found = self._db.execute("SELECT pool FROM pools WHERE epoch = ? AND state = ?", (epoch, _OPEN)).fetchone()
         pool = int(found[0]) if found else 0
         if not pool:
@@ -216,12 +217,12 @@ class Store:
                 "INSERT INTO pools (epoch, first, devices, reports, low, state) VALUES (?, ?, 0, 0, x'00', ?)",
                 (epoch, now, _OPEN),
             )
-        first, heap = self._db.execute("SELECT min(heap), max(heap) FROM heaps WHERE pool = ?", (pool,)).fetchone()
+        (heap,) = self._db.execute("SELECT max(heap) FROM heaps WHERE pool = ?", (pool,)).fetchone()
         if heap:
             devices, size = self._db.execute("SELECT devices, reports FROM heaps WHERE heap = ?", (heap,)).fetchone()
         if not heap or (size >= HEAP and devices >= self._settings.least_devices):
             heap = self._inserted("INSERT INTO heaps (pool, devices, reports) VALUES (?, 0, 0)", (pool,))
-        return pool, first or heap, heap
+        return pool, heap
 
     def _inserted(self, sql: str, values: tuple[Any, ...]) -> int:
         self._db.execute(sql, values)

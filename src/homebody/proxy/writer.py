@@ -53,7 +53,7 @@ class Writer:
         self._ticked = self._swept = self._wrote = 0.0
         self._clean, self._more, self._sweeping = False, True, False
         self._log_due: float | None = None
-        """When to empty the log next, because an epoch has closed."""
+        """When to empty the log, if an epoch has closed, or what is left of one was swept away."""
         self._seen = -1
         self.senders: dict[bytes, Sender] = {}
         self.closed: set[bytes] = set()
@@ -223,8 +223,11 @@ class Writer:
         if (self._messages or self._more) and time.monotonic() - self._swept < CHECKPOINT:
             return
         if time.monotonic() - self._swept > TICK or self._sweeping:
+            before = self._sweeping
             with self._store.transaction():
                 self._sweeping = self._store.sweep()
+            if before and not self._sweeping:
+                self._log_due = 0.0  # what is swept away stands in it, too
             self._swept = time.monotonic()
             self._clean = self._clean and not self._sweeping
         if not self._clean and time.monotonic() - self._wrote > CHECKPOINT:
