@@ -465,18 +465,20 @@ def test_what_was_first_said_of_an_epoch_stands(kept: Callable[..., Kept]) -> No
     assert (found["key"], found["k"]) == ("ab" * 32, 10)
 
 
-def test_a_proxys_batch_counts_for_as_many_devices_as_it_stands_for(kept: Callable[..., Kept]) -> None:
+def test_a_proxys_batch_counts_for_as_many_devices_as_must_have_sent_it(kept: Callable[..., Kept]) -> None:
     here = kept(hold=0.0, least_devices=5)
-    here.epoch(k=1)
-    two = Upstream(devices=2)
-    here.accept(two.message(reports(50)), two.message(reports(50)))  # it has no limit of its own
+    here.epoch(k=10)
+    upstream, two = Upstream(), Upstream(devices=2)
+    here.accept(upstream.message(reports(10)))  # of one device, for all that is known
     assert here.tick().released == []
-    here.accept(Device().message(reports(1)), Device().message(reports(1)))
+    here.accept(upstream.message(reports(9)), two.message(reports(50)))  # of none for certain, and of two
+    assert here.tick().released == []
+    here.accept(two.message(reports(19)))  # each batch counts
     assert here.tick().released == []
     here.accept(Device().message(reports(1)))
-    assert here.tick().released == [103]
-    here.accept(Upstream().message(reports(7)))  # as many as are waited for
-    assert here.tick().released == [7]
+    assert here.tick().released == [89]
+    here.accept(upstream.message(reports(50)))
+    assert here.tick().released == [50]
 
 
 def test_batches_of_one_epoch_do_not_stand_in_the_way_of_another(kept: Callable[..., Kept]) -> None:

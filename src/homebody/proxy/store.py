@@ -185,7 +185,7 @@ class Store:
             return "full"
         pool, heap = self._open_heap(epoch, now)
         # Which heap it was is written nowhere: a heap may have few others. A device counts in its first one alone.
-        devices = self._weight(message.sender) if message.sender.proxy or last != pool else 0
+        devices = _of_batch(message.sender, size, k) if message.sender.proxy else int(last != pool)
         self._db.execute("INSERT INTO accepted (epoch, mark, content) VALUES (?, ?, ?)", (epoch, mark, content))
         self._db.execute(
             "INSERT INTO quotas (epoch, mark, used, pool) VALUES (?, ?, ?, ?) "
@@ -203,10 +203,6 @@ class Store:
     def allowance(self, sender: Sender, k: int) -> int:
         """How many reports a device may send in an epoch."""
         return sender.people * min(k, self._settings.most)
-
-    def _weight(self, sender: Sender) -> int:
-        """How many devices someone stands for. A proxy has mixed those of many before it sends."""
-        return (sender.people or self._settings.least_devices) if sender.proxy else 1
 
     def _open_heap(self, epoch: int, now: float) -> tuple[int, int]:
         """The pool that takes an epoch's reports, and its heap that takes more."""
@@ -371,3 +367,12 @@ class Store:
 
     def counters(self) -> dict[str, int]:
         return dict(self._db.execute("SELECT name, amount FROM counters ORDER BY name").fetchall())
+
+
+def _of_batch(sender: Sender, size: int, k: int) -> int:
+    """How many devices a proxy's batch is at least of: nobody sends more than k.
+
+    >>> [_of_batch(Sender(True, 0), size, k=100) for size in (99, 100, 2048)], _of_batch(Sender(True, 7), 2048, k=100)
+    ([0, 1, 20], 7)
+    """
+    return min(size // k, sender.people) if sender.people else size // k

@@ -71,7 +71,7 @@ class Sender(NamedTuple):
     proxy: bool
     """A proxy before this one, whose batches are of many devices."""
     people: int
-    """Of a device: who live with it. Of a proxy: how many devices it stands for; 0: as many as are waited for here."""
+    """Of a device: who live with it. Of a proxy: devices that a batch of it counts for, at most; 0: no such bound."""
 
 
 class Message(NamedTuple):
