@@ -143,7 +143,8 @@ def test_more_than_memory_may_hold_is_refused_for_a_while(made: Made, asking: Ca
     device = Device()
     client = asking(*made(device, queue=2 << 20))
     room = client.service.room
-    with room.holding((2 << 20) - 100):
+    with room.holding() as share:
+        share.take((2 << 20) - 100)
         answer = client.send(device.body(reports(3)))
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert client.send(device.body(reports(3))).status_code == 200
