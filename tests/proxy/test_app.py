@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import threading
@@ -181,6 +182,70 @@ def test_an_unknown_epoch_is_asked_for_once_in_a_while(
     assert client.ask("GET", "/v1/epochs/no").status_code == 404
     assert client.ask("GET", f"/v1/epochs/{'G' * 32}").status_code == 404
     assert client.refused("unknown epoch", 8)
+
+
+def test_strangers_who_invent_epochs_are_not_in_the_way_of_those_who_may_send(
+    made: Made, asking: Callable[..., Client], sink: Sink
+) -> None:
+    device = Device()
+    client = asking(*made(device))
+    sink.known = EPOCH
+    sink.slow.clear()
+    strangers = [client.begin("GET", f"/v1/epochs/{os.urandom(16).hex()}") for _ in range(30)]
+    wait_until(lambda: sink.asked["epoch"] == 4, "four are being asked about")
+    honest = client.begin("GET", f"/v1/epochs/{EPOCH.hex()}")
+    time.sleep(0.3)
+    assert sink.asked["epoch"] == 4
+    assert client.send(device.body(reports(1))).status_code == 200
+    assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 200  # now everybody may know
+    assert not honest.done()
+    sink.slow.set()
+    assert honest.result(30).status_code == 200
+    assert {stranger.result(30).status_code for stranger in strangers} == {404}
+
+
+def test_whoever_waits_too_long_for_a_turn_is_told_to_come_again(
+    made: Made, asking: Callable[..., Client], sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homebody.proxy.epochs._TURN_SECONDS", 0.2)
+    monkeypatch.setattr("homebody.proxy.epochs._MOST_WAITING", 6)
+    client = asking(*made(Device()))
+    sink.known = EPOCH
+    sink.slow.clear()
+    strangers = [client.begin("GET", f"/v1/epochs/{os.urandom(16).hex()}") for _ in range(6)]
+    wait_until(lambda: sink.asked["epoch"] == 4, "four are being asked about")
+    crowd = client.ask("GET", f"/v1/epochs/{EPOCH.hex()}")
+    assert (crowd.status_code, crowd.headers["retry-after"]) == (429, "1")
+    wait_until(lambda: sum(one.done() for one in strangers) == 2, "two have waited for long enough")
+    late = client.ask("GET", f"/v1/epochs/{EPOCH.hex()}")
+    assert (late.status_code, late.headers["retry-after"]) == (429, "1")
+    sink.slow.set()
+    assert sorted(one.result(30).status_code for one in strangers) == [404] * 4 + [429] * 2
+    assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 200
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_next_hop_that_cannot_be_asked_is_said_once_and_so_is_its_return(
+    made: Made, asking: Callable[..., Client], sink: Sink, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = asking(*made(Device()))
+    sink.epoch_status = 500
+    for _ in range(3):
+        assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 503
+    sink.epoch_status = 404
+    for _ in range(3):
+        assert client.ask("GET", f"/v1/epochs/{os.urandom(16).hex()}").status_code == 404
+    said = [{name: value for name, value in one.items() if name != "time"} for one in events(capsys.readouterr().err)]
+    assert said[:3] == [
+        {"event": "started"},
+        {"event": "cannot ask the next hop", "next": sink.url, "why": "it answered 500"},
+        {"event": "the next hop answers again", "next": sink.url},
+    ]
+    assert [one["event"] for one in said[3:]] == ["the next hop knows no such epoch"]
+    assert said[3]["next"] == sink.url
 
 
 def test_a_closed_epoch_is_gone(made: Made, asking: Callable[..., Client], sink: Sink) -> None:

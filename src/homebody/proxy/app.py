@@ -83,7 +83,7 @@ class Proxy:
         size = declared(request, limit)
         with self.room.holding() as share:
             message = self._opened(await read_body(request, size, share), kind)
-            epoch = await self._book.find(message.envelope.epoch)
+            epoch = await self._book.find(message.envelope.epoch, known=True)
             try:
                 outcome = await self._writer.put(message)
             except Exception:  # why, the log says

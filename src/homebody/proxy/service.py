@@ -39,7 +39,8 @@ class Service:
         connect()  # an authority that cannot be read is said now
         self.forwarder = Forwarder(connect, self._done)
         self.writer = Writer(folder, store, self.forwarder.put, clock)
-        proxy = Proxy(settings, store.mark, self.writer, Book(store.epochs(), self.writer, connect, clock))
+        book = Book(store.epochs(), self.writer, connect, clock, settings.next)
+        proxy = Proxy(settings, store.mark, self.writer, book)
         self.refused, self.room = proxy.refused, proxy.room
         self.app = proxy.app(self._start, self._stop)
 
