@@ -260,6 +260,59 @@ def test_a_closed_epoch_is_gone(made: Made, asking: Callable[..., Client], sink:
     assert client.refused("epoch closed", 3)
 
 
+def test_an_epoch_without_an_end_in_sight_is_refused(made: Made, asking: Callable[..., Client], sink: Sink) -> None:
+    """What keys the lists of who sent how much is kept until then."""
+    client = asking(*made(Device()))
+    sink.closes = time.time() + 8 * 86_400 + 60
+    assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 503
+    sink.closes -= 120
+    assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 200
+
+
+def test_too_few_keys_are_said_at_the_start_and_too_few_devices_at_the_end(
+    made: Made, asking: Callable[..., Client], sink: Sink, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [time.time()]
+    sink.closes = now[0] + 1000
+    device = Device()
+    client = asking(*made(device, least_devices=50), clock=lambda: now[0])
+    assert client.send(device.body(reports(2))).status_code == 200
+    now[0] += 1000
+    wait_until(lambda: client.counts().get('dropped_total{reason="too few devices"}') == 2, "it is dropped")
+    client.close()
+    asking(*made(Upstream(), name="second", least_devices=50)).close()  # it may bring reports of many
+    said = events(capsys.readouterr().err)
+    (few,) = (one for one in said if one["event"].startswith("too few may send"))
+    assert (few["devices"], few["least_devices"]) == (1, 50)
+    (closed,) = (one for one in said if one["event"] == "epoch closed")
+    assert (closed["dropped"], closed["why"]) == (2, "too few devices: 1 of 50")
+
+
+def test_a_log_that_cannot_be_brought_in_is_said_and_tried_again(
+    made: Made, asking: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("homebody.proxy.writer.CHECKPOINT", 0.05)
+    tried: list[str] = []
+    real = sqlite3.connect
+
+    def connect(path: Any, *rest: Any, **more: Any) -> Any:
+        if threading.current_thread().name == "checkpoints":
+            tried.append("")
+            if len(tried) < 3:
+                raise sqlite3.OperationalError("unable to open database file")
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    device = Device()
+    client = asking(*made(device))
+    assert client.send(device.body(reports(2))).status_code == 200
+    wait_until(lambda: len(tried) == 3, "it opens the database at the third time")
+    client.close()
+    assert [one["why"] for one in events(capsys.readouterr().err) if one["event"] == "cannot checkpoint"] == [
+        "unable to open database file"
+    ]
+
+
 def test_an_epoch_closes_while_the_proxy_runs(made: Made, asking: Callable[..., Client], sink: Sink) -> None:
     """By a clock of our own."""
     now = [time.time()]

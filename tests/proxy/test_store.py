@@ -317,7 +317,8 @@ def test_reports_of_too_few_are_dropped_with_their_epoch_and_counted(kept: Calla
     here = kept(least_devices=3)
     here.epoch(seconds=100.0)
     here.accept(Device().message(reports(4)), Device().message(reports(3)))
-    assert here.tick(200).closed == {EPOCH: 7}
+    ticked = here.tick(200)
+    assert (ticked.closed, ticked.why) == ({EPOCH: 7}, {EPOCH: "too few devices: 2 of 3"})
     assert here.forwarded() == []
     assert here.store.counters()["dropped: too few devices"] == 7
     here.swept()
@@ -444,6 +445,9 @@ def test_nothing_goes_out_before_it_is_of_as_many_people_as_the_server_counts_on
     assert here.tick().released == [12]
     here.accept(Device().message(reports(4)))
     assert here.tick().released == [], "nor what comes after it"
+    ticked = here.tick(1000)
+    assert (ticked.closed, ticked.why) == ({EPOCH: 4}, {EPOCH: "too few reports: 4 of 9"})
+    assert here.store.counters()["dropped: too few reports"] == 4
 
 
 def test_a_clock_that_is_put_back_holds_nothing_for_ever(kept: Callable[..., Kept]) -> None:

@@ -32,6 +32,7 @@ class Service:
     def __init__(self, folder: Path, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         _, secret = read_report_key(folder / "reports.key")
         store = self._store = Store(folder, settings)
+        self._least = settings.least_devices
 
         def connect() -> NextHop:
             return NextHop(settings, folder, secret)
@@ -51,6 +52,9 @@ class Service:
         self.writer.start()
         self.forwarder.start()
         log("started")
+        senders, least = self.writer.senders.values(), self._least
+        if len(senders) < least and not any(sender.proxy for sender in senders):
+            log("too few may send: nothing is passed on", devices=len(senders), least_devices=least)
 
     def _stop(self) -> None:
         self.forwarder.stop()

@@ -45,6 +45,8 @@ class Ticked(NamedTuple):
     """How many reports each release has."""
     closed: dict[bytes, int]
     """How many reports were dropped with each epoch that was closed."""
+    why: dict[bytes, str]
+    """Why they were, in words for the log."""
 
 
 class Store:
@@ -246,10 +248,10 @@ class Store:
 
     def tick(self, now: float) -> Ticked:
         """Release what is due, and close what has ended."""
-        ticked = Ticked([], {})
+        ticked = Ticked([], {}, {})
         found = self._db.execute("SELECT id, epoch, closes, k, facts FROM epochs WHERE state = 0").fetchall()
         for row, epoch, closes, k, facts in found:
-            over = now >= closes or not self._secrets.read(epoch)
+            over, few, why = now >= closes or not self._secrets.read(epoch), "too few devices", ""
             pool = self._db.execute(
                 "SELECT pool, first, devices, reports FROM pools WHERE epoch = ? AND state = ?", (row, _OPEN)
             ).fetchone()
@@ -260,13 +262,16 @@ class Store:
                     self._db.execute("UPDATE pools SET first = ? WHERE pool = ?", (now, number))
                 waited = now - first >= self._settings.hold or over
                 # Nobody sends more than k: so many are of at least as many people as the server counts on.
-                enough = reports > k * (json.loads(facts)["among"] - 1)
-                if waited and enough and devices >= self._settings.least_devices:
+                needed = k * (json.loads(facts)["among"] - 1) + 1
+                least = self._settings.least_devices
+                few, has, needs = (few, devices, least) if devices < least else ("too few reports", reports, needed)
+                why = f"{few}: {has:,} of {needs:,}"
+                if waited and has >= needs:
                     self._db.execute("UPDATE pools SET state = ? WHERE pool = ?", (_RELEASED, number))
                     self.count("releases", 1)
                     ticked.released.append(reports)
             if over:
-                ticked.closed[epoch] = self.close_epoch(epoch, "too few devices")
+                ticked.closed[epoch], ticked.why[epoch] = self.close_epoch(epoch, few), why
         return ticked
 
     def cut(self) -> Batch | None:

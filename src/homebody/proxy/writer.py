@@ -135,17 +135,19 @@ class Writer:
     def _commit(self, messages: list[Any], calls: list[Any], done: list[Any]) -> None:
         store, now = self._store, self._clock()
         ticking = time.monotonic() - self._ticked >= TICK
-        ticked, counted = Ticked([], {}), Counter[str]()
+        ticked, counted = Ticked([], {}, {}), Counter[str]()
         with store.transaction():
             outcomes = store.accept([message for message, _ in messages], now)
             results = [call(store) for call, _ in calls]
             for batch, outcome in done:
                 store.finish(batch, outcome)
                 if outcome == CLOSED:
-                    ticked.closed[batch.epoch] = store.end_epoch(batch.epoch, outcome)
+                    dropped = store.end_epoch(batch.epoch, outcome)  # nothing more, where another batch came before
+                    ticked.closed[batch.epoch] = ticked.closed.get(batch.epoch, 0) + dropped
+                    ticked.why[batch.epoch] = outcome
             if ticking:
                 more = store.tick(now)
-                ticked = Ticked(more.released, {**ticked.closed, **more.closed})
+                ticked = Ticked(more.released, {**ticked.closed, **more.closed}, {**ticked.why, **more.why})
                 with self._changed:
                     counted = self._counted.copy()
             for name, amount in (counted + _sums(messages, outcomes)).items():
@@ -180,7 +182,8 @@ class Writer:
             log("released", reports=reports)
         for epoch, dropped in ticked.closed.items():
             if epoch not in self.closed:
-                log("epoch closed", epoch=epoch.hex(), dropped=dropped)
+                why = {"why": ticked.why[epoch]} if dropped else {}
+                log("epoch closed", epoch=epoch.hex(), dropped=dropped, **why)
             self.closed.add(epoch)
 
     def _tell(self, futures: list[asyncio.Future[Any]], results: list[Any]) -> None:
@@ -235,18 +238,27 @@ class Writer:
 
     def _checkpoint_by_and_by(self) -> None:
         """Bring what was written ahead into the tables, beside the thread that writes more."""
-        db = sqlite3.connect(self._path, timeout=30, isolation_level=None)
-        db.execute("PRAGMA synchronous = FULL")
+        db, trouble = None, ""
         while not self._ended.wait(CHECKPOINT):
             if not self._written.is_set():
                 continue
             self._written.clear()
             try:
+                if db is None:
+                    db = sqlite3.connect(self._path, timeout=30, isolation_level=None)
+                    db.execute("PRAGMA synchronous = FULL")
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-                self._nearly = True
+                self._nearly, trouble = True, ""
             except sqlite3.Error as error:
-                log("cannot checkpoint", why=str(error))
-        db.close()
+                if str(error) != trouble:
+                    log("cannot checkpoint", why=str(error))
+                trouble = str(error)
+                self._written.set()  # what was written ahead is still there
+                if db is not None:
+                    db.close()
+                    db = None
+        if db is not None:
+            db.close()
 
     def _end(self) -> None:
         try:
