@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -93,6 +94,10 @@ class Sink:
         self.status = 200
         """What batches are answered; each is kept if that is below 300."""
         self.epoch_status = 200
+        self.known: bytes | None = None
+        """The only epoch there is, if not all; questions about others are answered once `slow` is set."""
+        self.slow = threading.Event()
+        self.slow.set()
         self.cut = 0.0
         """The share of answers that are lost on their way."""
         self.asked: Counter[str] = Counter()
@@ -108,7 +113,10 @@ class Sink:
                 with sink._lock:
                     sink.asked["epoch"] += 1
                 epoch = bytes.fromhex(self.path.rpartition("/")[2])
-                self.answer(sink.epoch_status, facts(sink.closes, sink.k, epoch))
+                stranger = sink.known is not None and epoch != sink.known
+                if stranger:
+                    sink.slow.wait(PATIENCE)
+                self.answer(404 if stranger else sink.epoch_status, facts(sink.closes, sink.k, epoch))
 
             def do_POST(self) -> None:
                 sender, envelope = open_envelope(self.rfile.read(int(self.headers["content-length"])))
@@ -213,6 +221,9 @@ class Client:
 
     def ask(self, method: str, path: str, body: bytes | list[bytes] = b"", address: str = "127.0.0.1") -> Any:
         """What is answered; an exception of the app's is raised here. A body of several parts comes in chunks."""
+        return self.begin(method, path, body, address).result(60)
+
+    def begin(self, method: str, path: str, body: bytes | list[bytes] = b"", address: str = "127.0.0.1") -> Future[Any]:
 
         async def parts() -> AsyncIterator[bytes]:
             for part in body:
@@ -224,7 +235,7 @@ class Client:
             async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as http:
                 return await http.request(method, path, content=body if isinstance(body, bytes) else parts())
 
-        return self._wait(ask())
+        return asyncio.run_coroutine_threadsafe(ask(), self._loop)
 
     def send(self, body: bytes, path: str = "/v1/reports") -> Any:
         return self.ask("POST", path, body)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sqlite3
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +18,7 @@ from homebody.errors import Unavailable
 from homebody.proxy.admin import allow, forbid
 from homebody.proxy.settings import Settings
 from homebody.proxy.store import Store
+from homebody.proxy.tables import DATABASE, keyed
 from homebody.runtime.sealed import HEAD_BYTES, REPORT_BYTES, SIGNATURE_BYTES, seal_envelope
 
 Made = Callable[..., tuple[Path, Settings]]
@@ -140,7 +144,8 @@ def test_more_than_memory_may_hold_is_refused_for_a_while(made: Made, asking: Ca
     device = Device()
     client = asking(*made(device, queue=2 << 20))
     room = client.service.room
-    with room.holding((2 << 20) - 100):
+    with room.holding() as share:
+        share.take((2 << 20) - 100)
         answer = client.send(device.body(reports(3)))
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert client.send(device.body(reports(3))).status_code == 200
@@ -179,6 +184,70 @@ def test_an_unknown_epoch_is_asked_for_once_in_a_while(
     assert client.refused("unknown epoch", 8)
 
 
+def test_strangers_who_invent_epochs_are_not_in_the_way_of_those_who_may_send(
+    made: Made, asking: Callable[..., Client], sink: Sink
+) -> None:
+    device = Device()
+    client = asking(*made(device))
+    sink.known = EPOCH
+    sink.slow.clear()
+    strangers = [client.begin("GET", f"/v1/epochs/{os.urandom(16).hex()}") for _ in range(30)]
+    wait_until(lambda: sink.asked["epoch"] == 4, "four are being asked about")
+    honest = client.begin("GET", f"/v1/epochs/{EPOCH.hex()}")
+    time.sleep(0.3)
+    assert sink.asked["epoch"] == 4
+    assert client.send(device.body(reports(1))).status_code == 200
+    assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 200  # now everybody may know
+    assert not honest.done()
+    sink.slow.set()
+    assert honest.result(30).status_code == 200
+    assert {stranger.result(30).status_code for stranger in strangers} == {404}
+
+
+def test_whoever_waits_too_long_for_a_turn_is_told_to_come_again(
+    made: Made, asking: Callable[..., Client], sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homebody.proxy.epochs._TURN_SECONDS", 0.2)
+    monkeypatch.setattr("homebody.proxy.epochs._MOST_WAITING", 6)
+    client = asking(*made(Device()))
+    sink.known = EPOCH
+    sink.slow.clear()
+    strangers = [client.begin("GET", f"/v1/epochs/{os.urandom(16).hex()}") for _ in range(6)]
+    wait_until(lambda: sink.asked["epoch"] == 4, "four are being asked about")
+    crowd = client.ask("GET", f"/v1/epochs/{EPOCH.hex()}")
+    assert (crowd.status_code, crowd.headers["retry-after"]) == (429, "1")
+    wait_until(lambda: sum(one.done() for one in strangers) == 2, "two have waited for long enough")
+    late = client.ask("GET", f"/v1/epochs/{EPOCH.hex()}")
+    assert (late.status_code, late.headers["retry-after"]) == (429, "1")
+    sink.slow.set()
+    assert sorted(one.result(30).status_code for one in strangers) == [404] * 4 + [429] * 2
+    assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 200
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_next_hop_that_cannot_be_asked_is_said_once_and_so_is_its_return(
+    made: Made, asking: Callable[..., Client], sink: Sink, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = asking(*made(Device()))
+    sink.epoch_status = 500
+    for _ in range(3):
+        assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 503
+    sink.epoch_status = 404
+    for _ in range(3):
+        assert client.ask("GET", f"/v1/epochs/{os.urandom(16).hex()}").status_code == 404
+    said = [{name: value for name, value in one.items() if name != "time"} for one in events(capsys.readouterr().err)]
+    assert said[:3] == [
+        {"event": "started"},
+        {"event": "cannot ask the next hop", "next": sink.url, "why": "it answered 500"},
+        {"event": "the next hop answers again", "next": sink.url},
+    ]
+    assert [one["event"] for one in said[3:]] == ["the next hop knows no such epoch"]
+    assert said[3]["next"] == sink.url
+
+
 def test_a_closed_epoch_is_gone(made: Made, asking: Callable[..., Client], sink: Sink) -> None:
     device = Device()
     client = asking(*made(device))
@@ -189,6 +258,59 @@ def test_a_closed_epoch_is_gone(made: Made, asking: Callable[..., Client], sink:
     assert client.send(device.body(reports(1), epoch=other)).status_code == 410
     assert client.ask("GET", f"/v1/epochs/{other.hex()}").status_code == 410
     assert client.refused("epoch closed", 3)
+
+
+def test_an_epoch_without_an_end_in_sight_is_refused(made: Made, asking: Callable[..., Client], sink: Sink) -> None:
+    """What keys the lists of who sent how much is kept until then."""
+    client = asking(*made(Device()))
+    sink.closes = time.time() + 8 * 86_400 + 60
+    assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 503
+    sink.closes -= 120
+    assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 200
+
+
+def test_too_few_keys_are_said_at_the_start_and_too_few_devices_at_the_end(
+    made: Made, asking: Callable[..., Client], sink: Sink, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [time.time()]
+    sink.closes = now[0] + 1000
+    device = Device()
+    client = asking(*made(device, least_devices=50), clock=lambda: now[0])
+    assert client.send(device.body(reports(2))).status_code == 200
+    now[0] += 1000
+    wait_until(lambda: client.counts().get('dropped_total{reason="too few devices"}') == 2, "it is dropped")
+    client.close()
+    asking(*made(Upstream(), name="second", least_devices=50)).close()  # it may bring reports of many
+    said = events(capsys.readouterr().err)
+    (few,) = (one for one in said if one["event"].startswith("too few may send"))
+    assert (few["devices"], few["least_devices"]) == (1, 50)
+    (closed,) = (one for one in said if one["event"] == "epoch closed")
+    assert (closed["dropped"], closed["why"]) == (2, "too few devices: 1 of 50")
+
+
+def test_a_log_that_cannot_be_brought_in_is_said_and_tried_again(
+    made: Made, asking: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("homebody.proxy.writer.CHECKPOINT", 0.05)
+    tried: list[str] = []
+    real = sqlite3.connect
+
+    def connect(path: Any, *rest: Any, **more: Any) -> Any:
+        if threading.current_thread().name == "checkpoints":
+            tried.append("")
+            if len(tried) < 3:
+                raise sqlite3.OperationalError("unable to open database file")
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    device = Device()
+    client = asking(*made(device))
+    assert client.send(device.body(reports(2))).status_code == 200
+    wait_until(lambda: len(tried) == 3, "it opens the database at the third time")
+    client.close()
+    assert [one["why"] for one in events(capsys.readouterr().err) if one["event"] == "cannot checkpoint"] == [
+        "unable to open database file"
+    ]
 
 
 def test_an_epoch_closes_while_the_proxy_runs(made: Made, asking: Callable[..., Client], sink: Sink) -> None:
@@ -206,6 +328,51 @@ def test_an_epoch_closes_while_the_proxy_runs(made: Made, asking: Callable[..., 
     assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 410
     wait_until(lambda: client.counts().get('dropped_total{reason="too few devices"}') == 2, "it is dropped")
     wait_until(lambda: client.counts()["held_reports"] == 0, "it is swept away")
+
+
+def test_a_busy_proxy_keeps_nothing_that_tells_who_sent_in_a_closed_epoch(
+    made: Made, asking: Callable[..., Client], sink: Sink
+) -> None:
+    """The log of what was written together, too, although there is always more to do; and while somebody reads."""
+    now = [time.time()]
+    sink.closes = now[0] + 1000
+    devices, busy, later = [Device() for _ in range(8)], Device(people=10_000), os.urandom(16)
+    folder, settings = made(*devices, busy, least_devices=100)
+    client = asking(folder, settings, clock=lambda: now[0])
+    for _ in range(4):  # what follows stands far behind in the log, where little is written later
+        assert client.send(busy.body(reports(4096))).status_code == 200
+    for device in devices:
+        assert client.send(device.body(reports(3))).status_code == 200
+    secret = (folder / "epochs" / f"{EPOCH.hex()}.secret").read_bytes()
+    marks = [keyed(secret, device.key) for device in devices]
+
+    def left() -> bytes:
+        return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+    assert all(mark in left() for mark in marks)
+    sink.closes = now[0] + 100_000
+    client.ask("GET", f"/v1/epochs/{later.hex()}")
+    reader = sqlite3.connect(folder / DATABASE, isolation_level=None)
+    reader.execute("BEGIN").execute("SELECT count(*) FROM held").fetchone()
+    now[0] += 996
+    stop = threading.Event()
+
+    def send_on() -> None:
+        while not stop.is_set():
+            assert client.send(busy.body(reports(1), epoch=later)).status_code == 200
+            time.sleep(0.2)
+
+    sending = threading.Thread(target=send_on)
+    sending.start()
+    try:
+        wait_until(lambda: not list((folder / "epochs").glob(f"{EPOCH.hex()}*")), "the epoch closes")
+        reader.close()
+        wait_until(lambda: not [mark for mark in marks if mark in left()], "its marks are gone", 20)
+    finally:
+        stop.set()
+        sending.join()
+        reader.close()
+    assert secret not in left()
 
 
 @pytest.mark.parametrize(("status", "said"), [(500, None), (200, {"epoch": "00" * 16}), (200, [])])

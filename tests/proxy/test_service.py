@@ -74,25 +74,25 @@ def test_two_proxies_one_behind_the_other(tmp_path: Path, made: Made, started: S
     connection.request("GET", f"/v1/epochs/{EPOCH.hex()}")
     closes = json.loads(connection.getresponse().read())["closes"]
     assert closes == pytest.approx(sink.closes - 10)  # each hop closes a little before the next one
-    sealed = [reports(5) for _ in near]
+    sealed = [reports(10) for _ in near]
     for device, some in zip(near, sealed, strict=True):
         assert post(connection, "/v1/reports", device.body(some))[0] == 200
     # The second does not know the first yet: it is tried again until it does.
     wait_until(lambda: "it answered 401" in first.log.read_text(), "the first is refused")
-    assert report(tmp_path / "first")["held"] == 15
+    assert report(tmp_path / "first")["held"] == 30
     allow(second, [public], proxy=True, people=3)
-    wait_until(lambda: report(second)["held"] == 15, "it is let in")
+    wait_until(lambda: report(second)["held"] == 30, "it is let in")
     assert sink.came() == []  # of three devices, where four are waited for
     trusted = ssl.create_default_context(cafile=second / "keys" / "ca.pem")
-    mine = reports(5)
+    mine = reports(10)
     direct = http.client.HTTPSConnection("localhost", last.port, context=trusted, timeout=20)
     assert post(direct, "/v1/reports", own.body(mine))[0] == 200
-    wait_until(lambda: len(sink.came()) == 20, "everything has arrived")
+    wait_until(lambda: len(sink.came()) == 40, "everything has arrived")
     assert sorted(sink.came()) == sorted(one for some in (*sealed, mine) for one in split(some))
     assert len(sink.batches) == 1
     assert sink.senders == {read_report_pub(second / "reports.pub")}
     assert "forwarding again" in first.log.read_text()
-    wait_until(lambda: report(tmp_path / "first")["forwarded"] == 15, "the first has counted it")
+    wait_until(lambda: report(tmp_path / "first")["forwarded"] == 30, "the first has counted it")
     for other in (connection, direct):
         other.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -22,6 +23,11 @@ from homebody.proxy.store import Store
 from homebody.proxy.tables import DATABASE, Batch, Message, create
 
 START = 1_000_000.0
+
+
+def contents(folder: Path) -> bytes:
+    """Everything in a folder and below it."""
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
 class Kept:
@@ -180,10 +186,28 @@ def test_a_heap_is_of_as_many_devices_as_a_release(kept: Callable[..., Kept], mo
     a, b, c, d = (Device() for _ in range(4))
     for device in (a, a, b, a, b, c, d, a, b):
         here.accept(device.message(reports(4)))
-    # Six messages until the third device has come; one heap more for the rest.
-    assert here.ask("SELECT devices, reports FROM heaps ORDER BY heap") == [(3, 24), (3, 12)]
+    # Six messages until the third device has come; one heap more for the rest, in which only one is new.
+    assert here.ask("SELECT devices, reports FROM heaps ORDER BY heap") == [(3, 24), (1, 12)]
     assert here.ask("SELECT devices, reports FROM pools") == [(4, 36)]
     assert here.tick().released == [36]
+
+
+def test_nothing_says_in_which_heap_a_sender_reported(
+    kept: Callable[..., Kept], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the epoch's secret and a key one finds the sender's rows in two lists, alike for the first and the last."""
+    monkeypatch.setattr("homebody.proxy.store.HEAP", 4)
+    here = kept(least_devices=2)
+    here.epoch()
+    here.accept(*(Device().message(reports(2)) for _ in range(3)))
+    assert here.ask("SELECT count(*) FROM held GROUP BY heap") == [(4,), (2,)]  # the last is alone in its heap
+    assert [name for (name,) in here.ask("SELECT name FROM pragma_table_info('quotas')")] == [
+        "epoch", "mark", "used", "pool",
+    ]  # fmt: skip
+    assert here.ask("SELECT epoch, used, pool FROM quotas") == [(1, 2, 1)] * 3
+    assert [name for (name,) in here.ask("SELECT name FROM pragma_table_info('accepted')")] == [
+        "epoch", "mark", "content",
+    ]  # fmt: skip
 
 
 def test_rows_of_one_message_lie_under_keys_that_have_nothing_in_common(kept: Callable[..., Kept]) -> None:
@@ -293,7 +317,8 @@ def test_reports_of_too_few_are_dropped_with_their_epoch_and_counted(kept: Calla
     here = kept(least_devices=3)
     here.epoch(seconds=100.0)
     here.accept(Device().message(reports(4)), Device().message(reports(3)))
-    assert here.tick(200).closed == {EPOCH: 7}
+    ticked = here.tick(200)
+    assert (ticked.closed, ticked.why) == ({EPOCH: 7}, {EPOCH: "too few devices: 2 of 3"})
     assert here.forwarded() == []
     assert here.store.counters()["dropped: too few devices"] == 7
     here.swept()
@@ -304,7 +329,10 @@ def test_with_an_epoch_go_its_secret_and_its_lists(kept: Callable[..., Kept]) ->
     here = kept(least_devices=1, hold=0.0)
     here.epoch(seconds=100.0)
     here.accept(*(Device().message(reports(1)) for _ in range(30)))
-    ((secret,),) = here.ask("SELECT secret FROM epochs")
+    (file,) = (here.folder / "epochs").iterdir()
+    assert (file.name, stat.S_IMODE(file.stat().st_mode)) == (f"{EPOCH.hex()}.secret", 0o600)
+    secret = file.read_bytes()
+    assert not [path for path in here.folder.iterdir() if path.is_file() and secret in path.read_bytes()]
     marks = [mark for (mark,) in here.ask("SELECT mark FROM accepted UNION ALL SELECT mark FROM quotas")]
     assert (len(secret), len(marks)) == (32, 60)
     here.tick(100)
@@ -312,12 +340,34 @@ def test_with_an_epoch_go_its_secret_and_its_lists(kept: Callable[..., Kept]) ->
     here.swept()
     assert here.rows("accepted") == here.rows("quotas") == 0
     assert here.store.checkpoint("TRUNCATE")
-    left = b"".join(path.read_bytes() for path in here.folder.iterdir())
+    left = contents(here.folder)
     assert secret not in left
     assert not [mark for mark in marks if mark in left]  # overwritten, too
     assert here.accept(Device().message(reports(1))) == ["closed"]
     here.again()
     assert here.accept(Device().message(reports(1))) == ["closed"]
+
+
+def test_an_epoch_without_its_secret_is_closed(kept: Callable[..., Kept]) -> None:
+    """As after a power failure in the middle of closing it: nothing is taken, and what enough sent goes out."""
+    here = kept(least_devices=2)
+    here.epoch()
+    here.accept(Device().message(reports(2)), Device().message(reports(1)))
+    (here.folder / "epochs" / f"{EPOCH.hex()}.secret").unlink()
+    assert here.accept(Device().message(reports(1))) == ["closed"]
+    ticked = here.tick()
+    assert (ticked.released, ticked.closed) == ([3], {EPOCH: 0})
+    assert not here.store.epochs()[EPOCH].open
+
+
+def test_a_secret_that_was_left_behind_goes_at_the_start(kept: Callable[..., Kept]) -> None:
+    here = kept()
+    here.epoch()
+    stale = here.folder / "epochs" / f"{'77' * 16}.secret"
+    stale.write_bytes(os.urandom(32))
+    here.store.tidy_secrets()
+    assert [path.name for path in stale.parent.iterdir()] == [f"{EPOCH.hex()}.secret"]
+    assert here.accept(Device().message(reports(1))) == ["accepted"]
 
 
 def test_lists_of_two_epochs_do_not_join(kept: Callable[..., Kept]) -> None:
@@ -347,7 +397,7 @@ def test_what_has_left_is_overwritten(kept: Callable[..., Kept]) -> None:
     assert split(sealed)[0] in (here.folder / DATABASE).read_bytes()
     here.forwarded()
     here.store.checkpoint("TRUNCATE")
-    left = b"".join(path.read_bytes() for path in here.folder.iterdir())
+    left = contents(here.folder)
     assert not [report for report in split(sealed) if report in left]
 
 
@@ -395,6 +445,9 @@ def test_nothing_goes_out_before_it_is_of_as_many_people_as_the_server_counts_on
     assert here.tick().released == [12]
     here.accept(Device().message(reports(4)))
     assert here.tick().released == [], "nor what comes after it"
+    ticked = here.tick(1000)
+    assert (ticked.closed, ticked.why) == ({EPOCH: 4}, {EPOCH: "too few reports: 4 of 9"})
+    assert here.store.counters()["dropped: too few reports"] == 4
 
 
 def test_a_clock_that_is_put_back_holds_nothing_for_ever(kept: Callable[..., Kept]) -> None:
@@ -416,18 +469,20 @@ def test_what_was_first_said_of_an_epoch_stands(kept: Callable[..., Kept]) -> No
     assert (found["key"], found["k"]) == ("ab" * 32, 10)
 
 
-def test_a_proxys_batch_counts_for_as_many_devices_as_it_stands_for(kept: Callable[..., Kept]) -> None:
+def test_a_proxys_batch_counts_for_as_many_devices_as_must_have_sent_it(kept: Callable[..., Kept]) -> None:
     here = kept(hold=0.0, least_devices=5)
-    here.epoch(k=1)
-    two = Upstream(devices=2)
-    here.accept(two.message(reports(50)), two.message(reports(50)))  # it has no limit of its own
+    here.epoch(k=10)
+    upstream, two = Upstream(), Upstream(devices=2)
+    here.accept(upstream.message(reports(10)))  # of one device, for all that is known
     assert here.tick().released == []
-    here.accept(Device().message(reports(1)), Device().message(reports(1)))
+    here.accept(upstream.message(reports(9)), two.message(reports(50)))  # of none for certain, and of two
+    assert here.tick().released == []
+    here.accept(two.message(reports(19)))  # each batch counts
     assert here.tick().released == []
     here.accept(Device().message(reports(1)))
-    assert here.tick().released == [103]
-    here.accept(Upstream().message(reports(7)))  # as many as are waited for
-    assert here.tick().released == [7]
+    assert here.tick().released == [89]
+    here.accept(upstream.message(reports(50)))
+    assert here.tick().released == [50]
 
 
 def test_batches_of_one_epoch_do_not_stand_in_the_way_of_another(kept: Callable[..., Kept]) -> None:

@@ -29,8 +29,9 @@ class Served:
         self.room = web.Room(100_000)
 
         async def take(request: Request) -> Response:
-            with self.room.holding(web.declared(request, 50_000)):
-                body = await web.read_body(request, 50_000)
+            size = web.declared(request, 50_000)
+            with self.room.holding() as share:
+                body = await web.read_body(request, size, share)
             return web.answer(200, {"bytes": len(body)})
 
         async def fails(_: Request) -> Response:
@@ -148,27 +149,67 @@ def test_connections_beyond_the_most_are_told_to_wait(served: Callable[..., Serv
         assert b'{"bytes": 3}' in later
 
 
-def test_more_than_there_is_room_for_is_refused_before_it_is_read(served: Callable[..., Served]) -> None:
+def taken(here: Served, size: int) -> None:
+    for _ in range(250):
+        if here.room.taken == size:
+            return
+        time.sleep(0.02)
+    raise AssertionError(here.room.taken)
+
+
+def test_what_is_promised_and_does_not_come_takes_no_room(served: Callable[..., Served]) -> None:
+    here = served()
+    idle = [here.connect() for _ in range(40)]
+    for one in idle:  # 2,000,000 bytes are announced, 20 times as many as there is room for
+        one.sendall(post(bytes(50_000))[: -50_000 + 4])
+    taken(here, 160)
+    with said(here.connect(), post(bytes(50_000))) as other:
+        assert b'{"bytes": 50000}' in other
+    for one in idle:
+        one.close()
+    taken(here, 0)
+    assert not here.counted
+
+
+def test_more_than_there_is_room_for_is_refused(served: Callable[..., Served]) -> None:
     here = served()
     waiting = [here.connect() for _ in range(2)]
-    for one in waiting:  # both set 50,000 bytes aside, and send nearly nothing
-        one.sendall(post(bytes(50_000))[:1000])
-    for _ in range(100):
-        if here.room.taken == 100_000:
-            break
-        time.sleep(0.02)
-    with said(here.connect(), post(bytes(200))) as third:
+    for one in waiting:
+        one.sendall(post(bytes(50_000))[:-100])
+    taken(here, 99_800)
+    with said(here.connect(), post(bytes(201))) as third:
         assert third.startswith(b"HTTP/1.1 429")
         assert b"retry-after: 1" in third
+    assert here.room.taken == 99_800
     for one in waiting:
         one.close()
-    for _ in range(100):
-        if not here.room.taken:
-            break
-        time.sleep(0.02)
-    with said(here.connect(), post(bytes(200))) as fourth:
-        assert b'{"bytes": 200}' in fourth
+    taken(here, 0)
+    with said(here.connect(), post(bytes(201))) as fourth:
+        assert b'{"bytes": 201}' in fourth
     assert here.counted == {"overload": 1}
+
+
+def test_bodies_that_do_not_get_on_give_way_the_oldest_first(
+    served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "_GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(web, "_DRAIN_SECONDS", 0.1)
+    here = served()
+    waiting = []
+    for at in (1, 2):
+        waiting.append(here.connect())
+        waiting[-1].sendall(post(bytes(50_000))[:-100])
+        taken(here, at * 49_900)
+    time.sleep(0.15)
+    with said(here.connect(), post(bytes(201))) as third:
+        assert b'{"bytes": 201}' in third
+    assert waiting[0].recv(1000).startswith(b"HTTP/1.1 408")
+    waiting[1].sendall(bytes(100))
+    assert waiting[1].recv(1000).startswith(b"HTTP/1.1 200")
+    for one in waiting:
+        one.close()
+    taken(here, 0)
+    assert here.counted == {"too slow": 1}
 
 
 @pytest.mark.parametrize(
@@ -240,8 +281,18 @@ def test_whoever_hangs_up_leaves_nothing_behind(served: Callable[..., Served]) -
 
 def test_a_room_is_given_back_whatever_happens() -> None:
     room = web.Room(10)
-    with pytest.raises(asyncio.CancelledError), room.holding(10):
-        raise asyncio.CancelledError
-    with room.holding(10), pytest.raises(web.Refusal) as refused, room.holding(1):
-        pass
+
+    def cancelled() -> None:
+        with room.holding() as share:
+            share.take(10)
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        cancelled()
+    assert room.taken == 0
+    with room.holding() as share, room.holding() as other:
+        share.take(10)
+        with pytest.raises(web.Refusal) as refused:
+            other.take(1)
+        assert room.taken == 10
     assert (refused.value.status, room.taken) == (429, 0)

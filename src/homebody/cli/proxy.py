@@ -98,7 +98,7 @@ def allow(
     people: Annotated[
         int | None,
         typer.Option(
-            help="People of each device, who share its limit; of a proxy, devices it stands for, by default enough."
+            help="People of each device, who share its limit; of a proxy, devices that a batch counts for, at most."
         ),
     ] = None,
     proxy: Annotated[bool, typer.Option("--proxy", help="They are keys of proxies before this one.")] = False,

@@ -98,8 +98,8 @@ class Intake:
 
     async def _batches(self, request: Request) -> Response:
         size = declared(request, MOST_BYTES)
-        with self._room.holding(size):
-            body = await read_body(request, size)
+        with self._room.holding() as share:
+            body = await read_body(request, size, share)
             return await self._threaded(self.take, body)
 
     async def _epochs_of(self, request: Request) -> Response:

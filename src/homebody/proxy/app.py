@@ -80,9 +80,10 @@ class Proxy:
     async def _take(self, request: Request, kind: Literal["message", "batch"], most: int) -> Message:
         """Take an envelope in, and say so once it is on the disk."""
         limit = HEAD_BYTES + most * REPORT_BYTES + SIGNATURE_BYTES
-        with self.room.holding(declared(request, limit)):
-            message = self._opened(await read_body(request, limit), kind)
-            epoch = await self._book.find(message.envelope.epoch)
+        size = declared(request, limit)
+        with self.room.holding() as share:
+            message = self._opened(await read_body(request, size, share), kind)
+            epoch = await self._book.find(message.envelope.epoch, known=True)
             try:
                 outcome = await self._writer.put(message)
             except Exception:  # why, the log says

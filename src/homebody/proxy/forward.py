@@ -30,6 +30,8 @@ SENDERS = 2
 _SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 60.0
 _LARGEST_ANSWER = 64 << 10
+_LONGEST_EPOCH = 8 * 86_400.0
+"""Seconds from now to an epoch's end, at most: until then a proxy keeps who sent how much."""
 
 
 class Unknown(Exception):
@@ -134,6 +136,8 @@ def _facts(said: bytes, epoch: bytes) -> dict[str, Any]:
         right = False
     if not right:
         raise Unreachable("it described the epoch in a way that is not known here")
+    if facts["closes"] > time.time() + _LONGEST_EPOCH:
+        raise Unreachable(f"it described an epoch that closes more than {_LONGEST_EPOCH / 86_400:g} days from now")
     return {name: facts[name] for name in ("epoch", "key", "shared", "k", "entries", "among", "closes")}
 
 

@@ -32,6 +32,7 @@ class Service:
     def __init__(self, folder: Path, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         _, secret = read_report_key(folder / "reports.key")
         store = self._store = Store(folder, settings)
+        self._least = settings.least_devices
 
         def connect() -> NextHop:
             return NextHop(settings, folder, secret)
@@ -39,7 +40,8 @@ class Service:
         connect()  # an authority that cannot be read is said now
         self.forwarder = Forwarder(connect, self._done)
         self.writer = Writer(folder, store, self.forwarder.put, clock)
-        proxy = Proxy(settings, store.mark, self.writer, Book(store.epochs(), self.writer, connect, clock))
+        book = Book(store.epochs(), self.writer, connect, clock, settings.next)
+        proxy = Proxy(settings, store.mark, self.writer, book)
         self.refused, self.room = proxy.refused, proxy.room
         self.app = proxy.app(self._start, self._stop)
 
@@ -50,6 +52,9 @@ class Service:
         self.writer.start()
         self.forwarder.start()
         log("started")
+        senders, least = self.writer.senders.values(), self._least
+        if len(senders) < least and not any(sender.proxy for sender in senders):
+            log("too few may send: nothing is passed on", devices=len(senders), least_devices=least)
 
     def _stop(self) -> None:
         self.forwarder.stop()

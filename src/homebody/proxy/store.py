@@ -2,7 +2,7 @@
 
 While an epoch is open there are, beside the reports, two lists under a secret of the epoch: how much each sender has
 sent (its quota), and which messages were taken (so that a repetition is known). Both are of keyed hashes, and cannot be
-read without the secret; it goes when the epoch closes, and they after it.
+read without the secret. That is a file of its own (see `secrets`), which goes when the epoch closes, and they after it.
 
 A pool is what is held of an epoch since its last release. It is released as a whole, by cutting batches off it in the
 order of the keys, which is random and has nothing to do with who came when. Until then its reports lie in heaps, each
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from homebody.database import PATIENCE
+from homebody.proxy.secrets import Secrets
 from homebody.proxy.settings import Settings
 from homebody.proxy.tables import AT_ONCE, KEY_BYTES, Batch, Epoch, Message, Sender, keyed, opened, under_random_keys
 from homebody.runtime.sealed import REPORT_BYTES
@@ -44,6 +45,8 @@ class Ticked(NamedTuple):
     """How many reports each release has."""
     closed: dict[bytes, int]
     """How many reports were dropped with each epoch that was closed."""
+    why: dict[bytes, str]
+    """Why they were, in words for the log."""
 
 
 class Store:
@@ -54,6 +57,7 @@ class Store:
 
     def __init__(self, folder: Path, settings: Settings) -> None:
         self._settings, self._db = settings, opened(folder)
+        self._secrets = Secrets(folder)
         (self._secret,) = self._db.execute("SELECT secret FROM proxy").fetchone()
         self.transaction = self._db.transaction
 
@@ -102,9 +106,10 @@ class Store:
         if not self._db.execute("SELECT 1 FROM epochs WHERE epoch = ?", (epoch,)).fetchone():
             left = facts["closes"] - now
             closes = facts["closes"] - min(self._settings.lead, max(0.0, left) / 10)
+            self._secrets.make(epoch)
             self._db.execute(
-                "INSERT INTO epochs (epoch, facts, k, closes, secret, state) VALUES (?, ?, ?, ?, ?, 0)",
-                (epoch, json.dumps({**facts, "closes": closes}), facts["k"], closes, os.urandom(32)),
+                "INSERT INTO epochs (epoch, facts, k, closes, state) VALUES (?, ?, ?, ?, 0)",
+                (epoch, json.dumps({**facts, "closes": closes}), facts["k"], closes),
             )
         return self.epochs()[epoch]
 
@@ -114,9 +119,15 @@ class Store:
         row = self._db.execute("SELECT id FROM epochs WHERE epoch = ? AND state = 0", (epoch,)).fetchone()
         if row is None:
             return 0
-        self._db.execute("UPDATE epochs SET secret = x'', facts = '{}', state = ? WHERE id = ?", (_CLOSED, row[0]))
+        self._secrets.forget(epoch)  # if nothing can be written then, the epoch still takes no more
+        self._db.execute("UPDATE epochs SET facts = '{}', state = ? WHERE id = ?", (_CLOSED, row[0]))
         self.count("epochs_closed", 1)
         return self._drop(row[0], _OPEN, reason)
+
+    def tidy_secrets(self) -> None:
+        """Forget the secrets of epochs that are not open, which a power failure may have left. For the proxy alone:
+        it writes a secret down before its epoch."""
+        self._secrets.keep_only({epoch for epoch, found in self.epochs().items() if found.open})
 
     def end_epoch(self, epoch: bytes, reason: str) -> int:
         """Nothing of it is wanted any more: what is released goes nowhere either."""
@@ -141,9 +152,8 @@ class Store:
         for message in messages:
             epoch = message.envelope.epoch
             if epoch not in epochs:
-                epochs[epoch] = self._db.execute(
-                    "SELECT id, secret, closes, k FROM epochs WHERE epoch = ?", (epoch,)
-                ).fetchone()
+                found = self._db.execute("SELECT id, closes, k FROM epochs WHERE epoch = ?", (epoch,)).fetchone()
+                epochs[epoch] = found and (found[0], self._secrets.read(epoch), *found[1:])
             row = epochs[epoch]
             if row is None:
                 outcomes.append("unknown")
@@ -169,24 +179,25 @@ class Store:
             return "repeated" if found[0] == content else "conflict"
         who = keyed(secret, message.key)
         used, last = self._db.execute(
-            "SELECT used, heap FROM quotas WHERE epoch = ? AND mark = ?", (epoch, who)
+            "SELECT used, pool FROM quotas WHERE epoch = ? AND mark = ?", (epoch, who)
         ).fetchone() or (0, 0)
         if not message.sender.proxy and used + size > self.allowance(message.sender, k):
             return "limit"
         if size > room:
             return "full"
-        pool, first, heap = self._open_heap(epoch, now)
-        weight = self._weight(message.sender)
+        pool, heap = self._open_heap(epoch, now)
+        # Which heap it was is written nowhere: a heap may have few others. A device counts in its first one alone.
+        devices = _of_batch(message.sender, size, k) if message.sender.proxy else int(last != pool)
         self._db.execute("INSERT INTO accepted (epoch, mark, content) VALUES (?, ?, ?)", (epoch, mark, content))
         self._db.execute(
-            "INSERT INTO quotas (epoch, mark, used, heap) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (epoch, mark) DO UPDATE SET used = excluded.used, heap = excluded.heap",
-            (epoch, who, used + size, heap),
+            "INSERT INTO quotas (epoch, mark, used, pool) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (epoch, mark) DO UPDATE SET used = excluded.used, pool = excluded.pool",
+            (epoch, who, used + size, pool),
         )
-        for table, which, known in (("pools", pool, last >= first), ("heaps", heap, last == heap)):
+        for table, which in (("pools", pool), ("heaps", heap)):
             self._db.execute(
                 f"UPDATE {table} SET devices = devices + ?, reports = reports + ? WHERE {table[:-1]} = ?",
-                (0 if known else weight, size, which),
+                (devices, size, which),
             )
         fresh.setdefault(heap, []).append(envelope.reports)
         return "accepted"
@@ -195,12 +206,8 @@ class Store:
         """How many reports a device may send in an epoch."""
         return sender.people * min(k, self._settings.most)
 
-    def _weight(self, sender: Sender) -> int:
-        """How many devices someone stands for. A proxy has mixed those of many before it sends."""
-        return (sender.people or self._settings.least_devices) if sender.proxy else 1
-
-    def _open_heap(self, epoch: int, now: float) -> tuple[int, int, int]:
-        """The pool that takes an epoch's reports, its first heap, and the heap that takes more."""
+    def _open_heap(self, epoch: int, now: float) -> tuple[int, int]:
+        """The pool that takes an epoch's reports, and its heap that takes more."""
         found = self._db.execute("SELECT pool FROM pools WHERE epoch = ? AND state = ?", (epoch, _OPEN)).fetchone()
         pool = int(found[0]) if found else 0
         if not pool:
@@ -208,12 +215,12 @@ class Store:
                 "INSERT INTO pools (epoch, first, devices, reports, low, state) VALUES (?, ?, 0, 0, x'00', ?)",
                 (epoch, now, _OPEN),
             )
-        first, heap = self._db.execute("SELECT min(heap), max(heap) FROM heaps WHERE pool = ?", (pool,)).fetchone()
+        (heap,) = self._db.execute("SELECT max(heap) FROM heaps WHERE pool = ?", (pool,)).fetchone()
         if heap:
             devices, size = self._db.execute("SELECT devices, reports FROM heaps WHERE heap = ?", (heap,)).fetchone()
         if not heap or (size >= HEAP and devices >= self._settings.least_devices):
             heap = self._inserted("INSERT INTO heaps (pool, devices, reports) VALUES (?, 0, 0)", (pool,))
-        return pool, first or heap, heap
+        return pool, heap
 
     def _inserted(self, sql: str, values: tuple[Any, ...]) -> int:
         self._db.execute(sql, values)
@@ -241,9 +248,10 @@ class Store:
 
     def tick(self, now: float) -> Ticked:
         """Release what is due, and close what has ended."""
-        ticked = Ticked([], {})
+        ticked = Ticked([], {}, {})
         found = self._db.execute("SELECT id, epoch, closes, k, facts FROM epochs WHERE state = 0").fetchall()
         for row, epoch, closes, k, facts in found:
+            over, few, why = now >= closes or not self._secrets.read(epoch), "too few devices", ""
             pool = self._db.execute(
                 "SELECT pool, first, devices, reports FROM pools WHERE epoch = ? AND state = ?", (row, _OPEN)
             ).fetchone()
@@ -252,15 +260,18 @@ class Store:
                 if first > now:  # the clock was put back
                     first = now
                     self._db.execute("UPDATE pools SET first = ? WHERE pool = ?", (now, number))
-                waited = now - first >= self._settings.hold or now >= closes
+                waited = now - first >= self._settings.hold or over
                 # Nobody sends more than k: so many are of at least as many people as the server counts on.
-                enough = reports > k * (json.loads(facts)["among"] - 1)
-                if waited and enough and devices >= self._settings.least_devices:
+                needed = k * (json.loads(facts)["among"] - 1) + 1
+                least = self._settings.least_devices
+                few, has, needs = (few, devices, least) if devices < least else ("too few reports", reports, needed)
+                why = f"{few}: {has:,} of {needs:,}"
+                if waited and has >= needs:
                     self._db.execute("UPDATE pools SET state = ? WHERE pool = ?", (_RELEASED, number))
                     self.count("releases", 1)
                     ticked.released.append(reports)
-            if now >= closes:
-                ticked.closed[epoch] = self.close_epoch(epoch, "too few devices")
+            if over:
+                ticked.closed[epoch], ticked.why[epoch] = self.close_epoch(epoch, few), why
         return ticked
 
     def cut(self) -> Batch | None:
@@ -361,3 +372,12 @@ class Store:
 
     def counters(self) -> dict[str, int]:
         return dict(self._db.execute("SELECT name, amount FROM counters ORDER BY name").fetchall())
+
+
+def _of_batch(sender: Sender, size: int, k: int) -> int:
+    """How many devices a proxy's batch is at least of: nobody sends more than k.
+
+    >>> [_of_batch(Sender(True, 0), size, k=100) for size in (99, 100, 2048)], _of_batch(Sender(True, 7), 2048, k=100)
+    ([0, 1, 20], 7)
+    """
+    return min(size // k, sender.people) if sender.people else size // k

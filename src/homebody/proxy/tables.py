@@ -38,7 +38,7 @@ CREATE TABLE proxy (secret BLOB NOT NULL);
 CREATE TABLE senders (mark BLOB PRIMARY KEY, proxy INTEGER NOT NULL, people INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (
     id INTEGER PRIMARY KEY, epoch BLOB NOT NULL UNIQUE, facts TEXT NOT NULL, k INTEGER NOT NULL, closes REAL NOT NULL,
-    secret BLOB NOT NULL, state INTEGER NOT NULL
+    state INTEGER NOT NULL
 );
 CREATE TABLE pools (
     pool INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL, first REAL NOT NULL, devices INTEGER NOT NULL,
@@ -52,7 +52,7 @@ CREATE TABLE held (
     heap INTEGER NOT NULL, key BLOB NOT NULL, report BLOB NOT NULL, PRIMARY KEY (heap, key)
 ) WITHOUT ROWID;
 CREATE TABLE quotas (
-    epoch INTEGER NOT NULL, mark BLOB NOT NULL, used INTEGER NOT NULL, heap INTEGER NOT NULL, PRIMARY KEY (epoch, mark)
+    epoch INTEGER NOT NULL, mark BLOB NOT NULL, used INTEGER NOT NULL, pool INTEGER NOT NULL, PRIMARY KEY (epoch, mark)
 ) WITHOUT ROWID;
 CREATE TABLE accepted (
     epoch INTEGER NOT NULL, mark BLOB NOT NULL, content BLOB NOT NULL, PRIMARY KEY (epoch, mark)
@@ -71,7 +71,7 @@ class Sender(NamedTuple):
     proxy: bool
     """A proxy before this one, whose batches are of many devices."""
     people: int
-    """Of a device: who live with it. Of a proxy: how many devices it stands for; 0: as many as are waited for here."""
+    """Of a device: who live with it. Of a proxy: devices that a batch of it counts for, at most; 0: no such bound."""
 
 
 class Message(NamedTuple):
@@ -124,7 +124,7 @@ def opened(folder: Path) -> Database:
     if not path.exists():
         raise HomebodyError(f"The proxy in {folder} has lost its database {DATABASE}: make another proxy.")
     database = connect(path, what="proxy's database")
-    # What is deleted is overwritten with zeros.
+    # What is deleted is overwritten with zeros, in the tables; the log of what was written keeps it a little longer.
     for pragma in ("secure_delete = ON", "cache_size = -65536", "wal_autocheckpoint = 0", "temp_store = MEMORY"):
         database.execute(f"PRAGMA {pragma}").fetchall()
     database.migrate("proxy", [_TABLES])

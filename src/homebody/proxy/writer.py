@@ -52,6 +52,8 @@ class Writer:
         self._nearly = False
         self._ticked = self._swept = self._wrote = 0.0
         self._clean, self._more, self._sweeping = False, True, False
+        self._log_due: float | None = None
+        """When to empty the log, if an epoch has closed, or what is left of one was swept away."""
         self._seen = -1
         self.senders: dict[bytes, Sender] = {}
         self.closed: set[bytes] = set()
@@ -64,6 +66,7 @@ class Writer:
         for batch in self._store.under_way():
             self._forward(batch)
         self._look_for_senders()
+        self._store.tidy_secrets()
         self._thread.start()
         self._checkpoints.start()
 
@@ -132,17 +135,19 @@ class Writer:
     def _commit(self, messages: list[Any], calls: list[Any], done: list[Any]) -> None:
         store, now = self._store, self._clock()
         ticking = time.monotonic() - self._ticked >= TICK
-        ticked, counted = Ticked([], {}), Counter[str]()
+        ticked, counted = Ticked([], {}, {}), Counter[str]()
         with store.transaction():
             outcomes = store.accept([message for message, _ in messages], now)
             results = [call(store) for call, _ in calls]
             for batch, outcome in done:
                 store.finish(batch, outcome)
                 if outcome == CLOSED:
-                    ticked.closed[batch.epoch] = store.end_epoch(batch.epoch, outcome)
+                    dropped = store.end_epoch(batch.epoch, outcome)  # nothing more, where another batch came before
+                    ticked.closed[batch.epoch] = ticked.closed.get(batch.epoch, 0) + dropped
+                    ticked.why[batch.epoch] = outcome
             if ticking:
                 more = store.tick(now)
-                ticked = Ticked(more.released, {**ticked.closed, **more.closed})
+                ticked = Ticked(more.released, {**ticked.closed, **more.closed}, {**ticked.why, **more.why})
                 with self._changed:
                     counted = self._counted.copy()
             for name, amount in (counted + _sums(messages, outcomes)).items():
@@ -157,6 +162,8 @@ class Writer:
         if messages or calls or done or cut or ticked.closed or counted:
             self._wrote, self._clean = time.monotonic(), False
             self._written.set()
+        if ticked.closed:
+            self._log_due = 0.0
         self._tell([future for _, future in messages], outcomes)
         self._tell([future for _, future in calls], results)
         if ticking:
@@ -175,7 +182,8 @@ class Writer:
             log("released", reports=reports)
         for epoch, dropped in ticked.closed.items():
             if epoch not in self.closed:
-                log("epoch closed", epoch=epoch.hex(), dropped=dropped)
+                why = {"why": ticked.why[epoch]} if dropped else {}
+                log("epoch closed", epoch=epoch.hex(), dropped=dropped, **why)
             self.closed.add(epoch)
 
     def _tell(self, futures: list[asyncio.Future[Any]], results: list[Any]) -> None:
@@ -211,11 +219,18 @@ class Writer:
             self._nearly = False
             # What little was written since the other thread began; now the log starts from its beginning again.
             self._store.checkpoint("PASSIVE")
-        if self._messages or self._more:
+        if self._log_due is not None and time.monotonic() >= self._log_due:
+            # However much there is to do: it tells what of a closed epoch was written together.
+            emptied = self._store.checkpoint("TRUNCATE")
+            self._log_due = None if emptied else time.monotonic() + CHECKPOINT
+        if (self._messages or self._more) and time.monotonic() - self._swept < CHECKPOINT:
             return
         if time.monotonic() - self._swept > TICK or self._sweeping:
+            before = self._sweeping
             with self._store.transaction():
                 self._sweeping = self._store.sweep()
+            if before and not self._sweeping:
+                self._log_due = 0.0  # what is swept away stands in it, too
             self._swept = time.monotonic()
             self._clean = self._clean and not self._sweeping
         if not self._clean and time.monotonic() - self._wrote > CHECKPOINT:
@@ -223,18 +238,27 @@ class Writer:
 
     def _checkpoint_by_and_by(self) -> None:
         """Bring what was written ahead into the tables, beside the thread that writes more."""
-        db = sqlite3.connect(self._path, timeout=30, isolation_level=None)
-        db.execute("PRAGMA synchronous = FULL")
+        db, trouble = None, ""
         while not self._ended.wait(CHECKPOINT):
             if not self._written.is_set():
                 continue
             self._written.clear()
             try:
+                if db is None:
+                    db = sqlite3.connect(self._path, timeout=30, isolation_level=None)
+                    db.execute("PRAGMA synchronous = FULL")
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-                self._nearly = True
+                self._nearly, trouble = True, ""
             except sqlite3.Error as error:
-                log("cannot checkpoint", why=str(error))
-        db.close()
+                if str(error) != trouble:
+                    log("cannot checkpoint", why=str(error))
+                trouble = str(error)
+                self._written.set()  # what was written ahead is still there
+                if db is not None:
+                    db.close()
+                    db = None
+        if db is not None:
+            db.close()
 
     def _end(self) -> None:
         try:

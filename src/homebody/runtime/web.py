@@ -1,7 +1,7 @@
 """How a service of ours answers over HTTP: a Starlette app on uvicorn, over TLS beyond this machine.
 
 No address of a peer is kept or logged. Nobody can make the process hold more than it has set aside: bodies are counted
-against a common room before they are read, and who is slow, sends endless headers or opens too many connections is
+against a common room as they come, and who is slow, sends endless headers or opens too many connections is
 hung up on.
 """
 
@@ -16,6 +16,7 @@ import signal
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -41,6 +42,7 @@ __all__ = [
     "Gone",
     "Refusal",
     "Room",
+    "Share",
     "answer",
     "declared",
     "from_here",
@@ -55,6 +57,8 @@ _HEAD_SECONDS = 15.0
 """For the head of a request to come in whole, and for a new connection to begin one."""
 _HEAD_BYTES = 32 << 10
 _BODY_SECONDS = 30.0
+_GRACE_SECONDS = 2.0
+"""For a body to come before it may have to give way to others."""
 _DRAIN_SECONDS, _DRAIN_BYTES = 5.0, 1 << 20
 _FAREWELL_SECONDS = 0.5
 _CROWDED = (
@@ -79,23 +83,66 @@ class Gone(Exception):
 
 
 class Room:
-    """The bytes that requests may take up together, whether they are being read or wait to be dealt with."""
+    """The bytes that requests may take up together, whether they are being read or wait to be dealt with.
+
+    What has come counts, not what was promised: whoever announces much and sends nothing takes nothing. Where there is
+    no room left, bodies that have been coming for a while give way, the oldest first.
+    """
 
     def __init__(self, most: int) -> None:
         self.most, self.taken = most, 0
+        self.coming: dict[Share, None] = {}
+        """Those that are being read, the oldest first."""
 
     @contextmanager
-    def holding(self, size: int) -> Iterator[None]:
-        """Set so many aside, or refuse."""
-        if self.taken + size > self.most:
-            raise Refusal(
-                429, "overload", "More has come in than can be dealt with now; send it again later.", retry_after=1
-            )
-        self.taken += size
+    def holding(self) -> Iterator[Share]:
+        """A request's share of the room, empty at first; given back at the end."""
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            share.give_back()
+
+
+class Share:
+    """What one request takes up."""
+
+    def __init__(self, room: Room) -> None:
+        self._room, self._since = room, time.monotonic()
+        self._patience: asyncio.Timeout | None = None
+        self.size = 0
+
+    def take(self, size: int) -> None:
+        """So many bytes more, or a refusal."""
+        room = self._room
+        while room.taken + size > room.most:
+            oldest = next(iter(room.coming), self)
+            if oldest is self or time.monotonic() - oldest._since < _GRACE_SECONDS:
+                raise Refusal(
+                    429, "overload", "More has come in than can be dealt with now; send it again later.", retry_after=1
+                )
+            oldest._give_way()
+        room.taken += size
+        self.size += size
+
+    @contextmanager
+    def coming(self, patience: asyncio.Timeout) -> Iterator[None]:
+        """While the body is read, it may have to give way: then its time is up."""
+        self._patience, self._room.coming[self] = patience, None
         try:
             yield
         finally:
-            self.taken -= size
+            self._room.coming.pop(self, None)
+
+    def give_back(self) -> None:
+        self._room.taken -= self.size
+        self.size = 0
+
+    def _give_way(self) -> None:
+        del self._room.coming[self]
+        self.give_back()
+        if self._patience is not None and not self._patience.expired():
+            self._patience.reschedule(0)
 
 
 def answer(status: int, said: dict[str, Any], **headers: str) -> Response:
@@ -105,7 +152,8 @@ def answer(status: int, said: dict[str, Any], **headers: str) -> Response:
 
 
 def declared(request: Request, limit: int) -> int:
-    """How many bytes the body may turn out to have: what it says, or all that are allowed where it comes in chunks."""
+    """How many bytes the body may turn out to have: what it says, or all that are allowed where it comes in chunks. One
+    that says too much is refused before it is read."""
     given = request.headers.get("content-length")
     if given is None:
         return limit
@@ -116,22 +164,27 @@ def declared(request: Request, limit: int) -> int:
     return int(given)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The body, of which no more than `limit` bytes are ever held, and which must come in time."""
+async def read_body(request: Request, limit: int, share: Share) -> bytes:
+    """The body, of which no more than `limit` bytes are ever held, each counted in its share of the room as it comes,
+    and which must come in time."""
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(_BODY_SECONDS):
-            async for part in request.stream():
-                size += len(part)
-                if size > limit:
-                    raise Refusal(413, "too large", f"A body has at most {limit:,} bytes here.")
-                parts.append(part)
+        async with asyncio.timeout(_BODY_SECONDS) as patience:
+            with share.coming(patience):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > limit:
+                        raise Refusal(413, "too large", f"A body has at most {limit:,} bytes here.")
+                    share.take(len(part))
+                    parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
     except TimeoutError:
-        raise Refusal(408, "too slow", f"The body took more than {_BODY_SECONDS:g} seconds to come.") from None
+        raise Refusal(408, "too slow", "The body took too long to come; send it again.", retry_after=1) from None
     except ClientDisconnect:
         raise Gone from None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    finally:
+        parts.clear()  # a refusal is still being answered while its frames are kept
 
 
 async def _drained(request: Request) -> bool:
