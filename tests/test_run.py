@@ -607,3 +607,10 @@ def test_people_with_too_few_interactions_are_counted_and_reported(tmp_path: Pat
     result = execute(recipe, tmp_path / "runs", Watcher(say=said.append))
     assert result["notes"] == said
     assert "2 of 6 users have fewer than 3 interactions" in said[0]
+
+
+def test_a_run_says_that_its_stages_leave_out_the_shuffle(tmp_path: Path) -> None:
+    said: list[str] = []
+    recipe = Recipe("fmf-ldp", "synthetic:users=20,items=30", rounds=1, stages=["one-bit:epsilon=1,k=5"])
+    result = execute(recipe, tmp_path, Watcher(say=said.append))
+    assert said == result["notes"] == ["fmf-ldp's own channel shuffles; these stages do not"]

@@ -192,7 +192,7 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
         seed=recipe.seed,
         negatives=recipe.negatives,
     )
-    for note in _notes(method, split):
+    for note in (*_notes(method, split), *recipe.unshuffled()):
         watcher.say(note)
     members = int((split.learn & (split.lengths > 0)).sum())
     if recipe.cohort is not None and not 1 <= recipe.cohort <= members:
@@ -299,7 +299,7 @@ def _run(
             "seconds_per_round": statistics.median(line["seconds"] for line in lines),
             "cpu_seconds": time.process_time() - cpu,
             "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-            "notes": [*_notes(method, split), *_unheld(recipe, method)],
+            "notes": [*_notes(method, split), *recipe.unshuffled(), *_unheld(recipe, method)],
             "run": str(folder.path),
         }
         folder.write_json("result.json", result)

@@ -82,7 +82,7 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
         "--host": "example.org",
         "--database": "other.sqlite",
         "--metrics": "",
-        "--stage": "one-bit:epsilon=1",
+        "--stage": "one-bit:epsilon=1,k=1",
         "--rounds": 3,
         "--cohort": 4,
         "--seed": 9,
@@ -100,7 +100,7 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
         recipe = plan.recipe
     assert (plan.database, plan.metrics, plan.tls, plan.half, plan.least) == ("other.sqlite", "", False, True, 6)
     assert (plan.deadline, plan.quorum) == (12.5, 0.75)
-    assert (recipe.stages, recipe.rounds, recipe.cohort, recipe.seed) == (["one-bit:epsilon=1"], 3, 4, 9)
+    assert (recipe.stages, recipe.rounds, recipe.cohort, recipe.seed) == (["one-bit:epsilon=1,k=1"], 3, 4, 9)
     assert (recipe.budget, recipe.evaluate_every, recipe.held_out) == (options["--budget"], 2, "random")
 
 

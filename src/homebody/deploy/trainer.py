@@ -139,7 +139,7 @@ def _result(plan: Plan, method: Method, fitted: Fitted, records: Records, folder
         "seconds": sum(line["seconds"] + line["evaluation_seconds"] for line in lines),
         "seconds_per_round": statistics.median([line["seconds"] for line in lines] or [0.0]),
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "notes": [],
+        "notes": recipe.unshuffled(),
         "run": str(folder),
     }
 
