@@ -30,7 +30,7 @@ from homebody.fit import Best, Fitted, Round, fit
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate, Shuffle
 from homebody.privacy.limits import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
-from homebody.privacy.specs import with_noise
+from homebody.privacy.specs import stage_texts, with_noise
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
 from homebody.report import RunFolder
@@ -291,6 +291,7 @@ def _run(
             "epsilon_delta": recipe.stated_at,
             "reports": _reports(recipe, method, split, len(lines)),
             "stages": recipe.stages,
+            "channel": stage_texts(method.uplink) if isinstance(method, Method) else None,
             "budget": recipe.budget,
             "stopped": stopped,
             "bytes_up": round(sum(line["bytes_up"] for line in lines) / per_client),

@@ -219,9 +219,9 @@ def test_channels_from_text(specs: list[str], stages: tuple[Stage, ...]) -> None
 
 
 def test_channels_as_text() -> None:
-    specs = ["ask-rows", "clip:norm.item=3.0,norm.bias=4.0,order=1", "laplace:b=0.1,unbounded=true"]
-    for spec in (*specs, "one-bit:epsilon=2.5,k=1", "shuffle:users=7", "randomised-response:epsilon=1.0"):
-        before = ["one-bit:epsilon=1.0,k=2"] if spec.startswith("shuffle") else []
+    specs = ["ask-rows", "clip:norm.item=3,norm.bias=4.5,order=1", "laplace:b=0.1,unbounded=true"]
+    for spec in (*specs, "one-bit:epsilon=2.5,k=1", "shuffle:users=7", "randomised-response:epsilon=1"):
+        before = ["one-bit:epsilon=1,k=2"] if spec.startswith("shuffle") else []
         assert stage_texts(parse_channel([*before, spec])) == [*before, spec]
 
 
