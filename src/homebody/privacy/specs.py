@@ -59,7 +59,11 @@ def _text(stage: Stage) -> str:
             given |= {f"{one.name}.{tensor}": norm for tensor, norm in value.items()}
         elif one.default is MISSING or value != one.default or (name, one.name) in REQUIRED:
             given[one.name] = str(value).lower() if isinstance(value, bool) else value
-    return name + (":" if given else "") + ",".join(f"{key}={str(value).removesuffix('.0')}" for key, value in given.items())
+    return (
+        name
+        + (":" if given else "")
+        + ",".join(f"{key}={str(value).removesuffix('.0')}" for key, value in given.items())
+    )
 
 
 def _settings(kind: type[Any]) -> list[Field[Any]]:
