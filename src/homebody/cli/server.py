@@ -277,7 +277,7 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from homebody.report.tables import epsilon_text
+    from homebody.report.words import epsilon as epsilon_text
 
     console = Console()
     alive = "running" if found["running"] else "not running"
@@ -293,5 +293,12 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     console.print(table)
     for one in found["proxies"]:
         console.print(f"proxy {one['name']}: added {one['added']}", highlight=False, markup=False)
+    if found["running"] and (rest := found["resting"]):
+        who = "1 person is" if rest["people"] == 1 else f"{rest['people']:,} people are"
+        console.print(
+            f"{who} left alone until {rest['until']} at most: they declined, or what they sent was refused",
+            highlight=False,
+            soft_wrap=True,
+        )
     for name, amount in found["counters"].items():
         console.print(f"{name}: {amount:,}", highlight=False, markup=False)

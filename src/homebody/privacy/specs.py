@@ -59,11 +59,11 @@ def _text(stage: Stage) -> str:
             given |= {f"{one.name}.{tensor}": norm for tensor, norm in value.items()}
         elif one.default is MISSING or value != one.default or (name, one.name) in REQUIRED:
             given[one.name] = str(value).lower() if isinstance(value, bool) else value
-    return (
-        name
-        + (":" if given else "")
-        + ",".join(f"{key}={str(value).removesuffix('.0')}" for key, value in given.items())
-    )
+    return _spelt(name, {key: str(value).removesuffix(".0") for key, value in given.items()})
+
+
+def _spelt(name: str, given: Mapping[str, str]) -> str:
+    return name + (":" if given else "") + ",".join(f"{key}={value}" for key, value in given.items())
 
 
 def _settings(kind: type[Any]) -> list[Field[Any]]:
@@ -83,7 +83,7 @@ def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:
         key = {"gaussian": "z", "laplace": "b"}.get(name)
         if key is not None and (noise is not None or key not in given):
             given[key] = repr(1.0 if noise is None else noise)
-        out.append(name + (":" if given else "") + ",".join(f"{one}={value}" for one, value in given.items()))
+        out.append(_spelt(name, given))
     return out
 
 

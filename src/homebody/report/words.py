@@ -155,10 +155,8 @@ def behind_proxy(results: Iterable[Mapping[str, Any]]) -> list[str]:
     added = {name: " to ".join(dict.fromkeys(map(epsilon, (min(of), max(of))))) for name, of in totals.items()}
     alike = len(set(added.values())) == 1
     told = next(iter(added.values())) if alike else ", ".join(f"{value} ({name})" for name, value in added.items())
-    return [
-        f"ε of {', '.join(totals)} holds behind a proxy that does not collude with the observer; "
-        f"by addition it is {told}"
-    ]
+    whose = f"ε of {', '.join(totals)}"
+    return [f"{whose} holds behind a proxy that does not collude with the observer; by addition it is {told}"]
 
 
 def duration(seconds: float) -> str:
