@@ -97,7 +97,9 @@ def _print_reports(console: Console, found: Reports) -> None:
     from rich import box
     from rich.table import Table
 
-    title = f"{found.k:,} reports of one bit, ε = {found.epsilon:g} each, about {found.entries:,} entries"
+    from homebody.report.words import several
+
+    title = f"{several(found.k, 'report')} of one bit, ε = {found.epsilon:g} each, about {found.entries:,} entries"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("entry", "item · factor", "value", "on [−1, 1]", "P[1]", "bit", "4 bytes"):
         table.add_column(heading, justify="left" if heading in ("item · factor", "4 bytes") else "right")

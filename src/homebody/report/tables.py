@@ -89,7 +89,8 @@ def _reports_line(result: Mapping[str, Any]) -> list[str]:
     reports = result.get("reports")
     if not reports:
         return []
-    parts = f"{words.epsilon(reports['epsilon'])} × {reports['count']:,} reports × {result['rounds']} rounds"
+    counts = f"{words.several(reports['count'], 'report')} × {words.several(result['rounds'], 'round')}"
+    parts = f"{words.epsilon(reports['epsilon'])} × {counts}"
     behind = ""
     if "sealed_bytes" in reports:
         behind = "; the lower figures above hold behind a proxy that does not collude with whoever looks"
