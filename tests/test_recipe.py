@@ -132,3 +132,28 @@ def test_a_fingerprint_sees_names_and_contents() -> None:
     one = fingerprint({"a": b"12", "b": b"3"})
     assert one == fingerprint({"a": memoryview(b"12"), "b": b"3"})
     assert len({one, fingerprint({"a": b"12", "b": b"4"}), fingerprint({"a": b"12", "c": b"3"})}) == 3
+
+
+@pytest.mark.parametrize("name", ["epsilon", "k", "users"])
+def test_a_setting_of_the_channel_is_no_field_and_the_error_says_where_it_is(name: str) -> None:
+    said = f"{name} is no field of fmf-ldp .*--stage one-bit:epsilon=2.5,k=100 --stage shuffle\\."
+    with pytest.raises(HomebodyError, match=said):
+        parse_fields("fmf-ldp", [f"{name}=1"])
+    with pytest.raises(HomebodyError, match=said):
+        Recipe("fmf-ldp", "synthetic", fields={name: 1}).build()
+    with pytest.raises(HomebodyError, match=f"There is no field of fedmf '{name}'"):
+        parse_fields("fedmf", [f"{name}=1"])
+
+
+@pytest.mark.parametrize(
+    ("method", "stages", "told"),
+    [
+        ("fmf-ldp", ["one-bit:epsilon=1,k=100"], ["fmf-ldp's own channel shuffles; these stages do not"]),
+        ("fmf-ldp", ["one-bit:epsilon=1,k=100", "shuffle"], []),
+        ("fmf-ldp", [], []),
+        ("fedmf", ["one-bit:epsilon=1,k=100"], []),
+        ("popularity", ["one-bit:epsilon=1,k=100"], []),
+    ],
+)
+def test_stages_without_the_methods_own_shuffle_are_told_of(method: str, stages: list[str], told: list[str]) -> None:
+    assert Recipe(method, "synthetic", stages=stages).unshuffled() == told

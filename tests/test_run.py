@@ -18,6 +18,7 @@ from homebody.errors import HomebodyError
 from homebody.privacy import Ledger
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
+from homebody.report.tables import print_result
 from homebody.run import Watcher, execute, reopen, resume
 
 DATA = "synthetic:users=30,items=40,mean=8"
@@ -607,3 +608,21 @@ def test_people_with_too_few_interactions_are_counted_and_reported(tmp_path: Pat
     result = execute(recipe, tmp_path / "runs", Watcher(say=said.append))
     assert result["notes"] == said
     assert "2 of 6 users have fewer than 3 interactions" in said[0]
+
+
+def test_a_run_says_that_its_stages_leave_out_the_shuffle(tmp_path: Path) -> None:
+    said: list[str] = []
+    recipe = Recipe("fmf-ldp", "synthetic:users=20,items=30", rounds=1, stages=["one-bit:epsilon=1,k=5"])
+    result = execute(recipe, tmp_path, Watcher(say=said.append))
+    assert said == result["notes"] == ["fmf-ldp's own channel shuffles; these stages do not"]
+
+
+def test_a_run_names_the_stages_of_a_methods_own_channel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = Recipe("private-popularity", "synthetic:users=20,items=30", rounds=1)
+    result = execute(recipe, tmp_path)
+    assert (result["stages"], result["channel"]) == ([], ["one-bit:epsilon=2.5,k=100", "shuffle"])
+    print_result(result)
+    assert "\nstages: one-bit:epsilon=2.5,k=100 → shuffle\n" in capsys.readouterr().out
+    given = execute(replace(recipe, stages=["one-bit:epsilon=1,k=5", "shuffle"]), tmp_path)
+    assert given["channel"] == given["stages"] == ["one-bit:epsilon=1,k=5", "shuffle"]
+    assert execute(Recipe("popularity", recipe.data, rounds=1), tmp_path)["channel"] is None

@@ -30,7 +30,7 @@ from homebody.fit import Best, Fitted, Round, fit
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate, Shuffle
 from homebody.privacy.limits import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
-from homebody.privacy.specs import with_noise
+from homebody.privacy.specs import stage_texts, with_noise
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
 from homebody.report import RunFolder
@@ -192,7 +192,7 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
         seed=recipe.seed,
         negatives=recipe.negatives,
     )
-    for note in _notes(method, split):
+    for note in (*_notes(method, split), *recipe.unshuffled()):
         watcher.say(note)
     members = int((split.learn & (split.lengths > 0)).sum())
     if recipe.cohort is not None and not 1 <= recipe.cohort <= members:
@@ -291,6 +291,7 @@ def _run(
             "epsilon_delta": recipe.stated_at,
             "reports": _reports(recipe, method, split, len(lines)),
             "stages": recipe.stages,
+            "channel": stage_texts(method.uplink) if isinstance(method, Method) else None,
             "budget": recipe.budget,
             "stopped": stopped,
             "bytes_up": round(sum(line["bytes_up"] for line in lines) / per_client),
@@ -299,7 +300,7 @@ def _run(
             "seconds_per_round": statistics.median(line["seconds"] for line in lines),
             "cpu_seconds": time.process_time() - cpu,
             "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-            "notes": [*_notes(method, split), *_unheld(recipe, method)],
+            "notes": [*_notes(method, split), *recipe.unshuffled(), *_unheld(recipe, method)],
             "run": str(folder.path),
         }
         folder.write_json("result.json", result)

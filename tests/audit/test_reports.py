@@ -81,6 +81,8 @@ def test_values_are_the_gradient_that_the_paper_writes(simulator: Simulator) -> 
         assert one.chance == pytest.approx((g * (e - 1) + e + 1) / (2 * e + 2))
         assert int(one.binary.replace(" ", ""), 2) == 2 * one.entry + one.bit
         assert one.item == str(item)
+        assert one.own == bool(r[item] > 0)
+    assert {one.own for one in found.reports} == {True, False}
 
 
 def test_bits_are_tossed_with_that_chance(simulator: Simulator) -> None:

@@ -88,3 +88,17 @@ def test_one_method_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "0 …" in line
     one = json.loads(printed(monkeypatch, capsys, "methods", "fedmf", "--json"))["methods"]
     assert [row["name"] for row in one] == ["fedmf"]
+
+
+def test_a_method_shows_its_channel_and_its_choices(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    text = printed(monkeypatch, capsys, "methods", "fmf-ldp")
+    assert "its channel, unless stages are given: --stage one-bit:epsilon=2.5,k=100 --stage shuffle\n" in text
+    (line,) = [line for line in text.splitlines() if " decoder " in line]
+    assert "improved or published" in line
+    (one,) = json.loads(printed(monkeypatch, capsys, "methods", "fmf-ldp", "--json"))["methods"]
+    assert one["channel"] == ["one-bit:epsilon=2.5,k=100", "shuffle"]
+    for name in ("fedmf", "ials"):
+        assert "its channel" not in printed(monkeypatch, capsys, "methods", name)

@@ -117,16 +117,24 @@ def test_reports_bit_by_bit_in_80_columns_and_all_of_them_as_json(
     table, _, rest = text.partition("and 24 more; --json has all")
     assert max(map(len, table.splitlines())) <= 80
     assert "30 reports of one bit, ε = 2.5 each, about 200 entries" in table
-    for one in found["reports"][:6]:
-        assert bytes.fromhex(one["plain"]).hex(" ") in table
-    first = found["reports"][0]
+    assert "30 of 200 entries" in table
+    assert " rows" not in table
+    first = next(one for one in found["reports"] if one["own"])
+    assert first is not found["reports"][0]
+    others = [one for one in found["reports"] if one is not first]
+    lines = [bytes.fromhex(one["plain"]).hex(" ") for one in [first, *others[:5]]]
+    assert sorted(lines, key=table.index) == lines
+    assert "\nthe first is about an item that this person has\n" in rest
     assert f"bit by bit: {first['binary']}\n" in rest
     words = " ".join(rest.split())
     assert "30 sealed reports of 52 bytes, 1,697 bytes in all" in words
     assert "Reads 0 of them" in words
     assert "No sender" in words
     assert found["sealed"]["bytes"] == 1697
-    plain, _ = called(monkeypatch, capsys, "fedmf", *DATA, "--stage", "one-bit:epsilon=1,k=4")
+    few = ["fedmf", *DATA, "--stage", "one-bit:epsilon=1,k=4"]
+    plain, _ = called(monkeypatch, capsys, *few)
+    four = json.loads(called(monkeypatch, capsys, *few, "--json")[0])["reports"]
     assert "4 reports of one bit" in plain
     assert "sealed" not in plain
+    assert ("the first is about an item" in plain) == any(one["own"] for one in four["reports"])
     assert "more; --json" not in plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from homebody.cli import app
 from homebody.deploy.admin import opened
 from homebody.deploy.keys import make_device_key
 from homebody.errors import HomebodyError
+from homebody.privacy import OBSERVERS, Charge, Reports
 from homebody.runtime.report_keys import make_report_key
 
 SHUFFLED = ["--stage", "one-bit:epsilon=1,k=5", "--stage", "shuffle", "--evaluate-every", "0"]
@@ -82,7 +84,7 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
         "--host": "example.org",
         "--database": "other.sqlite",
         "--metrics": "",
-        "--stage": "one-bit:epsilon=1",
+        "--stage": "one-bit:epsilon=1,k=1",
         "--rounds": 3,
         "--cohort": 4,
         "--seed": 9,
@@ -100,7 +102,7 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
         recipe = plan.recipe
     assert (plan.database, plan.metrics, plan.tls, plan.half, plan.least) == ("other.sqlite", "", False, True, 6)
     assert (plan.deadline, plan.quorum) == (12.5, 0.75)
-    assert (recipe.stages, recipe.rounds, recipe.cohort, recipe.seed) == (["one-bit:epsilon=1"], 3, 4, 9)
+    assert (recipe.stages, recipe.rounds, recipe.cohort, recipe.seed) == (["one-bit:epsilon=1,k=1"], 3, 4, 9)
     assert (recipe.budget, recipe.evaluate_every, recipe.held_out) == (options["--budget"], 2, "random")
 
 
@@ -235,6 +237,24 @@ def test_what_the_server_does(server: Path) -> None:
     assert "fedmf, round 3 of 100 is done" in text
     assert "rounds 0 of 100; 2 items" in text
     assert "refused: someone else's number: 2" in text
+
+
+@pytest.mark.parametrize(("people", "told"), [(1, "1 person is"), (4321, "4,321 people are")])
+def test_who_is_left_alone_and_until_when(server: Path, people: int, told: str) -> None:
+    with opened(server) as (_, records):
+        records.note("resting", json.dumps({"60": 7, "32503680000": people}))
+    assert answered("server", "status", server)["resting"] == {"people": people, "until": "3000-01-01 00:00 UTC"}
+    assert "left alone" not in said("server", "status", server), "A server that does not run asks nobody."
+    with (server / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        text = said("server", "status", server)
+    assert f"{told} left alone until 3000-01-01 00:00 UTC at most: they declined, or what they sent was" in text
+
+
+def test_a_large_epsilon_is_written_as_in_the_ledger(server: Path) -> None:
+    with opened(server) as (_, records):
+        records.ledger().charge("train/1", [Charge(who, "user", Reports(3409.0, 1)) for who in OBSERVERS])
+    assert "so far: server 3,409, clients 3,409, public 3,409; δ" in said("server", "status", server)
 
 
 def test_a_backup_is_made_and_restored(server: Path, tmp_path: Path) -> None:

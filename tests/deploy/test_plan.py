@@ -127,7 +127,7 @@ def test_a_folder_without_a_server_is_named(tmp_path: Path) -> None:
         ({"stages": ["gaussian:z=1"]}, "Gaussian noise needs a bound"),
         ({"stages": ["secure-sum"]}, "SecureSum needs more than one letter a round"),
         ({"stages": ["ask-rows"]}, "AskRows needs more than one letter a round"),
-        ({"stages": ["one-bit:epsilon=1", "shuffle"]}, "Shuffle needs a proxy between devices and server"),
+        ({"stages": ["one-bit:epsilon=1,k=1", "shuffle"]}, "Shuffle needs a proxy between devices and server"),
         ({"split": "ratio:test=0.2"}, "Devices hold out their last two interactions"),
         ({"protocol": "nosuch"}, "There is no protocol 'nosuch'"),
         ({"held_out": "nosuch"}, "There is no way to hold out 'nosuch'"),
@@ -153,14 +153,14 @@ def test_what_devices_cannot_do_is_refused_before_anything_starts(recipe: dict[s
 def test_a_shuffle_counts_on_those_who_are_certain_to_report(
     settings: dict[str, Any], cohort: int | None, among: int
 ) -> None:
-    recipe = Recipe("fedmf", "devices", cohort=cohort, stages=["one-bit:epsilon=1", "shuffle"], budget="eps=8")
+    recipe = Recipe("fedmf", "devices", cohort=cohort, stages=["one-bit:epsilon=1,k=1", "shuffle"], budget="eps=8")
     plan = Plan(recipe, reports="127.0.0.1:9093", **settings)
     (_, shuffle) = plan.method().uplink.stages
     assert isinstance(shuffle, Shuffle)
     assert shuffle.users == plan.shuffled_among == among
-    fewer = replace(recipe, stages=["one-bit:epsilon=1", "shuffle:users=1"])
+    fewer = replace(recipe, stages=["one-bit:epsilon=1,k=1", "shuffle:users=1"])
     assert plan.changed(recipe=fewer).method().uplink.stages[1] == replace(shuffle, users=1)
-    more = replace(recipe, stages=["one-bit:epsilon=1", f"shuffle:users={among + 1}"])
+    more = replace(recipe, stages=["one-bit:epsilon=1,k=1", f"shuffle:users={among + 1}"])
     with pytest.raises(HomebodyError, match=f"among {among + 1} people where {among} are enough for a round"):
         plan.changed(recipe=more).method()
 

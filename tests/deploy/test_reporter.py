@@ -166,9 +166,9 @@ def test_it_gives_up_when_it_is_too_late_or_must_be_silent(proxy: Proxy, make: C
 
 
 def test_nobody_is_there(make: Callable[..., Reporter]) -> None:
-    with pytest.raises(NotReported, match="in time: ConnectError") as raised:
+    said = r"in time: http://127\.0\.0\.1:9 cannot be reached \(ConnectError\): see that the proxy runs there"
+    with pytest.raises(NotReported, match=said):
         make("http://127.0.0.1:9").send(b"message", soon(0.1))
-    assert "127.0.0.1" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["key", "shared", "k", "entries", "among", "epoch"])
@@ -227,7 +227,7 @@ def test_tls_and_nothing_of_the_environment(
     try:
         make(proxy.url, ca=(ours / "ca.pem").read_text()).send(b"message", soon())
         for ca in ((others / "ca.pem").read_text(), None):
-            with pytest.raises(NotReported, match="ConnectError"):
+            with pytest.raises(NotReported, match=f"{proxy.url} shows another certificate than this device trusts"):
                 make(proxy.url, ca=ca).send(b"message", soon(0.3))
     finally:
         proxy.server.shutdown()

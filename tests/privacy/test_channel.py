@@ -29,7 +29,7 @@ from homebody.privacy import (
     ShuffledReports,
 )
 from homebody.privacy.channel import Stage
-from homebody.privacy.specs import parse_channel
+from homebody.privacy.specs import parse_channel, stage_texts
 from homebody.rng import Rng
 
 EVERYONE = Cohort(np.arange(3), "all", size=3, population=3)
@@ -215,6 +215,14 @@ def test_charges_are_charges() -> None:
 )
 def test_channels_from_text(specs: list[str], stages: tuple[Stage, ...]) -> None:
     assert parse_channel(specs).stages == stages
+    assert parse_channel(stage_texts(Channel(*stages))).stages == stages
+
+
+def test_channels_as_text() -> None:
+    specs = ["ask-rows", "clip:norm.item=3,norm.bias=4.5,order=1", "laplace:b=0.1,unbounded=true"]
+    for spec in (*specs, "one-bit:epsilon=2.5,k=1", "shuffle:users=7", "randomised-response:epsilon=1"):
+        before = ["one-bit:epsilon=1,k=2"] if spec.startswith("shuffle") else []
+        assert stage_texts(parse_channel([*before, spec])) == [*before, spec]
 
 
 @pytest.mark.parametrize(
@@ -222,6 +230,8 @@ def test_channels_from_text(specs: list[str], stages: tuple[Stage, ...]) -> None
     [
         ("clap:norm=1", "no stage 'clap'; did you mean 'clip'"),
         ("clip", "needs norm, as in clip:norm=1"),
+        ("one-bit:epsilon=0.5", "'one-bit:epsilon=0.5' needs k, as in one-bit:epsilon=0.5,k=100"),
+        ("one-bit:k=7", "needs epsilon, as in one-bit:epsilon=1,k=7"),
         ("clip:norm", "not 'clip:norm'"),
         ("clip:norm=", "not 'clip:norm='"),
         ("clip:norm=one", "norm in the stage 'clip:norm=one' must be a number, not 'one'"),

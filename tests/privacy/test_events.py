@@ -123,3 +123,16 @@ def test_nonsense_is_refused_in_one_sentence(wrong: Any) -> None:
     with pytest.raises(HomebodyError) as refused:
         wrong()
     assert str(refused.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (Reports(2.5, 1), "1 locally randomised report of ε = 2.5; no sampling"),
+        (Reports(2.5, 1200), "1,200 locally randomised reports of ε = 2.5 each; no sampling"),
+        (ShuffledReports(2.5, 1, 30), "1 report of ε = 2.5, shuffled among 30 people"),
+        (ShuffledReports(2.5, 7, 1), "7 reports of ε = 2.5 each, shuffled among 1 person"),
+    ],
+)
+def test_reports_in_words(event: Event, told: str) -> None:
+    assert str(event) == told

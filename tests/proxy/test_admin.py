@@ -42,7 +42,7 @@ def test_a_proxy_is_made_and_told_who_may_send(tmp_path: Path) -> None:
     said = json.loads(typed("status", folder, "--json").output)
     assert (said["devices"], said["proxies"], said["held"], said["running"]) == (2, 1, 0, False)
     assert json.loads(typed("forbid", folder, keys[0], "--json").output) == {"removed": 1, "senders": 2}
-    assert "may send: 1 devices, 1 proxies" in typed("status", folder).output
+    assert "may send: 1 device, 1 proxy;" in typed("status", folder).output
     with pytest.raises(HomebodyError, match="key of nobody who may send"):
         CliRunner().invoke(app, ["proxy", "forbid", str(folder), str(keys[0])], catch_exceptions=False)
 

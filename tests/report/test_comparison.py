@@ -13,6 +13,7 @@ import torch
 from homebody.core import Evaluated
 from homebody.report import RunFolder
 from homebody.report.comparison import holm, paired_p, summarise_runs
+from homebody.report.words import behind_proxy
 
 
 def test_p_of_a_few_pairs_by_hand() -> None:
@@ -129,3 +130,17 @@ def test_users_are_paired_and_not_only_means(tmp_path: Path) -> None:
     found = summarise_runs([run(tmp_path, "low", 0, (ranks + 1).tolist()), run(tmp_path, "high", 0, ranks.tolist())])
     assert found["best"] == "high"
     assert found["methods"][0]["p_against_best"] < 0.001
+
+
+def test_an_epsilon_that_counts_on_a_shuffle_has_a_footnote(tmp_path: Path) -> None:
+    def reports(total: float, **more: int) -> dict[str, Any]:
+        return {"reports": {"count": 100, "epsilon": 2.5, "round": 250.0, "total": total, **more}}
+
+    plain, bits = run(tmp_path, "plain", 0, [0, 3]), run(tmp_path, "bits", 0, [1, 3])
+    far = {**bits, "method": "far.py:Far", **reports(700.0, sealed_bytes=9)}
+    through = {**bits, **reports(5000.0, sealed_bytes=9)}
+    said = "holds behind a proxy that does not collude with the observer; by addition it is"
+    assert summarise_runs([plain, {**bits, **reports(5000.0)}])["notes"] == ["a note"], "no shuffle"
+    assert summarise_runs([plain, through])["notes"] == ["a note", f"ε of bits {said} 5,000"]
+    assert summarise_runs([through, far])["notes"][1] == f"ε of bits, Far {said} 5,000 (bits), 700 (Far)"
+    assert behind_proxy([through, {**bits, **reports(50.0, sealed_bytes=9)}]) == [f"ε of bits {said} 50 to 5,000"]

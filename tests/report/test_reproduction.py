@@ -210,6 +210,14 @@ class TestCosts:
         names = ", ".join(study["data"])
         assert text.count(f"- {names}: 2 of 5 runs were made on another machine, of 16 cores.") == 1
 
+    def test_a_footnote_is_everywhere(self, tmp_path: Path) -> None:
+        said = "ε of one holds behind a proxy"
+        one = costs()
+        one["data"]["toy"]["footnotes"] = [said]
+        assert reproduction_markdown(paper(one)).count(f"- toy: {said}") == 1
+        assert reproduction_page(paper(one)).count(f"<li>{said}</li>") == 1
+        assert on_terminal(paper(one), tmp_path, ["Table 5"]).count(said) == 1
+
     def test_markdown_has_no_differences(self) -> None:
         text = reproduction_markdown(paper(costs()))
         assert "| method | data | published | obtained, published protocol |" in text

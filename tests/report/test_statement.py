@@ -468,9 +468,9 @@ class TestFiles:
         ),
         (["laplace:b=4,unbounded=true"], "nothing bounds what it hides"),
         (["one-bit:epsilon=2.5,k=100"], "sends 100 reports of one bit"),
-        (["one-bit:epsilon=1"], "sends 1 report of one bit"),
-        (["one-bit:epsilon=1", "shuffle:users=20"], "mixed with those of at least 20 people"),
-        (["one-bit:epsilon=1", "shuffle"], "mixed with those of the whole cohort"),
+        (["one-bit:epsilon=1,k=1"], "sends 1 report of one bit"),
+        (["one-bit:epsilon=1,k=1", "shuffle:users=20"], "mixed with those of at least 20 people"),
+        (["one-bit:epsilon=1,k=1", "shuffle"], "mixed with those of the whole cohort"),
     ],
 )
 def test_each_stage_in_a_sentence(tmp_path: Path, stages: list[str], words: str) -> None:

@@ -66,6 +66,13 @@ def test_every_metric_of_everyone_and_of_some(console: Console, capsys: pytest.C
     assert "Recall, sampled " not in console.export_text()
 
 
+@pytest.mark.parametrize(("count", "told"), [(1, "2.5 × 1 report × 3 rounds = 7.5"), (4, "2.5 × 4 reports × 3 rounds")])
+def test_what_reports_add_up_to(console: Console, count: int, told: str) -> None:
+    reports = {"count": count, "epsilon": 2.5, "round": 2.5 * count, "total": 7.5 * count}
+    print_result({**RESULT, "reports": reports}, console)
+    assert f"ε of reports, by addition: {told}" in console.export_text()
+
+
 def test_a_result_that_was_not_measured_has_no_table(console: Console) -> None:
     print_result({**RESULT, "metrics": {}}, console)
     text = console.export_text()

@@ -390,7 +390,7 @@ def test_a_person_whose_budget_is_spent_declines_and_is_left_alone(
     ("stages", "said"),
     [
         (["secure-sum"], "SecureSum needs more than one letter a round"),
-        (["one-bit:epsilon=1", "shuffle"], "Shuffle needs a proxy between devices and server"),
+        (["one-bit:epsilon=1,k=1", "shuffle"], "Shuffle needs a proxy between devices and server"),
         (["ask-rows"], "AskRows needs more than one letter a round"),
     ],
 )

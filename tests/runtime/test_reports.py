@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from homebody.core import Cohort
+from homebody.deploy.admin import report
 from homebody.deploy.device import Device
 from homebody.deploy.epochs import Epochs
 from homebody.deploy.intake import Intake
@@ -24,8 +26,10 @@ from homebody.errors import Abandoned, HomebodyError
 from homebody.privacy import ShuffledReports
 from homebody.privacy.events import Reports, event_from_json
 from homebody.recipe import Recipe
+from homebody.rng import Rng
 from homebody.runtime import wire
 from homebody.runtime.clients import Clients
+from homebody.runtime.correspondence import resting
 from homebody.runtime.flower import Flower, metric_names
 from homebody.runtime.household import Household
 from homebody.runtime.returns import about
@@ -435,7 +439,7 @@ def test_a_device_without_a_proxy_takes_no_part_and_says_why(mixed: Callable[...
     device = Device(one.homes[0], one.log)
     answer, _ = wire.open_letter(device.answer(runtime(one, mixer)._greeting()))
     assert "go through a proxy, and this device has none" in answer["refused"]
-    assert "--proxy" in one.said("refused")[0]["reason"]
+    assert "make it anew, with `homebody client init … --proxy" in one.said("refused")[0]["reason"]
 
 
 def test_an_epoch_for_what_goes_through_no_proxy_is_refused(mixed: Callable[..., Any]) -> None:
@@ -455,6 +459,44 @@ def test_a_proxy_that_takes_nothing_makes_people_decline(mixed: Callable[..., An
     assert [line["clients"] for line in one.records.rounds()] == [6]
     assert one.records.counters()["declined"] == 1
     assert one.said("declined")[0]["reason"] == "The proxy took nothing: it answered 400."
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_round_that_devices_declined_says_so_and_who_is_left_alone(mixed: Callable[..., Any], before: bool) -> None:
+    """At once, where the proxy does not even confirm the epoch; or for what it did not take."""
+    one, mixer, _ = mixed()
+    away = Mixer.__new__(Mixer)
+    away.__dict__.update({**mixer.__dict__, **({"lies": {"k": 0}} if before else {"broken": "no"})})
+    one.mail.devices["mark2"] = Device(one.homes[2], one.log, away.reporter([]))
+    asked = runtime(one, mixer)
+    users = asked.available()
+    method = one.plan.method()
+    asked.begin(method, Rng.of(0))
+    shared = method.init_shared(asked.catalogue, Rng.of(0))
+    cohort = Cohort(users, "all", 7, 7)
+    asked.open("train/1", cohort, shared)
+    began = datetime.now(UTC).replace(second=0, microsecond=0)
+    with pytest.raises(Abandoned) as raised:
+        asked.collect(method, shared, cohort, Rng.of(0), 1)
+    said = "4 of 7 clients answered within 60 s, 3 declined, and 7 must: does the proxy run, and do devices reach it?"
+    assert str(raised.value) == said
+    (line,) = one.said("left alone")
+    assert line["clients"] == 3
+    until = datetime.strptime(line["until"], "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC)
+    assert timedelta(minutes=10) <= until - began <= timedelta(minutes=11)
+    rest = resting(one.records.notes())
+    assert rest is not None
+    assert rest["people"] == 3
+    assert rest == report(one.plan, one.records)["resting"]
+    runtime(one, mixer)
+    assert resting(one.records.notes()) is None, "One that is started again asks everybody."
+
+
+def test_reports_that_do_not_arrive_are_asked_about(mixed: Callable[..., Any]) -> None:
+    one, mixer, _ = mixed()
+    mixer.holding = True
+    with pytest.raises(Abandoned, match="or does it wait for more devices than there are, and is this server's"):
+        fit(one, mixer, rounds=1)
 
 
 def test_what_devices_measure_goes_the_same_way(mixed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

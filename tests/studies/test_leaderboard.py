@@ -122,6 +122,14 @@ def test_methods_side_by_side(population: Population, tmp_path: Path, monkeypatc
     assert {row["name"] for row in again["methods"]} == {"popularity", "fedmf", "ials"}
 
 
+def test_an_epsilon_behind_a_proxy_is_told_of_on_every_page(population: Population, tmp_path: Path) -> None:
+    result = run(population, tmp_path, methods=["popularity", "private-popularity"], seeds=1)
+    said = "ε of private-popularity holds behind a proxy that does not collude with the observer; by addition it is 500"
+    assert said in result["legend"]
+    for name in ("LEADERBOARD.md", "index.html"):
+        assert (Path(result["folder"]) / name).read_text().count(said) == 1
+
+
 def test_a_method_that_fails_is_listed_with_its_reason(
     population: Population, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -472,3 +472,15 @@ def test_runs_of_another_machine_are_told_of(tmp_path: Path, write_paper: Write)
         f"1 of 8 runs were made on another machine, of {environment['cores'] + 14} cores."
         in (part(again, "Table 1")["notes"])
     )
+
+
+def test_where_an_epsilon_that_counts_on_a_shuffle_is_shown_a_footnote_says_so(
+    tmp_path: Path, more: str, write_paper: Write
+) -> None:
+    text = more.replace('["clip:norm=1,order=1", "laplace:b=0.5"]]', '["one-bit:epsilon=2,k=5", "shuffle"]]')
+    paper = read_paper(write_paper(tmp_path, text))
+    found = part(reproduce.reproduce(plan(paper, table="6", rounds=1), tmp_path / "runs"), "Table 6")["footnotes"]
+    assert found == ["ε of fedmf holds behind a proxy that does not collude with the observer; by addition it is 10"]
+    unseen = read_paper(write_paper(tmp_path, text.replace('also = ["epsilon"]', ""), "other"))
+    result = reproduce.reproduce(plan(unseen, table="6", rounds=1), tmp_path / "runs")
+    assert part(result, "Table 6")["footnotes"] == []

@@ -48,6 +48,8 @@ class Report:
     """The four bytes, in hexadecimal: twice the entry and the bit, lowest byte first."""
     sealed: str | None
     """The bytes that leave the device behind a proxy."""
+    own: bool = False
+    """Whether it is about an item that this person trains on."""
 
     @property
     def binary(self) -> str:
@@ -113,17 +115,19 @@ def take_apart(method: Method, simulator: Simulator, shared: Tree, user: int, rn
     tables = [(name.removesuffix("]").rpartition("[")[0], rows.size) for name, rows in sorted(sent.items())]
     starts = np.cumsum([0, *(size for _, size in tables)])
     pairs, found = flat(sent), []
+    own = set(simulator.split.training(user).tolist())
     for pair in pairs.tolist():
         number = int(np.searchsorted(starts, pair, side="right")) - 1
         table, entry = tables[number][0], (pair - int(starts[number])) // 2
         place = tuple(map(int, np.unravel_index(entry, worked_out[table].shape)))
         value = worked_out[table][place]
         projected = stage.projected(value)
+        called = _called(simulator, worked_out[table].shape, place)
         found.append(
             Report(
                 table,
                 place,
-                *_called(simulator, worked_out[table].shape, place),
+                *called,
                 entry=pair // 2,
                 value=float(value),
                 projected=float(projected),
@@ -131,6 +135,7 @@ def take_apart(method: Method, simulator: Simulator, shared: Tree, user: int, rn
                 bit=pair % 2,
                 plain=pair.to_bytes(4, "little").hex(),
                 sealed=None,
+                own=called[0] is not None and place[0] in own,
             )
         )
     every = Reports(stage.epsilon, stage.k, int(starts[-1]) // 2, tuple(found), None)

@@ -74,6 +74,8 @@ def _print(found: Inspection, method: str) -> None:
     for part in found.parts:
         shape = " × ".join(f"{side:,}" for side in part.shape) or "1"
         whole = f" of {part.rows_of:,} rows" if part.rows_of is not None else ""
+        if found.reports and part.rows_of is not None:
+            whole = f" of {part.rows_of // 2:,} entries"  # of the two rows that each has, one for either bit
         table.add_row(part.name, shape + whole, part.dtype, f"{part.bytes:,}", part.hex)
     console.print(table)
     views = Table("observer", "sees of it, and is charged each round", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -95,16 +97,23 @@ def _print_reports(console: Console, found: Reports) -> None:
     from rich import box
     from rich.table import Table
 
-    title = f"{found.k:,} reports of one bit, ε = {found.epsilon:g} each, about {found.entries:,} entries"
+    from homebody.report.words import several
+
+    title = f"{several(found.k, 'report')} of one bit, ε = {found.epsilon:g} each, about {found.entries:,} entries"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("entry", "item · factor", "value", "on [−1, 1]", "P[1]", "bit", "4 bytes"):
         table.add_column(heading, justify="left" if heading in ("item · factor", "4 bytes") else "right")
-    for one in found.reports[:SHOWN]:
+    # One about an item that the person has says most; the others follow as they were drawn.
+    own = next((one for one in found.reports if one.own), found.reports[0])
+    shown = [own, *(one for one in found.reports if one is not own)]
+    for one in shown[:SHOWN]:
         numbers = (f"{one.value:.4g}", f"{one.projected:.4g}", f"{one.chance:.4f}", str(one.bit))
         table.add_row(f"{one.entry:,}", _about(one), *numbers, bytes.fromhex(one.plain).hex(" "))
     console.print(table)
-    first = found.reports[0]
+    first = shown[0]
     lines = [f"and {len(found.reports) - SHOWN:,} more; --json has all"] if len(found.reports) > SHOWN else []
+    if first.own:
+        lines.append("the first is about an item that this person has")
     lines += [
         f"the first, bit by bit: {first.binary}",
         f"                       entry {first.entry:,}, then the bit {first.bit}; lowest byte first on the wire",

@@ -42,10 +42,14 @@ def methods(
     console.print(f"[bold]{one['name']}[/bold] ({one['kind']}): {one['title']}", highlight=False)
     if one["paper"]:
         console.print(one["paper"], highlight=False)
+    if one["channel"]:
+        stages = " ".join(f"--stage {text}" for text in one["channel"])
+        console.print(f"its channel, unless stages are given: {stages}", highlight=False, soft_wrap=True, markup=False)
     table = Table("field", "default", "bounds", "search", "meaning")
     for field in one["fields"]:
         low, high = field["low"], field["high"]
         bounds = f"{'' if low is None else low} … {'' if high is None else high}" if (low, high) != (None, None) else ""
+        bounds = bounds or " or ".join(map(str, field["choices"]))
         table.add_row(field["name"], str(field["default"]), bounds, field["search"] or "", field["doc"])
     if one["fields"]:
         console.print(table)
@@ -57,6 +61,8 @@ def _describe(name: str) -> dict[str, Any]:
     from homebody.core import Method
     from homebody.methods import find
     from homebody.params import params
+    from homebody.privacy.specs import stage_texts
+    from homebody.recipe import own_channel
     from homebody.studies.space import search_space, space_text
 
     found = find(name)
@@ -68,6 +74,7 @@ def _describe(name: str) -> dict[str, Any]:
         "title": found.title,
         "paper": found.paper,
         "default_rounds": found.default_rounds,
+        "channel": stage_texts(own_channel(name)),
         "search_declared": declared,
         "fields": [
             {

@@ -132,6 +132,7 @@ def run(folder: Dir) -> None:
 def status(folder: Dir, as_json: Json = False) -> None:
     """What is held, what was passed on, and what was refused and why."""
     from homebody.proxy.admin import report
+    from homebody.report.words import several
 
     found = report(folder)
     if as_json:
@@ -139,9 +140,8 @@ def status(folder: Dir, as_json: Json = False) -> None:
         return
     alive = "running" if found["running"] else "not running"
     typer.echo(f"{folder}: {found['listen']} to {found['next']} ({alive})")
-    typer.echo(
-        f"may send: {found['devices']:,} devices, {found['proxies']:,} proxies; open epochs: {found['epochs']:,}"
-    )
+    senders = f"{several(found['devices'], 'device')}, {several(found['proxies'], 'proxy', 'proxies')}"
+    typer.echo(f"may send: {senders}; open epochs: {found['epochs']:,}")
     typer.echo(
         f"reports: {found['accepted']:,} accepted, {found['held']:,} held, {found['forwarded']:,} passed on, "
         f"{sum(found['dropped'].values()):,} dropped"

@@ -120,10 +120,13 @@ def init(
         typer.echo(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its device.pub:")
     typer.echo(f"  homebody keys add {folder} device.pub --name NAME --people N")
     if reports:
+        from homebody.report.words import several
+
+        among = several(made["shuffled_among"], "person", "people")
         typer.echo(f"Give the same ca.pem to the proxy, whose next is {made['next']}, and get its reports.pub:")
         typer.echo(f"  homebody keys add {folder} reports.pub --name NAME --proxy")
         typer.echo(
-            f"The ledger counts on {made['shuffled_among']} people whose reports are shuffled together "
+            f"The ledger counts on {among} whose reports are shuffled together "
             "(--least × --quorum): have the proxy wait for devices of as many (--least-devices)."
         )
     typer.echo(f"Then start it: homebody server start {folder}")
@@ -277,7 +280,8 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from homebody.report.tables import epsilon_text
+    from homebody.report.words import epsilon as epsilon_text
+    from homebody.report.words import several
 
     console = Console()
     alive = "running" if found["running"] else "not running"
@@ -293,5 +297,12 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     console.print(table)
     for one in found["proxies"]:
         console.print(f"proxy {one['name']}: added {one['added']}", highlight=False, markup=False)
+    if found["running"] and (rest := found["resting"]):
+        who = f"{several(rest['people'], 'person', 'people')} {'is' if rest['people'] == 1 else 'are'}"
+        console.print(
+            f"{who} left alone until {rest['until']} at most: they declined, or what they sent was refused",
+            highlight=False,
+            soft_wrap=True,
+        )
     for name, amount in found["counters"].items():
         console.print(f"{name}: {amount:,}", highlight=False, markup=False)

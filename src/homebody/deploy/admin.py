@@ -18,6 +18,7 @@ from homebody.deploy.proxies import Proxies
 from homebody.deploy.records import LONGEST, Records
 from homebody.errors import HomebodyError
 from homebody.report.record import jsonable
+from homebody.runtime.correspondence import resting
 from homebody.runtime.door import is_loopback
 
 __all__ = ["make", "opened", "read_items", "report", "restored", "running"]
@@ -168,6 +169,7 @@ def report(plan: Plan, records: Records) -> dict[str, Any]:
                 for one in records.devices()
             ],
             "proxies": [{"name": one.name, "added": one.added} for one in Proxies(records).all()],
+            "resting": resting(records.notes()),
             "counters": records.counters(),
         }
     )

@@ -91,7 +91,10 @@ class Device:
     def _refuse_unfit(self, task: Task) -> None:
         through = shuffled(task.acting.uplink)
         if through and self._reporter is None:
-            raise HomebodyError("Reports of this method go through a proxy, and this device has none (--proxy).")
+            raise HomebodyError(
+                "Reports of this method go through a proxy, and this device has none: make it anew, with "
+                "`homebody client init … --proxy https://HOST:PORT`; a device that is there cannot be given one."
+            )
         if (task.epoch is not None) != (through and task.do in ("train", "evaluate")):
             raise wire.Malformed("The letter has no epoch for what goes through a proxy, or one for something else.")
 

@@ -38,7 +38,7 @@ LONGEST_ANSWER = 1 << 16
 
 
 class NotReported(HomebodyError):
-    """The proxy took nothing; the sentence says why, without its address."""
+    """The proxy took nothing; the sentence says why, for the device's own log."""
 
 
 class Reporter:
@@ -48,7 +48,7 @@ class Reporter:
     """
 
     def __init__(self, url: str, *, ca: str | None, secret: bytes, silent: Callable[[], bool] = lambda: False) -> None:
-        self._secret, self._silent = secret, silent
+        self._url, self._secret, self._silent = url, secret, silent
         context: ssl.SSLContext | bool = ssl.create_default_context(cadata=ca) if url.startswith("https:") else False
         # Nothing of the environment: it could send reports through somebody else.
         self._http = httpx.Client(
@@ -107,10 +107,19 @@ class Reporter:
                     raise NotReported(f"The proxy took nothing: {why}.")
                 wait = max(pause, after)
             except httpx.HTTPError as error:
-                why = type(error).__name__
+                why = self._away(error)
             self._rest(min(wait, LONGEST_PAUSE), until)
             pause = min(2 * pause, LONGEST_PAUSE)
         raise NotReported(f"The proxy took nothing in time: {why}.")
+
+    def _away(self, error: httpx.HTTPError) -> str:
+        """Why nothing was heard of the proxy, and what to do about it."""
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return f"{self._url} shows another certificate than this device trusts (`homebody client init --proxy-ca`)"
+        return (
+            f"{self._url} cannot be reached ({type(error).__name__}): see that the proxy runs there "
+            "(`homebody proxy run`), and that this machine reaches it"
+        )
 
     def _once(self, method: str, path: str, body: bytes | None) -> tuple[int, dict[str, Any], float]:
         with self._http.stream(

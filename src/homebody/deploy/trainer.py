@@ -28,6 +28,7 @@ from homebody.deploy.records import Records
 from homebody.errors import Abandoned, HomebodyError, Unavailable
 from homebody.evaluation import describe
 from homebody.fit import Fitted, Round, fit
+from homebody.privacy.specs import stage_texts
 from homebody.report.record import jsonable
 from homebody.runtime.flower import Flower
 from homebody.runtime.flower_link import Link
@@ -132,6 +133,7 @@ def _result(plan: Plan, method: Method, fitted: Fitted, records: Records, folder
         "epsilon_unit": "user",
         "epsilon_delta": fitted.delta,
         "stages": recipe.stages,
+        "channel": stage_texts(method.uplink),
         "budget": recipe.budget,
         "stopped": fitted.stopped,
         "bytes_up": round(sum(line["bytes_up"] for line in lines) / answered),
@@ -139,7 +141,7 @@ def _result(plan: Plan, method: Method, fitted: Fitted, records: Records, folder
         "seconds": sum(line["seconds"] + line["evaluation_seconds"] for line in lines),
         "seconds_per_round": statistics.median([line["seconds"] for line in lines] or [0.0]),
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "notes": [],
+        "notes": recipe.unshuffled(),
         "run": str(folder),
     }
 

@@ -174,6 +174,8 @@ class Reports:
         return "replace-one"
 
     def __str__(self) -> str:
+        if self.count == 1:
+            return f"1 locally randomised report of ε = {self.epsilon:g}; {self.sampling}"
         return f"{self.count:,} locally randomised reports of ε = {self.epsilon:g} each; {self.sampling}"
 
 
@@ -205,7 +207,10 @@ class ShuffledReports:
         return Sampling()
 
     def __str__(self) -> str:
-        return f"{self.count:,} reports of ε = {self.epsilon:g} each, shuffled among {self.users:,} people"
+        among = f"shuffled among {self.users:,} {'person' if self.users == 1 else 'people'}"
+        if self.count == 1:
+            return f"1 report of ε = {self.epsilon:g}, {among}"
+        return f"{self.count:,} reports of ε = {self.epsilon:g} each, {among}"
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
 
 from homebody.errors import HomebodyError, unknown_name
@@ -13,7 +13,7 @@ from homebody.privacy.requests import AskRows
 from homebody.privacy.responses import RandomisedResponse
 from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum
 
-__all__ = ["STAGES", "parse_channel", "parse_stage", "split_stage", "with_noise"]
+__all__ = ["STAGES", "parse_channel", "parse_stage", "split_stage", "stage_texts", "with_noise"]
 
 STAGES: dict[str, type[Any]] = {
     "ask-rows": AskRows,
@@ -26,6 +26,9 @@ STAGES: dict[str, type[Any]] = {
     "shuffle": Shuffle,
 }
 
+REQUIRED = {("one-bit", "k"): 100}
+"""Settings that a text must give although the stage has a default, with an example: a guess would cost too much."""
+
 
 def parse_channel(specs: Sequence[str]) -> Channel:
     """The channel that these stages make, as the message travels.
@@ -34,6 +37,38 @@ def parse_channel(specs: Sequence[str]) -> Channel:
     Channel(stages=(Clip(norm=0.5, order=2), SecureSum(), Gaussian(z=1.0, relation='replace-one')))
     """
     return Channel(*(parse_stage(spec) for spec in specs))
+
+
+def stage_texts(channel: Channel) -> list[str]:
+    """A channel's stages as they are typed; one that has no name there by its class.
+
+    >>> stage_texts(Channel(OneBit(epsilon=2.5, k=100), Shuffle()))
+    ['one-bit:epsilon=2.5,k=100', 'shuffle']
+    """
+    return [_text(stage) for stage in channel.stages]
+
+
+def _text(stage: Stage) -> str:
+    name = next((name for name, kind in STAGES.items() if type(stage) is kind), None)
+    if name is None:
+        return type(stage).__name__
+    given: dict[str, Any] = {}
+    for one in _settings(type(stage)):
+        value = getattr(stage, one.name)
+        if isinstance(value, Mapping):
+            given |= {f"{one.name}.{tensor}": norm for tensor, norm in value.items()}
+        elif one.default is MISSING or value != one.default or (name, one.name) in REQUIRED:
+            given[one.name] = str(value).lower() if isinstance(value, bool) else value
+    return _spelt(name, {key: str(value).removesuffix(".0") for key, value in given.items()})
+
+
+def _spelt(name: str, given: Mapping[str, str]) -> str:
+    return name + (":" if given else "") + ",".join(f"{key}={value}" for key, value in given.items())
+
+
+def _settings(kind: type[Any]) -> list[Field[Any]]:
+    """What a person may set; a channel fills in the rest."""
+    return [one for one in fields(kind) if not one.kw_only]
 
 
 def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:
@@ -48,7 +83,7 @@ def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:
         key = {"gaussian": "z", "laplace": "b"}.get(name)
         if key is not None and (noise is not None or key not in given):
             given[key] = repr(1.0 if noise is None else noise)
-        out.append(name + (":" if given else "") + ",".join(f"{one}={value}" for one, value in given.items()))
+        out.append(_spelt(name, given))
     return out
 
 
@@ -60,7 +95,7 @@ def parse_stage(spec: str) -> Stage:
     """
     name, given = split_stage(spec)
     kind = STAGES[name]
-    known = {one.name: one for one in fields(kind) if not one.kw_only}
+    known = {one.name: one for one in _settings(kind)}
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for key, text in given.items():
@@ -76,9 +111,11 @@ def parse_stage(spec: str) -> Stage:
             raise HomebodyError(f"The stage '{spec}' has one norm for all and others for each tensor: give one kind.")
         else:
             values[key] = _parse(spec, key, text, _kind(hints[key]))
-    missing = [key for key, one in known.items() if key not in values and one.default is MISSING]
+    wanted = [key for key, one in known.items() if one.default is MISSING or (name, key) in REQUIRED]
+    missing = [key for key in wanted if key not in values]
     if missing:
-        raise HomebodyError(f"The stage '{spec}' needs {missing[0]}, as in {name}:{missing[0]}=1.")
+        example = ",".join(f"{key}={given.get(key) or REQUIRED.get((name, key), 1)}" for key in wanted)
+        raise HomebodyError(f"The stage '{spec}' needs {missing[0]}, as in {name}:{example}.")
     stage: Stage = kind(**values)
     return stage
 

@@ -13,6 +13,7 @@ import polars as pl
 
 from homebody.evaluation import main_cutoff
 from homebody.report.record import RunFolder
+from homebody.report.words import behind_proxy
 
 __all__ = ["holm", "paired_p", "summarise_runs"]
 
@@ -74,7 +75,7 @@ def summarise_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "data": first["data"],
         "protocol": first["protocol"],
         "meaning": first["meaning"],
-        "notes": list(dict.fromkeys(note for result in results for note in result["notes"])),
+        "notes": [*dict.fromkeys(note for result in results for note in result["notes"]), *behind_proxy(results)],
         "epsilon_delta": first.get("epsilon_delta"),
         "seeds": [result["seed"] for result in by_method[best["method"]]],
         "test": f"paired over users on {metric}, sign flips, Holm-corrected, against the best",

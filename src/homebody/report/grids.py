@@ -17,6 +17,7 @@ __all__ = [
     "grids",
     "has_published",
     "missing_or",
+    "noted",
     "obtained",
     "printed",
     "remarks",
@@ -51,6 +52,11 @@ def under(protocol: str) -> str:
     ('obtained, published protocol', 'obtained, strict')
     """
     return f"obtained, {protocol}" + (" protocol" if protocol == "published" else "")
+
+
+def noted(part: Mapping[str, Any]) -> list[str]:
+    """What stands below the figures; parts that an earlier version made have no footnotes."""
+    return [*part["notes"], *part.get("footnotes", [])]
 
 
 def state(part: Mapping[str, Any], protocols: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ from homebody.report.grids import (
     grids,
     has_published,
     missing_or,
+    noted,
     printed,
     remarks,
     state,
@@ -59,15 +60,15 @@ def _study(study: Mapping[str, Any], tolerance: float) -> Iterator[str]:
         for line in part["rows"]:
             for remark in remarks(study, line, tolerance):
                 said.setdefault((line["name"], remark), []).append(data)
-    noted: dict[str, list[str]] = {}
+    said_of: dict[str, list[str]] = {}
     for data, part in study["data"].items():
-        for note in part["notes"]:
-            noted.setdefault(note, []).append(data)
-    if said or noted:
+        for note in noted(part):
+            said_of.setdefault(note, []).append(data)
+    if said or said_of:
         yield ""
     for (name, remark), where in said.items():
         yield f"- {plain(name)}, {plain(', '.join(where))}: {plain(remark)}"
-    for note, where in noted.items():
+    for note, where in said_of.items():
         yield f"- {plain(', '.join(where))}: {plain(note)}"
 
 

@@ -17,6 +17,7 @@ from homebody.report.grids import (
     grids,
     has_published,
     missing_or,
+    noted,
     printed,
     remarks,
     state,
@@ -86,7 +87,7 @@ def _table(study: Mapping[str, Any], data: str, part: Mapping[str, Any], toleran
     lines = [line for line in part["rows"] if not line.get("improvement")]
     return (
         f"<h3>{escape(data)}</h3>{_verdict(study, lines, tolerance)}{_state(study, part)}"
-        f"{_framed(study, data, part, top + f'<tbody>{body}</tbody>')}{listed(part['notes'])}"
+        f"{_framed(study, data, part, top + f'<tbody>{body}</tbody>')}{listed(noted(part))}"
     )
 
 
@@ -201,7 +202,7 @@ def _sweep_tables(study: Mapping[str, Any], anchor: str, charts: Charts, toleran
         groups = [point for line in part["rows"] for point in line["points"]]
         parts.append(
             f"<h3>{escape(data)}</h3>{_verdict(study, groups, tolerance)}{_state(study, part)}"
-            f"{_framed(study, data, part, top + body, _times(study['scale']))}{listed(part['notes'])}"
+            f"{_framed(study, data, part, top + body, _times(study['scale']))}{listed(noted(part))}"
         )
     return parts
 

@@ -42,7 +42,7 @@ def print_reproduction(
             title = f"{study['label']}, {data}{scale}, {part['seeds']} seed{'s' if part['seeds'] > 1 else ''}"
             console.print(SHOWN[study["kind"]](study, part, title, console.width))
             short = short or any(_is_short(line) for line in part["rows"])
-            for sentence in state(part, study["protocols"]):
+            for sentence in (*state(part, study["protocols"]), *part.get("footnotes", [])):
                 console.print(sentence, highlight=False, markup=False)
     page = "index.html" if (folder / "index.html").exists() else "RESULTS.md"
     mark = f"{SHORT} short by more than {result['tolerance']:g} points" if short else ""

@@ -68,12 +68,13 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     if areas:
         console.print(f"AUC {', '.join(areas)}", highlight=False)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in result["epsilon"].items())
+    passed = result.get("stages") or result.get("channel")
     costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round"
     for line in (
         *([result["meaning"]] if metrics else []),
         f"ε certified, one user, over the whole training: {epsilon}{at_delta(result)}",
         *_reports_line(result),
-        *([f"stages: {' → '.join(result['stages'])}"] if result.get("stages") else []),
+        *([f"stages: {' → '.join(passed)}"] if passed else []),
         *([result["stopped"]] if result.get("stopped") else []),
         f"rounds {result['rounds']}, chosen {result['chosen_round']}; {costs}; {result['peak_rss_mb']:,.0f} MB at most",
         f"per client and round: {kilobytes(result['bytes_up'])} KB up, {kilobytes(result['bytes_down'])} KB down",
@@ -88,7 +89,8 @@ def _reports_line(result: Mapping[str, Any]) -> list[str]:
     reports = result.get("reports")
     if not reports:
         return []
-    parts = f"{words.epsilon(reports['epsilon'])} × {reports['count']:,} reports × {result['rounds']} rounds"
+    counts = f"{words.several(reports['count'], 'report')} × {words.several(result['rounds'], 'round')}"
+    parts = f"{words.epsilon(reports['epsilon'])} × {counts}"
     behind = ""
     if "sealed_bytes" in reports:
         behind = "; the lower figures above hold behind a proxy that does not collude with whoever looks"

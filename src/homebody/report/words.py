@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["QUANTITIES", "duration", "epsilon", "figure", "metric_name", "number", "percent", "points", "spread"]
+__all__ = [
+    "QUANTITIES",
+    "behind_proxy",
+    "duration",
+    "epsilon",
+    "figure",
+    "metric_name",
+    "number",
+    "percent",
+    "points",
+    "several",
+    "spread",
+]
 
 MINUS = "−"
 QUANTITIES = {
@@ -125,6 +137,35 @@ def epsilon(value: float | str) -> str:
     """
     found = float(value)
     return "∞" if found == math.inf else f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
+
+
+def behind_proxy(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A footnote, where the ε of any of these runs counts on a shuffle.
+
+    >>> run = {"method": "fmf-ldp", "reports": {"total": 5000.0, "sealed_bytes": 5337}}
+    >>> behind_proxy([run, {"method": "fedmf", "reports": None}])
+    ['ε of fmf-ldp holds behind a proxy that does not collude with the observer; by addition it is 5,000']
+    """
+    totals: dict[str, list[float]] = {}
+    for result in results:
+        reports = result.get("reports")
+        if reports and "sealed_bytes" in reports:
+            totals.setdefault(str(result["method"]).rpartition(":")[2], []).append(reports["total"])
+    if not totals:
+        return []
+    added = {name: " to ".join(dict.fromkeys(map(epsilon, (min(of), max(of))))) for name, of in totals.items()}
+    alike = len(set(added.values())) == 1
+    told = next(iter(added.values())) if alike else ", ".join(f"{value} ({name})" for name, value in added.items())
+    whose = f"ε of {', '.join(totals)}"
+    return [f"{whose} holds behind a proxy that does not collude with the observer; by addition it is {told}"]
+
+
+def several(count: int, what: str, many: str = "") -> str:
+    """
+    >>> several(1, "report"), several(1200, "report"), several(2, "person", "people")
+    ('1 report', '1,200 reports', '2 people')
+    """
+    return f"{count:,} {what if count == 1 else many or what + 's'}"
 
 
 def duration(seconds: float) -> str:

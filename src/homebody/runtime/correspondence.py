@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from homebody.core import Cohort
 from homebody.runtime import wire
 
-__all__ = ["PAUSE", "Answer", "Correspondence", "Device", "Node", "Post", "Registry"]
+__all__ = ["PAUSE", "Answer", "Correspondence", "Device", "Node", "Post", "Registry", "resting"]
 
 ITEMS_AT_ONCE = 50_000
 """Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
@@ -34,6 +37,21 @@ LOOK_SECONDS = 2.0
 SILENT_TIMES = 3
 """Rounds in a row that a device may leave unanswered before it is left alone, longer each time."""
 PAUSE = 0.2
+
+
+def resting(notes: Mapping[str, str]) -> dict[str, Any] | None:
+    """How many people a server leaves alone, and until when at most, by its notes; None where it does nobody.
+
+    >>> resting({"resting": '{"60": 3, "32503680000": 2}'})
+    {'people': 2, 'until': '3000-01-01 00:00 UTC'}
+    """
+    ends = {int(end): count for end, count in json.loads(notes.get("resting", "{}")).items()}
+    left = {end: count for end, count in ends.items() if end > datetime.now(UTC).timestamp()}
+    return {"people": sum(left.values()), "until": moment(max(left))} if left else None
+
+
+def moment(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 class Device(Protocol):
@@ -112,6 +130,11 @@ class Correspondence:
         self._rests: dict[int, int] = {}
         self._silent: dict[str, int] = {}
         self._left_alone: dict[int, float] = {}
+        self._sent_to_rest: set[int] = set()
+        self.declined: set[int] = set()
+        """The numbers of people who declined in the round, or whose device did for all of its people."""
+        if "resting" in registry.notes():
+            registry.note("resting", "{}")  # of a process that is no more: this one asks everybody
 
     def look_around(self, greeting: bytes) -> None:
         """Who is there now. A device that is new, or was silent, is greeted and counts once it has answered."""
@@ -180,6 +203,7 @@ class Correspondence:
         """Write to everyone concerned, and give the answers as they come, until the deadline."""
         name = wire.digest(body)
         traffic = [0, 0] if traffic is None else traffic
+        self.declined = set()
         where = self.homes(users, only)
         waiting: dict[str, int] = {}
         digests: dict[int, str] = {}
@@ -227,6 +251,7 @@ class Correspondence:
                 if header.get("to") != digests[node]:
                     self.refuse(node, "an answer to another letter", set(where[node]))
                 elif not self._learn(node, header):
+                    self.declined.update(where[node] if "refused" in header else ())
                     self._rest(set(where[node]))
                 elif "lacks" not in header:
                     self._silent.pop(self.known[node].device.fingerprint, None)
@@ -237,6 +262,7 @@ class Correspondence:
                     self.refuse(node, "it lacks what it was given", set(where[node]))
         for node in {*waiting.values(), *gone}:
             self._forget(node, "no answer in time")
+        self._tell_rests()
 
     def _ask_again(
         self, gone: dict[int, tuple[float, str]], lost: dict[int, int], write: Callable[[Collection[int]], None]
@@ -258,6 +284,7 @@ class Correspondence:
         for number in declined if isinstance(declined, list) else ():
             if number in theirs:
                 self._registry.count("declined")
+                self.declined.add(number)
                 self._rest({number})
 
     def refuse(
@@ -309,6 +336,19 @@ class Correspondence:
         for number in people:
             self._rests[number] = min(self._rests.get(number, 0) + 1, MOST_RESTS)
             self._resting[number] = time.monotonic() + REST_SECONDS * 2 ** (self._rests[number] - 1)
+        self._sent_to_rest.update(people)
+
+    def _tell_rests(self) -> None:
+        """Log who was sent to rest since this was told last, and note for whoever asks how many rest until when."""
+        if not self._sent_to_rest:
+            return
+        ahead, ends = datetime.now(UTC).timestamp() - time.monotonic(), Counter[int]()
+        for until in self._resting.values():
+            ends[math.ceil((until + ahead) / 60) * 60] += 1
+        last = max(self._resting[number] for number in self._sent_to_rest) + ahead
+        self._log("left alone", clients=len(self._sent_to_rest), until=moment(last))
+        self._registry.note("resting", json.dumps(ends))
+        self._sent_to_rest.clear()
 
     def _forget(self, node: int, why: str) -> None:
         """It must answer a greeting before it counts again: one that is gone costs a deadline, not each."""

@@ -186,9 +186,11 @@ class Flower:
         self._await(users, end)
         answers, up, down = self._ask(kind, letter, shared, users, way.wanted, end, way.bounds)
         if len(answers) < needed:
+            declined = len(self._letters.declined)
             raise Abandoned(
-                f"{len(answers)} of {len(users)} clients answered within {self.settings.deadline:g} s, and {needed} "
-                "must."
+                f"{len(answers)} of {len(users)} clients answered within {self.settings.deadline:g} s"
+                f"{f', {declined} declined' if declined else ''}, and {needed} must"
+                f"{': does the proxy run, and do devices reach it?' if declined and way.proxied else '.'}"
             )
         tree, beside = way.sum(answers, needed, len(users))
         return _Brought(tree, len(answers), up + beside, down)

@@ -99,6 +99,8 @@ def flat(update: Update) -> npt.NDArray[np.int64]:
 class Letters:
     """In the answers themselves."""
 
+    proxied = False
+
     def __init__(
         self, wanted: Mapping[str, wire.Expected], bounds: tuple[float, int | None], clean: Callable[[Tree], Tree]
     ) -> None:
@@ -123,6 +125,8 @@ class Letters:
 
 class Reports:
     """As sealed reports, in an epoch of the intake's."""
+
+    proxied = True
 
     wanted: Mapping[str, wire.Expected] = MappingProxyType({})
     bounds = (0.0, 0)
@@ -176,7 +180,8 @@ class Reports:
         if arrived < self._k * needed:
             raise Abandoned(
                 f"{arrived:,} reports arrived before their epoch closed, and {self._k * needed:,} must: does the proxy "
-                "run, does it hold them for too long, and is this server's intake its next?"
+                "run, does it hold them for too long, or does it wait for more devices than there are, and is this "
+                "server's intake its next?"
             )
         most = self._k * (asked + max(1, int(SPARE * asked)))
         if arrived > most:

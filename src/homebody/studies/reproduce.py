@@ -17,6 +17,7 @@ from homebody.report import RunFolder, jsonable
 from homebody.report.pages import has_plotly
 from homebody.report.reproduction import reproduction_markdown
 from homebody.report.reproduction_page import reproduction_page
+from homebody.report.words import behind_proxy
 from homebody.studies import probes
 from homebody.studies.cells import Progress, cell_key, run_cells
 from homebody.studies.made import command_text, made, without_paths, write_all
@@ -320,6 +321,7 @@ class _Book:
                 *dict.fromkeys(without_paths(note) for result in whole for note in result["notes"]),
                 *self._elsewhere(whole),
             ],
+            "footnotes": behind_proxy(whole) if "epsilon" in (*study.metrics, *study.also) else [],
             "rows": LINES[study.kind](runs),
         }
 
