@@ -108,6 +108,15 @@ def test_reports_are_counted_once_each(server: Server) -> None:
     assert server.counters() == {"batches_accepted": 2, "batches_repeated": 1, "reports_accepted": 6}
 
 
+def test_a_copy_within_a_batch_is_a_proxys_and_counts_for_nothing(light: Server) -> None:
+    epoch = light.open()
+    reports = seal_reports(np.array([3, 3, 8]), epoch.public)  # two people may well say the same
+    body = light.signed(Envelope("batch", epoch.id, os.urandom(16), 3 * reports))
+    found = light.ask("POST", "/v1/batches", body)
+    assert (found.status_code, found.json()) == (200, {"accepted": 3, "refused": {"copied": 6}})
+    assert light.epochs.close(epoch.name, people=1).counts[[3, 8]].tolist() == [2, 1]
+
+
 def test_a_batch_that_comes_twice_at_the_same_time_is_counted_once(server: Server) -> None:
     epoch, pairs = server.open(), np.array([1, 7], dtype="<u4")
     found = [server.epochs.add(epoch.id, bytes(16), pairs, {"unreadable": 1}) for _ in range(2)]

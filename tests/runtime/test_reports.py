@@ -33,7 +33,7 @@ from homebody.runtime.correspondence import resting
 from homebody.runtime.flower import Flower, metric_names
 from homebody.runtime.household import Household
 from homebody.runtime.returns import about
-from homebody.runtime.sealed import REPORT_BYTES, Envelope, open_envelope, seal_envelope, signing_keys
+from homebody.runtime.sealed import REPORT_BYTES, Envelope, open_envelope, seal_envelope, seal_reports, signing_keys
 from homebody.runtime.web import Refusal
 
 K = 12
@@ -283,20 +283,27 @@ def test_who_joins_a_household_while_a_round_goes_on_has_a_message_of_their_own(
     assert home.messages(ask) == []
 
 
-def test_more_reports_than_people_can_send_are_not_believed(
-    mixed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("more", "believed"), [(4, True), (5, False)], ids=["a few", "too many"])
+def test_far_more_reports_than_people_can_send_are_not_believed(
+    mixed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, more: int, believed: bool
 ) -> None:
+    """Seven people of twelve reports: 84, and one person's more; three devices come with so many of the mixer's own."""
     monkeypatch.setattr("homebody.fit.ATTEMPTS", 1)
     one, mixer, _ = mixed()
     real = Mixer.release
 
     def stuffed(self: Mixer) -> None:
         for epoch, reports in self.held.items():
-            self.held[epoch] = reports + reports[:REPORT_BYTES]
+            known = self.epochs.find(epoch)
+            assert known is not None
+            self.held[epoch] = reports + seal_reports(np.zeros(more, dtype=np.int64), known.public)
         real(self)
 
     monkeypatch.setattr(Mixer, "release", stuffed)
-    with pytest.raises(Abandoned, match="87 reports arrived of people who send 84 at most"):
+    if believed:
+        fit(one, mixer, rounds=1)
+        return
+    with pytest.raises(Abandoned, match="99 reports arrived of people who send 84 at most"):
         fit(one, mixer, rounds=1)
     assert one.records.load() is None
 
