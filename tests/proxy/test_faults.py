@@ -43,7 +43,7 @@ def test_a_next_hop_that_goes_away_gets_everything_when_it_is_back(
 ) -> None:
     """Two proxies in a row, each killed again and again while the other runs."""
     rng = np.random.default_rng(2)
-    sink.k, sink.cut = 1_000_000, 0.1
+    sink.k, sink.cut = 10, 0.1  # a batch counts for as many devices as it has reports of k
     devices = [Device() for _ in range(6)]
     folder, last_settings = made(name="last", hold=0.3, most=1_000_000, batch=3000)
     settings = Settings(
@@ -51,7 +51,7 @@ def test_a_next_hop_that_goes_away_gets_everything_when_it_is_back(
         most=1_000_000, batch=1000,
     )  # fmt: skip
     public = make(tmp_path / "first", settings)
-    allow(tmp_path / "first", [device.file(tmp_path) for device in devices])
+    allow(tmp_path / "first", [device.file(tmp_path) for device in devices], people=100_000)
     allow(folder, [public], proxy=True)
     first, last = started(tmp_path / "first", settings), started(folder, last_settings)
     load = Load(first.port, devices, size=50)
