@@ -68,6 +68,8 @@ class Column(NamedTuple):
     values: Tensor
     size: int
     kind: Literal["one", "many", "number"]
+    text: bool = False
+    """Whether the codes are pieces of a text, of which there may be very many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +81,8 @@ class Catalogue:
     """The items' features, by name."""
     people: Mapping[str, Column] = field(default_factory=dict)
     """The users' features, by name: sizes and kinds alone, their values stay with each one (`Data.features`)."""
+    contexts: Mapping[str, Column] = field(default_factory=dict)
+    """Of the circumstances of interactions, likewise (`Data.contexts`)."""
 
 
 class Data(NamedTuple):
@@ -97,6 +101,12 @@ class Data(NamedTuple):
     catalogue: Catalogue
     features: Mapping[str, Tensor] = MappingProxyType({})
     """This person's row of each feature that `catalogue.people` names."""
+    contexts: Mapping[str, Tensor] = MappingProxyType({})
+    """The circumstances of each interaction, (L,) or (L, W), as `catalogue.contexts` names them."""
+    ratings: Tensor | None = None
+    """(L,) what this person thought of each, where the method takes ratings in."""
+    now: Mapping[str, Tensor] = MappingProxyType({})
+    """The circumstances in which something is to be recommended; empty where nothing is known of them."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +174,15 @@ class Method:
     """The way out in training. Each method names its own."""
     needs: ClassVar[tuple[str, ...]] = ()
     """What the data must have for it: ratings, times, user features, item features, impressions."""
+    uses: ClassVar[tuple[str, ...]] = ()
+    """What it takes in where the data has it, and does without elsewhere: as `needs`, and contexts."""
     default_rounds: ClassVar[int] = 100
+    default_cohort: ClassVar[int | None] = None
+    """Clients a round, where nobody says; None: everyone."""
+    default_evaluate_every: ClassVar[int] = 1
+    """Rounds from one evaluation to the next, where nobody says: for methods that are slow to ask."""
+    numbers_a_score: ClassVar[int] = 1
+    """How many numbers `score` holds at once for one item, roughly: so many fewer are scored together."""
     draws_negatives: ClassVar[bool] = True
     """Whether it reads `Data.excluded`; where it does not, a simulation leaves that empty in training."""
     computes: ClassVar[bool] = False

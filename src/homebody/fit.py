@@ -18,10 +18,12 @@ from homebody.privacy import Budget, Charge, Ledger
 from homebody.privacy.ledger import DELTA
 from homebody.rng import Rng, SystemRng
 
-__all__ = ["Best", "Checkpoints", "Fitted", "Progress", "Round", "carry", "choose", "fit"]
+__all__ = ["Best", "Checkpoints", "Fitted", "Progress", "Round", "better", "carry", "choose", "fit"]
 
 SELECT = "valid/ndcg@10"
 """The round is chosen by this metric unless the caller names another."""
+ERRORS = ("rmse", "mae")
+"""Metrics of which less is better."""
 ATTEMPTS = 5
 """At one round, before a runtime whose devices do not answer is given up: each attempt is charged."""
 
@@ -337,7 +339,7 @@ def _asked(method: Method, runtime: Runtime, progress: Progress, select: str, ac
     if not account.pays(runtime.telemetry(method), _code(method)):
         return Evaluated({})
     evaluated = runtime.evaluate(method, progress.shared)
-    if _better(evaluated, progress.best, select):
+    if better(evaluated, progress.best and progress.best.evaluated, select):
         progress.best = Best(progress.step, evaluated, progress.shared, runtime.state(lasting=True))
     return evaluated
 
@@ -368,13 +370,26 @@ def _code(method: Method) -> str:
     return f"{type(method).__name__}, homebody {__version__}"
 
 
-def _better(new: Evaluated, best: Best | None, select: str) -> bool:
-    """Whether this round is the one to keep so far; a runtime may answer with no metrics at all."""
+def better(new: Evaluated, best: Evaluated | None, select: str) -> bool:
+    """Whether this round is the one to keep so far; a runtime may answer with no metrics at all.
+
+    Where nothing is held out for validation, it is always the latest: test must not choose.
+
+    >>> better(Evaluated({"valid/hr@10": 0.5}), Evaluated({"valid/hr@10": 0.6}), "valid/hr@10")
+    False
+    >>> better(Evaluated({"hr@10": 0.5}), Evaluated({"hr@10": 0.6}), "valid/hr@10")
+    True
+    """
     if not new.metrics:
         return False
+    if not any(name.startswith("valid/") for name in new.metrics) and select.startswith("valid/"):
+        return True
     if select not in new.metrics:
         raise unknown_name("metric to choose the round by", select, new.metrics)
-    return best is None or new.metrics[select] > best.evaluated.metrics[select]
+    if best is None:
+        return True
+    found, before = new.metrics[select], best.metrics[select]
+    return found < before if select.rpartition("/")[2] in ERRORS else found > before
 
 
 def _refuse_nonsense(method: Method, before: dict[str, torch.Size], shared: Tree, number: int) -> None:

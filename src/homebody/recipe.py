@@ -51,7 +51,8 @@ class Recipe:
     """latest, latest-first or random; None: latest where there are times."""
     negatives: int = 99
     cohort: int | None = None
-    evaluate_every: int = 1
+    evaluate_every: int | None = None
+    """None: as often as the method says."""
     select: str = "valid/ndcg@10"
     device: str = "cpu"
     fused: bool = True
@@ -103,6 +104,11 @@ class Recipe:
             return []
         return [f"{self.short_method}'s own channel shuffles; these stages do not"]
 
+    def every(self, method: Method | Reference) -> int:
+        """Rounds from one evaluation to the next."""
+        own = method.default_evaluate_every if isinstance(method, Method) else 1
+        return own if self.evaluate_every is None else self.evaluate_every
+
     def allowed(self) -> Budget | None:
         """The budget, read and checked."""
         return None if self.budget is None else Budget.parse(self.budget)
@@ -125,7 +131,7 @@ class Recipe:
         for k in self.cutoffs:
             if type(k) is not int or k < 1:
                 raise HomebodyError(f"A cut-off of the metrics is a whole number from 1, not {k!r}.")
-        if self.evaluate_every < 0:
+        if self.evaluate_every is not None and self.evaluate_every < 0:
             raise HomebodyError(f"evaluate-every must be 0 (never) or more, not {self.evaluate_every}.")
         if not self.measured():
             raise HomebodyError("The metrics need a cut-off, such as cutoffs = [10].")

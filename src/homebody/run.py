@@ -24,9 +24,9 @@ from homebody.core import Cohort, Evaluated, Method, Rows
 from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError
 from homebody.evaluation import describe, measure, sliced
-from homebody.fit import Best, Fitted, Round, fit
+from homebody.fit import Best, Fitted, Round, better, fit
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate, Shuffle
 from homebody.privacy.limits import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
@@ -60,7 +60,8 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
     name: what the folder is called, exactly; by default after the recipe and the time.
     """
     method, split = prepare(recipe, watcher)
-    recipe = replace(recipe, rounds=_rounds(recipe, method))
+    recipe = replace(recipe, rounds=_rounds(recipe, method), cohort=_cohort(recipe, method, split))
+    recipe = replace(recipe, evaluate_every=recipe.every(method))
     recipe, method = _calibrated(recipe, method, split, watcher)
     stamped = f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder.create(out, name or stamped, exact=name is not None)
@@ -208,8 +209,9 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
 def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequence[Charge], int]]:
     """What each phase's rounds will be charged, and how many there are."""
     members = int((split.learn & (split.lengths > 0)).sum())
-    size = recipe.cohort or members
-    cohort = Cohort(np.arange(size), "fixed" if recipe.cohort else "all", size, members, split.n_items)
+    asked = _cohort(recipe, method, split)
+    size = asked or members
+    cohort = Cohort(np.arange(size), "fixed" if asked else "all", size, members, split.n_items)
     rounds = _rounds(recipe, method)
     return [((phase.method or method).releases(cohort), phase.rounds or rounds) for phase in method.phases]
 
@@ -237,8 +239,9 @@ def _calibrated(
 
 def _notes(method: Method | Reference, split: Split) -> list[str]:
     """What was guessed, missing or left out on the way; of features, where the method looks at them."""
-    looked_at = {"user features": "users", "item features": "items"}
-    features = [note for need in method.needs if need in looked_at for note in split.encoded[looked_at[need]].notes]
+    looked_at = {"user features": "users", "item features": "items", "contexts": "contexts"}
+    taken = dict.fromkeys((*method.needs, *getattr(method, "uses", ())))
+    features = [note for need in taken if need in looked_at for note in split.encoded[looked_at[need]].notes]
     return [*split.population.notes, *split.notes, *features]
 
 
@@ -247,6 +250,14 @@ def _unheld(recipe: Recipe, method: Method | Reference) -> list[str]:
     if isinstance(method, Method) or not (recipe.stages or recipe.budget):
         return []
     return [f"{recipe.method} is centralised and collects raw data: stages and budget do not hold for it"]
+
+
+def _cohort(recipe: Recipe, method: Method | Reference, split: Split) -> int | None:
+    """Clients a round; a method's own number where nobody says, as far as there are so many."""
+    own = method.default_cohort if isinstance(method, Method) else None
+    if recipe.cohort is not None or own is None:
+        return recipe.cohort
+    return min(own, int((split.learn & (split.lengths > 0)).sum()))
 
 
 def _rounds(recipe: Recipe, method: Method | Reference) -> int:
@@ -356,7 +367,7 @@ def _federated(
         ledger=ledger,
         budget=recipe.allowed(),
         delta=recipe.stated_at,
-        evaluate_every=recipe.evaluate_every,
+        evaluate_every=recipe.every(method),
         select=recipe.select,
         on_round=on_round,
         checkpoints=folder,
@@ -368,6 +379,7 @@ def _reference(
 ) -> tuple[Evaluated, int]:
     """Every pass is evaluated like a round; the best on validation stands."""
     assert recipe.rounds is not None
+    every = recipe.every(method)
     watcher.start(recipe.rounds)
     raw = NonPrivate("raw data collected")
     if method.reads:
@@ -379,13 +391,9 @@ def _reference(
     began = time.perf_counter()
     for step, score in enumerate(islice(method.fit(histories, recipe.seed), recipe.rounds), start=1):
         trained = time.perf_counter()
-        due = not chosen or step == recipe.rounds or step % recipe.evaluate_every == 0
-        found = (
-            measure(split, score, recipe.measured(), recipe.slices) if recipe.evaluate_every and due else Evaluated({})
-        )
-        if found.metrics and recipe.select not in found.metrics:
-            raise unknown_name("metric to choose the round by", recipe.select, found.metrics)
-        if found.metrics and (not chosen or found.metrics[recipe.select] > best.metrics[recipe.select]):
+        due = every and (not chosen or step == recipe.rounds or step % every == 0)
+        found = measure(split, score, recipe.measured(), recipe.slices) if due else Evaluated({})
+        if better(found, best if chosen else None, recipe.select):
             best, chosen = found, step
         line = Round(
             phase="fit",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import Field, FrozenInstanceError
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.testing import assert_close
 
-from homebody.core import Catalogue, Data, Method, Rows, Total, Tree, written
+from homebody.core import Data, Method, Rows, Total, Tree, written
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
@@ -29,10 +29,10 @@ from homebody.params import params
 from homebody.reference import Reference
 from homebody.rng import Rng
 from homebody.runtime import Simulator
+from homebody.testing_data import CATALOGUE, client, data_of, stack
 
 __all__ = ["MethodContract", "ReferenceContract", "chance", "population"]
 
-CATALOGUE = Catalogue(n_items=30)
 SELECT = "valid/ndcg@10"
 
 
@@ -60,14 +60,6 @@ def chance(split: Split, k: int = 10) -> tuple[float, float]:
     mean = (gain * reached).sum(axis=1) / places
     square = (gain**2 * reached).sum(axis=1) / places
     return float(mean.mean()), float(np.sqrt((square - mean**2).sum())) / len(places)
-
-
-class Stacked(NamedTuple):
-    """A cohort's data, one row a client."""
-
-    items: Tensor
-    valid: Tensor
-    excluded: Tensor
 
 
 class MethodContract:
@@ -103,12 +95,12 @@ class MethodContract:
         """People of very different lengths: one item, nearly all items, all items, the same item twice."""
         everything = list(range(CATALOGUE.n_items))
         owned = [[7], [3, 29, 0], [5, 8, 13, 21, 5, 1], [*everything[9:], 2, 4], everything[::-1], [0, 1, 2, 3, 4]]
-        return [_client(items) for items in owned]
+        return [client(items, number) for number, items in enumerate(owned)]
 
     def test_the_kernel_equals_the_vmapped_client(self) -> None:
         method, shared, locals_ = self._start()
         for number in (1, 2):
-            batches = _prepare(method, _stack(self.clients()), _keys(number, len(self.clients())))
+            batches = _prepare(method, stack(self.clients()), _keys(number, len(self.clients())))
             update, after = _cohort(method, shared, locals_, batches)
             plain_update, plain_after = Method.cohort(method, shared, locals_, batches)
             self._same(update, plain_update, f"update of round {number}")
@@ -118,7 +110,7 @@ class MethodContract:
 
     def test_adapting_many_equals_adapting_each(self) -> None:
         method, shared, locals_ = self._start()
-        batches = _prepare(method, _stack(self.clients()), _keys(1, len(self.clients())))
+        batches = _prepare(method, stack(self.clients()), _keys(1, len(self.clients())))
         adapted = method.adapt_cohort(shared, locals_, batches)
         for number in range(len(self.clients())):
             own = method.adapt(shared, _row(locals_, number), _row(batches, number))
@@ -126,11 +118,11 @@ class MethodContract:
 
     def test_the_vmapped_client_equals_a_loop_over_clients(self) -> None:
         method, shared, locals_ = self._start()
-        stacked, keys = _stack(self.clients()), _keys(1, len(self.clients()))
+        stacked, keys = stack(self.clients()), _keys(1, len(self.clients()))
         batches = _prepare(method, stacked, keys)
         update, after = Method.cohort(method, shared, locals_, batches)
         for number in range(len(keys)):
-            batch = method.prepare(_data(*(part[number] for part in stacked)), Rng(keys[number]))
+            batch = method.prepare(data_of(*(part[number] for part in stacked)), Rng(keys[number]))
             self._same(batch, _row(batches, number), f"batch of client {number}")
             own_update, own_after = method.client(shared, _row(locals_, number), batch)
             self._same(own_update, _row(update, number), f"update of client {number}")
@@ -141,7 +133,7 @@ class MethodContract:
         clients = self.clients()
         keys = _keys(1, len(clients))
         everything = torch.arange(CATALOGUE.n_items)
-        stacked = _stack(clients, extra=5)
+        stacked = stack(clients, extra=5)
         update, after = Method.cohort(method, shared, locals_, _prepare(method, stacked, keys))
         scores = _scores(method, shared, after, stacked, everything)
         for number, data in enumerate(clients):
@@ -154,7 +146,7 @@ class MethodContract:
 
     def test_inputs_are_left_as_they_are_and_calling_twice_gives_the_same(self) -> None:
         method, shared, locals_ = self._start()
-        stacked, keys = _stack(self.clients()), _keys(1, len(self.clients()))
+        stacked, keys = stack(self.clients()), _keys(1, len(self.clients()))
         batches = _prepare(method, stacked, keys)
         _identical(batches, _prepare(method, stacked, keys), "prepare, called twice")
         data = self.clients()[3]
@@ -171,7 +163,7 @@ class MethodContract:
         method, shared, locals_ = self._start()
         names: set[tuple[str, ...]] = set()
         for number in (1, 2):
-            batches = _prepare(method, _stack(self.clients()), _keys(number, len(self.clients())))
+            batches = _prepare(method, stack(self.clients()), _keys(number, len(self.clients())))
             update, locals_ = _cohort(method, shared, locals_, batches)
             names.add(tuple(sorted(update)))
             for name, value in update.items():
@@ -191,7 +183,7 @@ class MethodContract:
     def test_the_server_keeps_names_and_shapes_and_leaves_its_inputs_as_they_are(self) -> None:
         method, shared, locals_ = self._start()
         count = len(self.clients())
-        update, _ = _cohort(method, shared, locals_, _prepare(method, _stack(self.clients()), _keys(1, count)))
+        update, _ = _cohort(method, shared, locals_, _prepare(method, stack(self.clients()), _keys(1, count)))
         total, state = self.total(update), method.init_server(shared)
         _unmoved("server", lambda s, kept, sums: method.server(s, kept, Total(sums, count)), shared, state, total)
         after, kept = method.server(shared, state, Total(total, count))
@@ -203,7 +195,7 @@ class MethodContract:
 
     def test_a_score_is_one_number_an_item_whatever_the_order_of_items(self) -> None:
         method, shared, locals_ = self._start()
-        stacked = _stack(self.clients())
+        stacked = stack(self.clients())
         batches = _prepare(method, stacked, _keys(1, len(self.clients())))
         _, locals_ = _cohort(method, shared, locals_, batches)
         everything = torch.arange(CATALOGUE.n_items)
@@ -354,40 +346,17 @@ class ReferenceContract:
         _check_fields(self.reference())
 
 
-def _data(items: Tensor, valid: Tensor, excluded: Tensor) -> Data:
-    return Data(items, valid, excluded, CATALOGUE)
-
-
-def _client(items: list[int]) -> Data:
-    owned = torch.tensor(items)
-    return _data(owned, torch.ones_like(owned, dtype=torch.bool), torch.tensor(sorted(set(items))))
-
-
-def _stack(clients: list[Data], extra: int = 0) -> Stacked:
-    """Everyone padded to the longest and a bit more."""
-
-    def pad(rows: list[Tensor], value: int | bool, more: int) -> Tensor:
-        width = max(map(len, rows)) + more
-        return torch.stack([torch.cat([row, row.new_full((width - len(row),), value)]) for row in rows])
-
-    return Stacked(
-        pad([data.items for data in clients], 0, extra),
-        pad([data.valid for data in clients], False, extra),
-        pad([data.excluded for data in clients], CATALOGUE.n_items, extra),
-    )
-
-
 def _keys(number: int, count: int) -> Tensor:
     return Rng.of(11, "round", number).fold(torch.arange(count)).key
 
 
-def _prepare(method: Method, stacked: Stacked, keys: Tensor) -> Tree:
-    batches: Tree = vmap(lambda key, *own: method.prepare(_data(*own), Rng(key)))(keys, *stacked)
+def _prepare(method: Method, stacked: tuple[Tensor, ...], keys: Tensor) -> Tree:
+    batches: Tree = vmap(lambda key, *own: method.prepare(data_of(*own), Rng(key)))(keys, *stacked)
     return batches
 
 
-def _scores(method: Method, shared: Tree, locals_: Tree, stacked: Stacked, items: Tensor) -> Tensor:
-    one: Callable[..., Tensor] = lambda own, *parts: method.score(shared, own, _data(*parts), items)  # noqa: E731
+def _scores(method: Method, shared: Tree, locals_: Tree, stacked: tuple[Tensor, ...], items: Tensor) -> Tensor:
+    one: Callable[..., Tensor] = lambda own, *parts: method.score(shared, own, data_of(*parts), items)  # noqa: E731
     return vmap(one)(locals_, *stacked)
 
 
@@ -431,6 +400,8 @@ def _flat(tree: Any) -> dict[str, Tensor]:
     """The tensors of a tree, or of a tuple of trees, by path."""
     if isinstance(tree, Tensor):
         return {"": tree}
+    if tree is None:
+        return {}
     if isinstance(tree, Rows):
         return {".index": tree.index, ".value": tree.value}
     inner = tree.items() if isinstance(tree, dict) else enumerate(tree)

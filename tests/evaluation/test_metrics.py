@@ -69,6 +69,7 @@ def naive_ranks(one: Asked, others: list[int]) -> list[int]:
 def naive_metrics(one: Asked, others: list[int], k: int) -> dict[str, float]:
     ranks = naive_ranks(one, others)
     inside = [rank for rank in ranks if rank < k]
+    alone = [sum(not one.scores[other] < one.scores[item] for other in others) for item in one.relevant]
     best = sum(1 / math.log2(rank + 2) for rank in range(min(k, len(ranks))))
     right = 0.0
     for item in one.relevant:
@@ -82,6 +83,8 @@ def naive_metrics(one: Asked, others: list[int], k: int) -> dict[str, float]:
         "precision": len(inside) / k,
         "recall": len(inside) / len(ranks),
         "mrr": 1 / (ranks[0] + 1) if inside else 0.0,
+        "hits": sum(rank < k for rank in alone) / len(alone),
+        "gain": sum(1 / math.log2(rank + 2) for rank in alone if rank < k) / len(alone),
         "auc": right / pairs if pairs else 1.0,
     }
 

@@ -26,6 +26,7 @@ from homebody.methods.ncf import NCF
 from homebody.methods.pfedrec import PFedRec
 from homebody.methods.popularity import Popularity
 from homebody.methods.private_popularity import PrivatePopularity
+from homebody.methods.privrec import PrivRec
 from homebody.reference import Reference
 from homebody.runtime import Simulator
 from homebody.testing import MethodContract, ReferenceContract, chance, population
@@ -37,6 +38,19 @@ class TestPFedRec(MethodContract):
 
     def learner(self) -> Method:
         return PFedRec(factors=8)
+
+
+class TestPrivRec(MethodContract):
+    def method(self) -> Method:
+        return PrivRec(factors=4, hidden="6,5", epochs=3, adapt_epochs=2, batch_size=4, negatives=2)
+
+    def learner(self) -> Method:
+        return PrivRec(factors=8, hidden="16", epochs=5, learning_rate=0.5, init_scale=0.3)
+
+
+class TestPrivRecRatings(TestPrivRec):
+    def method(self) -> Method:
+        return PrivRec(output="explicit", factors=4, hidden="6", activation="sigmoid", epochs=2, batch_size=0)
 
 
 class TestFedMF(MethodContract):

@@ -238,7 +238,7 @@ class Town:
             "seed": recipe.seed,
             "ledger": self.records.ledger(),
             "budget": recipe.allowed(),
-            "evaluate_every": recipe.evaluate_every,
+            "evaluate_every": recipe.every(recipe.build()),
             "on_round": self.records.add_round,
             "checkpoints": self.records,
         }
@@ -253,7 +253,7 @@ class Town:
         from homebody.runtime import Simulator
 
         recipe, population = self.recipe, population or self.population
-        if recipe.evaluate_every:
+        if recipe.every(recipe.build()):
             split = leave_one_out(population, protocol=recipe.protocol, how=recipe.held_out, seed=recipe.seed)
         else:
             split = everything(population, seed=recipe.seed)
@@ -261,7 +261,7 @@ class Town:
         if users is not None:
             runtime._members = np.array(users)
         asked = {"rounds": recipe.rounds, "cohort": recipe.cohort, "seed": recipe.seed}
-        return fit(recipe.build(), runtime, **{**asked, "evaluate_every": recipe.evaluate_every, **more})
+        return fit(recipe.build(), runtime, **{**asked, "evaluate_every": recipe.every(recipe.build()), **more})
 
     @staticmethod
     def near(found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float = 1e-5) -> None:

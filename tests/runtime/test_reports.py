@@ -121,7 +121,7 @@ def fit(one: Any, mixer: Mixer, **more: Any) -> Any:
         "rounds": recipe.rounds,
         "seed": recipe.seed,
         "ledger": one.records.ledger(),
-        "evaluate_every": recipe.evaluate_every,
+        "evaluate_every": recipe.every(recipe.build()),
         "on_round": one.records.add_round,
         "checkpoints": one.records,
     }

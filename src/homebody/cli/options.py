@@ -66,12 +66,21 @@ class Given:
         typer.Option("--slice", help="Also users of so many interactions (20-30); repeat.", rich_help_panel=ASKED),
     ] = None
     cohort: Annotated[
-        int | None, typer.Option(help="Clients that take part in a round; by default all.", rich_help_panel=TRAINING)
+        int | None,
+        typer.Option(
+            help="Clients that take part in a round; by default all, or as many as the method says.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None
     evaluate_every: Annotated[
-        int,
-        typer.Option(help="Rounds from one evaluation to the next; the last always is.", min=1, rich_help_panel=ASKED),
-    ] = 1
+        int | None,
+        typer.Option(
+            help="Rounds from one evaluation to the next; the last always is. By default every one, or as the method "
+            "says.",
+            min=1,
+            rich_help_panel=ASKED,
+        ),
+    ] = None
     stages: Annotated[
         list[str] | None,
         typer.Option(

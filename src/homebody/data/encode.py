@@ -31,6 +31,8 @@ class EncodedColumn(NamedTuple):
     size: int
     """Codes are below it: the vocabulary's length and one more; 1 for numbers."""
     kind: Literal["one", "many", "number"]
+    text: bool = False
+    """Whether the codes are pieces of a text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +76,8 @@ def encode(features: Features, known: npt.NDArray[np.bool_], *, unit: str = "row
         elif kind == "multi-hot":
             columns[name], vocabularies[name] = _many(_listed(values), values, known, note, "value")
         else:
-            columns[name], vocabularies[name] = _many(trigrams(values), values, known, note, "3-gram")
+            column, vocabularies[name] = _many(trigrams(values), values, known, note, "3-gram")
+            columns[name] = column._replace(text=True)
     return Encoded(columns, tuple(notes), vocabularies)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_args
@@ -165,13 +166,27 @@ def _ratio(kept: Kept, settings: Mapping[str, float]) -> Parts:
 
 def _held_out_users(kept: Kept, settings: Mapping[str, float]) -> Parts:
     group = _groups(kept, len(kept.lengths), "users", settings)
-    asked = np.floor(settings["asked"] * kept.lengths).astype(np.int64)
+    kept, low = _liked(kept, settings["above"])
+    asked = np.floor(settings["asked"] * (kept.lengths - low)).astype(np.int64)
     valid, test = np.where(group == 1, asked, 0), np.where(group == 2, asked, 0)
     notes = _guests(valid, test, "after adapting to the rest of what they have")
+    if low.any():
+        notes += (f"{low.sum():,} interactions rated {settings['above']:g} or less are withheld.",)
     few = int(((group > 0) & (asked == 0)).sum())
     if few:
         notes += (f"{few:,} held-out users have too few interactions to be asked anything.",)
-    return _by_count(kept, valid, test, group == 0, notes)
+    return _by_count(kept, valid, test, group == 0, notes, low)
+
+
+def _liked(kept: Kept, above: float) -> tuple[Kept, Longs]:
+    """Each user's interactions rated above this first, in their order; and how many others follow."""
+    if above == -math.inf:
+        return kept, np.zeros(len(kept.lengths), dtype=np.int64)
+    if kept.population.ratings is None:
+        raise HomebodyError(f"{kept.population.name} has no ratings, so none is above {above:g}: leave out above.")
+    owner = np.repeat(np.arange(len(kept.lengths)), kept.lengths)
+    low = kept.population.ratings[kept.rows] <= above
+    return replace(kept, rows=kept.rows[np.lexsort((low, owner))]), np.bincount(owner[low], minlength=len(kept.lengths))
 
 
 def _cold_users(kept: Kept, settings: Mapping[str, float]) -> Parts:
@@ -181,7 +196,10 @@ def _cold_users(kept: Kept, settings: Mapping[str, float]) -> Parts:
 
 
 def _guests(valid: Longs, test: Longs, how: str) -> tuple[str, ...]:
-    return (f"{(valid > 0).sum():,} users are asked in validation and {(test > 0).sum():,} in test, {how}.",)
+    asked = f"{(test > 0).sum():,} in test, {how}."
+    if not valid.any():
+        return (f"Nobody is asked in validation, so the last round is kept; {asked}",)
+    return (f"{(valid > 0).sum():,} users are asked in validation and {asked}",)
 
 
 def _cold_items(kept: Kept, settings: Mapping[str, float]) -> Parts:
@@ -228,7 +246,7 @@ WAYS: dict[str, Way] = {
     "ratio": Way("a share of each user's interactions", {"test": 0.2, "valid": 0.1}, _ratio),
     "held-out-users": Way(
         "a share of the users: they adapt to some of what they have and are asked about the rest",
-        {"test": 0.2, "valid": 0.1, "asked": 0.5},
+        {"test": 0.2, "valid": 0.1, "asked": 0.5, "above": -math.inf},
         _held_out_users,
     ),
     "cold-users": Way("a share of the users, who bring no history", {"test": 0.1, "valid": 0.1}, _cold_users),
@@ -253,7 +271,12 @@ def _parse(way: str) -> tuple[str, dict[str, float]]:
             settings[key] = float(text)
         except ValueError:
             raise HomebodyError(f"The split takes {key} as a share such as {key}=0.2, not '{setting}'.") from None
-        if not 0 < settings[key] < 1:
+        # Held-out users may be for test alone: then the last round is kept, for there is nothing to choose one by.
+        fewest = settings[key] >= 0 if (name, key) == ("held-out-users", "valid") else settings[key] > 0
+        if key == "above":
+            if not math.isfinite(settings[key]):
+                raise HomebodyError(f"The split's above must be a rating, not {text}.")
+        elif not (fewest and settings[key] < 1):
             raise HomebodyError(f"The split's {key} must be a share between 0 and 1, not {text}.")
     if settings.get("test", 0.0) + settings.get("valid", 0.0) >= 1 and "test" in settings:
         raise HomebodyError("The split's test and valid must leave something to train on: together they reach 1.")
@@ -290,7 +313,7 @@ def _times(population: Population) -> Longs:
 def _groups(kept: Kept, count: int, what: str, settings: Mapping[str, float]) -> Longs:
     """2 for the share that test takes, 1 for validation's, 0 for the others; at least one each."""
     order = kept.shuffled(count, what)
-    test, valid = (max(1, int(settings[name] * count + 0.5)) for name in ("test", "valid"))
+    test, valid = (max(1, int(settings[name] * count + 0.5)) if settings[name] else 0 for name in ("test", "valid"))
     if test + valid >= count:
         raise HomebodyError(f"{kept.population.name} has {count:,} {what}: too few to hold {test + valid:,} out.")
     group = np.zeros(count, dtype=np.int64)
@@ -298,14 +321,17 @@ def _groups(kept: Kept, count: int, what: str, settings: Mapping[str, float]) ->
     return group
 
 
-def _by_count(kept: Kept, valid: Longs, test: Longs, learn: Bools, notes: tuple[str, ...]) -> Parts:
-    """So many of each user's interactions for validation and test, the latest or random ones."""
+def _by_count(
+    kept: Kept, valid: Longs, test: Longs, learn: Bools, notes: tuple[str, ...], withheld: Longs | int = 0
+) -> Parts:
+    """So many of each user's interactions for validation and test, the latest or random ones; the last are withheld."""
     rows = kept.rows
+    start, end = kept.indptr[:-1], kept.indptr[1:]
+    stop = end - withheld
     if kept.how == "random":
         keys = Rng.of(kept.seed, "held out").fold(torch.arange(len(valid))).key.numpy()
-        rows = kernels.hold_out(kept.indptr, rows, keys, valid + test)
-    start, stop = kept.indptr[:-1], kept.indptr[1:]
-    return Parts(rows, np.stack([start, stop - test - valid, stop - test, stop, stop]), learn, notes=notes)
+        rows = kernels.hold_out(start, stop, rows, keys, valid + test)
+    return Parts(rows, np.stack([start, stop - test - valid, stop - test, stop, end]), learn, notes=notes)
 
 
 def _by_part(kept: Kept, part: Longs, learn: Bools, items: Longs) -> Parts:
@@ -334,7 +360,7 @@ def _left_out(done: Split) -> list[str]:
         for held in ("valid", "test")
     }
     for held, word in (("valid", "validation"), ("test", "test")):
-        if not asked[held]:
+        if not asked[held] and (held == "test" or _parse(way)[1].get("valid") != 0):
             raise HomebodyError(f"The split {way} leaves nothing of {name} for {word}: it has too few interactions.")
     idle = int((done.learn & (done.lengths == 0)).sum())
     return [f"{idle:,} users have no training items and take no part."] if idle else []

@@ -42,11 +42,11 @@ def sort_parts(bounds, items):
 
 
 @nb.njit(parallel=True, cache=True)
-def hold_out(indptr, rows, keys, counts):
+def hold_out(starts, stops, rows, keys, counts):
     """Move randomly chosen entries of each user to the end, one after another, the others keeping their order."""
     out = rows.copy()
-    for user in nb.prange(len(indptr) - 1):
-        start, stop = indptr[user], indptr[user + 1]
+    for user in nb.prange(len(starts)):
+        start, stop = starts[user], stops[user]
         for draw in range(counts[user]):
             end = stop - draw
             chosen = start + below(keys[user], draw, end - start)

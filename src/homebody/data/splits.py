@@ -131,20 +131,35 @@ class Split:
 
     @cached_property
     def encoded(self) -> dict[str, Encoded]:
-        """Features as numbers, of `users` and of `items`, by what those that training knows have."""
+        """Features as numbers, of `users`, `items` and `contexts`, by what those that training knows have."""
         known = np.ones(self.n_items, dtype=np.bool_)
         known[self.absent] = False
-        people, items = self.population.user_features, self.population.item_features
+        people, items, contexts = (
+            getattr(self.population, name) for name in ("user_features", "item_features", "contexts")
+        )
         return {
             "users": Encoded({}, ()) if people is None else encode(people, self.learn, unit="users"),
             "items": Encoded({}, ()) if items is None else encode(items, known, unit="items"),
+            "contexts": Encoded({}, ()) if contexts is None else encode(contexts, self._learnt, unit="interactions"),
         }
+
+    @property
+    def _learnt(self) -> Bools:
+        """Which of the population's interactions are learnt from."""
+        position = np.arange(len(self.rows)) - np.repeat(self.bounds[0], self.bounds[4] - self.bounds[0])
+        trained = position < np.repeat(np.where(self.learn, self.lengths, 0), self.bounds[4] - self.bounds[0])
+        marks = np.zeros(self.population.n_interactions, dtype=np.bool_)
+        marks[self.rows[trained]] = True
+        return marks
 
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
         """What everyone knows; of the users, which features they have."""
         items = {name: _column(column, device) for name, column in self.encoded["items"].columns.items()}
-        people = self.encoded["users"].columns.items()
-        return Catalogue(self.n_items, items, {name: _column(column, device, rows=0) for name, column in people})
+        people, contexts = (
+            {name: _column(column, device, rows=0) for name, column in self.encoded[unit].columns.items()}
+            for unit in ("users", "contexts")
+        )
+        return Catalogue(self.n_items, items, people, contexts)
 
     def numbered(self, users: Longs) -> Longs:
         """The numbers that these users draw their random numbers by."""
@@ -173,6 +188,16 @@ class Split:
             return Padded(items, valid, self._listed(users, self._avoid))
         parts: Sequence[Part] = ("train",) if self.protocol == "strict" else tuple(PARTS)
         return Padded(items, valid, self._merged(users, parts, also=self.absent))
+
+    def padded_rows(self, users: Longs, width: int | None = None, part: Part = "train") -> Longs:
+        """Where these users' interactions of one part stand in the population, padded to a common width with -1."""
+        start, stop = self.bounds[PARTS[part]], self.bounds[PARTS[part] + 1]
+        width = int((stop - start)[users].max(initial=0)) if width is None else width
+        rows = np.empty((len(users), width), dtype=np.int64)
+        valid = np.empty((len(users), width), dtype=np.bool_)
+        kernels.pad_items(users, start, stop, self.rows, rows, valid)
+        rows[~valid] = -1
+        return rows
 
     def relevant(self, users: Longs, held: Held) -> Longs:
         """These users' held-out items; -1 pads. A repeated one stands once."""
@@ -244,7 +269,7 @@ class Split:
 
 
 def _column(column: EncodedColumn, device: torch.device | str, rows: int | None = None) -> Column:
-    return Column(torch.from_numpy(column.values[:rows]).to(device), column.size, column.kind)
+    return Column(torch.from_numpy(column.values[:rows]).to(device), column.size, column.kind, column.text)
 
 
 def isolated(split: Split) -> tuple[Longs, Ints]:

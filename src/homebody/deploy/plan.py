@@ -140,7 +140,7 @@ class Plan:
         for phase in method.phases:
             acting = phase.method or method
             wire.refuse_unfit(acting, proxied=bool(self.reports))
-            if self.recipe.evaluate_every and phase.evaluated:
+            if self.recipe.every(method) and phase.evaluated:
                 telemetry(acting, self.recipe.measured())
         self._check_what_devices_do()
         self._refuse_hopeless(method)
@@ -212,7 +212,7 @@ class Plan:
             "held_out": recipe.held_out,
             "negatives": recipe.negatives,
             "cutoffs": recipe.measured(),
-            "measures": recipe.evaluate_every > 0,
+            "measures": recipe.every(recipe.build()) > 0,
         }
 
     def database_in(self, folder: Path) -> Path | str:

@@ -100,7 +100,7 @@ def _fit(plan: Plan, method: Method, runtime: Flower, records: Records) -> Fitte
         ledger=records.ledger(),
         budget=recipe.allowed(),
         delta=recipe.stated_at,
-        evaluate_every=recipe.evaluate_every,
+        evaluate_every=recipe.every(method),
         select=recipe.select,
         on_round=on_round,
         checkpoints=records,

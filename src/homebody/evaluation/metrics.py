@@ -46,6 +46,13 @@ class Question(NamedTuple):
     """(Q, S) what the full ranking leaves out, ascending; the catalogue's size pads. None: no full ranking."""
     owner: Tensor
     """(Q,) whose question it is: a row of the scores."""
+    rows: Tensor | None = None
+    """(Q,) the interaction that each question is about, where each is asked by itself."""
+
+    def taken(self, chosen: Tensor, owner: Tensor) -> Question:
+        """The questions that are marked, with scores in these rows."""
+        seen, rows = (None if part is None else part[chosen] for part in (self.seen, self.rows))
+        return Question(self.relevant[chosen], self.candidates[chosen], seen, owner, rows)
 
 
 class Places(NamedTuple):
@@ -143,6 +150,26 @@ def recall(places: Places, k: int) -> Tensor:
     return (places.rank < k).sum(1).double() / places.relevant
 
 
+def hits(places: Places, k: int) -> Tensor:
+    """How many of the relevant items would be among the first k if each stood alone against the others.
+
+    >>> hits(Places(torch.tensor([[0, 10, NOWHERE]]), torch.tensor([2]), torch.ones(1)), 10).tolist()
+    [1.0]
+    """
+    return ((_alone(places) < k).sum(1)).double() / places.relevant
+
+
+def gain(places: Places, k: int) -> Tensor:
+    """The NDCG of each relevant item by itself, as `hits` counts it: the mean over them."""
+    rank = _alone(places)
+    return torch.where(rank < k, 1.0 / torch.log2(rank.double() + 2.0), 0.0).sum(1) / places.relevant
+
+
+def _alone(places: Places) -> Tensor:
+    """Ranks among the items that are not relevant."""
+    return places.rank - torch.arange(places.rank.shape[1], device=places.rank.device)
+
+
 def reciprocal_rank(places: Places, k: int) -> Tensor:
     """One over the place, from 1, of the first relevant item; 0 if that is not among the first k."""
     first = places.rank[:, 0]
@@ -160,6 +187,8 @@ METRICS: dict[str, Callable[[Places, int], Tensor]] = {
     "precision": precision,
     "recall": recall,
     "mrr": reciprocal_rank,
+    "hits": hits,
+    "gain": gain,
 }
 """What is measured at each cut-off; `auc` needs none."""
 

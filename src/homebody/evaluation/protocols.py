@@ -23,8 +23,13 @@ HELD: tuple[Held, ...] = ("valid", "test")
 SCORES_AT_ONCE = 1 << 22
 
 
-def questions(split: Split, users: Users, device: torch.device | str = "cpu") -> dict[str, Question]:
-    """What these users are asked, for validation and for test; whoever is not asked has no row."""
+def questions(
+    split: Split, users: Users, device: torch.device | str = "cpu", one_by_one: bool = False
+) -> dict[str, Question]:
+    """What these users are asked, for validation and for test; whoever is not asked has no row.
+
+    one_by_one: each held-out interaction is a question of its own, for it has circumstances of its own.
+    """
     if split.shown is not None:
         about = {held: _about_impressions(split, split.shown[held], users, device) for held in HELD}
         return {held: question for held, question in about.items() if len(question.owner)}
@@ -35,7 +40,27 @@ def questions(split: Split, users: Users, device: torch.device | str = "cpu") ->
         if len(some):
             parts = (split.relevant(some, held), split.candidates(some, held), split.seen(some, held), owner)
             asked[held] = Question(*(torch.from_numpy(part).to(device) for part in parts))
+            if one_by_one:
+                asked[held] = _apart(asked[held], split, some, held)
     return asked
+
+
+def _apart(question: Question, split: Split, users: Users, held: Held) -> Question:
+    """A question for each held-out interaction: the others are still not what it is ranked against."""
+    table = split.padded_rows(users, part=held)
+    whose, place = np.nonzero(table >= 0)
+    rows = table[whose, place]
+    item = split.population.items[rows].astype(np.int64)
+    device = question.owner.device
+    relevant, number = torch.from_numpy(item)[:, None].to(device), torch.from_numpy(whose).to(device)
+    apart = question.taken(number, question.owner[number])
+    seen = apart.seen
+    if seen is not None:
+        # What else is held out of theirs is theirs: never interacted with is neither.
+        others = torch.where(apart.relevant == relevant, -1, apart.relevant)
+        others = torch.where(others < 0, split.n_items, others)
+        seen = torch.cat([seen, others], 1).sort(dim=1).values
+    return apart._replace(relevant=relevant, seen=seen, rows=torch.from_numpy(rows).to(device))
 
 
 def _about_impressions(

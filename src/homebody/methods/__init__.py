@@ -28,6 +28,7 @@ METHODS: dict[str, str] = {
     "pfedrec": "homebody.methods.pfedrec:PFedRec",
     "popularity": "homebody.methods.popularity:Popularity",
     "private-popularity": "homebody.methods.private_popularity:PrivatePopularity",
+    "privrec": "homebody.methods.privrec:PrivRec",
     "random": "homebody.methods.chance:Chance",
 }
 """Methods and references, by name."""

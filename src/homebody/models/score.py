@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ __all__ = ["ScoreFunction", "read_widths"]
 
 @dataclass(frozen=True)
 class ScoreFunction:
-    """Layers with ReLU between them and one number at the end; its weights are one flat vector.
+    """Layers with ReLU (or a sigmoid) between them and one number at the end; its weights are one flat vector.
 
     `beside` numbers of the input are the person's own, the same for every item. Without hidden layers and without
     them it is a linear function with an offset.
@@ -34,6 +35,7 @@ class ScoreFunction:
     factors: int
     hidden: tuple[int, ...] = ()
     beside: int = 0
+    activation: Literal["relu", "sigmoid"] = "relu"
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -61,7 +63,7 @@ class ScoreFunction:
             offset = offset + person @ first[: self.beside]
         x = rows @ first[self.beside :] + offset
         for weight, offset in zip(others[::2], others[1::2], strict=True):
-            x = x.relu() @ weight + offset
+            x = (x.relu() if self.activation == "relu" else x.sigmoid()) @ weight + offset
         return x.squeeze(-1)
 
     def parts(self, weights: Tensor) -> list[Tensor]:

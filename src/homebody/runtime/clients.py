@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,8 @@ SAMPLES_AT_ONCE = 1 << 15
 SCORES_AT_ONCE = 1 << 21
 USERS_AT_ONCE = 24
 """Scored together at least, however large the catalogue."""
+ADAPTED_BYTES = 64 << 20
+"""Of parameters that clients hold while they are scored, once they have adapted to what they have."""
 CACHED_BYTES = 256 << 20
 """Evaluation asks the same questions every round; they are kept up to this size."""
 
@@ -62,18 +64,21 @@ class Clients:
         self.device = usable_device(device)
         self.fused = fused
         self.catalogue = split.catalogue(self.device)
-        self._features = {
-            name: torch.from_numpy(column.values).to(self.device)
-            for name, column in split.encoded["users"].columns.items()
-        }
+        self._features, self._contexts = (
+            {name: torch.from_numpy(one.values).to(self.device) for name, one in split.encoded[unit].columns.items()}
+            for unit in ("users", "contexts")
+        )
         self._members = np.flatnonzero(split.learn & (split.lengths > 0))
         self._store = LocalStore(split.lengths, np.union1d(self._members, split.asked()))
         self._rng = Rng.of(0)
         self._base_step = np.full(split.n_users, -1, dtype=np.int64)
         self._bases: dict[int, Tree] = {}
         self._kept: list[Asked] | None = None
+        self._uses: tuple[str, ...] = ()
 
     def begin(self, method: Method, rng: Rng) -> None:
+        if self._uses != (uses := (*method.needs, *method.uses)):
+            self._uses, self._kept = uses, None
         self._store.clear()
         self._rng = self._own(rng)
         self._base_step[:] = -1
@@ -136,12 +141,36 @@ class Clients:
         return prepared
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
+        return summarise(self._blocks(method, shared), self._cutoffs, self._slices)
+
+    def _blocks(self, method: Method, shared: Tree) -> Iterator[Block]:
+        """Everyone's scores with what they are asked; where circumstances count, each question has its own."""
         everything = torch.arange(self.catalogue.n_items, device=self.device)
-        blocks = (
-            Block(users, self._scores(method, shared, users, data, everything), asked)
-            for users, data, asked in self._asked()
-        )
-        return summarise(blocks, self._cutoffs, self._slices)
+        for users, data, asked in self._asked():
+            if not (self._contexts and "contexts" in self._uses) or any(one.rows is None for one in asked.values()):
+                yield Block(users, self._scores(method, shared, users, data, everything), asked)
+                continue
+            owner = torch.cat([question.owner for question in asked.values()])
+            rows = torch.cat([question.rows for question in asked.values() if question.rows is not None])
+            held = torch.arange(len(asked), device=self.device).repeat_interleave(
+                torch.tensor([len(question.owner) for question in asked.values()], device=self.device)
+            )
+            place = _place_in_group(owner)
+            most = int(place.max()) + 1
+            size = max(1, 4 * SCORES_AT_ONCE // (most * self.catalogue.n_items))
+            for start in range(0, len(users), size):
+                own, some = tuple(part[start : start + size] for part in data), users[start : start + size]
+                inside = (owner >= start) & (owner < start + size)
+                where = (owner[inside] - start, place[inside])
+                now = {name: _laid_out(v[rows[inside]], where, len(some), most) for name, v in self._contexts.items()}
+                scores = self._scores(method, shared, some, own, everything, now)
+                for number, (name, question) in enumerate(asked.items()):
+                    chosen = inside[held == number]
+                    told = held[inside] == number
+                    at = where[0][told], where[1][told]
+                    order = torch.arange(len(at[0]), device=self.device)
+                    picked = question.taken(chosen, order)
+                    yield Block(some[at[0].cpu().numpy()], scores[at], {name: picked})
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         if not 0 <= user < self.split.n_users:
@@ -167,10 +196,31 @@ class Clients:
     def _data(self, users: Users, width: int | None = None, *, avoided: bool = True) -> tuple[Tensor, ...]:
         """What these clients' devices hold: their interactions, then a column for each feature."""
         padded = (torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width, avoided=avoided))
-        return (*padded, *(values[self._tensor(users)] for values in self._features.values()))
+        own = (values[self._tensor(users)] for values in self._features.values())
+        contexts, rated = self._taken
+        if not contexts and not rated:
+            return (*padded, *own)
+        rows = torch.from_numpy(self.split.padded_rows(users, width)).to(self.device)
+        of_rows = [*contexts.values(), *([self._ratings] if rated else [])]
+        return (*padded, *own, *(_at(values, rows) for values in of_rows))
 
-    def _client_data(self, items: Tensor, valid: Tensor, excluded: Tensor, *features: Tensor) -> Data:
-        return Data(items, valid, excluded, self.catalogue, dict(zip(self._features, features, strict=True)))
+    @property
+    def _taken(self) -> tuple[dict[str, Tensor], bool]:
+        """What of each interaction the method takes in: its circumstances, and whether its rating."""
+        contexts = self._contexts if "contexts" in self._uses else {}
+        return contexts, "ratings" in self._uses and self.split.population.ratings is not None
+
+    @cached_property
+    def _ratings(self) -> Tensor:
+        assert self.split.population.ratings is not None
+        return torch.from_numpy(self.split.population.ratings).to(self.device)
+
+    def _client_data(self, items: Tensor, valid: Tensor, excluded: Tensor, *others: Tensor) -> Data:
+        contexts, rated = self._taken
+        ratings = others[-1] if rated else None
+        features = dict(zip(self._features, others, strict=False))
+        around = dict(zip(contexts, others[len(features) :], strict=False))
+        return Data(items, valid, excluded, self.catalogue, features, around, ratings)
 
     def _locals(self, method: Method, shared: Tree, users: Users) -> Tree:
         """These clients' state; those that join now draw theirs."""
@@ -186,28 +236,47 @@ class Clients:
         fresh: Tree = vmap(lambda key: method.init_local(shared, self.stream(key)))(keys)
         return fresh
 
-    def _scores(self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...], items: Tensor) -> Tensor:
-        """(users, items) as each device would compute them, with the parameters it holds; items in chunks."""
-        size = max(1, SCORES_AT_ONCE // len(users))
+    def _scores(
+        self,
+        method: Method,
+        shared: Tree,
+        users: Users,
+        data: tuple[Tensor, ...],
+        items: Tensor,
+        now: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """(users, items) as each device would compute them, with the parameters it holds; items in chunks.
+
+        now: circumstances in which each is asked, one after the other: then (users, circumstances, items).
+        """
+        often = len(next(iter(now.values()))[0]) if now else 1
+        size = max(1, SCORES_AT_ONCE // (len(users) * often * method.numbers_a_score))
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
         out = torch.empty(0)
         for chosen, tree, locals_ in self._holdings(method, shared, users, data):
             own = [part[chosen] for part in data]
+            asked = {name: values[chosen] for name, values in (now or {}).items()}
             for number, chunk in enumerate(chunks):
-                values: Tensor = vmap(partial(self._score_one, method, tree, chunk))(locals_, *own)
-                if values.shape[1:] != chunk.shape:
-                    name, found = type(method).__name__, tuple(values.shape[1:])
+                values: Tensor = vmap(partial(self._score_one, method, tree, chunk))(locals_, asked, *own)
+                if values.shape[-1:] != chunk.shape or values.ndim != (3 if now else 2):
+                    name, found = type(method).__name__, tuple(values.shape[2 if now else 1 :])
                     raise HomebodyError(
                         f"{name}.score() must give one number for each of {len(chunk)} items, not {found}."
                     )
                 if isinstance(chosen, slice) and len(chunks) == 1:
                     return values
-                out = out if len(out) else values.new_empty(len(users), len(items))
-                out[chosen, number * size : number * size + len(chunk)] = values
+                out = out if len(out) else values.new_empty(len(users), *values.shape[1:-1], len(items))
+                out[chosen, ..., number * size : number * size + len(chunk)] = values
         return out
 
-    def _score_one(self, method: Method, tree: Tree, items: Tensor, local: Tree, *own: Tensor) -> Tensor:
-        return method.score(tree, local, self._client_data(*own), items)
+    def _score_one(
+        self, method: Method, tree: Tree, items: Tensor, local: Tree, now: Mapping[str, Tensor], *own: Tensor
+    ) -> Tensor:
+        data = self._client_data(*own)
+        if not now:
+            return method.score(tree, local, data, items)
+        scores: Tensor = vmap(lambda one: method.score(tree, local, data._replace(now=one), items))(dict(now))
+        return scores
 
     def _holdings(
         self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...]
@@ -220,13 +289,17 @@ class Clients:
         adapts &= self.split.lengths[users] > 0
         steps[adapts] = np.where(held[adapts], returning, guest)
         for step in np.unique(steps):
-            chosen = np.flatnonzero(steps == step)
-            some, where = users[chosen], slice(None) if len(chosen) == len(users) else self._tensor(chosen)
-            fresh = step in (newcomer, guest)
-            locals_ = self._fresh(method, shared, some) if fresh else self._store.get(some)
-            if step in (guest, returning):
-                locals_ = self._adapted(method, shared, some, locals_, tuple(part[where] for part in data))
-            yield where, self._bases.get(int(step), shared), locals_
+            same = np.flatnonzero(steps == step)
+            fresh, adapting = step in (newcomer, guest), step in (guest, returning)
+            # Who adapts may hold all parameters anew.
+            whole = sum(value.nbytes for value in shared.values())
+            size = max(1, ADAPTED_BYTES // max(1, whole)) if adapting else len(same)
+            for chosen in (same[start : start + size] for start in range(0, len(same), size)):
+                some, where = users[chosen], slice(None) if len(chosen) == len(users) else self._tensor(chosen)
+                locals_ = self._fresh(method, shared, some) if fresh else self._store.get(some)
+                if adapting:
+                    locals_ = self._adapted(method, shared, some, locals_, tuple(part[where] for part in data))
+                yield where, self._bases.get(int(step), shared), locals_
 
     def _adapted(self, method: Method, shared: Tree, users: Users, locals_: Tree, data: tuple[Tensor, ...]) -> Tree:
         """What clients hold once they have adapted to what they have; nothing of it is kept."""
@@ -244,7 +317,8 @@ class Clients:
         size = 0
         most = max(USERS_AT_ONCE, SCORES_AT_ONCE // self.split.n_items)
         for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, most):
-            block = Asked(users, self._data(users, width), questions(self.split, users, self.device))
+            one_by_one = bool(self._taken[0])
+            block = Asked(users, self._data(users, width), questions(self.split, users, self.device, one_by_one))
             size += sum(part.nbytes for part in block.data)
             size += sum(part.nbytes for question in block.questions.values() for part in question if part is not None)
             if size <= CACHED_BYTES:
@@ -252,6 +326,31 @@ class Clients:
             yield block
         if size <= CACHED_BYTES:
             self._kept = kept
+
+
+def _place_in_group(group: Tensor) -> Tensor:
+    """How many before it are of the same group.
+
+    >>> _place_in_group(torch.tensor([3, 1, 3, 3])).tolist()
+    [0, 0, 1, 2]
+    """
+    order = group.argsort(stable=True)
+    ordered = group[order]
+    first = torch.searchsorted(ordered, ordered)
+    return torch.empty_like(group).scatter_(0, order, torch.arange(len(group), device=group.device) - first)
+
+
+def _laid_out(values: Tensor, where: tuple[Tensor, Tensor], rows: int, columns: int) -> Tensor:
+    """These values in a table with so many rows and columns, at these places of it."""
+    table = values.new_zeros(rows, columns, *values.shape[1:])
+    table[where] = values
+    return table
+
+
+def _at(values: Tensor, rows: Tensor) -> Tensor:
+    """The values of these rows; what pads is zero."""
+    there = (rows >= 0).reshape(*rows.shape, *[1] * (values.ndim - 1))
+    return torch.where(there, values[rows.clamp(min=0)], torch.zeros((), dtype=values.dtype, device=values.device))
 
 
 def usable_device(name: str) -> torch.device:
