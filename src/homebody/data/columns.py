@@ -45,7 +45,7 @@ class Column:
     def bare(self) -> pl.Series:
         """The values, with every spelling of nothing as null and text without surrounding spaces."""
         values = self.values
-        if values.dtype.is_nested() or values.dtype in (pl.Binary, pl.Object):
+        if values.dtype.is_nested() or values.dtype in (pl.Binary, pl.Duration, pl.Object):
             raise HomebodyError(
                 f"The {self.role} column '{values.name}' of {self.path} holds {values.dtype} values; "
                 "it needs plain text or numbers."

@@ -82,6 +82,9 @@ def describe(
     left: dict[str, str] = {}
     refused: list[str] = []
     for name in table.columns:
+        if not name.strip():
+            left["a column"] = "without a name"
+            continue
         column, insist = Column(table[name], "feature", path), name in asked or name in wanted
         try:
             feature = _feature(column, holders, wanted.get(name), insist=insist)
@@ -167,7 +170,7 @@ def _whose(looks: pl.Series, holders: Mapping[Owner, _Holders]) -> _Whose:
             same.append((confirmed, _Whose(owner, picks)))
         elif confirmed and (alike | ~known).all():
             nearly.append((confirmed, _Whose(owner, picks, int((~known & known[picks[of]]).sum()))))
-    if not same and looks.drop_nulls().n_unique() == 1:
+    if nearly and looks.drop_nulls().n_unique() == 1:
         # A mark in some rows agrees with itself wherever it is: where it is missing is what it says.
         nearly = []
     fit = sorted(same or nearly, key=lambda one: -one[0])
@@ -211,7 +214,7 @@ def _notes(path: Path, found: Mapping[str, _Feature], left: Mapping[str, str]) -
     if filled:
         yield f"{path.name}: where {', '.join(filled)} is missing, what other rows say of the same user or item counts."
     if left:
-        why = ", ".join(f"{name or 'a column without a name'} ({reason})" for name, reason in left.items())
+        why = ", ".join(f"{name} ({reason})" for name, reason in left.items())
         them = "it" if len(left) == 1 else "them"
         yield f"{path.name}: left out {why}; --feature-cols NAMES takes {them} all the same."
 

@@ -36,6 +36,7 @@ def guess(column: Column) -> Kind:
     most 32 distinct values and each value stands twice on average; otherwise numeric. Texts of which more
     than half are distinct, and which are long (12 characters on average) or of several words, are text;
     others are categorical. Numbers with leading zeros are codes, so texts.
+    Dates (of Parquet) are categorical.
 
     >>> from pathlib import Path
     >>> kinds = [["Drama|War", "Drama"], ["7", "7"], ["7", "8.5"], ["F", "M"], ["Emma, a novel", "Dracula, another"]]
@@ -45,7 +46,7 @@ def guess(column: Column) -> Kind:
     if isinstance(column.values.dtype, pl.List | pl.Array):
         return "multi-hot"
     values = column.bare().drop_nulls()
-    if len(values) == 0 or values.dtype == pl.Boolean:
+    if len(values) == 0 or values.dtype == pl.Boolean or values.dtype.is_temporal():
         return "categorical"
     number = _number_like(values)
     if number.all():

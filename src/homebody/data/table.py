@@ -193,13 +193,15 @@ def _features(
         refused = [name for role, col in given.items() if col == "" for name in usual(present, USUAL_NAMES[role])]
         return [name for name in present if name not in roles and name not in refused]
     if isinstance(wanted, str):
-        wanted = [wanted] if wanted in present else [name.strip() for name in wanted.split(",") if name.strip()]
+        whole = wanted and wanted in present
+        wanted = [wanted] if whole else [name.strip() for name in wanted.split(",") if name.strip()]
     for name in wanted:
         if name not in present:
             raise HomebodyError(f"{path} has no column '{name}' (--feature-cols); its columns are {listed(present)}.")
         if name in roles:
             raise HomebodyError(
-                f"The column '{name}' of {path} is the {roles[name]}, so it cannot be a feature (--feature-cols) too."
+                f"The column '{name}' of {path} has the {roles[name]}s, so it cannot be a feature too; leave it out of "
+                "--feature-cols."
             )
     return [name for name in present if name in wanted]
 
