@@ -89,7 +89,7 @@ class TestWhose:
         people = read(file, "user,item,code\n1,a,x\n1,b,\n2,a,\n2,b,y\n3,a,x\n3,b,\n4,a,y\n4,b,\n5,a,\n5,b,x\n")
         assert list(features(people)) == ["interactions"]
 
-    def test_what_is_both_is_of_those_whom_more_rows_confirm(self, file: Path) -> None:
+    def test_what_is_both_is_of_users_if_they_come_back(self, file: Path) -> None:
         north, south = "{0},{1},north\n", "{0},{1},south\n"
         two_items = "user,item,side\n" + "".join(
             (north if user < 2 else south).format(user, item + 2 * (user >= 2))
@@ -105,6 +105,8 @@ class TestWhose:
         one_each = read(file, "user,item,genre\n1,a,war\n2,a,war\n3,b,love\n4,b,love\n5,c,war\n6,c,war\n")
         assert features(one_each) == {"items": {"genre": ["war", "love", "war"]}}
         assert len(one_each.notes) == 1
+        few_items = "".join(f"{user},{'ab'[user % 2]},{'xy'[user % 2]}\n" * 2 for user in range(6))
+        assert features(read(file, f"user,item,kind\n{few_items}")) == {"users": {"kind": ["x", "y"] * 3}}
 
     def test_lists_and_dates_of_parquet(self, tmp_path: Path) -> None:
         frame = {

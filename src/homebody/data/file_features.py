@@ -21,6 +21,8 @@ __all__ = ["describe"]
 
 Longs = npt.NDArray[np.int64]
 Owner = Literal["users", "items", "interactions"]
+MUCH_MORE = 10
+"""So many times as many rows must speak for items where a column could be of users too."""
 
 
 class _Holders(NamedTuple):
@@ -37,7 +39,7 @@ class _Whose(NamedTuple):
     filled: int = 0
     """Rows without a value whose user or item has one in another row."""
     tied: bool = False
-    """Whether it could as well be of the others, of users or items."""
+    """Whether it could as well be of items."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,9 @@ def describe(
     """The population with the columns of its own file for features; interaction r is the file's row `order[r]`.
 
     A column that is the same in all rows of each user is a feature of users, one that is the same in all rows of
-    each item a feature of items, any other a context of interactions. One that is both is of those whom more rows
-    confirm it for, of users where these are equal. If a column fits neither, a missing value counts as what the
-    user (or the item) has in other rows.
+    each item a feature of items, any other a context of interactions. One that is both is of users, unless hardly
+    any of them has a second row to confirm it. If a column is neither, a missing value counts as what the user (or
+    the item) has in other rows.
 
     Columns that were not `asked` for, and of which the kind is not `wanted`, are left out where they say nothing,
     as ids do, or cannot be used; the population's notes say so.
@@ -173,10 +175,15 @@ def _whose(looks: pl.Series, holders: Mapping[Owner, _Holders]) -> _Whose:
     if nearly and looks.drop_nulls().n_unique() == 1:
         # A mark in some rows agrees with itself wherever it is: where it is missing is what it says.
         nearly = []
-    fit = sorted(same or nearly, key=lambda one: -one[0])
+    fit = same or nearly
     if not fit:
         return _Whose("interactions")
-    return fit[0][1]._replace(tied=len(fit) > 1 and fit[1][0] > 0)
+    if len(fit) == 1:
+        return fit[0][1]
+    (of_users, users), (of_items, items) = fit
+    if of_items > MUCH_MORE * of_users:
+        return items
+    return users._replace(tied=of_users > 0)
 
 
 def _all_different(values: pl.Series) -> bool:
@@ -208,7 +215,7 @@ def _notes(path: Path, found: Mapping[str, _Feature], left: Mapping[str, str]) -
         if one.whose.tied:
             yield (
                 f"{path.name}: {name} is the same in all rows of each user, and of each item too; it is taken for a "
-                f"feature of {one.whose.owner}."
+                "feature of users."
             )
     filled = [f"{name} ({_rows(one.whose.filled)})" for name, one in found.items() if one.whose.filled]
     if filled:
