@@ -57,13 +57,13 @@ class Recipe:
     device: str = "cpu"
     fused: bool = True
     columns: dict[str, str] = field(default_factory=dict)
-    """For a file of one's own: user_col, item_col, time_col, rating_col."""
+    """For a file of one's own: user_col, item_col, time_col, rating_col, feature_cols (with commas)."""
     data_dir: str | None = None
     user_features: str | None = None
     """A CSV or Parquet file, a row a user; likewise of items."""
     item_features: str | None = None
     kinds: dict[str, str] = field(default_factory=dict)
-    """What columns of those files are: categorical, multi-hot, numeric or text."""
+    """What columns of features are: categorical, multi-hot, numeric or text."""
     impressions: str | None = None
     """A CSV or Parquet file, a row an item that was shown."""
     filters: dict[str, Any] = field(default_factory=dict)

@@ -97,6 +97,9 @@ def info(
     item_col: Annotated[str | None, typer.Option(help="The file's column of items.")] = None,
     time_col: Annotated[str | None, typer.Option(help="The file's column of times.")] = None,
     rating_col: Annotated[str | None, typer.Option(help="The file's column of ratings.")] = None,
+    feature_cols: Annotated[
+        str | None, typer.Option(help="The file's columns of features, such as age,genre; by default all others.")
+    ] = None,
     user_features: Annotated[Path | None, typer.Option(help="A CSV or Parquet file, a row a user.")] = None,
     item_features: Annotated[Path | None, typer.Option(help="A CSV or Parquet file, a row an item.")] = None,
     kind: Annotated[
@@ -123,6 +126,7 @@ def info(
             item_col=item_col,
             time_col=time_col,
             rating_col=rating_col,
+            feature_cols=feature_cols,
             user_features=user_features,
             item_features=item_features,
             kinds=kinds,

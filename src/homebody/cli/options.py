@@ -117,6 +117,10 @@ class Given:
     item_col: Annotated[str | None, typer.Option(help="The column of items.", rich_help_panel=OWN)] = None
     time_col: Annotated[str | None, typer.Option(help="The column of times.", rich_help_panel=OWN)] = None
     rating_col: Annotated[str | None, typer.Option(help="The column of ratings.", rich_help_panel=OWN)] = None
+    feature_cols: Annotated[
+        str | None,
+        typer.Option(help="The columns of features, such as age,genre; by default all others.", rich_help_panel=OWN),
+    ] = None
     user_features: Annotated[
         Path | None, typer.Option(help="A CSV or Parquet file, a row a user.", rich_help_panel=OWN)
     ] = None
@@ -139,7 +143,8 @@ class Given:
         """The recipe for a method; files by their whole paths, so that a run can be resumed from any folder."""
         from homebody.recipe import Recipe
 
-        columns = {name: getattr(self, name) for name in ("user_col", "item_col", "time_col", "rating_col")}
+        named = ("user_col", "item_col", "time_col", "rating_col", "feature_cols")
+        columns = {name: getattr(self, name) for name in named}
         return Recipe(
             method=_method_anywhere(method),
             data=_file_anywhere(self.data),

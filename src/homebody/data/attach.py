@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import polars as pl
 
-from homebody.data.columns import Column, ids
-from homebody.data.features import KINDS, Features, Kind
+from homebody.data.columns import Column, ids, listed, usual
+from homebody.data.features import Features, Kind
 from homebody.data.impressions import attach_impressions, places
-from homebody.data.kinds import as_kind, guess
+from homebody.data.kinds import as_kind, guess, guess_of_items, known_kinds, names_of_items
 from homebody.data.population import Population
-from homebody.data.table import USUAL_NAMES, listed, raw_table, usual
+from homebody.data.table import USUAL_NAMES, raw_table
 from homebody.errors import HomebodyError, unknown_name
 
 __all__ = ["attach"]
 
 Role = Literal["user", "item"]
 Say = Callable[[str], None]
-TITLES = ("title", "name")
 
 
 def attach(
@@ -50,7 +49,7 @@ def attach(
     [None, 31.5]
     """
     say = say or _nothing
-    wanted = _kinds(kinds or {})
+    wanted = known_kinds(kinds or {})
     users, items, names = population.user_features, population.item_features, population.item_names
     if user_features is not None:
         users, _ = _described(population, "user", Path(user_features), wanted, users, say)
@@ -69,13 +68,6 @@ def attach(
     return population if impressions is None else attach_impressions(population, Path(impressions), say)
 
 
-def _kinds(given: Mapping[str, str]) -> dict[str, Kind]:
-    for kind in given.values():
-        if kind not in KINDS:
-            raise unknown_name("kind of feature", kind, KINDS)
-    return {name: cast(Kind, kind) for name, kind in given.items()}
-
-
 def _described(
     population: Population, role: Role, path: Path, wanted: Mapping[str, Kind], old: Features | None, say: Say
 ) -> tuple[Features, pl.Series | None]:
@@ -91,7 +83,7 @@ def _described(
     kinds = _guessed(path, table, wanted, role, say)
     table = pl.DataFrame([as_kind(Column(table[name], "feature", path), kind) for name, kind in kinds.items()])
     rows = _matched(path, table, found, known, count, role, say)
-    titles = _titles(rows, known, role)
+    titles = None if role == "user" else names_of_items(rows, known)
     if old is not None:
         again = [name for name in old.names if name in kinds]
         if again:
@@ -123,9 +115,8 @@ def _guessed(path: Path, table: pl.DataFrame, wanted: Mapping[str, Kind], role: 
         if name in wanted:
             kinds[name] = wanted[name]
             continue
-        kinds[name] = guess(Column(table[name], "feature", path))
-        if role == "item" and kinds[name] == "categorical" and usual([name], TITLES):
-            kinds[name] = "text"
+        column = Column(table[name], "feature", path)
+        kinds[name] = guess(column) if role == "user" else guess_of_items(column)
         guesses.append(f"{name} as {kinds[name]}")
     if guesses:
         say(f"{path.name}: took {', '.join(guesses)} (--kind COLUMN=KIND takes it otherwise).")
@@ -167,16 +158,6 @@ def _matched(
         at, on="place", how="left", maintain_order="left"
     )
     return table.select(pl.all().gather(order["row"]))
-
-
-def _titles(rows: pl.DataFrame, known: pl.Series | None, role: Role) -> pl.Series | None:
-    """Names for people; an item without one keeps its id."""
-    called = [name for title in TITLES for name in usual(rows.columns, (title,))]
-    if role == "user" or not called or isinstance(rows[called[0]].dtype, pl.List):
-        return None
-    own = pl.Series(range(rows.height)) if known is None else known
-    names = rows[called[0]].cast(pl.String)
-    return names.zip_with(names.is_not_null(), own.cast(pl.String)).alias("name")
 
 
 def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features | None:

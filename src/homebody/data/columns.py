@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import polars as pl
 
 from homebody.errors import HomebodyError
 
-__all__ = ["Column", "flags", "ids", "numbers", "numbers_or_nothing", "times"]
+__all__ = ["Column", "flags", "ids", "listed", "numbers", "numbers_or_nothing", "times", "usual"]
 
 # What spreadsheets and data frames write where there was nothing.
 MISSING = ("", "nan", "NaN", "NAN", "null", "NULL", "None", "NA", "N/A", "<NA>")
@@ -44,7 +45,7 @@ class Column:
     def bare(self) -> pl.Series:
         """The values, with every spelling of nothing as null and text without surrounding spaces."""
         values = self.values
-        if values.dtype.is_nested() or values.dtype in (pl.Binary, pl.Object):
+        if values.dtype.is_nested() or values.dtype in (pl.Binary, pl.Duration, pl.Object):
             raise HomebodyError(
                 f"The {self.role} column '{values.name}' of {self.path} holds {values.dtype} values; "
                 "it needs plain text or numbers."
@@ -153,6 +154,20 @@ def times(column: Column) -> pl.Series:
             counted = dated
     column.refuse(counted.cast(pl.Int64, strict=False).is_null(), "numbers (of 64 bits) or ISO dates")
     return counted
+
+
+def usual(present: list[str], names: Collection[str]) -> list[str]:
+    """The columns called by one of these names, in any spelling of case, `_` and `-`.
+
+    >>> usual(["User_ID", "age"], {"user", "userid"})
+    ['User_ID']
+    """
+    return [name for name in present if name.strip().lower().replace("_", "").replace("-", "") in names]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a sentence."""
+    return ", ".join(f"'{name}'" for name in names)
 
 
 def _as_numbers(values: pl.Series) -> pl.Series:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import cast
+
 import polars as pl
 
-from homebody.data.columns import MISSING, Column, numbers_or_nothing
-from homebody.data.features import Kind
-from homebody.errors import HomebodyError
+from homebody.data.columns import MISSING, Column, numbers_or_nothing, usual
+from homebody.data.features import KINDS, Kind
+from homebody.errors import HomebodyError, unknown_name
 
-__all__ = ["as_kind", "guess"]
+__all__ = ["as_kind", "guess", "guess_of_items", "known_kinds", "names_of_items"]
 
 SEPARATOR = "|"
 FEW = 32
@@ -18,6 +21,9 @@ LONG = 12
 
 EXACT = 2.0**53
 """Above it, floats are not all the whole numbers there are."""
+
+TITLES = ("title", "name")
+"""What the column is called that says how items are."""
 
 # Numbers are not written like this, codes are: 01234.
 PADDED = r"^[+-]?0\d"
@@ -30,6 +36,7 @@ def guess(column: Column) -> Kind:
     most 32 distinct values and each value stands twice on average; otherwise numeric. Texts of which more
     than half are distinct, and which are long (12 characters on average) or of several words, are text;
     others are categorical. Numbers with leading zeros are codes, so texts.
+    Dates (of Parquet) are categorical.
 
     >>> from pathlib import Path
     >>> kinds = [["Drama|War", "Drama"], ["7", "7"], ["7", "8.5"], ["F", "M"], ["Emma, a novel", "Dracula, another"]]
@@ -39,7 +46,7 @@ def guess(column: Column) -> Kind:
     if isinstance(column.values.dtype, pl.List | pl.Array):
         return "multi-hot"
     values = column.bare().drop_nulls()
-    if len(values) == 0 or values.dtype == pl.Boolean:
+    if len(values) == 0 or values.dtype == pl.Boolean or values.dtype.is_temporal():
         return "categorical"
     number = _number_like(values)
     if number.all():
@@ -54,6 +61,30 @@ def guess(column: Column) -> Kind:
         return "numeric"
     long = text.str.len_chars().sum() >= LONG * len(text) or text.str.contains(r"\s").sum() * 2 >= len(text)
     return "text" if long and text.n_unique() * 2 > len(text) else "categorical"
+
+
+def guess_of_items(column: Column) -> Kind:
+    """The same, but what items are called is something to read, however short it is."""
+    kind = guess(column)
+    return "text" if kind == "categorical" and usual([column.values.name], TITLES) else kind
+
+
+def names_of_items(rows: pl.DataFrame, known: pl.Series | None) -> pl.Series | None:
+    """Names for people, from a column of titles or names; an item without one keeps its id."""
+    called = [name for title in TITLES for name in usual(rows.columns, (title,))]
+    if not called or isinstance(rows[called[0]].dtype, pl.List):
+        return None
+    own = pl.Series(range(rows.height)) if known is None else known
+    names = rows[called[0]].cast(pl.String)
+    return names.zip_with(names.is_not_null(), own.cast(pl.String)).alias("name")
+
+
+def known_kinds(given: Mapping[str, str]) -> dict[str, Kind]:
+    """The kinds that columns are said to be of, if there are such kinds."""
+    for kind in given.values():
+        if kind not in KINDS:
+            raise unknown_name("kind of feature", kind, KINDS)
+    return {name: cast(Kind, kind) for name, kind in given.items()}
 
 
 def as_kind(column: Column, kind: Kind) -> pl.Series:

@@ -11,7 +11,7 @@ checksum (MovieLens-20M and -25M, unpacked) are accepted if they give the publis
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -51,6 +51,7 @@ def load(
     item_col: str | None = None,
     time_col: str | None = None,
     rating_col: str | None = None,
+    feature_cols: str | Sequence[str] | None = None,
     user_features: str | Path | None = None,
     item_features: str | Path | None = None,
     kinds: Mapping[str, str] | None = None,
@@ -62,9 +63,9 @@ def load(
     """The population of a dataset's name, a CSV or Parquet file, or a synthetic specification.
 
     A named dataset that is not on this machine is fetched; `say` then gets a line about it, and `progress`
-    the bytes. The columns are for files: see `homebody.data.table.read_table`. Files of features (with the
-    `kinds` of their columns) and of impressions are joined to it, see `homebody.data.attach`; then the
-    `filters` are applied, see `homebody.data.filters`.
+    the bytes. The columns are for files: see `homebody.data.table.read_table`, which also takes features from the
+    other columns of such a file. Files of features (with the `kinds` of their columns) and of impressions are
+    joined to it, see `homebody.data.attach`; then the `filters` are applied, see `homebody.data.filters`.
 
     >>> load("synthetic:users=30,items=20,mean=6").n_users
     30
@@ -75,8 +76,14 @@ def load(
     Known: amazon-video, book-crossing, frappe, lastfm-2k, ml-100k, ml-1m, ml-20m, ml-25m, synthetic.
     """
     say = say or _nothing
-    columns = {"user_col": user_col, "item_col": item_col, "time_col": time_col, "rating_col": rating_col}
-    population = _read(source, columns, data_dir, say, progress)
+    columns = {
+        "user_col": user_col,
+        "item_col": item_col,
+        "time_col": time_col,
+        "rating_col": rating_col,
+        "feature_cols": feature_cols,
+    }
+    population = _read(source, columns, kinds, data_dir, say, progress)
     notes: list[str] = []
     if user_features or item_features or kinds or impressions:
         from homebody.data.attach import attach
@@ -98,7 +105,8 @@ def load(
 
 def _read(
     source: str | Path,
-    columns: dict[str, str | None],
+    columns: dict[str, Any],
+    kinds: Mapping[str, str] | None,
     data_dir: str | Path | None,
     say: Callable[[str], None],
     progress: Progress | None,
@@ -107,7 +115,7 @@ def _read(
     if _names_a_file(source):
         from homebody.data.table import read_table
 
-        return read_table(source, **columns)
+        return read_table(source, **columns, kinds=kinds)
     unused = next((column for column, value in columns.items() if value is not None), None)
     if unused:
         raise HomebodyError(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from homebody.data.builder import build
-from homebody.data.columns import Column, ids, numbers, times
+from homebody.data.columns import Column, ids, listed, numbers, times, usual
+from homebody.data.features import Features
+from homebody.data.file_features import describe
+from homebody.data.kinds import known_kinds
 from homebody.data.population import Population
 from homebody.errors import HomebodyError
 
@@ -33,12 +37,18 @@ def read_table(
     item_col: str | None = None,
     time_col: str | None = None,
     rating_col: str | None = None,
+    feature_cols: str | Sequence[str] | None = None,
+    kinds: Mapping[str, str] | None = None,
 ) -> Population:
     """The population in a CSV (comma, tab or semicolon; also gzipped) or Parquet file.
 
     A column that is not named is found by its usual name in any spelling of case, `_` and `-`: user,
     user_id, item, item_id, movieId, time, timestamp, rating. Times and ratings may be absent, and an empty
     name (`rating_col=""`) leaves one out. Times are numbers or ISO dates; dates without a zone are UTC.
+
+    All other columns are features, of users, items or interactions as they look (`homebody.data.file_features`),
+    and of the `kinds` given or guessed. `feature_cols` names those to take instead, as a list or with commas
+    between them; empty, there are none.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -50,23 +60,32 @@ def read_table(
     """
     path = Path(path)
     given = {"user": user_col, "item": item_col, "time": time_col, "rating": rating_col}
+    wanted = known_kinds(kinds or {})
     names: dict[str, str] = {}
+    others: list[str] = []
 
     def choose(present: list[str]) -> list[str]:
         names.update(_choose(path, present, given))
-        return list(names.values())
+        others.extend(_features(path, present, names, given, feature_cols))
+        return [*names.values(), *others]
 
     table = raw_table(path, choose)
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so there is nobody to learn from.")
     column = {role: Column(table[name], role, path) for role, name in names.items()}
-    return build(
+    population = build(
         path.stem,
         ids(column["user"]),
         ids(column["item"]),
         times=times(column["time"]) if "time" in column else None,
         ratings=numbers(column["rating"]) if "rating" in column else None,
+        contexts=_numbered(table.height) if others else None,
     )
+    if population.contexts is None:
+        return population
+    order = population.contexts.table["row"].to_numpy()
+    asked = others if feature_cols is not None else ()
+    return describe(population, table.select(others), path, order, wanted=wanted, asked=asked)
 
 
 def raw_table(path: Path, choose: Callable[[list[str]], list[str]] | None = None) -> pl.DataFrame:
@@ -74,20 +93,6 @@ def raw_table(path: Path, choose: Callable[[list[str]], list[str]] | None = None
     separator = None if _is_parquet(path) else _separator(path)
     present = _header(path, separator)
     return _read(path, separator, present if choose is None else choose(present))
-
-
-def usual(present: list[str], names: Collection[str]) -> list[str]:
-    """The columns called by one of these names, in any spelling of case, `_` and `-`.
-
-    >>> usual(["User_ID", "age"], {"user", "userid"})
-    ['User_ID']
-    """
-    return [name for name in present if name.strip().lower().replace("_", "").replace("-", "") in names]
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names for a sentence."""
-    return ", ".join(f"'{name}'" for name in names)
 
 
 def _is_parquet(path: Path) -> bool:
@@ -172,6 +177,38 @@ def _choose(path: Path, present: list[str], given: dict[str, str | None]) -> dic
                 f"name two with --{role}-col and --{other}-col."
             )
     return chosen
+
+
+def _features(
+    path: Path,
+    present: list[str],
+    names: Mapping[str, str],
+    given: Mapping[str, str | None],
+    wanted: str | Sequence[str] | None,
+) -> list[str]:
+    """The columns to take for features, in the file's order."""
+    roles = {name: role for role, name in names.items()}
+    if wanted is None:
+        # What was left out by an empty name is not wanted in another way either.
+        refused = [name for role, col in given.items() if col == "" for name in usual(present, USUAL_NAMES[role])]
+        return [name for name in present if name not in roles and name not in refused]
+    if isinstance(wanted, str):
+        whole = wanted and wanted in present
+        wanted = [wanted] if whole else [name.strip() for name in wanted.split(",") if name.strip()]
+    for name in wanted:
+        if name not in present:
+            raise HomebodyError(f"{path} has no column '{name}' (--feature-cols); its columns are {listed(present)}.")
+        if name in roles:
+            raise HomebodyError(
+                f"The column '{name}' of {path} has the {roles[name]}s, so it cannot be a feature too; leave it out of "
+                "--feature-cols."
+            )
+    return [name for name in present if name in wanted]
+
+
+def _numbered(rows: int) -> Features:
+    """The numbers of the file's rows, which find their way into the population's order."""
+    return Features(pl.DataFrame({"row": np.arange(rows)}), {"row": "numeric"})
 
 
 def _usual(path: Path, present: list[str], role: str) -> str | None:
