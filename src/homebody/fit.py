@@ -339,7 +339,7 @@ def _asked(method: Method, runtime: Runtime, progress: Progress, select: str, ac
     if not account.pays(runtime.telemetry(method), _code(method)):
         return Evaluated({})
     evaluated = runtime.evaluate(method, progress.shared)
-    if better(evaluated, progress.best and progress.best.evaluated, select):
+    if better(evaluated, progress.best.evaluated if progress.best else None, select):
         progress.best = Best(progress.step, evaluated, progress.shared, runtime.state(lasting=True))
     return evaluated
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,7 @@ CATALOGUE = Catalogue(
     },
     contexts={"weather": Column(torch.empty(0, dtype=torch.int64), 3, "one")},
 )
-_PEOPLE = {
+_PEOPLE: dict[str, list[Any]] = {
     "job": [1, 0, 2, 1, 0, 2],
     "hobbies": [[1, 2], [-1, -1], [3, -1], [2, 3], [1, -1], [-1, -1]],
     "age": [0.3, -1.2, 0.0, 2.0, -0.5, 0.9],

@@ -133,7 +133,7 @@ class PrivRec(Method):
         return self.stepped(shared, batch, self.adapt_passes, self.adapt_step, self.at_hand(batch["valid"]))[0]
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
-        mine = {name: local.get(name, value) for name, value in shared.items()}
+        mine = {**shared, **{name: local[name] for name in shared if name in local}}
         known = Vocabulary.of(data.catalogue, self.features)
         people = [known.person(data.features), known.around(data.now)]
         person = torch.cat([vectors(mine["feature"], one) for one in people])

@@ -36,7 +36,8 @@ class Vocabulary:
     """Where in the table of features the values of each one stand: of people, items and circumstances.
 
     >>> genres = Column(torch.tensor([[1, 2], [2, -1], [-1, -1]]), 3, "many")
-    >>> known = Vocabulary.of(Catalogue(3, {"genres": genres, "year": Column(torch.tensor([0.5, 0.0, -1.0]), 1, "number")}))
+    >>> years = Column(torch.tensor([0.5, 0.0, -1.0]), 1, "number")
+    >>> known = Vocabulary.of(Catalogue(3, {"genres": genres, "year": years}))
     >>> known.size, known.items(known.catalogue.items).row.tolist()
     (4, [[1, 2, 3], [2, 0, 3], [0, 0, 3]])
     >>> known.items(known.catalogue.items).weight.tolist()
