@@ -513,4 +513,31 @@ def test_every_way_says_what_it_is() -> None:
     assert set(WAYS) == {
         "leave-one-out", "ratio", "held-out-users", "cold-users", "cold-items", "cold-both", "impressions"
     }  # fmt: skip
-    assert all(way.title and all(0 < share < 1 for share in way.settings.values()) for way in WAYS.values())
+    shares = [share for way in WAYS.values() for name, share in way.settings.items() if name != "above"]
+    assert all(way.title for way in WAYS.values())
+    assert all(0 < share < 1 for share in shares)
+
+
+def test_what_is_rated_low_is_withheld() -> None:
+    population = replace(
+        people(*MANY), ratings=np.tile([5, 3, 4], 1000)[: people(*MANY).n_interactions].astype(np.float32)
+    )
+    made = split(population, "held-out-users:test=0.4,valid=0,above=3", how="random")
+    low = population.ratings <= 3  # type: ignore[operator]
+    for user in range(population.n_users):
+        own = slice(*made.bounds[[0, 4], user])
+        parts = np.repeat(np.arange(4), np.diff(made.bounds[:, user]))
+        np.testing.assert_array_equal(low[made.rows[own]], parts == 3)
+        asked = made.part(user, "test")
+        if made.learn[user]:
+            assert not len(asked)
+        else:
+            assert len(asked) == (parts < 3).sum() // 2
+            assert not set(made.part(user, "withheld")) & set(made.candidates(np.array([user]), "test")[0])
+            assert set(made.part(user, "withheld")) <= set(made.seen(np.array([user]), "test")[0])
+    assert not len(made.part(0, "valid"))
+    assert any("Nobody is asked in validation" in note for note in made.notes)
+    with pytest.raises(HomebodyError, match="no ratings"):
+        split(people(*MANY), "held-out-users:above=3")
+    with pytest.raises(HomebodyError, match="share between 0 and 1"):
+        split(people(*MANY), "ratio:valid=0")

@@ -269,7 +269,7 @@ def test_the_usual_metrics_have_their_names() -> None:
     scores, question = together([Asked([0.3, 0.1, 0.2], [0], [1], [2])])
     metrics = summarise([Block(np.array([0]), scores, {"test": question, "valid": question})]).metrics
     kinds = [f"{held}{kind}" for held in ("", "valid/") for kind in ("", "full/")]
-    at = [f"{name}@{k}" for name in ("hr", "ndcg", "precision", "recall", "mrr") for k in (5, 10, 20)]
+    at = [f"{name}@{k}" for name in ("hr", "ndcg", "precision", "recall", "mrr", "hits", "gain") for k in (5, 10, 20)]
     assert sorted(metrics) == sorted(f"{kind}{name}" for kind in kinds for name in [*at, "auc"])
     assert CUTOFFS == (5, 10, 20)
 

@@ -199,6 +199,12 @@ class Split:
         rows[~valid] = -1
         return rows
 
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether an item may be held out more than once of the same user: then each time is asked by itself."""
+        whole = self.population
+        return self.protocol == "published" and not kernels.first_only(whole.indptr, whole.items, whole.n_items).all()
+
     def relevant(self, users: Longs, held: Held) -> Longs:
         """These users' held-out items; -1 pads. A repeated one stands once."""
         out = self._merged(users, (held,))

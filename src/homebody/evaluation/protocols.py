@@ -28,8 +28,10 @@ def questions(
 ) -> dict[str, Question]:
     """What these users are asked, for validation and for test; whoever is not asked has no row.
 
-    one_by_one: each held-out interaction is a question of its own, for it has circumstances of its own.
+    one_by_one: each held-out interaction is a question of its own, for it has circumstances of its own. So it is where
+    a protocol keeps repeats.
     """
+    one_by_one = one_by_one or split.repeats
     if split.shown is not None:
         about = {held: _about_impressions(split, split.shown[held], users, device) for held in HELD}
         return {held: question for held, question in about.items() if len(question.owner)}
