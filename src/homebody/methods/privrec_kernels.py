@@ -36,7 +36,7 @@ def train(
 ) -> tuple[Tree, Tensor]:
     """Where SGD leads a cohort from the shared parameters in so many passes, and the mean loss of the last."""
     clients, length = valid.shape
-    mine = {name: value.expand(clients, *value.shape).contiguous() for name, value in shared.items()}
+    mine = {name: value.repeat(clients, *[1] * value.ndim) for name, value in shared.items()}
     loss = torch.zeros(clients)
     person, around, items = (
         tuple(batches[f"{name}/{part}"] for part in ("row", "weight", "block"))
