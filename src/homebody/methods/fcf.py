@@ -19,8 +19,7 @@ on top of that, [1 + α − α xᵀy_i] x. The sum over people is the same to th
 not: a clip bounds this pair and not the dense table, and rows name the items a person has, which a dense table only
 implies. An item that someone has twice counts as two, as in `fedials`.
 
-The first step from a random start is one of each coordinate's sign, so that popularity comes first and tastes come
-later: the method wants many more rounds than `fedials`, which solves.
+Where few take part in a round, λ weighs more against their sum: the loss is the paper's, of those who answered.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ class FCF(Method):
     """Each client solves its own vector and sends its gradient of the item factors; the server steps with Adam."""
 
     uplink: Channel = Channel()
-    factors: int = param(16, "size of a user's and of an item's vector", low=1, search=(8, 16, 32, 64))
+    factors: int = param(32, "size of a user's and of an item's vector", low=1, search=(8, 16, 32, 64))
     confidence: float = param(
-        5.0, "α: extra weight of an interaction over a non-interaction", low=0, search=Range(0.5, 50, log=True)
+        2.0, "α: extra weight of an interaction over a non-interaction", low=0, search=Range(0.5, 50, log=True)
     )
     regularisation: float = param(1.0, "λ", low=1e-9, search=Range(0.01, 100, log=True))
     learning_rate: float = param(0.05, "γ: Adam's step", low=0, search=Range(0.005, 0.5, log=True))
@@ -59,6 +58,7 @@ class FCF(Method):
 
     title: ClassVar[str] = "implicit matrix factorisation: clients solve their vectors, the server steps with Adam"
     paper: ClassVar[str] = "Ammad-ud-din et al., Federated Collaborative Filtering, 2019"
+    default_rounds: ClassVar[int] = 50
     draws_negatives: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -45,7 +45,8 @@ from homebody.rng import Rng
 
 __all__ = ["FedGNN"]
 
-TINY = 1e-6
+TINY = 1e-9
+"""Attention that is none, where the largest is 1."""
 SLOPE = 0.2
 """LeakyReLU's below zero, as in GAT."""
 
@@ -56,16 +57,16 @@ class FedGNN(Method):
 
     uplink: Channel = Channel()
     factors: int = param(32, "size of a user's and of an item's embedding", low=1, search=(16, 32, 64))
-    learning_rate: float = param(0.1, "local step on everything", low=0, search=Range(0.01, 1, log=True))
+    learning_rate: float = param(0.1, "local step on everything", low=0, search=Range(0.02, 0.3, log=True))
     item_rate: float = param(
         1.0,
         "the server's step on item rows is the mean × number of items × this",
         low=0,
-        search=Range(0.1, 10, log=True),
+        search=Range(0.1, 2, log=True),
     )
     steps: int = param(5, "local steps a round, each on all of its samples", low=1, search=Range(1, 20))
     negatives: int = param(4, "negatives drawn for each positive, anew each round", low=1, search=Range(1, 8))
-    init_scale: float = param(0.1, "spread of the initial embeddings", low=1e-9, search=Range(0.01, 1, log=True))
+    init_scale: float = param(0.3, "spread of the initial embeddings", low=1e-9, search=Range(0.1, 1, log=True))
 
     title: ClassVar[str] = "graph attention over one's own items: private user embeddings, shared items and weights"
     paper: ClassVar[str] = (
@@ -146,10 +147,13 @@ def _logits(
     user: Tensor, mine: Tensor, real: Tensor, theirs: Tensor, transform: Tensor, attention: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Of the person's own items, each with its own edge taken out of the user's node; and of items drawn for them."""
-    weight = _weights(user, mine, real, transform, attention)
+    # In 64 bits: where one item has nearly all of the attention, little is left of the sums once it is taken out.
+    weight = _weights(user, mine, real, transform, attention).double()
     told = weight[:, None] * (mine @ transform.T)
     message, whole = told.sum(0), weight.sum()
-    without = (message - told) / (whole - weight).clamp(min=TINY)[:, None]
+    others = whole - weight
+    alone = others < TINY
+    without = torch.where(alone[:, None], 0.0, (message - told) / torch.where(alone, 1.0, others)[:, None])
     heard = transform @ user
-    taken = ((user + without) * (mine + heard)).sum(1)
-    return taken, (theirs + heard) @ (user + message / whole.clamp(min=TINY))
+    taken = ((user + without.to(user.dtype)) * (mine + heard)).sum(1)
+    return taken, (theirs + heard) @ (user + (message / whole.clamp(min=TINY)).to(user.dtype))
