@@ -45,8 +45,6 @@ from homebody.rng import Rng
 
 __all__ = ["FedGNN"]
 
-TINY = 1e-9
-"""Attention that is none, where the largest is 1."""
 SLOPE = 0.2
 """LeakyReLU's below zero, as in GAT."""
 
@@ -124,8 +122,8 @@ class FedGNN(Method):
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         own, _ = ops.touched(data.items, data.valid, len(shared["item"]))
         user, mine, transform = local["user"], shared["item"][own], shared["transform"]
-        weight = _weights(user, mine, own >= 0, transform, shared["attention"])
-        node = user + transform @ (weight @ mine) / weight.sum().clamp(min=TINY)
+        strength = _strengths(user, mine, own >= 0, transform, shared["attention"])
+        node = user + _message(_weights(strength), mine, transform)
         return shared["item"][items] @ node + node @ (transform @ user)
 
 
@@ -136,24 +134,34 @@ def _counted(items: Tensor, valid: Tensor, n_items: int) -> tuple[Tensor, Tensor
     return index, count[:, 0]
 
 
-def _weights(user: Tensor, mine: Tensor, real: Tensor, transform: Tensor, attention: Tensor) -> Tensor:
-    """Attention of the person over their items before it is divided by its sum: the largest is 1, padding has none."""
+def _strengths(user: Tensor, mine: Tensor, real: Tensor, transform: Tensor, attention: Tensor) -> Tensor:
+    """How much the person's node attends to each of their items, before the softmax."""
     to_user, to_items = (attention.view(2, -1) @ transform).unbind()
-    strength = torch.where(real, leaky_relu(user @ to_user + mine @ to_items, SLOPE), -torch.inf)
+    return torch.where(real, leaky_relu(user @ to_user + mine @ to_items, SLOPE), -torch.inf)
+
+
+def _weights(strength: Tensor) -> Tensor:
+    """The softmax before it is divided by its sum, which is at least 1: the largest is. Of no items at all it is 0."""
     return (strength - strength.detach().amax().clamp(min=-1e30)).exp()
+
+
+def _message(weight: Tensor, mine: Tensor, transform: Tensor) -> Tensor:
+    """What a node hears: Σ_j α_j W e_j."""
+    return transform @ (weight @ mine) / weight.sum().clamp(min=1.0)
 
 
 def _logits(
     user: Tensor, mine: Tensor, real: Tensor, theirs: Tensor, transform: Tensor, attention: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Of the person's own items, each with its own edge taken out of the user's node; and of items drawn for them."""
-    # In 64 bits: where one item has nearly all of the attention, little is left of the sums once it is taken out.
-    weight = _weights(user, mine, real, transform, attention).double()
+    strength = _strengths(user, mine, real, transform, attention)
+    weight = _weights(strength)
+    # Taken off the sums, any item but the strongest leaves enough to divide by; without that one they are formed anew.
+    strongest = torch.arange(len(mine), device=mine.device) == strength.argmax()
     told = weight[:, None] * (mine @ transform.T)
-    message, whole = told.sum(0), weight.sum()
-    others = whole - weight
-    alone = others < TINY
-    without = torch.where(alone[:, None], 0.0, (message - told) / torch.where(alone, 1.0, others)[:, None])
+    others = torch.where(strongest, 1.0, weight.sum() - weight).clamp(min=1.0)
+    second = _message(_weights(torch.where(strongest, -torch.inf, strength)), mine, transform)
+    without = torch.where(strongest[:, None], second, (told.sum(0) - told) / others[:, None])
     heard = transform @ user
-    taken = ((user + without.to(user.dtype)) * (mine + heard)).sum(1)
-    return taken, (theirs + heard) @ (user + (message / whole.clamp(min=TINY)).to(user.dtype))
+    taken = ((user + without) * (mine + heard)).sum(1)
+    return taken, (theirs + heard) @ (user + _message(weight, mine, transform))
