@@ -19,7 +19,7 @@ from homebody.testing import chance
 
 METHOD = FedGNN(factors=3, learning_rate=0.4, item_rate=0.5, steps=3, negatives=2)
 ITEMS = 9
-HISTORIES = [[4], [3, 8, 0], [5, 1, 5, 2], [0, 1, 2, 3, 4, 5, 6, 7], [*range(ITEMS)]]
+HISTORIES = [[4], [2, 6], [7, 1], [3, 8, 0], [5, 1, 5, 2], [0, 1, 2, 3, 4, 5, 6, 7], [*range(ITEMS)]]
 
 
 def shared() -> Tree:

@@ -147,7 +147,7 @@ def _weights(strength: Tensor) -> Tensor:
 
 def _message(weight: Tensor, mine: Tensor, transform: Tensor) -> Tensor:
     """What a node hears: Σ_j α_j W e_j."""
-    return transform @ (weight @ mine) / weight.sum().clamp(min=1.0)
+    return transform @ (weight @ mine) / weight.sum().clamp(min=0.5)
 
 
 def _logits(
@@ -156,10 +156,11 @@ def _logits(
     """Of the person's own items, each with its own edge taken out of the user's node; and of items drawn for them."""
     strength = _strengths(user, mine, real, transform, attention)
     weight = _weights(strength)
-    # Taken off the sums, any item but the strongest leaves enough to divide by; without that one they are formed anew.
+    # Taken off the sums, any item but the strongest leaves about 1 or more; without that one they are formed anew. The
+    # bounds are for people without items alone: at 1, rounding would meet them and cut the slope.
     strongest = torch.arange(len(mine), device=mine.device) == strength.argmax()
     told = weight[:, None] * (mine @ transform.T)
-    others = torch.where(strongest, 1.0, weight.sum() - weight).clamp(min=1.0)
+    others = torch.where(strongest, 1.0, weight.sum() - weight).clamp(min=0.5)
     second = _message(_weights(torch.where(strongest, -torch.inf, strength)), mine, transform)
     without = torch.where(strongest[:, None], second, (told.sum(0) - told) / others[:, None])
     heard = transform @ user
