@@ -78,89 +78,157 @@ def _described(parts: tuple[Tensor, ...]) -> tuple[Any, ...]:
 
 
 def _tile(rows: int, vectors: int) -> Any:
-    """A product of `rows` × `vectors` vectors whose sums stay in registers, which no loop could promise."""
+    """A product of `rows` × `vectors` vectors whose sums stay in registers, which no loop could promise.
+
+    c[r, j] = s[r, j] + Σ_p a[r, p] b[p, j] in flat arrays; the sums start from zero where s_row is negative.
+    """
 
     @intrinsic
-    def tile(typing, a, a_at, a_row, a_step, b, b_at, b_row, c, c_at, c_row, depth, keep):  # type: ignore[no-untyped-def]
-        whole = types.intp
-        floats = types.Array(types.float32, 1, "C")
-        signature = types.void(
-            floats, whole, whole, whole, floats, whole, whole, floats, whole, whole, whole, types.boolean
-        )
-        return signature, generate
+    def tile(typing, a, a_at, a_row, a_step, b, b_at, b_row, s, s_at, s_row, c, c_at, c_row, depth):  # type: ignore[no-untyped-def]
+        whole, floats = types.intp, types.Array(types.float32, 1, "C")
+        third = (floats, whole, whole)
+        return types.void(*third, whole, *third, *third, *third, whole), generate
 
     def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
-        def data(place):  # type: ignore[no-untyped-def]
-            return context.make_array(signature.args[place])(context, builder, given[place]).data
-
-        (a, b, c), (a_at, a_row, a_step) = (data(place) for place in (0, 4, 7)), given[1:4]
-        (b_at, b_row), (c_at, c_row), depth, keep = given[5:7], given[8:10], given[10], given[11]
-        vector = ir.VectorType(ir.FloatType(), LANES)
-        whole = depth.type
-
-        def number(value):  # type: ignore[no-untyped-def]
-            return ir.Constant(whole, value)
-
-        def vector_at(base, place):  # type: ignore[no-untyped-def]
-            return builder.bitcast(builder.gep(base, [place]), vector.as_pointer())
-
-        sums = [[cgutils.alloca_once(builder, vector) for _ in range(vectors)] for _ in range(rows)]
-        for row in sums:
-            for one in row:
-                builder.store(ir.Constant(vector, None), one)
-        a_rows = [builder.add(a_at, builder.mul(a_row, number(r))) for r in range(rows)]
-        c_rows = [builder.add(c_at, builder.mul(c_row, number(r))) for r in range(rows)]
+        code = _Vectors(context, builder, signature, given)
+        a, a_at, a_row, a_step = code.data(0), *given[1:4]
+        b, b_at, b_row = code.data(4), *given[5:7]
+        s, s_at, s_row = code.data(7), *given[8:10]
+        c, c_at, c_row, depth = code.data(10), *given[11:14]
+        sums = [[cgutils.alloca_once(builder, code.vector) for _ in range(vectors)] for _ in range(rows)]
+        a_rows, s_rows, c_rows = (
+            [builder.add(at, builder.mul(step, code.number(r))) for r in range(rows)]
+            for at, step in ((a_at, a_row), (s_at, s_row), (c_at, c_row))
+        )
+        places = [(r, v) for r in range(rows) for v in range(vectors)]
+        with builder.if_else(builder.icmp_signed("<", s_row, code.number(0))) as (anew, onwards):
+            with anew:
+                for r, v in places:
+                    builder.store(ir.Constant(code.vector, None), sums[r][v])
+            with onwards:
+                for r, v in places:
+                    builder.store(code.load(s, s_rows[r], v), sums[r][v])
         with cgutils.for_range(builder, depth) as loop:
             start = builder.add(b_at, builder.mul(b_row, loop.index))
-            right = [
-                builder.load(vector_at(b, builder.add(start, number(v * LANES))), align=4) for v in range(vectors)
-            ]
+            right = [code.load(b, start, v) for v in range(vectors)]
             along = builder.mul(a_step, loop.index)
             for r in range(rows):
-                scalar = builder.load(builder.gep(a, [builder.add(a_rows[r], along)]))
-                lone = builder.insert_element(
-                    ir.Constant(vector, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0)
-                )
-                mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
-                left = builder.shuffle_vector(lone, ir.Constant(vector, ir.Undefined), mask)
+                left = code.spread(builder.load(builder.gep(a, [builder.add(a_rows[r], along)])))
                 for v in range(vectors):
-                    times = builder.fmul(left, right[v], flags=("contract",))
-                    builder.store(builder.fadd(builder.load(sums[r][v]), times, flags=("contract",)), sums[r][v])
-        for r in range(rows):
-            for v in range(vectors):
-                where = vector_at(c, builder.add(c_rows[r], number(v * LANES)))
-                with builder.if_then(keep):
-                    before = builder.load(where, align=4)
-                    builder.store(builder.fadd(before, builder.load(sums[r][v])), sums[r][v])
-                builder.store(builder.load(sums[r][v]), where, align=4)
+                    builder.store(code.fused(left, right[v], builder.load(sums[r][v])), sums[r][v])
+        for r, v in places:
+            code.store(builder.load(sums[r][v]), c, c_rows[r], v)
         return context.get_dummy_value()
 
     return tile
+
+
+class _Vectors:
+    """Code for vectors in flat arrays of floats, among the arguments of an intrinsic."""
+
+    def __init__(self, context: Any, builder: Any, signature: Any, given: Any) -> None:
+        self.context, self.builder, self.signature, self.given = context, builder, signature, given
+        self.vector = ir.VectorType(ir.FloatType(), LANES)
+
+    def number(self, value: int) -> Any:
+        return ir.Constant(self.given[1].type, value)
+
+    def data(self, place: int) -> Any:
+        """Where the array begins that is this argument."""
+        array = self.context.make_array(self.signature.args[place])
+        return array(self.context, self.builder, self.given[place]).data
+
+    def _place(self, base: Any, at: Any, vector: int) -> Any:
+        at = self.builder.add(at, self.number(vector * LANES))
+        return self.builder.bitcast(self.builder.gep(base, [at]), self.vector.as_pointer())
+
+    def load(self, base: Any, at: Any, vector: int = 0) -> Any:
+        return self.builder.load(self._place(base, at, vector), align=4)
+
+    def store(self, value: Any, base: Any, at: Any, vector: int = 0) -> None:
+        self.builder.store(value, self._place(base, at, vector), align=4)
+
+    def spread(self, number: Any) -> Any:
+        """One number in every lane."""
+        none, first = ir.Constant(self.vector, ir.Undefined), ir.IntType(32)
+        lone = self.builder.insert_element(none, number, ir.Constant(first, 0))
+        return self.builder.shuffle_vector(lone, none, ir.Constant(ir.VectorType(first, LANES), None))
+
+    def fused(self, left: Any, right: Any, onto: Any) -> Any:
+        """left × right + onto, rounded once where the processor can."""
+        return self.builder.fadd(self.builder.fmul(left, right, flags=("contract",)), onto, flags=("contract",))
+
+
+@intrinsic
+def _add_vectors(typing, source, at, weight, out, to, count):  # type: ignore[no-untyped-def]
+    """out[k] += weight × source[k], for so many whole vectors."""
+    whole, floats = types.intp, types.Array(types.float32, 1, "C")
+
+    def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
+        code = _Vectors(context, builder, signature, given)
+        times = code.spread(given[2])
+        with cgutils.for_range(builder, given[5]) as loop:
+            along = builder.mul(loop.index, code.number(LANES))
+            own, there = builder.add(given[1], along), builder.add(given[4], along)
+            code.store(code.fused(times, code.load(code.data(0), own), code.load(code.data(3), there)), code.data(3), there)
+        return context.get_dummy_value()
+
+    return types.void(floats, whole, types.float32, floats, whole, whole), generate
+
+
+@intrinsic
+def _copy_vectors(typing, source, at, out, to, count):  # type: ignore[no-untyped-def]
+    whole, floats = types.intp, types.Array(types.float32, 1, "C")
+
+    def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
+        code = _Vectors(context, builder, signature, given)
+        with cgutils.for_range(builder, given[4]) as loop:
+            along = builder.mul(loop.index, code.number(LANES))
+            value = code.load(code.data(0), builder.add(given[1], along))
+            code.store(value, code.data(2), builder.add(given[3], along))
+        return context.get_dummy_value()
+
+    return types.void(floats, whole, floats, whole, whole), generate
+
+
+@nb.njit
+def _add(source, at, weight, out, to, n):
+    """out[k] += weight × source[k]."""
+    _add_vectors(source, at, weight, out, to, n // LANES)
+    for k in range(n - n % LANES, n):
+        out[to + k] += weight * source[at + k]
+
+
+@nb.njit
+def _copy(source, at, out, to, n):
+    _copy_vectors(source, at, out, to, n // LANES)
+    for k in range(n - n % LANES, n):
+        out[to + k] = source[at + k]
 
 
 _tall_wide, _tall, _wide, _small = _tile(TALL, ACROSS), _tile(TALL, 1), _tile(1, ACROSS), _tile(1, 1)
 
 
 @nb.njit
-def _product(a, a_at, a_row, a_step, b, b_at, b_row, c, c_at, c_row, rows, columns, depth, keep):
-    """c[r, j] = Σ_p a[r, p] b[p, j], or plus that; all in flat arrays, columns in whole vectors."""
+def _product(a, a_at, a_row, a_step, b, b_at, b_row, s, s_at, s_row, c, c_at, c_row, rows, columns, depth):
+    """c[r, j] = s[r, j] + Σ_p a[r, p] b[p, j], as `_tile` has it; columns in whole vectors."""
     r = 0
     while r < rows:
         tall = r + TALL <= rows
         j = 0
         while j < columns:
-            x, y, z = a_at + r * a_row, b_at + j, c_at + r * c_row + j
+            x, y, w, z = a_at + r * a_row, b_at + j, s_at + r * s_row + j, c_at + r * c_row + j
             if j + WIDE <= columns:
                 if tall:
-                    _tall_wide(a, x, a_row, a_step, b, y, b_row, c, z, c_row, depth, keep)
+                    _tall_wide(a, x, a_row, a_step, b, y, b_row, s, w, s_row, c, z, c_row, depth)
                 else:
-                    _wide(a, x, a_row, a_step, b, y, b_row, c, z, c_row, depth, keep)
+                    _wide(a, x, a_row, a_step, b, y, b_row, s, w, s_row, c, z, c_row, depth)
                 j += WIDE
             else:
                 if tall:
-                    _tall(a, x, a_row, a_step, b, y, b_row, c, z, c_row, depth, keep)
+                    _tall(a, x, a_row, a_step, b, y, b_row, s, w, s_row, c, z, c_row, depth)
                 else:
-                    _small(a, x, a_row, a_step, b, y, b_row, c, z, c_row, depth, keep)
+                    _small(a, x, a_row, a_step, b, y, b_row, s, w, s_row, c, z, c_row, depth)
                 j += LANES
         r += TALL if tall else 1
 
@@ -224,20 +292,6 @@ def _through(slope, z, n, sigmoid):
     else:
         for k in range(n):
             slope[k] = slope[k] if z[k] > np.float32(0.0) else np.float32(0.0)
-
-
-@nb.njit(fastmath=True, error_model="numpy")
-def _add(source, at, weight, out, to, n):
-    for k in range(n):
-        out[to + k] += weight * source[at + k]
-
-
-@nb.njit(fastmath=True, error_model="numpy")
-def _dot(a, at, b, to, n):
-    total = np.float32(0.0)
-    for k in range(n):
-        total += a[at + k] * b[to + k]
-    return total
 
 
 @nb.njit
@@ -309,7 +363,7 @@ def _train(
         made = np.empty(n_rows * first_high, np.float32)
         of_made = np.empty(n_rows * first_high, np.float32)
         of_met = np.empty(n_rows * row_pad, np.float32)
-        base = np.empty(first_high, np.float32)
+        base, one, none = np.empty(first_high, np.float32), np.ones(1, np.float32), np.empty(0, np.float32)
         order, negative = orders[client], negatives[client]
         person_row, person_weight = people[0][client, 0], people[1][client, 0]
         around_row, around_weight = arounds[0][client], arounds[1][client]
@@ -348,30 +402,30 @@ def _train(
                             before, n_met = n_met, _seated(thing_row[sample[i], k], seat, met, n_met)
                             block_of[before:n_met] = beside + 1 + thing_block[k]
                 for u in range(n_met):
-                    for k in range(factors):
-                        met_x[u * factors + k] = feature[met[u] * factors + k]
+                    _copy(feature, met[u] * factors, met_x, u * factors, factors)
                 # Forward.
                 low = 0
                 while low < n_met:
                     high = low + 1
                     while high < n_met and block_of[high] == block_of[low]:
                         high += 1
-                    at = block_of[low] * factors * first_high
+                    at, to = block_of[low] * factors * first_high, low * first_high
                     _product(
-                        met_x, low * factors, factors, 1, theta, at, first_high,
-                        made, low * first_high, first_high, high - low, first_high, factors, False,
+                        *(met_x, low * factors, factors, 1),
+                        *(theta, at, first_high),
+                        *(none, 0, -1),
+                        *(made, to, first_high),
+                        *(high - low, first_high, factors),
                     )
                     low = high
-                offset = widths[0] * first_high
-                base[:] = theta[offset : offset + first_high]
+                _copy(theta, widths[0] * first_high, base, 0, first_high)
                 for k in range(len(person_row)):
                     if person_weight[k] != 0:
                         _add(made, seat[person_row[k]] * first_high, person_weight[k], base, 0, first_high)
                 z = acts[0]
                 for i in range(m):
                     to = i * first_high
-                    for k in range(first_high):
-                        z[to + k] = base[k]
+                    _copy(base, 0, z, to, first_high)
                     for k in range(around_row.shape[1]):
                         weight = around_weight[at_place[i], k]
                         if weight != 0:
@@ -380,39 +434,32 @@ def _train(
                         weight = thing_weight[sample[i], k]
                         if weight != 0:
                             _add(made, seat[thing_row[sample[i], k]] * first_high, weight, z, to, first_high)
-                    for k in range(factors):
-                        x[i * factors + k] = table[sample[i] * factors + k]
+                    _copy(table, sample[i] * factors, x, i * factors, factors)
                 own = beside * factors * first_high
                 _product(
-                    x, 0, factors, 1, theta, own, first_high, z, 0, first_high, m, first_high, factors, True
+                    *(x, 0, factors, 1),
+                    *(theta, own, first_high),
+                    *(z, 0, first_high),
+                    *(z, 0, first_high),
+                    *(m, first_high, factors),
                 )
-                for layer in range(1, depth - 1):
+                for layer in range(1, depth):
                     low, high = widths[layer], _padded(widths[layer + 1])
-                    wide = _padded(low)
-                    _active(acts[layer - 1], m * wide, sigmoid)
-                    z = acts[layer]
-                    offset = starts[layer] + low * high
-                    for i in range(m):
-                        for k in range(high):
-                            z[i * high + k] = theta[offset + k]
+                    at, wide = starts[layer], _padded(low)
+                    below = acts[layer - 1]
+                    _active(below, m * wide, sigmoid)
                     _product(
-                        acts[layer - 1], 0, wide, 1, theta, starts[layer], high, z, 0, high, m, high, low, True
+                        *(below, 0, wide, 1),
+                        *(theta, at, high),
+                        *(theta, at + low * high, 0),
+                        *(acts[layer], 0, high),
+                        *(m, high, low),
                     )
-                # The output layer has one column: its weights stand a vector apart.
-                last, wide = starts[depth - 1], _padded(widths[depth - 1])
-                if depth > 1:
-                    _active(acts[depth - 2], m * wide, sigmoid)
-                    for k in range(widths[depth - 1]):
-                        base_k = theta[last + k * LANES]
-                        turned[k] = base_k
-                    for k in range(widths[depth - 1], wide):
-                        turned[k] = np.float32(0.0)
-                of_offset = np.float32(0.0)
+                # The slopes carry the step's size, so that they are added to the weights as they are.
+                z, high = acts[depth - 1], LANES
+                slope[: m * high] = np.float32(0.0)
                 for i in range(m):
-                    if depth > 1:
-                        value = theta[last + widths[depth - 1] * LANES] + _dot(acts[depth - 2], i * wide, turned, 0, wide)
-                    else:
-                        value = acts[0][i * first_high]
+                    value = z[i * high]
                     if explicit:
                         error = value - label[i]
                         total += 0.5 * error * error
@@ -421,45 +468,43 @@ def _train(
                         if epoch == epochs - 1:
                             total += max(value, np.float32(0.0)) - label[i] * value
                             total += np.log1p(np.exp(-abs(value)))
-                    error *= -rate / m
-                    of_offset += error
-                    if depth > 1:
-                        for k in range(wide):
-                            slope[i * wide + k] = error * turned[k]
-                        label[i] = error
-                    else:
-                        for k in range(first_high):
-                            slope[i * first_high + k] = np.float32(0.0)
-                        slope[i * first_high] = error
+                    slope[i * high] = error * (-rate / np.float32(m))
                 told += m
-                # Backward; the slopes carry the step's size, so that they are added as they are.
-                if depth > 1:
-                    theta[last + widths[depth - 1] * LANES] += of_offset
-                    turned[:wide] = np.float32(0.0)
-                    for i in range(m):
-                        _add(acts[depth - 2], i * wide, label[i], turned, 0, wide)
-                    for k in range(widths[depth - 1]):
-                        theta[last + k * LANES] += turned[k]
-                for layer in range(depth - 2, 0, -1):
+                # Backward.
+                for layer in range(depth - 1, 0, -1):
                     low, high = widths[layer], _padded(widths[layer + 1])
-                    wide = _padded(low)
-                    at = starts[layer]
-                    _through(slope, acts[layer], m * high, sigmoid)
+                    at, wide = starts[layer], _padded(low)
+                    below = acts[layer - 1]
                     _turned(theta, at, low, widths[layer + 1], high, turned, wide)
-                    _product(slope, 0, high, 1, turned, 0, wide, other, 0, wide, m, wide, widths[layer + 1], False)
-                    _product(acts[layer - 1], 0, 1, wide, slope, 0, high, theta, at, high, low, high, m, True)
-                    for i in range(m):
-                        _add(slope, i * high, np.float32(1.0), theta, at + low * high, high)
+                    _product(
+                        *(slope, 0, high, 1),
+                        *(turned, 0, wide),
+                        *(none, 0, -1),
+                        *(other, 0, wide),
+                        *(m, wide, widths[layer + 1]),
+                    )
+                    _product(
+                        *(below, 0, 1, wide),
+                        *(slope, 0, high),
+                        *(theta, at, high),
+                        *(theta, at, high),
+                        *(low, high, m),
+                    )
+                    at += low * high
+                    _product(*(one, 0, 0, 0), *(slope, 0, high), *(theta, at, high), *(theta, at, high), *(1, high, m))
+                    _through(other, below, m * wide, sigmoid)
                     slope, other = other, slope
-                if depth > 1:
-                    _through(slope, acts[0], m * first_high, sigmoid)
                 # The first layer: what samples have in common is summed before it is multiplied.
                 of_made[: n_met * first_high] = np.float32(0.0)
-                base[:] = np.float32(0.0)
+                _product(
+                    *(one, 0, 0, 0),
+                    *(slope, 0, first_high),
+                    *(none, 0, -1),
+                    *(base, 0, first_high),
+                    *(1, first_high, m),
+                )
                 for i in range(m):
                     at = i * first_high
-                    for k in range(first_high):
-                        base[k] += slope[at + k]
                     for k in range(around_row.shape[1]):
                         weight = around_weight[at_place[i], k]
                         if weight != 0:
@@ -477,20 +522,38 @@ def _train(
                     high = low + 1
                     while high < n_met and block_of[high] == block_of[low]:
                         high += 1
-                    at = block_of[low] * factors * first_high
+                    at, to = block_of[low] * factors * first_high, low * first_high
                     _turned(theta, at, factors, widths[1], first_high, turned, row_pad)
                     _product(
-                        of_made, low * first_high, first_high, 1, turned, 0, row_pad,
-                        of_met, low * row_pad, row_pad, high - low, row_pad, widths[1], False,
+                        *(of_made, to, first_high, 1),
+                        *(turned, 0, row_pad),
+                        *(none, 0, -1),
+                        *(of_met, low * row_pad, row_pad),
+                        *(high - low, row_pad, widths[1]),
                     )
                     _product(
-                        met_x, low * factors, 1, factors, of_made, low * first_high, first_high,
-                        theta, at, first_high, factors, first_high, high - low, True,
+                        *(met_x, low * factors, 1, factors),
+                        *(of_made, to, first_high),
+                        *(theta, at, first_high),
+                        *(theta, at, first_high),
+                        *(factors, first_high, high - low),
                     )
                     low = high
                 _turned(theta, own, factors, widths[1], first_high, turned, row_pad)
-                _product(slope, 0, first_high, 1, turned, 0, row_pad, of_x, 0, row_pad, m, row_pad, widths[1], False)
-                _product(x, 0, 1, factors, slope, 0, first_high, theta, own, first_high, factors, first_high, m, True)
+                _product(
+                    *(slope, 0, first_high, 1),
+                    *(turned, 0, row_pad),
+                    *(none, 0, -1),
+                    *(of_x, 0, row_pad),
+                    *(m, row_pad, widths[1]),
+                )
+                _product(
+                    *(x, 0, 1, factors),
+                    *(slope, 0, first_high),
+                    *(theta, own, first_high),
+                    *(theta, own, first_high),
+                    *(factors, first_high, m),
+                )
                 for i in range(m):
                     _add(of_x, i * row_pad, np.float32(1.0), table, sample[i] * factors, factors)
                 for u in range(n_met):
