@@ -154,9 +154,7 @@ class PrivRec(Method):
             return super().adapt_cohort(shared, locals_, batches)
         return self._trained(shared, batches, self.at_hand(batches["valid"]), self.adapt_step, self.adapt_passes)[0]
 
-    def _trained(
-        self, shared: Tree, batches: Batch, valid: Tensor, rate: float, epochs: int
-    ) -> tuple[Tree, Tensor]:
+    def _trained(self, shared: Tree, batches: Batch, valid: Tensor, rate: float, epochs: int) -> tuple[Tree, Tensor]:
         blocks = [batches[f"{part}/block"].shape[1] for part in PARTS]
         network = self.network(blocks[2], blocks[0] + blocks[1])
         return privrec_kernels.train(network, shared, batches, valid, rate, self.batch_size, epochs)

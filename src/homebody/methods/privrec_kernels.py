@@ -7,28 +7,72 @@ share few features, and so do items.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import llvmlite.binding
 import numba as nb
 import numpy as np
 import torch
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 from torch import Tensor
 
 from homebody.core import Batch, Tree
+from homebody.methods.vector_kernels import LANES, add, copy, padded, product, turned
 from homebody.models.score import ScoreFunction
 
 __all__ = ["train"]
 
-MANY_REGISTERS = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
-LANES = 16 if MANY_REGISTERS else 8
-"""Numbers in a vector of the processor."""
-TALL, ACROSS = 4, 4 if MANY_REGISTERS else 2
-"""Rows and vectors of a product that are summed up at once: as many as there are registers for."""
-WIDE = ACROSS * LANES
+
+class Described(NamedTuple):
+    """Rows of features with weights, and the block of the input that each column of them belongs to."""
+
+    row: Any
+    weight: Any
+    block: Any
+
+
+class Network(NamedTuple):
+    """What all clients have in common."""
+
+    widths: Any
+    starts: Any
+    """Where each layer begins, its columns padded."""
+    factors: int
+    first: int
+    """Padded width of what the first layer makes."""
+    people: int
+    around: int
+    """Blocks of the input that are a person's, and of circumstances; then come the item's row, and its features."""
+    sigmoid: bool
+    explicit: bool
+    things: Described
+    """The items' features."""
+
+
+class Room(NamedTuple):
+    """What a client works in."""
+
+    theta: Any
+    sample: Any
+    place: Any
+    """Which interaction a sample belongs to."""
+    label: Any
+    x: Any
+    of_x: Any
+    acts: Any
+    slopes: Any
+    turned: Any
+    base: Any
+    seat: Any
+    """Where each row of features stands among those a step has met; -1: nowhere."""
+    met: Any
+    block: Any
+    """Of each row that was met."""
+    met_x: Any
+    of_met: Any
+    made: Any
+    """What the first layer makes of each row that was met."""
+    of_made: Any
+    one: Any
+    none: Any
 
 
 def train(
@@ -38,12 +82,14 @@ def train(
     clients, length = valid.shape
     mine = {name: value.repeat(clients, *[1] * value.ndim) for name, value in shared.items()}
     loss = torch.zeros(clients)
-    person, around, items = (
-        tuple(batches[f"{name}/{part}"] for part in ("row", "weight", "block"))
-        for name in ("person", "around", "items")
-    )
     explicit = "rating" in batches
     count = batches["valid"].sum(1)
+    person, around, things = (
+        Described(*(batches[f"{name}/{part}"] for part in Described._fields)) for name in ("person", "around", "items")
+    )
+    # What everyone has in common stands there once for each.
+    person, around = (one._replace(block=one.block[0]) for one in (person, around))
+    things = Described(*(part[0] for part in things))
     _train(
         np.array(network.widths),
         network.activation == "sigmoid",
@@ -52,15 +98,17 @@ def train(
         mine["layers"].numpy(),
         batches["item"].numpy(),
         valid.numpy(),
-        (batches["rating"] if explicit else valid.new_empty(clients, 0, dtype=torch.float32)).numpy(),
+        (batches["rating"] if explicit else torch.empty(clients, 0)).numpy(),
         batches["order"].numpy(),
         batches["negative"].numpy(),
         explicit,
         count.numpy(),
+        # The longest first, so that no thread is left alone with one at the end.
         count.argsort(descending=True).numpy(),
-        _described(person),
-        _described(around),
-        _described(tuple(part[:1] for part in items)),
+        _arrays(*person),
+        _arrays(*around),
+        _arrays(*things),
+        (len(person.block), len(around.block)),
         np.float32(rate),
         batch_size or max(1, length),
         epochs,
@@ -69,140 +117,25 @@ def train(
     return mine, loss
 
 
-def _described(parts: tuple[Tensor, ...]) -> tuple[Any, ...]:
-    """Rows, weights, and the block of each, as arrays of three dimensions: clients, things, rows."""
-    row, weight, block = parts
-    shape = (len(row), -1 if row.shape[-1] else int(np.prod(row.shape[1:-1])), row.shape[-1])
-    where = block[0].argmax(0) if block.shape[-1] else torch.zeros(0, dtype=torch.int64)
-    return row.reshape(shape).numpy(), weight.reshape(shape).numpy(), where.numpy()
-
-
-def _tile(rows: int, vectors: int) -> Any:
-    """A product of `rows` × `vectors` vectors whose sums stay in registers, which no loop could promise."""
-
-    @intrinsic
-    def tile(typing, a, a_at, a_row, a_step, b, b_at, b_row, c, c_at, c_row, depth, keep):  # type: ignore[no-untyped-def]
-        whole = types.intp
-        floats = types.Array(types.float32, 1, "C")
-        signature = types.void(
-            floats, whole, whole, whole, floats, whole, whole, floats, whole, whole, whole, types.boolean
-        )
-        return signature, generate
-
-    def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
-        def data(place):  # type: ignore[no-untyped-def]
-            return context.make_array(signature.args[place])(context, builder, given[place]).data
-
-        (a, b, c), (a_at, a_row, a_step) = (data(place) for place in (0, 4, 7)), given[1:4]
-        (b_at, b_row), (c_at, c_row), depth, keep = given[5:7], given[8:10], given[10], given[11]
-        vector = ir.VectorType(ir.FloatType(), LANES)
-        whole = depth.type
-
-        def number(value):  # type: ignore[no-untyped-def]
-            return ir.Constant(whole, value)
-
-        def vector_at(base, place):  # type: ignore[no-untyped-def]
-            return builder.bitcast(builder.gep(base, [place]), vector.as_pointer())
-
-        sums = [[cgutils.alloca_once(builder, vector) for _ in range(vectors)] for _ in range(rows)]
-        for row in sums:
-            for one in row:
-                builder.store(ir.Constant(vector, None), one)
-        a_rows = [builder.add(a_at, builder.mul(a_row, number(r))) for r in range(rows)]
-        c_rows = [builder.add(c_at, builder.mul(c_row, number(r))) for r in range(rows)]
-        with cgutils.for_range(builder, depth) as loop:
-            start = builder.add(b_at, builder.mul(b_row, loop.index))
-            right = [
-                builder.load(vector_at(b, builder.add(start, number(v * LANES))), align=4) for v in range(vectors)
-            ]
-            along = builder.mul(a_step, loop.index)
-            for r in range(rows):
-                scalar = builder.load(builder.gep(a, [builder.add(a_rows[r], along)]))
-                lone = builder.insert_element(
-                    ir.Constant(vector, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0)
-                )
-                mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
-                left = builder.shuffle_vector(lone, ir.Constant(vector, ir.Undefined), mask)
-                for v in range(vectors):
-                    times = builder.fmul(left, right[v], flags=("contract",))
-                    builder.store(builder.fadd(builder.load(sums[r][v]), times, flags=("contract",)), sums[r][v])
-        for r in range(rows):
-            for v in range(vectors):
-                where = vector_at(c, builder.add(c_rows[r], number(v * LANES)))
-                with builder.if_then(keep):
-                    before = builder.load(where, align=4)
-                    builder.store(builder.fadd(before, builder.load(sums[r][v])), sums[r][v])
-                builder.store(builder.load(sums[r][v]), where, align=4)
-        return context.get_dummy_value()
-
-    return tile
-
-
-_tall_wide, _tall, _wide, _small = _tile(TALL, ACROSS), _tile(TALL, 1), _tile(1, ACROSS), _tile(1, 1)
+def _arrays(row: Tensor, weight: Tensor, block: Tensor) -> tuple[Any, ...]:
+    """Rows and weights, and the one block that each column of them belongs to."""
+    where = block.argmax(0) if block.numel() else torch.zeros(0, dtype=torch.int64)
+    return row.contiguous().numpy(), weight.contiguous().numpy(), where.numpy()
 
 
 @nb.njit
-def _product(a, a_at, a_row, a_step, b, b_at, b_row, c, c_at, c_row, rows, columns, depth, keep):
-    """c[r, j] = Σ_p a[r, p] b[p, j], or plus that; all in flat arrays, columns in whole vectors."""
-    r = 0
-    while r < rows:
-        tall = r + TALL <= rows
-        j = 0
-        while j < columns:
-            x, y, z = a_at + r * a_row, b_at + j, c_at + r * c_row + j
-            if j + WIDE <= columns:
-                if tall:
-                    _tall_wide(a, x, a_row, a_step, b, y, b_row, c, z, c_row, depth, keep)
-                else:
-                    _wide(a, x, a_row, a_step, b, y, b_row, c, z, c_row, depth, keep)
-                j += WIDE
+def _unpacked(widths, theta, flat, back):
+    """Each layer's weights and offset, with columns padded by zeros; or back."""
+    at = to = 0
+    for layer in range(len(widths) - 1):
+        high = widths[layer + 1]
+        for _ in range(widths[layer] + 1):
+            if back:
+                copy(theta, to, flat, at, high)
             else:
-                if tall:
-                    _tall(a, x, a_row, a_step, b, y, b_row, c, z, c_row, depth, keep)
-                else:
-                    _small(a, x, a_row, a_step, b, y, b_row, c, z, c_row, depth, keep)
-                j += LANES
-        r += TALL if tall else 1
-
-
-@nb.njit(inline="always")
-def _padded(width):
-    return (width + LANES - 1) // LANES * LANES
-
-
-@nb.njit
-def _turned(a, at, rows, columns, row, out, out_row):
-    """out[j, r] = a[r, j]; what pads its columns becomes zero."""
-    for r in range(rows, out_row):
-        for j in range(columns):
-            out[j * out_row + r] = np.float32(0.0)
-    for r in range(rows):
-        for j in range(columns):
-            out[j * out_row + r] = a[at + r * row + j]
-
-
-@nb.njit
-def _unpacked(widths, theta, flat):
-    """Each layer's weights and offset, with columns padded by zeros."""
-    theta[:] = np.float32(0.0)
-    at = to = 0
-    for layer in range(len(widths) - 1):
-        high = widths[layer + 1]
-        for _ in range(widths[layer] + 1):
-            theta[to : to + high] = flat[at : at + high]
+                copy(flat, at, theta, to, high)
             at += high
-            to += _padded(high)
-
-
-@nb.njit
-def _packed(widths, theta, flat):
-    at = to = 0
-    for layer in range(len(widths) - 1):
-        high = widths[layer + 1]
-        for _ in range(widths[layer] + 1):
-            flat[at : at + high] = theta[to : to + high]
-            at += high
-            to += _padded(high)
+            to += padded(high)
 
 
 @nb.njit(fastmath=True, error_model="numpy")
@@ -226,276 +159,270 @@ def _through(slope, z, n, sigmoid):
             slope[k] = slope[k] if z[k] > np.float32(0.0) else np.float32(0.0)
 
 
-@nb.njit(fastmath=True, error_model="numpy")
-def _add(source, at, weight, out, to, n):
-    for k in range(n):
-        out[to + k] += weight * source[at + k]
+@nb.njit
+def _meet(row, block, room, n_met):
+    """Give a row of features a place among those that a step has met; how many those are then."""
+    if room.seat[row] >= 0:
+        return n_met
+    room.seat[row], room.met[n_met], room.block[n_met] = n_met, row, block
+    return n_met + 1
+
+
+@nb.njit
+def _gather(net, room, table, feature, person, around, who, m):
+    """The samples' own rows, and the rows of features that they meet, those of a block side by side."""
+    n_met = 0
+    for k in range(person.row.shape[1]):
+        if person.weight[who, k] != 0:
+            n_met = _meet(person.row[who, k], person.block[k], room, n_met)
+    for k in range(around.row.shape[2]):
+        for i in range(m):
+            at = room.place[i]
+            if around.weight[who, at, k] != 0:
+                n_met = _meet(around.row[who, at, k], net.people + around.block[k], room, n_met)
+    for k in range(net.things.row.shape[1]):
+        for i in range(m):
+            item = room.sample[i]
+            if net.things.weight[item, k] != 0:
+                block = net.people + net.around + 1 + net.things.block[k]
+                n_met = _meet(net.things.row[item, k], block, room, n_met)
+    width = net.factors
+    for u in range(n_met):
+        copy(feature, room.met[u] * width, room.met_x, u * width, width)
+    for i in range(m):
+        copy(table, room.sample[i] * width, room.x, i * width, width)
+    return n_met
+
+
+@nb.njit
+def _block_end(room, low, n_met):
+    """Where the rows end that were met of the same block as this one."""
+    high = low + 1
+    while high < n_met and room.block[high] == room.block[low]:
+        high += 1
+    return high
+
+
+@nb.njit
+def _forward(net, room, person, around, who, m, n_met):
+    """What each layer makes of m samples, into `acts`; hidden layers after their activation."""
+    theta, first, width, low = room.theta, net.first, net.factors, 0
+    while low < n_met:
+        high = _block_end(room, low, n_met)
+        at = room.block[low] * width * first
+        rows, weights, made = (room.met_x, low * width, width, 1), (theta, at, first), (room.made, low * first, first)
+        product(*rows, *weights, room.none, 0, -1, *made, high - low, first, width)
+        low = high
+    base, z = room.base, room.acts[0]
+    copy(theta, net.widths[0] * first, base, 0, first)
+    for k in range(person.row.shape[1]):
+        if person.weight[who, k] != 0:
+            add(room.made, room.seat[person.row[who, k]] * first, person.weight[who, k], base, 0, first)
+    for i in range(m):
+        copy(base, 0, z, i * first, first)
+        for k in range(around.row.shape[2]):
+            weight = around.weight[who, room.place[i], k]
+            if weight != 0:
+                seat = room.seat[around.row[who, room.place[i], k]]
+                add(room.made, seat * first, weight, z, i * first, first)
+        for k in range(net.things.row.shape[1]):
+            weight = net.things.weight[room.sample[i], k]
+            if weight != 0:
+                seat = room.seat[net.things.row[room.sample[i], k]]
+                add(room.made, seat * first, weight, z, i * first, first)
+    at = (net.people + net.around) * width * first
+    product(room.x, 0, width, 1, theta, at, first, z, 0, first, z, 0, first, m, first, width)
+    for layer in range(1, len(net.widths) - 1):
+        low, high, at = net.widths[layer], padded(net.widths[layer + 1]), net.starts[layer]
+        below, wide = room.acts[layer - 1], padded(low)
+        _active(below, m * wide, net.sigmoid)
+        offset = at + low * high
+        product(below, 0, wide, 1, theta, at, high, theta, offset, 0, room.acts[layer], 0, high, m, high, low)
 
 
 @nb.njit(fastmath=True, error_model="numpy")
-def _dot(a, at, b, to, n):
-    total = np.float32(0.0)
-    for k in range(n):
-        total += a[at + k] * b[to + k]
+def _errors(z, row, label, m, explicit, step, slope):
+    """The slopes at the output, times the step; and the sum of the losses."""
+    for k in range(m * row):
+        slope[k] = np.float32(0.0)
+    total = 0.0
+    for i in range(m):
+        value = z[i * row]
+        if explicit:
+            error = value - label[i]
+            total += 0.5 * error * error
+        else:
+            small = np.exp(-abs(value))
+            chance = (np.float32(1.0) if value >= 0 else small) / (np.float32(1.0) + small)
+            error = chance - label[i]
+            total += max(value, np.float32(0.0)) - label[i] * value + np.log1p(small)
+        slope[i * row] = step * error
     return total
 
 
 @nb.njit
-def _seated(row, seat, met, n_met):
-    """The place of a row of features among those that a step has met."""
-    if seat[row] < 0:
-        seat[row] = n_met
-        met[n_met] = row
-        return n_met + 1
-    return n_met
+def _backward(net, room, table, feature, person, around, who, m, n_met):
+    """From the slopes at the output down, each added to its weights as it is: they carry the step's size."""
+    theta, first, width = room.theta, net.first, net.factors
+    turn = 0
+    for layer in range(len(net.widths) - 2, 0, -1):
+        low, high, at = net.widths[layer], padded(net.widths[layer + 1]), net.starts[layer]
+        below, wide = room.acts[layer - 1], padded(low)
+        slope, other = room.slopes[turn], room.slopes[1 - turn]
+        turned(theta, at, low, net.widths[layer + 1], high, room.turned, wide)
+        weights = (room.turned, 0, wide)
+        product(slope, 0, high, 1, *weights, room.none, 0, -1, other, 0, wide, m, wide, net.widths[layer + 1])
+        product(below, 0, 1, wide, slope, 0, high, theta, at, high, theta, at, high, low, high, m)
+        at += low * high
+        product(room.one, 0, 0, 0, slope, 0, high, theta, at, high, theta, at, high, 1, high, m)
+        _through(other, below, m * wide, net.sigmoid)
+        turn = 1 - turn
+    # What samples have in common is summed before it is multiplied.
+    slope, base, of_made = room.slopes[turn], room.base, room.of_made
+    for k in range(n_met * first):
+        of_made[k] = np.float32(0.0)
+    product(room.one, 0, 0, 0, slope, 0, first, room.none, 0, -1, base, 0, first, 1, first, m)
+    for i in range(m):
+        for k in range(around.row.shape[2]):
+            weight = around.weight[who, room.place[i], k]
+            if weight != 0:
+                seat = room.seat[around.row[who, room.place[i], k]]
+                add(slope, i * first, weight, of_made, seat * first, first)
+        for k in range(net.things.row.shape[1]):
+            weight = net.things.weight[room.sample[i], k]
+            if weight != 0:
+                seat = room.seat[net.things.row[room.sample[i], k]]
+                add(slope, i * first, weight, of_made, seat * first, first)
+    for k in range(person.row.shape[1]):
+        if person.weight[who, k] != 0:
+            add(base, 0, person.weight[who, k], of_made, room.seat[person.row[who, k]] * first, first)
+    add(base, 0, np.float32(1.0), theta, net.widths[0] * first, first)
+    row, low = padded(width), 0
+    while low < n_met:
+        high = _block_end(room, low, n_met)
+        at = room.block[low] * width * first
+        rows, slopes = (room.met_x, low * width), (of_made, low * first)
+        _layer_back(net, room, rows, slopes, at, room.of_met, low * row, high - low)
+        low = high
+    at = (net.people + net.around) * width * first
+    _layer_back(net, room, (room.x, 0), (slope, 0), at, room.of_x, 0, m)
+    for i in range(m):
+        add(room.of_x, i * row, np.float32(1.0), table, room.sample[i] * width, width)
+    for u in range(n_met):
+        add(room.of_met, u * row, np.float32(1.0), feature, room.met[u] * width, width)
+        room.seat[room.met[u]] = -1
 
 
-@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True)
-def _train(
-    widths,
-    sigmoid,
-    tables,
-    features,
-    layers,
-    items,
-    real,
-    rating,
-    orders,
-    negatives,
-    explicit,
-    counts,
-    ranked,
-    people,
-    arounds,
-    things,
-    rate,
-    batch_size,
-    epochs,
-    loss,
-):
-    """Mini-batch SGD on each client's parameters, changed in place."""
-    depth = len(widths) - 1
-    factors = tables.shape[2]
-    per_item = 1 if explicit else 1 + negatives.shape[3]
-    thing_row, thing_weight, thing_block = things[0][0], things[1][0], things[2]
-    person_blocks = people[2].max() + 1 if len(people[2]) else 0
-    around_blocks = arounds[2].max() + 1 if len(arounds[2]) else 0
-    beside = person_blocks + around_blocks
-    first_high = _padded(widths[1])
-    row_pad = _padded(factors)
-    starts = np.zeros(depth + 1, np.int64)
-    widest = row_pad
+@nb.njit
+def _layer_back(net, room, rows, slopes, at, out, to, n):
+    """One block of the first layer: the slopes of its n rows into `out`, and its weights stepped."""
+    theta, first, width = room.theta, net.first, net.factors
+    row = padded(width)
+    turned(theta, at, width, net.widths[1], first, room.turned, row)
+    weights = (room.turned, 0, row)
+    product(*slopes, first, 1, *weights, room.none, 0, -1, out, to, row, n, row, net.widths[1])
+    product(*rows, 1, width, *slopes, first, theta, at, first, theta, at, first, width, first, n)
+
+
+@nb.njit
+def _room(net, n_rows, most):
+    widest, row = padded(net.factors), padded(net.factors)
+    depth = len(net.widths) - 1
     for layer in range(depth):
-        starts[layer + 1] = starts[layer] + (widths[layer] + 1) * _padded(widths[layer + 1])
-        widest = max(widest, _padded(widths[layer + 1]))
-    most = per_item * min(batch_size, max(1, counts.max()))
-    n_rows = features.shape[1]
-    for place in nb.prange(len(items)):
-        client = ranked[place]
-        n = counts[client]
-        table, feature, flat = tables[client].reshape(-1), features[client].reshape(-1), layers[client]
-        theta = np.empty(starts[depth], np.float32)
-        _unpacked(widths, theta, flat)
-        x = np.empty(most * factors, np.float32)
-        of_x = np.empty(most * row_pad, np.float32)
-        acts = np.empty((depth, most * widest), np.float32)
-        slope, other = np.empty(most * widest, np.float32), np.empty(most * widest, np.float32)
-        turned = np.empty(widest * widest, np.float32)
-        sample, at_place = np.empty(most, np.int64), np.empty(most, np.int64)
-        label = np.empty(most, np.float32)
-        seat = np.full(n_rows, -1, np.int64)
-        met, block_of = np.empty(n_rows, np.int64), np.empty(n_rows, np.int64)
-        met_x = np.empty(n_rows * factors, np.float32)
-        made = np.empty(n_rows * first_high, np.float32)
-        of_made = np.empty(n_rows * first_high, np.float32)
-        of_met = np.empty(n_rows * row_pad, np.float32)
-        base = np.empty(first_high, np.float32)
-        order, negative = orders[client], negatives[client]
-        person_row, person_weight = people[0][client, 0], people[1][client, 0]
-        around_row, around_weight = arounds[0][client], arounds[1][client]
-        for epoch in range(epochs):
-            total, told = 0.0, 0
-            for start in range(0, n, batch_size):
-                m = 0
-                for i in range(start, min(n, start + batch_size)):
-                    where = order[epoch, i]
-                    if not real[client, where]:
-                        continue
-                    sample[m], at_place[m] = items[client, where], where
-                    label[m] = rating[client, where] if explicit else np.float32(1.0)
-                    m += 1
-                    for j in range(per_item - 1):
-                        if negative[where, epoch, j] >= 0:
-                            sample[m], at_place[m] = negative[where, epoch, j], where
-                            label[m] = np.float32(0.0)
-                            m += 1
-                if m == 0:
+        widest = max(widest, padded(net.widths[layer + 1]))
+    return Room(
+        np.zeros(net.starts[depth], np.float32),
+        np.empty(most, np.int64),
+        np.empty(most, np.int64),
+        np.empty(most, np.float32),
+        np.empty(most * net.factors, np.float32),
+        np.empty(most * row, np.float32),
+        np.empty((depth, most * widest), np.float32),
+        np.empty((2, most * widest), np.float32),
+        np.empty(widest * widest, np.float32),
+        np.empty(net.first, np.float32),
+        np.full(n_rows, -1, np.int64),
+        np.empty(n_rows, np.int64),
+        np.empty(n_rows, np.int64),
+        np.empty(n_rows * net.factors, np.float32),
+        np.empty(n_rows * row, np.float32),
+        np.empty(n_rows * net.first, np.float32),
+        np.empty(n_rows * net.first, np.float32),
+        np.ones(1, np.float32),
+        np.empty(0, np.float32),
+    )
+
+
+@nb.njit
+def _train_one(
+    common, table, feature, flat, items, real, rating, order, negative, n, person, around, who, rate, batch_size, epochs
+):
+    """Mini-batch SGD on one client's parameters, changed in place; the mean loss of the last pass."""
+    widths, sigmoid, explicit, factors, blocks, things = common
+    starts = np.zeros(len(widths), np.int64)
+    for layer in range(len(widths) - 1):
+        starts[layer + 1] = starts[layer] + (widths[layer] + 1) * padded(widths[layer + 1])
+    net = Network(
+        widths, starts, factors, padded(widths[1]), blocks[0], blocks[1], sigmoid, explicit, Described(*things)
+    )
+    person_, around_ = Described(*person), Described(*around)
+    per_item = 1 if net.explicit else 1 + negative.shape[2]
+    room = _room(net, len(feature) // net.factors, per_item * min(batch_size, max(1, n)))
+    _unpacked(net.widths, room.theta, flat, False)
+    total, told = 0.0, 0
+    for epoch in range(epochs):
+        total, told = 0.0, 0
+        for start in range(0, n, batch_size):
+            m = 0
+            for i in range(start, min(n, start + batch_size)):
+                place = order[epoch, i]
+                if not real[place]:
                     continue
-                # Which rows of features are met, those of a block side by side.
-                n_met = 0
-                for k in range(len(person_row)):
-                    if person_weight[k] != 0:
-                        before, n_met = n_met, _seated(person_row[k], seat, met, n_met)
-                        block_of[before:n_met] = people[2][k]
-                for k in range(around_row.shape[1]):
-                    for i in range(m):
-                        if around_weight[at_place[i], k] != 0:
-                            before, n_met = n_met, _seated(around_row[at_place[i], k], seat, met, n_met)
-                            block_of[before:n_met] = person_blocks + arounds[2][k]
-                for k in range(thing_row.shape[1]):
-                    for i in range(m):
-                        if thing_weight[sample[i], k] != 0:
-                            before, n_met = n_met, _seated(thing_row[sample[i], k], seat, met, n_met)
-                            block_of[before:n_met] = beside + 1 + thing_block[k]
-                for u in range(n_met):
-                    for k in range(factors):
-                        met_x[u * factors + k] = feature[met[u] * factors + k]
-                # Forward.
-                low = 0
-                while low < n_met:
-                    high = low + 1
-                    while high < n_met and block_of[high] == block_of[low]:
-                        high += 1
-                    at = block_of[low] * factors * first_high
-                    _product(
-                        met_x, low * factors, factors, 1, theta, at, first_high,
-                        made, low * first_high, first_high, high - low, first_high, factors, False,
-                    )
-                    low = high
-                offset = widths[0] * first_high
-                base[:] = theta[offset : offset + first_high]
-                for k in range(len(person_row)):
-                    if person_weight[k] != 0:
-                        _add(made, seat[person_row[k]] * first_high, person_weight[k], base, 0, first_high)
-                z = acts[0]
-                for i in range(m):
-                    to = i * first_high
-                    for k in range(first_high):
-                        z[to + k] = base[k]
-                    for k in range(around_row.shape[1]):
-                        weight = around_weight[at_place[i], k]
-                        if weight != 0:
-                            _add(made, seat[around_row[at_place[i], k]] * first_high, weight, z, to, first_high)
-                    for k in range(thing_row.shape[1]):
-                        weight = thing_weight[sample[i], k]
-                        if weight != 0:
-                            _add(made, seat[thing_row[sample[i], k]] * first_high, weight, z, to, first_high)
-                    for k in range(factors):
-                        x[i * factors + k] = table[sample[i] * factors + k]
-                own = beside * factors * first_high
-                _product(
-                    x, 0, factors, 1, theta, own, first_high, z, 0, first_high, m, first_high, factors, True
-                )
-                for layer in range(1, depth - 1):
-                    low, high = widths[layer], _padded(widths[layer + 1])
-                    wide = _padded(low)
-                    _active(acts[layer - 1], m * wide, sigmoid)
-                    z = acts[layer]
-                    offset = starts[layer] + low * high
-                    for i in range(m):
-                        for k in range(high):
-                            z[i * high + k] = theta[offset + k]
-                    _product(
-                        acts[layer - 1], 0, wide, 1, theta, starts[layer], high, z, 0, high, m, high, low, True
-                    )
-                # The output layer has one column: its weights stand a vector apart.
-                last, wide = starts[depth - 1], _padded(widths[depth - 1])
-                if depth > 1:
-                    _active(acts[depth - 2], m * wide, sigmoid)
-                    for k in range(widths[depth - 1]):
-                        base_k = theta[last + k * LANES]
-                        turned[k] = base_k
-                    for k in range(widths[depth - 1], wide):
-                        turned[k] = np.float32(0.0)
-                of_offset = np.float32(0.0)
-                for i in range(m):
-                    if depth > 1:
-                        value = theta[last + widths[depth - 1] * LANES] + _dot(acts[depth - 2], i * wide, turned, 0, wide)
-                    else:
-                        value = acts[0][i * first_high]
-                    if explicit:
-                        error = value - label[i]
-                        total += 0.5 * error * error
-                    else:
-                        error = np.float32(1.0) / (np.float32(1.0) + np.exp(-value)) - label[i]
-                        if epoch == epochs - 1:
-                            total += max(value, np.float32(0.0)) - label[i] * value
-                            total += np.log1p(np.exp(-abs(value)))
-                    error *= -rate / m
-                    of_offset += error
-                    if depth > 1:
-                        for k in range(wide):
-                            slope[i * wide + k] = error * turned[k]
-                        label[i] = error
-                    else:
-                        for k in range(first_high):
-                            slope[i * first_high + k] = np.float32(0.0)
-                        slope[i * first_high] = error
-                told += m
-                # Backward; the slopes carry the step's size, so that they are added as they are.
-                if depth > 1:
-                    theta[last + widths[depth - 1] * LANES] += of_offset
-                    turned[:wide] = np.float32(0.0)
-                    for i in range(m):
-                        _add(acts[depth - 2], i * wide, label[i], turned, 0, wide)
-                    for k in range(widths[depth - 1]):
-                        theta[last + k * LANES] += turned[k]
-                for layer in range(depth - 2, 0, -1):
-                    low, high = widths[layer], _padded(widths[layer + 1])
-                    wide = _padded(low)
-                    at = starts[layer]
-                    _through(slope, acts[layer], m * high, sigmoid)
-                    _turned(theta, at, low, widths[layer + 1], high, turned, wide)
-                    _product(slope, 0, high, 1, turned, 0, wide, other, 0, wide, m, wide, widths[layer + 1], False)
-                    _product(acts[layer - 1], 0, 1, wide, slope, 0, high, theta, at, high, low, high, m, True)
-                    for i in range(m):
-                        _add(slope, i * high, np.float32(1.0), theta, at + low * high, high)
-                    slope, other = other, slope
-                if depth > 1:
-                    _through(slope, acts[0], m * first_high, sigmoid)
-                # The first layer: what samples have in common is summed before it is multiplied.
-                of_made[: n_met * first_high] = np.float32(0.0)
-                base[:] = np.float32(0.0)
-                for i in range(m):
-                    at = i * first_high
-                    for k in range(first_high):
-                        base[k] += slope[at + k]
-                    for k in range(around_row.shape[1]):
-                        weight = around_weight[at_place[i], k]
-                        if weight != 0:
-                            _add(slope, at, weight, of_made, seat[around_row[at_place[i], k]] * first_high, first_high)
-                    for k in range(thing_row.shape[1]):
-                        weight = thing_weight[sample[i], k]
-                        if weight != 0:
-                            _add(slope, at, weight, of_made, seat[thing_row[sample[i], k]] * first_high, first_high)
-                for k in range(len(person_row)):
-                    if person_weight[k] != 0:
-                        _add(base, 0, person_weight[k], of_made, seat[person_row[k]] * first_high, first_high)
-                _add(base, 0, np.float32(1.0), theta, widths[0] * first_high, first_high)
-                low = 0
-                while low < n_met:
-                    high = low + 1
-                    while high < n_met and block_of[high] == block_of[low]:
-                        high += 1
-                    at = block_of[low] * factors * first_high
-                    _turned(theta, at, factors, widths[1], first_high, turned, row_pad)
-                    _product(
-                        of_made, low * first_high, first_high, 1, turned, 0, row_pad,
-                        of_met, low * row_pad, row_pad, high - low, row_pad, widths[1], False,
-                    )
-                    _product(
-                        met_x, low * factors, 1, factors, of_made, low * first_high, first_high,
-                        theta, at, first_high, factors, first_high, high - low, True,
-                    )
-                    low = high
-                _turned(theta, own, factors, widths[1], first_high, turned, row_pad)
-                _product(slope, 0, first_high, 1, turned, 0, row_pad, of_x, 0, row_pad, m, row_pad, widths[1], False)
-                _product(x, 0, 1, factors, slope, 0, first_high, theta, own, first_high, factors, first_high, m, True)
-                for i in range(m):
-                    _add(of_x, i * row_pad, np.float32(1.0), table, sample[i] * factors, factors)
-                for u in range(n_met):
-                    _add(of_met, u * row_pad, np.float32(1.0), feature, met[u] * factors, factors)
-                    seat[met[u]] = -1
-            if epoch == epochs - 1 and told:
-                loss[client] = total / told
-        _packed(widths, theta, flat)
+                room.sample[m], room.place[m] = items[place], place
+                room.label[m] = rating[place] if net.explicit else np.float32(1.0)
+                m += 1
+                for j in range(per_item - 1):
+                    if negative[place, epoch, j] >= 0:
+                        room.sample[m], room.place[m] = negative[place, epoch, j], place
+                        room.label[m] = np.float32(0.0)
+                        m += 1
+            if m == 0:
+                continue
+            n_met = _gather(net, room, table, feature, person_, around_, who, m)
+            _forward(net, room, person_, around_, who, m, n_met)
+            step = np.float32(-rate / m)
+            last = len(net.widths) - 2
+            total += _errors(
+                room.acts[last], padded(net.widths[last + 1]), room.label, m, net.explicit, step, room.slopes[0]
+            )
+            _backward(net, room, table, feature, person_, around_, who, m, n_met)
+            told += m
+    _unpacked(net.widths, room.theta, flat, True)
+    return total / max(1, told)
+
+
+@nb.njit(parallel=True, cache=True)
+def _train(
+    widths, sigmoid, tables, features, layers, items, real, rating, orders, negatives, explicit, counts, ranked,
+    person, around, things, blocks, rate, batch_size, epochs, loss,
+):  # fmt: skip
+    for place in nb.prange(len(items)):
+        who = ranked[place]
+        loss[who] = _train_one(
+            (widths, sigmoid, explicit, tables.shape[2], blocks, things),
+            tables[who].reshape(-1),
+            features[who].reshape(-1),
+            layers[who],
+            items[who],
+            real[who],
+            rating[who],
+            orders[who],
+            negatives[who],
+            counts[who],
+            person,
+            around,
+            who,
+            rate,
+            batch_size,
+            epochs,
+        )
