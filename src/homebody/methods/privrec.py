@@ -53,6 +53,15 @@ class PrivRec(Method):
     output: str = param("implicit", "what is predicted: clicks, or ratings", choices=("implicit", "explicit"))
     learning_rate: float = param(0.1, "α_1, step on the device", low=0, search=Range(0.01, 1, log=True))
     meta_rate: float = param(1.0, "α_2, the server's step towards the mean", low=0, search=Range(0.1, 2, log=True))
+    item_rate: float = param(
+        1.0, "the step on an item's own row is the learning rate × this", low=0, search=Range(0.01, 10, log=True)
+    )
+    item_meta_rate: float = param(
+        1.0,
+        "the server's step on items' rows is α_2 × this: few clients have an item",
+        low=0,
+        search=Range(1, 100, log=True),
+    )
     epochs: int = param(100, "E_2, passes over a device's data in a round", low=1, search=Range(5, 100, log=True))
     adapt_epochs: int = param(0, "passes when a device adapts before it ranks; 0: as many as in training", low=0)
     adapt_rate: float = param(0.0, "step when it adapts; 0: as in training", low=0)
@@ -128,7 +137,8 @@ class PrivRec(Method):
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         mean = total.mean
-        return {name: value + self.meta_rate * mean[name] for name, value in shared.items()}, state
+        rates = {"item": self.meta_rate * self.item_meta_rate}
+        return {name: value + rates.get(name, self.meta_rate) * mean[name] for name, value in shared.items()}, state
 
     def adapt(self, shared: Tree, local: Tree, batch: Batch) -> Tree:
         return self.stepped(shared, batch, self.adapt_passes, self.adapt_step, self.at_hand(batch["valid"]))[0]
@@ -157,7 +167,7 @@ class PrivRec(Method):
     def _trained(self, shared: Tree, batches: Batch, valid: Tensor, rate: float, epochs: int) -> tuple[Tree, Tensor]:
         blocks = [batches[f"{part}/block"].shape[1] for part in PARTS]
         network = self.network(blocks[2], blocks[0] + blocks[1])
-        return privrec_kernels.train(network, shared, batches, valid, rate, self.batch_size, epochs)
+        return privrec_kernels.train(network, shared, batches, valid, (rate, self.item_rate), self.batch_size, epochs)
 
     @property
     def adapt_passes(self) -> int:
@@ -221,7 +231,7 @@ class PrivRec(Method):
         index = torch.cat([one.row.flatten() for one in given])
         change = torch.cat([slope.flatten(0, -2) for slope in slopes[2]])
         after = {
-            "item": ops.add_rows(mine["item"], sample, slopes[1] * scale),
+            "item": ops.add_rows(mine["item"], sample, slopes[1] * (scale * self.item_rate)),
             "feature": ops.add_rows(mine["feature"], index, change * scale),
             "layers": mine["layers"] + scale * slopes[0],
         }

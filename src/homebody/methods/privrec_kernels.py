@@ -76,7 +76,13 @@ class Room(NamedTuple):
 
 
 def train(
-    network: ScoreFunction, shared: Tree, batches: Batch, valid: Tensor, rate: float, batch_size: int, epochs: int
+    network: ScoreFunction,
+    shared: Tree,
+    batches: Batch,
+    valid: Tensor,
+    rates: tuple[float, float],
+    batch_size: int,
+    epochs: int,
 ) -> tuple[Tree, Tensor]:
     """Where SGD leads a cohort from the shared parameters in so many passes, and the mean loss of the last."""
     clients, length = valid.shape
@@ -109,7 +115,7 @@ def train(
         _arrays(*around),
         _arrays(*things),
         (len(person.block), len(around.block)),
-        np.float32(rate),
+        (np.float32(rates[0]), np.float32(rates[1])),
         batch_size or max(1, length),
         epochs,
         loss.numpy(),
@@ -261,7 +267,7 @@ def _errors(z, row, label, m, explicit, step, slope):
 
 
 @nb.njit
-def _backward(net, room, table, feature, person, around, who, m, n_met):
+def _backward(net, room, table, feature, person, around, who, m, n_met, item_rate):
     """From the slopes at the output down, each added to its weights as it is: they carry the step's size."""
     theta, first, width = room.theta, net.first, net.factors
     turn = 0
@@ -307,7 +313,7 @@ def _backward(net, room, table, feature, person, around, who, m, n_met):
     at = (net.people + net.around) * width * first
     _layer_back(net, room, (room.x, 0), (slope, 0), at, room.of_x, 0, m)
     for i in range(m):
-        add(room.of_x, i * row, np.float32(1.0), table, room.sample[i] * width, width)
+        add(room.of_x, i * row, item_rate, table, room.sample[i] * width, width)
     for u in range(n_met):
         add(room.of_met, u * row, np.float32(1.0), feature, room.met[u] * width, width)
         room.seat[room.met[u]] = -1
@@ -355,7 +361,22 @@ def _room(net, n_rows, most):
 
 @nb.njit
 def _train_one(
-    common, table, feature, flat, items, real, rating, order, negative, n, person, around, who, rate, batch_size, epochs
+    common,
+    table,
+    feature,
+    flat,
+    items,
+    real,
+    rating,
+    order,
+    negative,
+    n,
+    person,
+    around,
+    who,
+    rates,
+    batch_size,
+    epochs,
 ):
     """Mini-batch SGD on one client's parameters, changed in place; the mean loss of the last pass."""
     widths, sigmoid, explicit, factors, blocks, things = common
@@ -390,12 +411,12 @@ def _train_one(
                 continue
             n_met = _gather(net, room, table, feature, person_, around_, who, m)
             _forward(net, room, person_, around_, who, m, n_met)
-            step = np.float32(-rate / m)
+            step = np.float32(-rates[0] / m)
             last = len(net.widths) - 2
             total += _errors(
                 room.acts[last], padded(net.widths[last + 1]), room.label, m, net.explicit, step, room.slopes[0]
             )
-            _backward(net, room, table, feature, person_, around_, who, m, n_met)
+            _backward(net, room, table, feature, person_, around_, who, m, n_met, rates[1])
             told += m
     _unpacked(net.widths, room.theta, flat, True)
     return total / max(1, told)
@@ -404,7 +425,7 @@ def _train_one(
 @nb.njit(parallel=True, cache=True)
 def _train(
     widths, sigmoid, tables, features, layers, items, real, rating, orders, negatives, explicit, counts, ranked,
-    person, around, things, blocks, rate, batch_size, epochs, loss,
+    person, around, things, blocks, rates, batch_size, epochs, loss,
 ):  # fmt: skip
     for place in nb.prange(len(items)):
         who = ranked[place]
@@ -422,7 +443,7 @@ def _train(
             person,
             around,
             who,
-            rate,
+            rates,
             batch_size,
             epochs,
         )
