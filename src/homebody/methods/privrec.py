@@ -102,7 +102,7 @@ class PrivRec(Method):
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         epochs, length = max(self.epochs, self.adapt_epochs), len(data.items)
-        order = torch.stack([ops.shuffled(rng, data.valid) for _ in range(epochs)])
+        order = ops.shuffles(rng, data.valid, epochs)
         drawn = ops.negatives(rng, data, length * epochs * self.negatives)
         known = Vocabulary.of(data.catalogue, self.features)
         described = {
@@ -114,7 +114,7 @@ class PrivRec(Method):
             "item": data.items,
             "valid": data.valid,
             "order": order,
-            "negative": drawn.reshape(length, epochs, self.negatives),
+            "negative": drawn.to(torch.int32).reshape(length, epochs, self.negatives),
         }
         if self.output == "explicit":
             batch["rating"] = (
