@@ -39,10 +39,8 @@ def _tile(rows: int, vectors: int) -> Any:
 
     def generate(context, builder, signature, given):
         code = _Vectors(context, builder, signature, given)
-        a, a_at, a_row, a_step = code.data(0), *given[1:4]
-        b, b_at, b_row = code.data(4), *given[5:7]
-        s, s_at, s_row = code.data(7), *given[8:10]
-        c, c_at, c_row, depth = code.data(10), *given[11:14]
+        a, b, s, c = (code.data(place) for place in (0, 4, 7, 10))
+        _, a_at, a_row, a_step, _, b_at, b_row, _, s_at, s_row, _, c_at, c_row, depth = given
         sums = [[cgutils.alloca_once(builder, code.vector) for _ in range(vectors)] for _ in range(rows)]
         a_rows, s_rows, c_rows = (
             [builder.add(at, builder.mul(step, code.number(r))) for r in range(rows)]
