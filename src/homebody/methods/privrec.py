@@ -22,6 +22,7 @@ with its negatives. With `output=explicit` there are none: the network predicts 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar, Literal
 
 import torch
@@ -185,9 +186,8 @@ class PrivRec(Method):
         for epoch in range(epochs):
             place = batch["order"][epoch].long()
             sample, label, real = self._samples(batch, place, epoch, valid)
-            columns = (around.row, around.weight)
-            there = [taken(column, place) for column in columns]
-            own = [taken(column, sample.flatten()).unflatten(0, sample.shape) for column in (items.row, items.weight)]
+            there = [taken(column, place) for column in (around.row, around.weight)]
+            own = [taken(column, sample.flatten()).reshape(*sample.shape, -1) for column in (items.row, items.weight)]
             total = torch.zeros_like(loss).expand(2)
             for label_, real_, *parts in ops.minibatches(size, label, real, *there, *own):
                 given = (
@@ -198,8 +198,7 @@ class PrivRec(Method):
                 table, layers, one = self._step(network, table, layers, given, label_, real_, rate)
                 total = total + one
             loss = total[0] / total[1].clamp(min=1)
-        item, feature = table.split([n_items, len(table) - n_items])
-        return {"item": item, "feature": feature, "layers": layers}, loss
+        return {"item": table[:n_items], "feature": table[n_items:], "layers": layers}, loss
 
     def _samples(self, batch: Batch, place: Tensor, epoch: int, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The interactions at these places with their negatives, what is to be said of each, and which count."""
@@ -224,11 +223,11 @@ class PrivRec(Method):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """One step on some interactions and their negatives; the sum of the losses, and of how many."""
         index = torch.cat([one.row.flatten() for one in given])
-        sizes = [one.row.numel() for one in given]
+        ends = list(accumulate(one.row.numel() for one in given))[:-1]
 
         def loss(layers: Tensor, rows: Tensor) -> Tensor:
-            parts = zip(rows.split(sizes), given, strict=True)
-            who, where, what = (_summed(part.unflatten(0, one.row.shape), one) for part, one in parts)
+            parts = zip(rows.tensor_split(ends), given, strict=True)
+            who, where, what = (_summed(part.reshape(*one.row.shape, -1), one) for part, one in parts)
             beside = torch.cat([who.expand(len(label), -1), where], -1).repeat_interleave(self.per_item, 0)
             value = network.logit(layers, what.flatten(0, 1), beside).reshape(label.shape)
             error = softplus(value) - label * value if self.output == "implicit" else 0.5 * (value - label) ** 2
