@@ -14,6 +14,7 @@ __all__ = [
     "label",
     "lay_over",
     "permute",
+    "permute_often",
     "power",
     "scale",
     "scatter_sum",
@@ -123,6 +124,23 @@ def permute(keys, valid, out):
                 out[row, tail] = position
                 tail += 1
         _permutation_of(keys[row], source[:n], out[row])
+
+
+@nb.njit(parallel=True, cache=True)
+def permute_often(keys, valid, out):
+    """As `permute`, so many times over, each time with a key of its own."""
+    width = valid.shape[1]
+    for row in nb.prange(len(keys)):
+        source, behind = np.empty(width, dtype=np.int64), np.empty(width, dtype=np.int64)
+        n = 0
+        for position in range(width):
+            source[n], behind[position - n] = position, position
+            n += valid[row, position]
+        for turn in range(out.shape[1]):
+            key = mix(np.uint64(keys[row]) + np.uint64(turn + 1) * GOLDEN)
+            _permutation_of(key, source[:n], out[row, turn])
+            for position in range(n, width):
+                out[row, turn, position] = behind[position - n]
 
 
 @nb.njit(parallel=True, cache=True)

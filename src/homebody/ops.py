@@ -31,6 +31,7 @@ __all__ = [
     "scaled",
     "scatter_sum",
     "shuffled",
+    "shuffles",
     "take_rows",
     "touched",
 ]
@@ -125,6 +126,29 @@ def shuffled(rng: Rng, valid: Tensor) -> Tensor:
     """
     (order,) = _shuffled(rng.next_key(), valid)
     return order
+
+
+@for_cohort
+def _shuffles(keys: Tensor, valid: Tensor, count: int) -> Tensors:
+    if keys.device.type == "cpu":
+        out = torch.empty(len(keys), count, valid.shape[1], dtype=torch.int32)
+        kernels.permute_often(keys.numpy(), valid.numpy(), out.numpy())
+        return (out,)
+    turn = torch.arange(1, count + 1, device=keys.device)
+    own = mix(keys[:, None] + turn * GOLDEN).flatten()
+    (order,) = _shuffled.cohort(own, valid.repeat_interleave(count, 0))
+    return (order.to(torch.int32).reshape(len(keys), count, -1),)
+
+
+def shuffles(rng: Rng, valid: Tensor, count: int) -> Tensor:
+    """(count, L) orders as `shuffled` gives them, drawn together, in 32 bits: a round may have very many.
+
+    >>> orders = shuffles(Rng.of(0), torch.tensor([True, False, True, True]), 5)
+    >>> orders[:, 3].tolist(), orders.sort().values.unique(dim=0).tolist(), len(orders.unique(dim=0)) > 1
+    ([1, 1, 1, 1, 1], [[0, 1, 2, 3]], True)
+    """
+    (orders,) = _shuffles(rng.next_key(), valid, count)
+    return orders
 
 
 @for_cohort

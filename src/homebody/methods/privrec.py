@@ -22,6 +22,7 @@ with its negatives. With `output=explicit` there are none: the network predicts 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar, Literal
 
 import torch
@@ -111,7 +112,7 @@ class PrivRec(Method):
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         epochs, length = max(self.epochs, self.adapt_epochs), len(data.items)
-        order = torch.stack([ops.shuffled(rng, data.valid) for _ in range(epochs)])
+        order = ops.shuffles(rng, data.valid, epochs)
         drawn = ops.negatives(rng, data, length * epochs * self.negatives)
         known = Vocabulary.of(data.catalogue, self.features)
         described = {
@@ -123,7 +124,7 @@ class PrivRec(Method):
             "item": data.items,
             "valid": data.valid,
             "order": order,
-            "negative": drawn.reshape(length, epochs, self.negatives),
+            "negative": drawn.to(torch.int32).reshape(length, epochs, self.negatives),
         }
         if self.output == "explicit":
             batch["rating"] = (
@@ -184,80 +185,97 @@ class PrivRec(Method):
 
     def stepped(self, start: Tree, batch: Batch, epochs: int, rate: float, valid: Tensor) -> tuple[Tree, Tensor]:
         """Where SGD leads from here in so many passes, and the mean loss of the last."""
-        mine, loss = dict(start), torch.zeros_like(start["layers"][0])
+        n_items = len(start["item"])
+        table, layers = torch.cat([start["item"], start["feature"]]), start["layers"]
+        person, around, items = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
+        network = self.network(items.block.shape[0], person.block.shape[0] + around.block.shape[0])
+        person, around, items = (one._replace(row=one.row + n_items) for one in (person, around, items))
+        items = _with_own(items)
         size = self.batch_size or len(batch["item"])
+        loss = torch.zeros_like(layers[0])
         for epoch in range(epochs):
-            sums = []
-            for (place,) in ops.minibatches(size, batch["order"][epoch]):
-                mine, one = self._step(mine, batch, place, epoch, rate, valid)
-                sums.append(one)
-            loss = torch.stack(sums).sum(0) if sums else torch.zeros(2, device=loss.device)
-            loss = loss[0] / loss[1].clamp(min=1)
-        return mine, loss
+            place = batch["order"][epoch].long()
+            sample, label, real = self._samples(batch, place, epoch, valid)
+            there = [taken(column, place) for column in (around.row, around.weight)]
+            own = [taken(column, sample.flatten()).reshape(*sample.shape, -1) for column in (items.row, items.weight)]
+            total = torch.zeros_like(loss).expand(2)
+            for label_, real_, *parts in ops.minibatches(size, label, real, *there, *own):
+                given = (
+                    person,
+                    around._replace(row=parts[0], weight=parts[1]),
+                    items._replace(row=parts[2], weight=parts[3]),
+                )
+                table, layers, one = self._step(network, table, layers, given, label_, real_, rate, n_items)
+                total = total + one
+            loss = total[0] / total[1].clamp(min=1)
+        return {"item": table[:n_items], "feature": table[n_items:], "layers": layers}, loss
+
+    def _samples(self, batch: Batch, place: Tensor, epoch: int, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The interactions at these places with their negatives, what is to be said of each, and which count."""
+        own, real = batch["item"].gather(0, place)[:, None], valid.gather(0, place)[:, None]
+        if self.output == "explicit":
+            return own, batch["rating"].gather(0, place)[:, None], real
+        sample = torch.cat([own, taken(batch["negative"][:, epoch], place)], 1)
+        real = real & (sample >= 0)
+        label = torch.zeros(sample.shape, device=place.device)
+        label[:, 0] = 1.0
+        return torch.where(real, sample, 0), label, real
 
     def _step(
-        self, mine: Tree, batch: Batch, place: Tensor, epoch: int, rate: float, valid: Tensor
-    ) -> tuple[Tree, Tensor]:
+        self,
+        network: ScoreFunction,
+        table: Tensor,
+        layers: Tensor,
+        given: tuple[Described, ...],
+        label: Tensor,
+        real: Tensor,
+        rate: float,
+        n_items: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """One step on some interactions and their negatives; the sum of the losses, and of how many."""
-        person, around, items = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
-        own = take(batch["item"], place)
-        real = take(valid, place)[:, None].expand(-1, self.per_item)
-        label = take(batch["rating"], place)[:, None] if self.output == "explicit" else self._labels(place)
-        if self.output == "implicit":
-            drawn = ops.take_rows(batch["negative"][:, epoch], place)
-            sample = torch.cat([own[:, None], drawn], 1)
-            real = real & (sample >= 0)
-            sample = torch.where(real, sample, 0).flatten()
-        else:
-            sample = own
-        of_items = Described(ops.take_rows(items.row, sample), ops.take_rows(items.weight, sample), items.block)
-        at_place = Described(ops.take_rows(around.row, place), ops.take_rows(around.weight, place), around.block)
-        given = (person, at_place, of_items)
-        rows = tuple(_rows(mine["feature"], one) for one in given)
-        network = self.network(items.block.shape[0], person.block.shape[0] + around.block.shape[0])
+        index = torch.cat([one.row.flatten() for one in given])
+        ends = list(accumulate(one.row.numel() for one in given))[:-1]
 
-        def loss(layers: Tensor, item: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
-            who, where, what = (_summed(own, one) for own, one in zip(rows, given, strict=True))
-            beside = torch.cat([who.expand(len(place), -1), where], -1).repeat_interleave(self.per_item, 0)
-            value = network.logit(layers, torch.cat([item, what], -1), beside).reshape(label.shape[0], -1)
+        def loss(layers: Tensor, rows: Tensor) -> Tensor:
+            parts = zip(rows.tensor_split(ends), given, strict=True)
+            who, where, what = (_summed(part.reshape(*one.row.shape, -1), one) for part, one in parts)
+            beside = torch.cat([who.expand(len(label), -1), where], -1).repeat_interleave(self.per_item, 0)
+            value = network.logit(layers, what.flatten(0, 1), beside).reshape(label.shape)
             error = softplus(value) - label * value if self.output == "implicit" else 0.5 * (value - label) ** 2
             return torch.where(real, error, 0.0).sum()
 
-        slopes, total = grad_and_value(loss, argnums=(0, 1, 2))(
-            mine["layers"], ops.take_rows(mine["item"], sample), rows
-        )
+        slopes, total = grad_and_value(loss, argnums=(0, 1))(layers, ops.take_rows(table, index))
         count = real.sum()
         scale = -rate / count.clamp(min=1)
-        index = torch.cat([one.row.flatten() for one in given])
-        change = torch.cat([slope.flatten(0, -2) for slope in slopes[2]])
-        after = {
-            "item": ops.add_rows(mine["item"], sample, slopes[1] * (scale * self.item_rate)),
-            "feature": ops.add_rows(mine["feature"], index, change * scale),
-            "layers": mine["layers"] + scale * slopes[0],
-        }
-        return after, torch.stack([total, count])
+        rates = torch.where(index < n_items, self.item_rate, 1.0)[:, None]
+        return (
+            ops.add_rows(table, index, slopes[1] * (scale * rates)),
+            layers + scale * slopes[0],
+            torch.stack([total, count]),
+        )
 
     @property
     def per_item(self) -> int:
         """Samples of one interaction: itself and its negatives."""
         return 1 + self.negatives if self.output == "implicit" else 1
 
-    def _labels(self, place: Tensor) -> Tensor:
-        label = torch.zeros(len(place), self.per_item, device=place.device)
-        label[:, 0] = 1.0
-        return label
-
 
 PARTS = ("person", "around", "items")
 
 
-def take(values: Tensor, place: Tensor) -> Tensor:
-    """`values[place]` of one column, as `ops.take_rows` does it."""
-    return ops.take_rows(values[:, None], place)[:, 0]
+def taken(values: Tensor, place: Tensor) -> Tensor:
+    """`values[place]`, in a way that vmap knows."""
+    return values.gather(0, place[:, None].expand(-1, values.shape[1]))
 
 
-def _rows(table: Tensor, described: Described) -> Tensor:
-    return ops.take_rows(table, described.row.flatten()).reshape(*described.row.shape, table.shape[1])
+def _with_own(items: Described) -> Described:
+    """The items' features, each behind the item's own row."""
+    row, weight, block = items
+    place = torch.arange(len(row), device=row.device)[:, None]
+    ahead = torch.nn.functional.pad(block, (1, 0, 1, 0))
+    ahead[0, 0] = 1.0
+    ones = torch.ones(len(row), 1, device=row.device)
+    return Described(torch.cat([place, row], 1), torch.cat([ones, weight], 1), ahead)
 
 
 def _summed(rows: Tensor, described: Described) -> Tensor:

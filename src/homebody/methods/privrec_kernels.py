@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Tree
-from homebody.methods.vector_kernels import LANES, add, copy, padded, product, turned
+from homebody.methods.vector_kernels import add, copy, padded, product, turned
 from homebody.models.score import ScoreFunction
 
 __all__ = ["train"]

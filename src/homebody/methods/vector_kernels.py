@@ -1,7 +1,7 @@
 """Products of small matrices and other loops over whole vectors, for kernels that keep a client to a thread.
 
 Everything lies in flat arrays of floats, with a place to start from and steps between rows. The code is given to the
-compiler as vectors: sums then stay in registers, at the processor's pace, without a library that has threads of its own.
+compiler as vectors: sums then stay in registers, at the processor's pace, without a library that has its own threads.
 """
 
 from __future__ import annotations
@@ -32,17 +32,15 @@ def _tile(rows: int, vectors: int) -> Any:
     """
 
     @intrinsic
-    def tile(typing, a, a_at, a_row, a_step, b, b_at, b_row, s, s_at, s_row, c, c_at, c_row, depth):  # type: ignore[no-untyped-def]
+    def tile(typing, a, a_at, a_row, a_step, b, b_at, b_row, s, s_at, s_row, c, c_at, c_row, depth):
         whole, floats = types.intp, types.Array(types.float32, 1, "C")
         third = (floats, whole, whole)
         return types.void(*third, whole, *third, *third, *third, whole), generate
 
-    def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, given):
         code = _Vectors(context, builder, signature, given)
-        a, a_at, a_row, a_step = code.data(0), *given[1:4]
-        b, b_at, b_row = code.data(4), *given[5:7]
-        s, s_at, s_row = code.data(7), *given[8:10]
-        c, c_at, c_row, depth = code.data(10), *given[11:14]
+        a, b, s, c = (code.data(place) for place in (0, 4, 7, 10))
+        _, a_at, a_row, a_step, _, b_at, b_row, _, s_at, s_row, _, c_at, c_row, depth = given
         sums = [[cgutils.alloca_once(builder, code.vector) for _ in range(vectors)] for _ in range(rows)]
         a_rows, s_rows, c_rows = (
             [builder.add(at, builder.mul(step, code.number(r))) for r in range(rows)]
@@ -108,11 +106,11 @@ class _Vectors:
 
 
 @intrinsic
-def _add_vectors(typing, source, at, weight, out, to, count):  # type: ignore[no-untyped-def]
+def _add_vectors(typing, source, at, weight, out, to, count):
     """out[k] += weight × source[k], for so many whole vectors."""
     whole, floats = types.intp, types.Array(types.float32, 1, "C")
 
-    def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, given):
         code = _Vectors(context, builder, signature, given)
         times = code.spread(given[2])
         with cgutils.for_range(builder, given[5]) as loop:
@@ -127,10 +125,10 @@ def _add_vectors(typing, source, at, weight, out, to, count):  # type: ignore[no
 
 
 @intrinsic
-def _copy_vectors(typing, source, at, out, to, count):  # type: ignore[no-untyped-def]
+def _copy_vectors(typing, source, at, out, to, count):
     whole, floats = types.intp, types.Array(types.float32, 1, "C")
 
-    def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, given):
         code = _Vectors(context, builder, signature, given)
         with cgutils.for_range(builder, given[4]) as loop:
             along = builder.mul(loop.index, code.number(LANES))
@@ -190,11 +188,11 @@ def padded(width):
 
 
 @intrinsic
-def _turn_square(typing, a, at, row, out, to, out_row):  # type: ignore[no-untyped-def]
+def _turn_square(typing, a, at, row, out, to, out_row):
     """As many rows as a vector has lanes, as columns."""
     whole, floats = types.intp, types.Array(types.float32, 1, "C")
 
-    def generate(context, builder, signature, given):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, given):
         code = _Vectors(context, builder, signature, given)
         _, at, row, _, to, out_row = given
         numbers = [code.number(r) for r in range(LANES)]

@@ -1,0 +1,235 @@
+"""PrivRec against a network written a second time: a module, autograd and torch's SGD, one sample at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from homebody.core import Batch, Catalogue, Column, Data, Method, Tree
+from homebody.methods.privrec import PrivRec
+from homebody.rng import Rng
+
+N_ITEMS = 30
+
+
+def catalogue() -> Catalogue:
+    generator = torch.Generator().manual_seed(1)
+    genres = torch.randint(0, 5, (N_ITEMS, 3), generator=generator)
+    genres[::3, 1:] = -1
+    genres[7] = -1
+    year = torch.randn(N_ITEMS, generator=generator)
+    empty = torch.empty(0)
+    return Catalogue(
+        N_ITEMS,
+        {
+            "genres": Column(genres, 5, "many"),
+            "year": Column(year, 1, "number"),
+            "maker": Column(torch.arange(N_ITEMS) % 18, 18, "one"),
+        },
+        {"age": Column(empty, 4, "one"), "langs": Column(empty, 3, "many")},
+        {"hour": Column(empty, 6, "one"), "heat": Column(empty, 1, "number")},
+    )
+
+
+def person(length: int, padding: int = 3, *, seed: int = 0, age: int = 2, excluded: int | None = None) -> Data:
+    """One client with so many interactions; padding holds item 0."""
+    generator = torch.Generator().manual_seed(seed)
+    items = torch.randperm(N_ITEMS, generator=generator)[:length]
+    own = items.sort().values if excluded is None else torch.arange(excluded)
+    pad = torch.zeros(padding, dtype=torch.int64)
+    whole = length + padding
+    return Data(
+        torch.cat([items, pad]),
+        torch.arange(whole) < length,
+        torch.cat([own, torch.full((N_ITEMS + 2 - len(own),), N_ITEMS)]),
+        catalogue(),
+        {"age": torch.tensor(age), "langs": torch.tensor([1, 2] if seed % 2 else [0, -1])},
+        {"hour": torch.arange(whole) % 6, "heat": torch.randn(whole, generator=generator)},
+        torch.randint(1, 6, (whole,), generator=generator).float(),
+    )
+
+
+class Second(nn.Module):
+    """The paper's network, written from its description: embeddings side by side, then layers."""
+
+    def __init__(self, method: PrivRec, shared: Tree, known: Catalogue) -> None:
+        super().__init__()
+        self.known, self.factors = known, method.factors
+        self.item = nn.Parameter(shared["item"].clone())
+        self.feature = nn.Parameter(shared["feature"].clone())
+        wanted = method.features.split(",") if method.features else None
+        of = (known.people, known.contexts, known.items)
+        self.names = [[name for name in columns if wanted is None or name in wanted] for columns in of]
+        sizes = [columns[name].size for columns, names in zip(of, self.names, strict=True) for name in names]
+        ends = [sum(sizes[:n]) for n in range(len(sizes))]
+        self.begins = dict(zip([name for names in self.names for name in names], ends, strict=True))
+        widths = [(1 + len(sizes)) * method.factors, *map(int, filter(None, method.hidden.split(","))), 1]
+        layers: list[nn.Module] = []
+        at, flat = 0, shared["layers"]
+        for low, high in pairwise(widths):
+            layer = nn.Linear(low, high)
+            layer.weight.data = flat[at : at + low * high].reshape(low, high).T.clone()
+            layer.bias.data = flat[at + low * high : at + (low + 1) * high].clone()
+            at += (low + 1) * high
+            layers += [layer, nn.ReLU() if method.activation == "relu" else nn.Sigmoid()]
+        assert at == len(flat)
+        self.network = nn.Sequential(*layers[:-1])
+
+    def block(self, column: Column, name: str, value: Any) -> Tensor:
+        begin = self.begins[name]
+        if column.kind == "number":
+            return self.feature[begin] * float(value)
+        if column.kind == "one":
+            return self.feature[begin + int(value)]
+        there = [begin + code for code in value.tolist() if code >= 0]
+        return self.feature[there].mean(0) if there else torch.zeros(self.factors)
+
+    def forward(self, data: Data, place: int, item: int) -> Tensor:
+        people, contexts, items = self.names
+        parts = [self.block(self.known.people[name], name, data.features[name]) for name in people]
+        parts += [self.block(self.known.contexts[name], name, data.contexts[name][place]) for name in contexts]
+        parts += [self.item[item]]
+        parts += [self.block(self.known.items[name], name, self.known.items[name].values[item]) for name in items]
+        return self.network(torch.cat(parts))[0]
+
+    def tree(self) -> Tree:
+        linear = [one for one in self.network if isinstance(one, nn.Linear)]
+        flat = torch.cat([part for one in linear for part in (one.weight.T.flatten(), one.bias)])
+        return {"item": self.item.detach(), "feature": self.feature.detach(), "layers": flat.detach()}
+
+
+def trained(method: PrivRec, shared: Tree, data: Data, batch: Batch, epochs: int, rate: float, latest: int) -> Any:
+    """Mini-batches by torch's own SGD, sample by sample; where it leads, and the mean loss of the last pass."""
+    model = Second(method, shared, data.catalogue)
+    optimiser = torch.optim.SGD(model.parameters(), lr=rate)
+    n = int(data.valid.sum())
+    total, told = 0.0, 0
+    for epoch in range(epochs):
+        order = batch["order"][epoch, :n].tolist()
+        size = method.batch_size or max(1, n)
+        total, told = 0.0, 0
+        for chosen in (order[start : start + size] for start in range(0, n, size)):
+            losses = []
+            for place in chosen:
+                if latest and place < n - latest:
+                    continue
+                own = model(data, place, int(data.items[place]))
+                if method.output == "explicit":
+                    assert data.ratings is not None
+                    losses.append(0.5 * (own - data.ratings[place]) ** 2)
+                    continue
+                losses.append(-nn.functional.logsigmoid(own))
+                drawn = [item for item in batch["negative"][place, epoch].tolist() if item >= 0]
+                losses += [-nn.functional.logsigmoid(-model(data, place, item)) for item in drawn]
+            if not losses:
+                continue
+            optimiser.zero_grad()
+            torch.stack(losses).mean().backward()
+            optimiser.step()
+            total, told = total + float(torch.stack(losses).detach().sum()), told + len(losses)
+    return model.tree(), total / max(1, told)
+
+
+SMALL = PrivRec(
+    learning_rate=0.5,
+    factors=4,
+    hidden="6,5",
+    epochs=3,
+    adapt_epochs=2,
+    adapt_rate=0.3,
+    batch_size=4,
+    negatives=2,
+    init_scale=1,
+)
+SETTINGS = {
+    "as it is": SMALL,
+    "no hidden layer": replace(SMALL, hidden=""),
+    "widths of whole vectors and more": replace(SMALL, factors=19, hidden="64,33,16", activation="sigmoid"),
+    "ratings": replace(SMALL, output="explicit", hidden="6", learning_rate=0.05),
+    "sigmoid": replace(SMALL, activation="sigmoid", learning_rate=1.0),
+    "one step": replace(SMALL, epochs=1, batch_size=0),
+    "the latest alone": replace(SMALL, adapt_items=3),
+    "no features": replace(SMALL, features="none"),
+    "features of items": replace(SMALL, features="genres,maker"),
+    "circumstances": replace(SMALL, features="hour,heat"),
+}
+
+
+def everyone() -> list[Data]:
+    """As many as there are threads and more: of one length, of none, of an unknown kind, with nothing to draw."""
+    return [
+        person(11, 1, seed=0),
+        person(5, 7, seed=1, age=0),
+        person(0, 12, seed=2),
+        person(12, 0, seed=3, excluded=N_ITEMS),
+        person(1, 11, seed=4),
+    ]
+
+
+def prepared(method: Method, people: list[Data]) -> tuple[list[Batch], Batch]:
+    each = [method.prepare(one, Rng.of(5, number)) for number, one in enumerate(people)]
+    return each, {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+
+def alike(found: Tensor, expected: Tensor) -> None:
+    """But for rounding: a change is the difference of larger numbers."""
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * scale + 1e-6)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_kernel_is_what_a_module_and_an_optimiser_come_to(name: str) -> None:
+    method, people = SETTINGS[name], everyone()
+    shared = method.init_shared(catalogue(), Rng.of(3))
+    shared["layers"] *= 2.0  # so that what is learnt shows in the rows too
+    before = {name: value.clone() for name, value in shared.items()}
+    each, batches = prepared(method, people)
+    update, kept = method.cohort(shared, {}, batches)
+    adapted = method.adapt_cohort(shared, {}, batches)
+    for number, data in enumerate(people):
+        after, loss = trained(method, shared, data, each[number], method.epochs, method.learning_rate, 0)
+        for part, value in after.items():
+            alike(update[part][number], value - shared[part])
+        assert float(kept["loss"][number]) == pytest.approx(loss, rel=1e-4, abs=1e-6)
+        passes, rate = method.adapt_passes, method.adapt_step
+        tuned, _ = trained(method, shared, data, each[number], passes, rate, method.adapt_items)
+        for part, value in tuned.items():
+            alike(adapted[part][number] - shared[part], value - shared[part])
+    assert all(torch.equal(shared[name], value) for name, value in before.items())
+
+
+def test_who_has_nothing_changes_nothing() -> None:
+    shared = SMALL.init_shared(catalogue(), Rng.of(3))
+    _, batches = prepared(SMALL, [person(0, 4)])
+    update, kept = SMALL.cohort(shared, {}, batches)
+    assert all(float(change.abs().max()) == 0 for change in update.values())
+    assert float(kept["loss"]) == 0
+
+
+def test_only_rows_that_were_met_move() -> None:
+    shared = SMALL.init_shared(catalogue(), Rng.of(3))
+    _, batches = prepared(SMALL, [person(6, 0)])
+    update, _ = SMALL.cohort(shared, {}, batches)
+    met = torch.cat([batches["item"][0], batches["negative"][0, :, : SMALL.epochs].flatten()]).unique()
+    assert update["item"][0].abs().sum(1).nonzero()[:, 0].tolist() == met.tolist()
+    ages = update["feature"][0, :4].abs().sum(1)
+    assert ages.nonzero().flatten().tolist() == [2]
+
+
+def test_a_score_is_what_the_module_says() -> None:
+    method = SMALL
+    data = person(5)._replace(now={"hour": torch.tensor(4), "heat": torch.tensor(0.5)})
+    shared: Tree = method.init_shared(catalogue(), Rng.of(3))
+    shared["layers"] = shared["layers"] * 2
+    other = {name: value * 1.5 for name, value in shared.items()}
+    around = {"hour": torch.tensor([4]), "heat": torch.tensor([0.5])}
+    items = torch.tensor([3, 7, 29])
+    for local in ({}, other):
+        model = Second(method, local or shared, data.catalogue)
+        expected = torch.stack([model(data._replace(contexts=around), 0, int(item)) for item in items])
+        torch.testing.assert_close(method.score(shared, local, data, items), expected.detach())
