@@ -22,13 +22,16 @@ from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
 from homebody.methods.fedrecon import FedRecon
 from homebody.methods.fmf_ldp import FMFLDP
+from homebody.methods.fofl_self import FOFLSelf
 from homebody.methods.ials import IALS
 from homebody.methods.mf import MF
 from homebody.methods.ncf import NCF
+from homebody.methods.nn_self import NNSelf
 from homebody.methods.pfedrec import PFedRec
 from homebody.methods.popularity import Popularity
 from homebody.methods.private_popularity import PrivatePopularity
 from homebody.methods.privrec import PrivRec
+from homebody.methods.privrec_cen import PrivRecCEN
 from homebody.reference import Reference
 from homebody.runtime import Simulator
 from homebody.testing import MethodContract, ReferenceContract, chance, population
@@ -53,6 +56,27 @@ class TestPrivRec(MethodContract):
 class TestPrivRecRatings(TestPrivRec):
     def method(self) -> Method:
         return PrivRec(output="explicit", factors=4, hidden="6", activation="sigmoid", epochs=2, batch_size=0)
+
+
+class TestFOFLSelf(MethodContract):
+    def method(self) -> Method:
+        return FOFLSelf(factors=4, hidden="6,5", epochs=3, batch_size=4, negatives=2)
+
+    def learner(self) -> Method:
+        return FOFLSelf(factors=8, hidden="16", epochs=5, learning_rate=0.5, init_scale=0.3)
+
+
+class TestNNSelf(MethodContract):
+    def method(self) -> Method:
+        return NNSelf(factors=4, hidden="6,5", epochs=2, adapt_epochs=3, batch_size=4, negatives=2)
+
+    def learner(self) -> Method:
+        return NNSelf(factors=8, hidden="16", learning_rate=0.5, init_scale=0.3, meta_rate=5.0)
+
+
+class TestNNSelfRatings(TestNNSelf):
+    def method(self) -> Method:
+        return NNSelf(output="explicit", factors=4, hidden="6", activation="sigmoid", epochs=2, first_order=True)
 
 
 class TestFedMF(MethodContract):
@@ -201,6 +225,11 @@ class TestGMF(ReferenceContract):
         return NCF(model="gmf", factors=8, learning_rate=0.02)
 
 
+class TestPrivRecCEN(ReferenceContract):
+    def reference(self) -> Reference:
+        return PrivRecCEN(factors=8, hidden="16", learning_rate=0.01, batch_size=32, adapt_epochs=3)
+
+
 class TestChance(ReferenceContract):
     def reference(self) -> Reference:
         return Chance()
@@ -223,6 +252,10 @@ def test_every_known_name_is_under_contract() -> None:
         type(suite.method()) if isinstance(suite, MethodContract) else type(suite.reference())
         for suite in (
             TestPFedRec(),
+            TestPrivRec(),
+            TestFOFLSelf(),
+            TestNNSelf(),
+            TestPrivRecCEN(),
             TestFedMF(),
             TestFedNCF(),
             TestFedRecon(),
