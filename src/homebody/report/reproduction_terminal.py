@@ -20,6 +20,7 @@ from homebody.report.grids import (
     obtained,
     printed,
     rounds_grid,
+    seeds_of,
     state,
     values_grid,
 )
@@ -39,7 +40,7 @@ def print_reproduction(
             continue
         for data, part in study["data"].items():
             scale = f" × {study['scale']:g}" if study["scale"] != 1 and compared(study) else ""
-            title = f"{study['label']}, {data}{scale}, {part['seeds']} seed{'s' if part['seeds'] > 1 else ''}"
+            title = ", ".join(filter(None, (study["label"], f"{data}{scale}", seeds_of(part))))
             console.print(SHOWN[study["kind"]](study, part, title, console.width))
             short = short or any(_is_short(line) for line in part["rows"])
             for sentence in (*state(part, study["protocols"]), *part.get("footnotes", [])):
@@ -113,7 +114,11 @@ SHOWN = {
     "sweep": _values,
     "convergence": _rounds,
     "tables": _values,
+    "adaptation": _values,
     "embedding": _apart,
+    "accounting": _values,
+    "lengths": _values,
+    "membership": _rows,
 }
 """How each kind of study is printed."""
 
