@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from homebody.data.splits import Split
     from homebody.errors import HomebodyError
     from homebody.fit import Fitted
+    from homebody.methods.fcf import FCF
+    from homebody.methods.fedgnn import FedGNN
     from homebody.methods.fedials import FedIALS
     from homebody.methods.fedmf import FedMF
     from homebody.methods.fedncf import FedNCF
@@ -38,6 +40,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Channel": "homebody.privacy",
+    "FCF": "homebody.methods.fcf",
+    "FedGNN": "homebody.methods.fedgnn",
     "FedIALS": "homebody.methods.fedials",
     "FedMF": "homebody.methods.fedmf",
     "FedNCF": "homebody.methods.fedncf",
@@ -58,7 +62,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "FCF",
     "Channel",
+    "FedGNN",
     "FedIALS",
     "FedMF",
     "FedNCF",

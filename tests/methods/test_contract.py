@@ -15,6 +15,8 @@ from homebody.methods import METHODS, find
 from homebody.methods.alone import Alone
 from homebody.methods.chance import Chance
 from homebody.methods.dplcf import DPLCF
+from homebody.methods.fcf import FCF
+from homebody.methods.fedgnn import FedGNN
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
@@ -135,6 +137,19 @@ class TestFedIALS(MethodContract):
         return FedIALS(factors=4)
 
 
+class TestFCF(MethodContract):
+    def method(self) -> Method:
+        return FCF(factors=4)
+
+
+class TestFedGNN(MethodContract):
+    def method(self) -> Method:
+        return FedGNN(factors=5, steps=3)
+
+    def learner(self) -> Method:
+        return FedGNN(factors=8)
+
+
 class TestFMFLDP(MethodContract):
     def method(self) -> Method:
         return FMFLDP(factors=4)
@@ -211,6 +226,8 @@ def test_every_known_name_is_under_contract() -> None:
             TestFedMF(),
             TestFedNCF(),
             TestFedRecon(),
+            TestFCF(),
+            TestFedGNN(),
             TestFedIALS(),
             TestFMFLDP(),
             TestAlone(),

@@ -17,6 +17,8 @@ __all__ = ["METHODS", "find"]
 METHODS: dict[str, str] = {
     "alone": "homebody.methods.alone:Alone",
     "dplcf": "homebody.methods.dplcf:DPLCF",
+    "fcf": "homebody.methods.fcf:FCF",
+    "fedgnn": "homebody.methods.fedgnn:FedGNN",
     "fedials": "homebody.methods.fedials:FedIALS",
     "fedmf": "homebody.methods.fedmf:FedMF",
     "fedncf": "homebody.methods.fedncf:FedNCF",

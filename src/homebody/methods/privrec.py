@@ -31,6 +31,7 @@ from torch.nn.functional import softplus
 
 from homebody import ops
 from homebody.core import Batch, Catalogue, Data, Method, Total, Tree, Update, param
+from homebody.methods import privrec_kernels
 from homebody.models.dssm import Described, Vocabulary, vectors
 from homebody.models.score import ScoreFunction, read_widths
 from homebody.params import Range
@@ -141,6 +142,24 @@ class PrivRec(Method):
         own = vectors(mine["feature"], described._replace(row=described.row[items], weight=described.weight[items]))
         network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
         return network.logit(mine["layers"], torch.cat([mine["item"][items], own], -1), person)
+
+    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+        if shared["item"].device.type != "cpu":
+            return super().cohort(shared, locals_, batches)
+        mine, loss = self._trained(shared, batches, batches["valid"], self.learning_rate, self.epochs)
+        return {name: mine[name].sub_(shared[name]) for name in shared}, {"loss": loss}
+
+    def adapt_cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> Tree:
+        if shared["item"].device.type != "cpu":
+            return super().adapt_cohort(shared, locals_, batches)
+        return self._trained(shared, batches, self.at_hand(batches["valid"]), self.adapt_step, self.adapt_passes)[0]
+
+    def _trained(
+        self, shared: Tree, batches: Batch, valid: Tensor, rate: float, epochs: int
+    ) -> tuple[Tree, Tensor]:
+        blocks = [batches[f"{part}/block"].shape[1] for part in PARTS]
+        network = self.network(blocks[2], blocks[0] + blocks[1])
+        return privrec_kernels.train(network, shared, batches, valid, rate, self.batch_size, epochs)
 
     @property
     def adapt_passes(self) -> int:

@@ -1,0 +1,117 @@
+"""FCF: Federated Collaborative Filtering for Privacy-Preserving Personalized Recommendation System (Ammad-ud-din et
+al., 2019, arXiv:1901.09888).
+
+Implicit matrix factorisation. The device solves its user vector in closed form, as in `fedials`; the server moves the
+item factors by one step of Adam a round on the gradient that the devices add up.
+
+| paper                                                | here                                                      |
+|------------------------------------------------------|-----------------------------------------------------------|
+| y_i, item factors                                    | `shared["item"]`, M × `factors`                           |
+| x_u = (YCᵘYᵀ + λI)⁻¹ YCᵘp(u)                         | `FedIALS.user_vector`, solved on the device when needed   |
+| c_ui = 1 + α r_ui; λ                                 | `confidence` is α; `regularisation`                       |
+| f(u,i) = [c_ui (p_ui − x_uᵀ y_i)] x_u                | `update`, see below                                       |
+| ∂J/∂y_i = −2 Σ_u f(u,i) + 2λ y_i                     | `gradient`, at the server                                 |
+| Adam's γ, β₁, β₂, ε                                  | `learning_rate`, `beta1`, `beta2`, `eps`                  |
+
+The paper uploads f(u,i) for every item of the catalogue. For an item that u does not have it is −(x xᵀ) y_i, the same
+matrix for all of them, and the server knows y_i: so a device sends x xᵀ once, and for each item of its own what f has
+on top of that, [1 + α − α xᵀy_i] x. The sum over people is the same to the last term. What a channel does with it is
+not: a clip bounds this pair and not the dense table, and rows name the items a person has, which a dense table only
+implies. An item that someone has twice counts as two, as in `fedials`.
+
+Where few take part in a round, λ weighs more against their sum: the loss is the paper's, of those who answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, param
+from homebody.errors import HomebodyError
+from homebody.methods.fedials import FedIALS
+from homebody.params import Range
+from homebody.privacy import Channel
+from homebody.rng import Rng
+
+__all__ = ["FCF"]
+
+
+@dataclass(frozen=True)
+class FCF(Method):
+    """Each client solves its own vector and sends its gradient of the item factors; the server steps with Adam."""
+
+    uplink: Channel = Channel()
+    factors: int = param(32, "size of a user's and of an item's vector", low=1, search=(8, 16, 32, 64))
+    confidence: float = param(
+        2.0, "α: extra weight of an interaction over a non-interaction", low=0, search=Range(0.5, 50, log=True)
+    )
+    regularisation: float = param(1.0, "λ", low=1e-9, search=Range(0.01, 100, log=True))
+    learning_rate: float = param(0.05, "γ: Adam's step", low=0, search=Range(0.005, 0.5, log=True))
+    beta1: float = param(0.9, "β₁: what Adam's mean gradient keeps a round", low=0, high=1)
+    beta2: float = param(0.99, "β₂: what Adam's mean squared gradient keeps a round", low=0, high=1)
+    eps: float = param(1e-8, "ε: added to the root of Adam's mean squared gradient", low=1e-30)
+    init_scale: float = param(0.1, "spread of the initial item factors, over √factors", low=1e-9)
+
+    title: ClassVar[str] = "implicit matrix factorisation: clients solve their vectors, the server steps with Adam"
+    paper: ClassVar[str] = "Ammad-ud-din et al., Federated Collaborative Filtering, 2019"
+    default_rounds: ClassVar[int] = 50
+    draws_negatives: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if value == 1.0:
+                raise HomebodyError(f"{name} must be under 1, or Adam never learns of a gradient: not {value:g}.")
+
+    @property
+    def device(self) -> FedIALS:
+        """The half that is the same in implicit ALS: where factors begin, and a person's own vector."""
+        return FedIALS(
+            factors=self.factors,
+            confidence=self.confidence,
+            regularisation=self.regularisation,
+            init_scale=self.init_scale,
+        )
+
+    def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
+        return self.device.init_shared(catalogue, rng)
+
+    def init_server(self, shared: Tree) -> Tree:
+        # Steps are counted for each item: one that comes later has moments that are younger.
+        item = shared["item"]
+        return {"mean": torch.zeros_like(item), "square": torch.zeros_like(item), "steps": torch.zeros_like(item[:, 0])}
+
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
+        return {}
+
+    def prepare(self, data: Data, rng: Rng) -> Batch:
+        return {"items": data.items, "valid": data.valid}
+
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        table, items, valid = shared["item"], batch["items"], batch["valid"]
+        x = self.device.user_vector(table, items, valid)
+        weight = 1.0 + self.confidence - self.confidence * (table[items] @ x)
+        rows = Rows(torch.where(valid, items, -1), torch.outer(weight, x), len(table))
+        return {"gram": torch.outer(x, x), "item": rows}, local
+
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        slope = self.gradient(shared["item"], total)
+        mean = self.beta1 * state["mean"] + (1.0 - self.beta1) * slope
+        square = self.beta2 * state["square"] + (1.0 - self.beta2) * slope**2
+        steps = state["steps"] + 1.0
+        unbiased_mean = mean / (1.0 - self.beta1**steps)[:, None]
+        unbiased_square = square / (1.0 - self.beta2**steps)[:, None]
+        item = shared["item"] - self.learning_rate * unbiased_mean / (unbiased_square.sqrt() + self.eps)
+        return {"item": item}, {"mean": mean, "square": square, "steps": steps}
+
+    def gradient(self, table: Tensor, total: Total) -> Tensor:
+        """∂J/∂Y, from what the devices sent."""
+        f = total.sum["item"] - table @ total.sum["gram"]
+        return -2.0 * f + 2.0 * self.regularisation * table
+
+    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
+        return shared["item"][items] @ self.device.user_vector(shared["item"], data.items, data.valid)
