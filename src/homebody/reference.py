@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import ClassVar, NamedTuple
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,20 @@ from homebody.core import Catalogue, Users
 from homebody.errors import HomebodyError
 from homebody.params import check_params
 
-__all__ = ["Histories", "Reference", "Score"]
+__all__ = ["Histories", "Reference", "Score", "ScoreNow"]
 
 Score = Callable[[Users, Tensor], Tensor]
 """From users (B,) and items (N,) to how well each item fits each user (B, N)."""
+
+
+@runtime_checkable
+class ScoreNow(Protocol):
+    """A score function that may be told the circumstances of each question; without them it is a plain one."""
+
+    def __call__(self, users: Users, items: Tensor) -> Tensor: ...
+
+    def now(self, users: Users, owner: Tensor, circumstances: Mapping[str, Tensor], items: Tensor) -> Tensor:
+        """(Q, N): how well each item fits the person that `users[owner]` (Q,) names, in these circumstances (Q, …)."""
 
 
 class Histories(NamedTuple):
@@ -31,6 +42,10 @@ class Histories(NamedTuple):
     avoid: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]] | None = None
     """What training negatives avoid, as compressed rows, ascending and distinct: the protocol's choice. None: the
     training items alone."""
+    features: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})
+    """What people are like, a row for each, as `catalogue.people` names it."""
+    contexts: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})
+    """The circumstances of each of `items`, as `catalogue.contexts` names them."""
 
     @classmethod
     def of(cls, histories: Sequence[Sequence[int]], n_items: int) -> Histories:

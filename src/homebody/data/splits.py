@@ -127,7 +127,15 @@ class Split:
         position = np.arange(len(self.items)) - np.repeat(self.bounds[0], self.bounds[4] - self.bounds[0])
         kept = position < np.repeat(self.lengths, self.bounds[4] - self.bounds[0])
         indptr = np.concatenate([[0], np.cumsum(self.lengths)])
-        return Histories(indptr, self.items[kept], self.catalogue(), self.learn, self._avoided())
+        return Histories(
+            indptr,
+            self.items[kept],
+            self.catalogue(),
+            self.learn,
+            self._avoided(),
+            {name: column.values for name, column in self.encoded["users"].columns.items()},
+            {name: column.values[self.rows[kept]] for name, column in self.encoded["contexts"].columns.items()},
+        )
 
     @cached_property
     def encoded(self) -> dict[str, Encoded]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from homebody.data.population import Population
 from homebody.data.splits import PROTOCOLS, Held, Split
 from homebody.errors import HomebodyError
 from homebody.evaluation.metrics import CUTOFFS, Block, Question, summarise
-from homebody.reference import Score
+from homebody.reference import Score, ScoreNow
 
 __all__ = ["HELD", "describe", "measure", "questions", "sliced"]
 
@@ -115,14 +115,40 @@ def sliced(population: Population, slices: Sequence[str]) -> dict[str, npt.NDArr
 
 
 def measure(split: Split, score: Score, cutoffs: Sequence[int] = CUTOFFS, slices: Sequence[str] = ()) -> Evaluated:
-    """What scores for (users, items) are worth on everything that a split asks, block by block."""
+    """What scores for (users, items) are worth on everything that a split asks, block by block.
+
+    Where interactions have circumstances, and the scores may be told them, each held-out one is a question of its own.
+    """
     everything, asked = torch.arange(split.n_items), split.asked()
     size = max(1, SCORES_AT_ONCE // split.n_items)
+    groups = sliced(split.population, slices)
+    if isinstance(score, ScoreNow) and split.encoded["contexts"].columns and split.shown is None:
+        most = max(1, int(max(split.sizes(held).max(initial=0) for held in HELD)))
+        size = max(1, size // most)
+        return summarise(_told(split, score, asked, size), cutoffs, groups)
     blocks = (
         Block(users, score(users, everything), questions(split, users))
         for users in (asked[start : start + size] for start in range(0, len(asked), size))
     )
-    return summarise(blocks, cutoffs, sliced(split.population, slices))
+    return summarise(blocks, cutoffs, groups)
+
+
+def _told(split: Split, score: ScoreNow, asked: Users, size: int) -> Iterator[Block]:
+    """Blocks of questions, each asked in its own circumstances."""
+    everything = torch.arange(split.n_items)
+    columns = split.encoded["contexts"].columns
+    for users in (asked[start : start + size] for start in range(0, len(asked), size)):
+        about = questions(split, users, one_by_one=True)
+        owner = torch.cat([question.owner for question in about.values()])
+        rows = torch.cat([question.rows for question in about.values() if question.rows is not None]).numpy()
+        now = {name: torch.from_numpy(column.values[rows]) for name, column in columns.items()}
+        scores = score.now(users, owner, now, everything)
+        begin = 0
+        for name, question in about.items():
+            end = begin + len(question.owner)
+            order = torch.arange(len(question.owner))
+            yield Block(users[question.owner.numpy()], scores[begin:end], {name: question.taken(order, order)})
+            begin = end
 
 
 def describe(

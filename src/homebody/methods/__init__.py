@@ -24,13 +24,16 @@ METHODS: dict[str, str] = {
     "fedncf": "homebody.methods.fedncf:FedNCF",
     "fedrecon": "homebody.methods.fedrecon:FedRecon",
     "fmf-ldp": "homebody.methods.fmf_ldp:FMFLDP",
+    "fofl-self": "homebody.methods.fofl_self:FOFLSelf",
     "ials": "homebody.methods.ials:IALS",
     "mf": "homebody.methods.mf:MF",
     "ncf": "homebody.methods.ncf:NCF",
+    "nn-self": "homebody.methods.nn_self:NNSelf",
     "pfedrec": "homebody.methods.pfedrec:PFedRec",
     "popularity": "homebody.methods.popularity:Popularity",
     "private-popularity": "homebody.methods.private_popularity:PrivatePopularity",
     "privrec": "homebody.methods.privrec:PrivRec",
+    "privrec-cen": "homebody.methods.privrec_cen:PrivRecCEN",
     "random": "homebody.methods.chance:Chance",
 }
 """Methods and references, by name."""

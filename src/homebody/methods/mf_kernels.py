@@ -14,7 +14,7 @@ from homebody.kernels import below, nth_outside
 from homebody.reference import Histories
 from homebody.rng import Rng
 
-__all__ = ["Embeddings", "Samples", "draw", "train"]
+__all__ = ["Embeddings", "Samples", "avoided", "draw", "outside", "train"]
 
 Samples = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]
 """Users, items and labels."""
@@ -45,7 +45,7 @@ class Embeddings:
 
 def draw(histories: Histories, who: npt.NDArray[np.bool_], negatives: int, rng: Rng) -> Samples:
     """One pass of samples: these users' training items, and fresh negatives for each, shuffled."""
-    avoid = histories.avoid or _own(histories)
+    avoid = avoided(histories)
     keys = (int(rng.next_key()) for _ in range(2))
     packed = _draw(histories.indptr, histories.items, who, *avoid, histories.catalogue.n_items, negatives, *keys)
     return packed >> 32, (packed >> 1) & 0x7FFFFFFF, (packed & 1).astype(np.float32)
@@ -65,6 +65,18 @@ def train(
     With `frozen` only the users' rows move. Answers how many steps there were by now.
     """
     return int(_train(*samples, users.rows, items.rows, users.slot, items.slot, *rates, batch_size, steps, frozen))
+
+
+def outside(histories: Histories, users: npt.NDArray[np.int64], negatives: int, rng: Rng) -> npt.NDArray[np.int64]:
+    """(users, negatives): items drawn for each of these users, none that they avoid; -1 where they avoid all."""
+    out = np.empty((len(users), negatives), dtype=np.int64)
+    _outside(users, *avoided(histories), histories.catalogue.n_items, int(rng.next_key()), out)
+    return out
+
+
+def avoided(histories: Histories) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """What negatives avoid, as compressed rows: what the protocol says, or else the training items."""
+    return histories.avoid or _own(histories)
 
 
 def _own(histories: Histories) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -101,6 +113,16 @@ def _draw(indptr, items, who, avoid_indptr, avoid, n_items, negatives, drawing, 
         j = below(shuffling, i, i + 1)
         out[i], out[j] = out[j], out[i]
     return out
+
+
+@nb.njit(cache=True)
+def _outside(users, avoid_indptr, avoid, n_items, key, out):
+    for n in range(len(users)):
+        own = avoid[avoid_indptr[users[n]] : avoid_indptr[users[n] + 1]]
+        free = n_items - len(own)
+        for j in range(out.shape[1]):
+            position = n * out.shape[1] + j
+            out[n, j] = nth_outside(own, len(own), below(key, position, free)) if free > 0 else -1
 
 
 @nb.njit(inline="always")

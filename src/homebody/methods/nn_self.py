@@ -1,0 +1,179 @@
+"""NN-SELF: Federated Meta-Learning with Fast Convergence and Efficient Communication (Chen et al., 2018), by MAML, with
+the network of PrivRec, whose authors compare with it.
+
+| paper                                    | here                                                                   |
+|------------------------------------------|------------------------------------------------------------------------|
+| D_S^u, D_Q^u                             | `support`, the share of a device's interactions, drawn each round      |
+| θ_u ← θ − α ∇L_{D_S^u}(θ)                | `epochs` passes over the support set, `learning_rate`                  |
+| g_u ← ∇_θ L_{D_Q^u}(θ_u)                 | the update, with its sign turned; `first_order`                        |
+| θ ← θ − β/m Σ g_u                        | `meta_rate`                                                            |
+
+The gradient of the query loss goes back through the inner steps to where they began: second derivatives of the support
+loss, unless `first_order` takes the steps as given. All of them are held in memory until then, so there are few, and
+each is of all the support set (`batch_size=0`). A device with a single interaction has nothing to ask itself about: it
+sends zeros. Before it ranks, a device takes the same steps on all it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad, grad_and_value, vmap
+from torch.nn.functional import softplus
+
+from homebody import ops
+from homebody.core import Batch, Data, Rows, Tree, Update, param
+from homebody.errors import HomebodyError
+from homebody.methods.privrec import PARTS, PrivRec, take
+from homebody.models.dssm import Described, vectors
+from homebody.models.score import read_widths
+from homebody.params import Range
+from homebody.rng import Rng
+
+__all__ = ["NNSelf"]
+
+NUMBERS_AT_ONCE = 1 << 28
+"""Held by all the steps of clients that work together."""
+NUMBERS_A_UNIT = 8
+"""Held for a unit of the network and a sample of a step, roughly, until it is differentiated twice."""
+
+
+@dataclass(frozen=True)
+class NNSelf(PrivRec):
+    """A network on features, and a start from which a few steps on one part of the data serve the other (MAML)."""
+
+    support: float = param(0.5, "share of a device's interactions that the inner steps take in", low=0, high=1)
+    first_order: bool = param(False, "take the inner steps as given, without their derivatives (FOMAML)")
+    epochs: int = param(5, "inner steps: passes over the support set in a round", low=1, search=Range(1, 10))
+    batch_size: int = param(0, "interactions in a step, each with its negatives; 0: all in one step", low=0)
+    meta_rate: float = param(1.0, "β, the server's step down the mean gradient", low=0, search=Range(0.1, 10, log=True))
+
+    title: ClassVar[str] = "PrivRec's network, and a common start by second-order meta-learning (MAML)"
+    paper: ClassVar[str] = (
+        "Chen et al., Federated Meta-Learning with Fast Convergence and Efficient Communication, 2018"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.support in (0.0, 1.0):
+            raise HomebodyError(
+                f"support must leave something to either part, so above 0 and under 1: not {self.support:g}."
+            )
+
+    def prepare(self, data: Data, rng: Rng) -> Batch:
+        batch, length = super().prepare(data, rng), len(data.items)
+        among, count = ops.shuffled(rng, data.valid), data.valid.sum()
+        most = int(self._supporting(torch.tensor(length)))
+        first, room = self._supporting(count), min(length, max(1, most))
+        inside = torch.arange(room, device=among.device) < first
+        behind = first + torch.arange(min(length, max(1, length - most)), device=among.device)
+        return batch | {
+            "support/place": among[:room],
+            "support/valid": inside,
+            "support/order": torch.stack([ops.shuffled(rng, inside) for _ in range(self.epochs)]),
+            "query/place": take(among, behind.clamp(max=max(0, length - 1))),
+            "query/valid": (behind < count) & (count > 1),
+            "query/negative": ops.negatives(rng, data, length * self.negatives).reshape(length, self.negatives),
+        }
+
+    def _supporting(self, count: Tensor) -> Tensor:
+        """How many of so many interactions the inner steps take in: of two or more neither none nor all."""
+        share = (count.double() * self.support + 1e-9).long()
+        return share.clamp(min=1).minimum(count - 1).clamp(min=0)
+
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        n_items = len(shared["item"])
+        support = self._samples(batch, "support", batch["negative"][:, : self.epochs].flatten(1))
+        query = self._samples(batch, "query", batch["query/negative"])
+        items, real = (
+            torch.cat([getattr(one, name).flatten() for one in (support, query)]) for name in ("item", "real")
+        )
+        index, slot = ops.touched(items, real, n_items)
+        support, query = (
+            support.with_slots(slot[: support.item.numel()]),
+            query.with_slots(slot[support.item.numel() :]),
+        )
+        start = {**shared, "item": ops.take_rows(shared["item"], index.clamp(min=0))}
+
+        def asked(tree: Tree) -> Tensor:
+            return self._loss(self._inner(tree, batch, support), batch, query.of(0))
+
+        slopes, loss = grad_and_value(asked)(start)
+        update: Update = {name: -slope for name, slope in slopes.items()}
+        return update | {"item": Rows(index, update["item"], n_items)}, {"loss": loss}
+
+    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+        """So many clients at a time as all of whose steps fit into memory."""
+        blocks = 1 + sum(batches[f"{name}/block"].shape[1] for name in PARTS)
+        width = blocks * self.factors + sum(read_widths("hidden", self.hidden))
+        steps = (1 + self.epochs) * batches["support/place"].shape[1] * self.per_item
+        size = max(1, NUMBERS_AT_ONCE // max(1, NUMBERS_A_UNIT * width * steps))
+        return vmap(self.client, in_dims=(None, 0, 0), chunk_size=size)(shared, locals_, batches)
+
+    def _samples(self, batch: Batch, part: str, drawn: Tensor) -> Samples:
+        """The interactions of one part, and with them those that were drawn for each pass."""
+        place, valid = batch[f"{part}/place"], batch[f"{part}/valid"]
+        own = take(batch["item"], place)[:, None, None]
+        drawn = ops.take_rows(drawn, place).reshape(len(place), -1, self.negatives)
+        own = own.expand(-1, drawn.shape[1], -1)
+        item = torch.cat([own, drawn], -1) if self.output == "implicit" else own
+        real = valid[:, None, None] & (item >= 0)
+        label = take(batch["rating"], place)[:, None] if self.output == "explicit" else self._labels(place)
+        return Samples(place, torch.where(real, item, 0), real, label, slot=item)
+
+    def _inner(self, tree: Tree, batch: Batch, support: Samples) -> Tree:
+        """Where SGD on the support set leads from here, so that it can be differentiated."""
+        size = self.batch_size or max(1, len(support.place))
+        for epoch in range(self.epochs):
+            for (chosen,) in ops.minibatches(size, batch["support/order"][epoch]):
+                slopes = grad(self._loss)(tree, batch, support.of(epoch).at(chosen))
+                if self.first_order:
+                    slopes = {name: slope.detach() for name, slope in slopes.items()}
+                tree = {name: value - self.learning_rate * slopes[name] for name, value in tree.items()}
+        return tree
+
+    def _loss(self, tree: Tree, batch: Batch, samples: Samples) -> Tensor:
+        """The mean loss of some samples, by rows of the touched items alone."""
+        person, around, items = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
+        given = (person, _some(around, samples.place), _some(items, samples.item.flatten()))
+        who, where, what = (vectors(tree["feature"], one) for one in given)
+        network = self.network(items.block.shape[0], person.block.shape[0] + around.block.shape[0])
+        beside = torch.cat([who.expand(len(samples.place), -1), where], -1).repeat_interleave(self.per_item, 0)
+        rows = torch.cat([tree["item"][samples.slot.flatten()], what], -1)
+        value = network.logit(tree["layers"], rows, beside).reshape(samples.item.shape)
+        label = samples.label
+        error = softplus(value) - label * value if self.output == "implicit" else 0.5 * (value - label) ** 2
+        return torch.where(samples.real, error, 0.0).sum() / samples.real.sum().clamp(min=1)
+
+
+class Samples(NamedTuple):
+    """Interactions, each with its negatives."""
+
+    place: Tensor
+    """(N,) where they stand among a person's own."""
+    item: Tensor
+    """(N, passes, samples of one), or (N, samples of one)."""
+    real: Tensor
+    """As `item`."""
+    label: Tensor
+    """(N, samples of one)."""
+    slot: Tensor
+    """As `item`: where it stands among those touched."""
+
+    def with_slots(self, slot: Tensor) -> Samples:
+        return self._replace(slot=slot.reshape(self.item.shape))
+
+    def of(self, epoch: int) -> Samples:
+        """Those of one pass."""
+        return self._replace(item=self.item[:, epoch], real=self.real[:, epoch], slot=self.slot[:, epoch])
+
+    def at(self, chosen: Tensor) -> Samples:
+        """Some of them."""
+        return Samples(take(self.place, chosen), *(ops.take_rows(part, chosen) for part in self[1:]))
+
+
+def _some(described: Described, place: Tensor) -> Described:
+    return described._replace(row=ops.take_rows(described.row, place), weight=ops.take_rows(described.weight, place))

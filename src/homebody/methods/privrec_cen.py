@@ -1,0 +1,122 @@
+"""PrivRec-CEN: the network of PrivRec (Wang et al., VLDB Journal 2021), trained in one place.
+
+| paper                                    | here                                                                   |
+|------------------------------------------|------------------------------------------------------------------------|
+| the same network                         | `PrivRec` with these fields; `features`, `factors`, `hidden`           |
+| the centralised environment              | mini-batches over everyone's interactions, Adam's `learning_rate`      |
+| each user is a task                      | everyone who is asked adapts it to what they have, as a device would   |
+
+A batch is so many interactions of anyone, each with `negatives` that its person does not have, drawn anew each pass.
+Adam is lazy: of tables only touched rows move. Who came later teaches nothing: they only adapt. The adaptation is
+PrivRec's own, `adapt_epochs` of SGD with `adapt_rate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from homebody.core import param
+from homebody.methods.adapted import Adapted, Everyone, at
+from homebody.methods.mf_kernels import Embeddings, outside
+from homebody.methods.privrec import PrivRec
+from homebody.models.score import read_widths
+from homebody.params import Range
+from homebody.reference import Histories, Reference, Score
+from homebody.rng import Rng
+
+__all__ = ["PrivRecCEN"]
+
+ONLY = torch.zeros(1, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class PrivRecCEN(Reference):
+    """A network on features of people and items, learnt from everyone's histories, that each one adapts."""
+
+    features: str = param("", "features it takes in, such as age,genres; empty: all but texts; none: items' own rows")
+    factors: int = param(64, "size of a feature's vector", low=1, search=(16, 32, 64))
+    hidden: str = param("64,64,64,64", "widths of the hidden layers")
+    activation: str = param("relu", "of the hidden layers", choices=("relu", "sigmoid"))
+    learning_rate: float = param(0.001, "Adam's step", low=0, search=Range(0.0001, 0.01, log=True))
+    batch_size: int = param(256, "interactions in a step, each with its negatives", low=1)
+    negatives: int = param(4, "negatives drawn for each interaction, anew each pass", low=1, search=Range(1, 8))
+    adapt_epochs: int = param(10, "passes when someone adapts; 0: nobody does", low=0, search=Range(1, 100, log=True))
+    adapt_rate: float = param(0.1, "step when they adapt", low=0, search=Range(0.01, 1, log=True))
+    adapt_items: int = param(0, "how many of a person's latest interactions they adapt to; 0: all", low=0)
+    adapt_batch: int = param(32, "interactions in such a step; 0: all in one step", low=0)
+    init_scale: float = param(0.1, "standard deviation of the initial rows", low=0, search=Range(0.01, 1, log=True))
+
+    default_rounds: ClassVar[int] = 10
+    title: ClassVar[str] = "PrivRec's network on everyone's histories, in one place; each one adapts it"
+    paper: ClassVar[str] = "Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read_widths("hidden", self.hidden)
+
+    @property
+    def task(self) -> PrivRec:
+        """What each person does with it."""
+        return PrivRec(
+            features=self.features,
+            factors=self.factors,
+            hidden=self.hidden,
+            activation=self.activation,
+            learning_rate=self.adapt_rate,
+            epochs=max(1, self.adapt_epochs),
+            adapt_items=self.adapt_items,
+            batch_size=self.adapt_batch,
+            negatives=self.negatives,
+            init_scale=self.init_scale,
+        )
+
+    def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
+        rng = Rng.of(seed, "privrec-cen")
+        start = self.task.init_shared(histories.catalogue, rng.fold("shared"))
+        learnt = {name: Embeddings(value if value.ndim == 2 else value[None]) for name, value in start.items()}
+        everyone = Everyone(histories, self.features)
+        steps = 0
+        for number in count():
+            steps = self._train(everyone, learnt, steps, rng.fold("learn", number))
+            shared = {name: rows.value.clone() for name, rows in learnt.items()}
+            shared["layers"] = shared["layers"][0]
+            yield Adapted(self.task, shared, everyone, rng.fold("adapt"), adapts=self.adapt_epochs > 0)
+
+    def _train(self, everyone: Everyone, learnt: dict[str, Embeddings], steps: int, rng: Rng) -> int:
+        """A pass of mini-batches; answers how many steps there were by now."""
+        known = everyone.known
+        network = self.task.network(len(known.item_names), len(known.users) + len(known.contexts))
+        places = everyone.taught[rng.bits(len(everyone.taught)).argsort()]
+        whose = everyone.owner[places]
+        drawn = torch.from_numpy(outside(everyone.histories, whose.numpy(), self.negatives, rng))
+        samples = torch.cat([everyone.items[places][:, None], drawn], 1)
+        for begin in range(0, len(places), self.batch_size):
+            batch = slice(begin, begin + self.batch_size)
+            sample, place, who = samples[batch], places[batch], whose[batch]
+            real, flat = (sample >= 0).float(), sample.clamp(min=0).flatten()
+            label = torch.zeros_like(real)
+            label[:, 0] = 1.0
+            given = (at(everyone.people, who), at(everyone.around, place), at(everyone.described, flat))
+            layers = learnt["layers"].value[0].clone().requires_grad_()
+            item = learnt["item"].value[flat].requires_grad_()
+            rows = [learnt["feature"].value[one.row].requires_grad_() for one in given]
+            person, around, own = (
+                (one.block @ (part * one.weight[..., None])).flatten(-2) for one, part in zip(given, rows, strict=True)
+            )
+            beside = torch.cat([person, around], -1).repeat_interleave(1 + self.negatives, 0)
+            value = network.logit(layers, torch.cat([item, own], -1), beside).reshape(label.shape)
+            loss = binary_cross_entropy_with_logits(value, label, weight=real, reduction="sum") / real.sum()
+            slopes = torch.autograd.grad(loss, [layers, item, *rows])
+            steps += 1
+            learnt["layers"].step(ONLY, slopes[0][None], self.learning_rate, steps)
+            learnt["item"].step(flat, slopes[1], self.learning_rate, steps)
+            index = torch.cat([one.row.flatten() for one in given])
+            change = torch.cat([slope.flatten(0, -2) for slope in slopes[2:]])
+            learnt["feature"].step(index, change, self.learning_rate, steps)
+        return steps
