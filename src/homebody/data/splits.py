@@ -135,7 +135,9 @@ class Split:
         keys = Rng.of(self.seed, "public").fold(torch.from_numpy(some)).key.numpy()
         chosen = some[np.argsort(keys, kind="stable")[: round(share * self.n_users)]]
         if not 0 < len(chosen) < len(some):
-            raise HomebodyError(f"A share of {share:g} makes {len(chosen)} of {len(some):,} people public: give another.")
+            raise HomebodyError(
+                f"A share of {share:g} makes {len(chosen)} of {len(some):,} people public: give another."
+            )
         public = np.zeros(self.n_users, dtype=np.bool_)
         public[chosen] = True
         bounds = self.bounds.copy()
@@ -145,7 +147,7 @@ class Split:
             assert self.population.impressions is not None
             owner = self.population.impressions.users
             shown = {held: numbers[~public[owner[numbers]]] for held, numbers in shown.items()}
-        note = f"{len(chosen):,} of {self.n_users:,} people's data is public: they train with nobody else, and are not asked."
+        note = f"{len(chosen):,} of {self.n_users:,} people's data is public: they train apart, and are not asked."
         return replace(
             self, bounds=bounds, learn=self.learn & ~public, shown=shown, public=public, notes=(*self.notes, note)
         )

@@ -18,6 +18,7 @@ Nothing ever comes from other people. Devices take `steps` of SGD, and the serve
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar
 
 import torch
@@ -82,9 +83,7 @@ class Contrastive(Method):
         views = self.views(data, rng, self.steps)
         listed = torch.cat([ids.flatten() for ids in views.values()])
         index, slot = ops.touched(listed.clamp(min=0), listed >= 0, data.catalogue.n_items)
-        parts = torch.where(listed >= 0, slot, -1).split([ids.numel() for ids in views.values()])
-        slots = {name: part.reshape(ids.shape) for part, (name, ids) in zip(parts, views.items(), strict=True)}
-        return {"index": index, **slots}
+        return {"index": index, **_apart(torch.where(listed >= 0, slot, -1), views)}
 
     def asks(self, batch: Batch) -> dict[str, Tensor]:
         return {"item": batch["index"]}
@@ -152,9 +151,7 @@ class Contrastive(Method):
         count = (view["item"][:, 0] >= 0).sum().clamp(min=1)
 
         def loss(gru: Tensor, encoder: Tensor, rows: Tensor) -> Tensor:
-            parts = rows.split([view[name].numel() for name in VIEWS])
-            own = {n: part.reshape(*view[n].shape, -1) for n, part in zip(VIEWS, parts, strict=True)}
-            return self.loss(gru, encoder, own, view).sum() / count
+            return self.loss(gru, encoder, _apart(rows, view), view).sum() / count
 
         wrt = (mine["gru"], mine["encoder"], ops.take_rows(mine["item"], slot))
         slopes, value = grad_and_value(loss, argnums=(0, 1, 2))(*wrt)
@@ -170,6 +167,13 @@ class Contrastive(Method):
         by_segment = _among((segments @ state[:, 1, :, None]).squeeze(-1), view["segment"][..., 0] >= 0)
         both = self.item_weight * by_item + self.segment_weight * by_segment
         return torch.where(view["item"][:, 0] >= 0, both, 0.0)
+
+
+def _apart(joined: Tensor, view: Batch) -> Tree:
+    """What stands for all views one after the other, by view and in its shape."""
+    ends = list(accumulate(view[name].numel() for name in VIEWS))[:-1]
+    parts = zip(VIEWS, joined.tensor_split(ends), strict=True)
+    return {name: part.reshape(*view[name].shape, *joined.shape[1:]) for name, part in parts}
 
 
 def _among(score: Tensor, real: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""DP-PrivRec: PrivRec with clipped and noised updates, in one stage or in two (Wang et al., VLDB Journal 2021, §2.3–2.4).
+"""DP-PrivRec: PrivRec with clipped, noised updates, in one stage or in two (Wang et al., VLDB Journal 2021, §2.3–2.4).
 
 | paper                                        | here                                                               |
 |----------------------------------------------|--------------------------------------------------------------------|

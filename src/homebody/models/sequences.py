@@ -48,7 +48,7 @@ class GRU:
         state = torch.zeros_like(given[..., 0, : self.width])
         for step in range(rows.shape[-2]):
             held = state @ of_state + state_offset
-            come, kept = given[..., step, :].split(self.width, -1), held.split(self.width, -1)
+            come, kept = given[..., step, :].chunk(3, -1), held.chunk(3, -1)
             reset, update = (come[0] + kept[0]).sigmoid(), (come[1] + kept[1]).sigmoid()
             new = (come[2] + reset * kept[2]).tanh()
             state = torch.where(real[..., step, None], new + update * (state - new), state)
