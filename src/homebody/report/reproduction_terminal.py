@@ -22,6 +22,7 @@ from homebody.report.grids import (
     rounds_grid,
     seeds_of,
     state,
+    sweep_grid,
     values_grid,
 )
 from homebody.report.words import metric_name, points
@@ -95,6 +96,11 @@ def _values(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width
     return _drawn(values_grid(study, part), title, width)
 
 
+def _across(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width: int) -> Table:
+    """A column a value: there are few, and each a single figure."""
+    return _drawn(sweep_grid(study, part), title, width)
+
+
 def _rounds(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width: int) -> Table:
     """The last round and the best."""
     return _drawn(rounds_grid(study, part, shares=(1.0,)), title, width)
@@ -116,7 +122,7 @@ SHOWN = {
     "tables": _values,
     "adaptation": _values,
     "embedding": _apart,
-    "accounting": _values,
+    "accounting": _across,
     "lengths": _values,
     "membership": _rows,
 }

@@ -182,8 +182,17 @@ def _accounted(reader: Reader) -> dict[str, Any]:
     deltas = [float(one) if type(one) is int else one for one in reader.take("deltas", list)]
     if not deltas or not all(type(one) is float and 0 <= one < 1 for one in deltas):
         raise reader.error(f"deltas must be numbers from 0 to under 1, at least one, not {deltas!r}")
-    labels = [f"δ = {one:g}" for one in deltas]
+    labels = [f"δ = {_short(one)}" for one in deltas]
     return {"values": deltas, "labels": labels, "axis": "δ", "release": reader.take("release", dict, {})}
+
+
+def _short(number: float) -> str:
+    """
+    >>> _short(0.0), _short(1e-4), _short(2.5e-06), _short(0.01)
+    ('0', '1e-4', '2.5e-6', '0.01')
+    """
+    digits, _, power = f"{number:e}".partition("e")
+    return f"{float(digits):g}e{int(power)}" if 0 < number < 0.001 else f"{number:g}"
 
 
 def _lengths(reader: Reader) -> dict[str, Any]:
