@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,8 +41,9 @@ class Release:
 
     noise: float
     """Of the sensitivity under this relation."""
-    cohort: int
-    population: int
+    cohort: int = 1
+    population: int = 1
+    """Without sampling neither says anything."""
     relation: str = "replace-one"
     sampling: str = "fixed"
 
@@ -55,15 +56,17 @@ class Release:
                 raise unknown_name("setting of a release", name, kinds)
             if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
                 raise HomebodyError(f"release.{name} must be {KINDS[kinds[name]]}, not {value!r}.")
-        for spec in fields(cls):
-            if spec.default is MISSING and spec.name not in given:
-                raise HomebodyError(f"release.{spec.name} is missing: give it to the table or to this row.")
+        drawn = given.get("sampling") != "none"
+        for name in ("noise", *(("cohort", "population") if drawn else ())):
+            if name not in given:
+                raise HomebodyError(f"release.{name} is missing: give it to the table or to this row.")
         found = cls(**given)
         found.event()
         return found
 
     def event(self) -> GaussianRelease:
-        drawn = Sampling(self.sampling, self.cohort, self.population)  # type: ignore[arg-type]
+        size = (1, 1) if self.sampling == "none" else (self.cohort, self.population)
+        drawn = Sampling(self.sampling, *size)  # type: ignore[arg-type]
         return GaussianRelease(self.noise, self.relation, drawn)  # type: ignore[arg-type]
 
     def epsilon(self, rounds: int, delta: float) -> float:
