@@ -48,6 +48,8 @@ class Watcher:
     begun: Callable[[Path], None] = lambda folder: None
     start: Callable[[int], None] = lambda rounds: None
     on_round: Callable[[Round], None] = lambda line: None
+    looked: Callable[[int, int], None] = lambda done, steps: None
+    """How far something is that is done with the finished model, of how many steps."""
     fetched: Callable[[int, int | None], None] | None = None
 
 

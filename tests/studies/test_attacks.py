@@ -186,6 +186,21 @@ def test_attacks(tmp_path: Path, write_paper: Write, begun: list[str]) -> None:
     assert len(begun) == before
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_how_far_a_look_is(tmp_path: Path, jobs: int) -> None:
+    recipe = Recipe("privrec", DATA, fields={"factors": 2, "hidden": "4", "epochs": 1}, rounds=1, cohort=5)
+    told: list[tuple[int, int]] = []
+    run_cells(
+        [recipe],
+        tmp_path,
+        jobs=jobs,
+        probes=[["adaptation:adapt_epochs=0,1,2,3,4"]],
+        watch=lambda progress: told.append((progress.done, progress.planned)),
+    )
+    assert (5, 5) in told
+    assert told[-1][0] == told[-1][1]
+
+
 def test_an_attack_needs_people_who_were_not_in_it(tmp_path: Path) -> None:
     recipe = Recipe("privrec", DATA, fields={"factors": 2, "hidden": "4", "epochs": 1}, rounds=1, cohort=5)
     (result,) = run_cells([recipe], tmp_path, probes=[["membership:shadows=4,people=0"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -41,14 +42,21 @@ def refuse(method: Method | Reference, name: str, settings: str) -> None:
         raise unknown_name(f"whole-number field of {name}", varied, known)
 
 
-def adapted(method: Method, runtime: Simulator, shared: Tree, settings: str) -> dict[str, Any]:
+def adapted(
+    method: Method,
+    runtime: Simulator,
+    shared: Tree,
+    settings: str,
+    step: Callable[[int, int], None] = lambda done, steps: None,
+) -> dict[str, Any]:
     """Test metrics with each value of a field of the method; 0 is the common start that no device has adapted."""
     name, values = read(settings)
     metrics = {}
-    for value in values:
+    for number, value in enumerate(values, 1):
         if value:
             found = runtime.evaluate(replace(method, **{name: value}), shared)  # type: ignore[type-var]
         else:
             found = Unadapted(runtime).evaluate(method, shared)
         metrics[str(value)] = {one: figure for one, figure in found.metrics.items() if not one.startswith("valid/")}
+        step(number, len(values))
     return {"people": len(runtime.split.asked()), "metrics": metrics}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from homebody.core import Method
@@ -42,7 +43,9 @@ def refuse(method: Method | Reference, name: str) -> None:
         raise HomebodyError(f"{name} is a centralised reference: its run keeps no model that could be attacked.")
 
 
-def attacked(fitted: Fitted, split: Split, recipe: Recipe, settings: str) -> dict[str, Any]:
+def attacked(
+    fitted: Fitted, split: Split, recipe: Recipe, settings: str, step: Callable[[int, int], None]
+) -> dict[str, Any]:
     """What the attacks find, as metrics with intervals, and in full."""
     from homebody.audit.membership import Released, attack
 
@@ -67,6 +70,7 @@ def attacked(fitted: Fitted, split: Split, recipe: Recipe, settings: str) -> dic
         seed=recipe.seed,
         device=recipe.device,
         fused=recipe.fused,
+        step=step,
     )
     return {**told(found), "found": found}
 

@@ -55,6 +55,14 @@ CHEAP = ("tables", "embedding")
 """What is looked for while a model is there, even if a figure that shows it was not asked for."""
 
 
+Step = Callable[[int, int], None]
+"""Told how many of how many steps are done."""
+
+
+def nothing(done: int, steps: int) -> None:
+    """Tell nobody."""
+
+
 class Opened(NamedTuple):
     """A finished run, for a probe to look into."""
 
@@ -64,6 +72,7 @@ class Opened(NamedTuple):
     """As it was run: with its rounds, its cohort and its noise."""
     settings: str
     """What stands behind the probe's name."""
+    step: Step = nothing
 
 
 def file_of(path: Path, probe: str) -> Path:
@@ -75,7 +84,7 @@ def file_of(path: Path, probe: str) -> Path:
     return path / f"probe-{re.sub(r'[^a-z0-9_.]+', '-', probe)}.json"
 
 
-def take(path: Path, probes: Sequence[str]) -> dict[str, str]:
+def take(path: Path, probes: Sequence[str], step: Step = nothing) -> dict[str, str]:
     """Look into the model of a finished run and keep what is found; why not, for those probes that refuse."""
     folder = RunFolder.open(path)
     recipe = Recipe.from_toml(folder.recipe_text())
@@ -85,7 +94,7 @@ def take(path: Path, probes: Sequence[str]) -> dict[str, str]:
         for name in probes:
             kind, _, settings = name.partition(":")
             try:
-                found = PROBES[kind](Opened(fitted, population, recipe, settings))
+                found = PROBES[kind](Opened(fitted, population, recipe, settings, step))
             except HomebodyError as error:
                 refused[name] = str(error)
                 folder.write_json(file_of(path, name).name, {"schema": SCHEMA_VERSION, "refused": str(error)})
@@ -324,6 +333,10 @@ def _auc(near: Tensor, items: Tensor, valid: Tensor, rest: Tensor) -> Tensor:
 PROBES: dict[str, Callable[[Opened], dict[str, Any]]] = {
     "tables": lambda of: tables(of.fitted, of.population, of.recipe.seed),
     "embedding": lambda of: embedding(of.fitted, of.population, of.recipe.seed),
-    "adaptation": lambda of: adaptation.adapted(of.fitted.method, _simulated(of.fitted), of.fitted.shared, of.settings),
-    "membership": lambda of: membership.attacked(of.fitted, _simulated(of.fitted).split, of.recipe, of.settings),
+    "adaptation": lambda of: adaptation.adapted(
+        of.fitted.method, _simulated(of.fitted), of.fitted.shared, of.settings, of.step
+    ),
+    "membership": lambda of: membership.attacked(
+        of.fitted, _simulated(of.fitted).split, of.recipe, of.settings, of.step
+    ),
 }
