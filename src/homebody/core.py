@@ -206,6 +206,11 @@ class Method:
         return (Phase("train"),)
 
     @property
+    def notes(self) -> Sequence[str]:
+        """What whoever reads a run's record must know of how the method was set."""
+        return ()
+
+    @property
     def scores_from(self) -> Literal["latest", "base", "adapted"]:
         """What a device ranks with beside its own state.
 
@@ -301,6 +306,8 @@ class Phase:
     """None: the rounds the run was asked for."""
     evaluated: bool = True
     """Whether this stage already ranks items."""
+    public: bool = False
+    """Whether it learns from people whose data is public, and from nobody else: nothing is charged for it."""
 
 
 class Opened(NamedTuple):
@@ -344,8 +351,11 @@ class Runtime(Protocol):
     simulated: bool
     """Whether a round that is run again repeats itself bit by bit, so that it tells nothing more."""
 
-    def available(self) -> Users:
-        """The clients that could take part now; the catalogue may have grown when it answers."""
+    def available(self, *, public: bool = False) -> Users:
+        """The clients that could take part now; the catalogue may have grown when it answers.
+
+        public: those whose data is public instead, who take no part otherwise.
+        """
 
     def begin(self, method: Method, rng: Rng) -> None:
         """Start a phase, or come back to it: no client is known to hold any state yet."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from homebody import __version__
-from homebody.core import Cohort, Evaluated, Method, Runtime, Tree, Users
+from homebody.core import Cohort, Evaluated, Method, Phase, Runtime, Tree, Users
 from homebody.errors import Abandoned, Diverged, HomebodyError, unknown_name
 from homebody.privacy import Budget, Charge, Ledger
 from homebody.privacy.ledger import DELTA
@@ -168,12 +168,12 @@ def fit(
         for step in range(progress.step + 1, end + 1):
             number, attempts = step - start, 0
             while True:
-                people = runtime.available()
+                people = runtime.available(public=True) if phase.public else runtime.available()
                 items = _grow(acting, runtime, progress, rng, items)
-                who = choose(people, cohort, _draw(runtime, rng, number), items)
+                who = choose(people, _size(phase, cohort, people), _draw(runtime, rng, number), items)
                 release, who, again = runtime.open(f"{phase.name}/{number}", who, progress.shared)
-                again, charges = again or repeats, acting.releases(who)
-                if budget and not (again and ledger.knows(release)) and not budget.allows(ledger, charges):
+                again, charges = again or repeats, () if phase.public else acting.releases(who)
+                if budget and charges and not (again and ledger.knows(release)) and not budget.allows(ledger, charges):
                     stopped = _stopped(budget, ledger, charges, f"{number} of {end - start}", phase.name)
                     break
                 ledger.charge(release, charges, repeat=again, number=number, code=_code(acting))
@@ -248,6 +248,11 @@ def choose(available: Users, size: int | None, rng: Rng, items: int = 0) -> Coho
         raise HomebodyError(f"A cohort has 1 to {count} clients here, not {size}.")
     generator = np.random.default_rng(int(rng.key) % 2**64)
     return Cohort(np.sort(generator.choice(available, size, replace=False)), "fixed", size, count, items)
+
+
+def _size(phase: Phase, cohort: int | None, people: Users) -> int | None:
+    """Clients a round; of public people there may be fewer, and their number hides nobody."""
+    return min(cohort, len(people)) if phase.public and cohort is not None else cohort
 
 
 def carry(old: Tree, new: Tree) -> Tree:
@@ -413,7 +418,8 @@ def _due(method: Method, runtime: Runtime, step: int, rounds: int, cohort: int |
     for phase in method.phases:
         acting, end = phase.method or method, start + (phase.rounds or rounds)
         done = min(step, end) - start
-        if done > 0 and acting.releases(choose(runtime.available(), cohort, Rng.of(0), runtime.catalogue.n_items)):
-            due += done
+        if done > 0 and not phase.public:
+            who = choose(runtime.available(), cohort, Rng.of(0), runtime.catalogue.n_items)
+            due += done if acting.releases(who) else 0
         start = end
     return due

@@ -50,6 +50,8 @@ class Recipe:
     held_out: str | None = None
     """latest, latest-first or random; None: latest where there are times."""
     negatives: int = 99
+    public: float = 0.0
+    """The share of people whose data is public: for stages that learn from nobody else. They are not asked."""
     cohort: int | None = None
     evaluate_every: int | None = None
     """None: as often as the method says."""
@@ -233,7 +235,7 @@ _TYPES: dict[str, type] = {
     **dict.fromkeys(("fields", "columns", "kinds", "filters"), dict),
     **dict.fromkeys(("cutoffs", "slices", "stages"), list),
     **dict.fromkeys(("fused", "calibrate"), bool),
-    "delta": float,
+    **dict.fromkeys(("delta", "public"), float),
 }
 
 

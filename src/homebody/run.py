@@ -48,6 +48,8 @@ class Watcher:
     begun: Callable[[Path], None] = lambda folder: None
     start: Callable[[int], None] = lambda rounds: None
     on_round: Callable[[Round], None] = lambda line: None
+    looked: Callable[[int, int], None] = lambda done, steps: None
+    """How far something is that is done with the finished model, of how many steps."""
     fetched: Callable[[int, int | None], None] | None = None
 
 
@@ -114,6 +116,11 @@ def reopen(path: Path) -> tuple[Fitted, Population]:
     progress = folder.read()
     if progress is None:
         raise HomebodyError(f"{path} holds no model.")
+    if progress.step < (before := sum(phase.rounds or recipe.rounds or 0 for phase in method.phases[:-1])):
+        raise HomebodyError(
+            f"{path} ended after {progress.step} rounds, before the last stage, which begins after {before}: it has no "
+            "model that ranks anything."
+        )
     acting = method.phases[-1].method or method
     runtime = simulator(recipe, split)
     runtime.begin(acting, Rng.of(recipe.seed, method.phases[-1].name).fold("clients"))
@@ -191,6 +198,7 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
         how=recipe.held_out,
         seed=recipe.seed,
         negatives=recipe.negatives,
+        public=recipe.public,
     )
     for note in (*_notes(method, split), *recipe.unshuffled()):
         watcher.say(note)
@@ -198,21 +206,25 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
     if recipe.cohort is not None and not 1 <= recipe.cohort <= members:
         raise HomebodyError(f"A cohort has 1 to {members} clients with this data, not {recipe.cohort}.")
     if isinstance(method, Method):
+        if any(phase.public for phase in method.phases) and not split.public.any():
+            raise HomebodyError(f"{recipe.method} learns from public people here, and nobody is: give --public 0.1.")
         # Charges that cannot be stated are refused now, and so is a budget that no round fits into.
-        first = _planned(recipe, method, split)[0][0]
+        planned = _planned(recipe, method, split)
         if (budget := recipe.allowed()) and not recipe.calibrate:
-            budget.refuse_hopeless(first)
+            for charges, _ in planned:
+                budget.refuse_hopeless(charges)
     return method, split
 
 
 def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequence[Charge], int]]:
-    """What each phase's rounds will be charged, and how many there are."""
+    """What each phase's rounds will be charged, and how many there are; nothing where all is public."""
     members = int((split.learn & (split.lengths > 0)).sum())
     asked = _cohort(recipe, method, split)
     size = asked or members
     cohort = Cohort(np.arange(size), "fixed" if asked else "all", size, members, split.n_items)
     rounds = _rounds(recipe, method)
-    return [((phase.method or method).releases(cohort), phase.rounds or rounds) for phase in method.phases]
+    charged = [phase for phase in method.phases if not phase.public]
+    return [((phase.method or method).releases(cohort), phase.rounds or rounds) for phase in charged]
 
 
 def _calibrated(
@@ -228,8 +240,10 @@ def _calibrated(
         return _planned(recipe, replace(fixed, uplink=channel), split)  # type: ignore[type-var]
 
     noise = calibrated(method.uplink, budget, planned)
-    recipe = replace(recipe, stages=with_noise(recipe.stages, noise), calibrate=False)
-    watcher.say(f"calibrated: {' → '.join(recipe.stages)} spends ε = {budget.epsilon:g} in {recipe.rounds} rounds")
+    stages = recipe.stages or stage_texts(method.uplink)
+    recipe = replace(recipe, stages=with_noise(stages, noise), calibrate=False)
+    rounds = sum(count for _, count in _planned(recipe, method, split))
+    watcher.say(f"calibrated: {' → '.join(recipe.stages)} spends ε = {budget.epsilon:g} in {rounds} rounds")
     built = recipe.build()
     assert isinstance(built, Method)
     budget.refuse_hopeless(_planned(recipe, built, split)[0][0])
@@ -241,7 +255,7 @@ def _notes(method: Method | Reference, split: Split) -> list[str]:
     looked_at = {"user features": "users", "item features": "items", "contexts": "contexts"}
     taken = dict.fromkeys((*method.needs, *getattr(method, "uses", ())))
     features = [note for need in taken if need in looked_at for note in split.encoded[looked_at[need]].notes]
-    return [*split.population.notes, *split.notes, *features]
+    return [*split.population.notes, *split.notes, *features, *getattr(method, "notes", ())]
 
 
 def _unheld(recipe: Recipe, method: Method | Reference) -> list[str]:

@@ -294,7 +294,7 @@ def test_the_same_people_and_items_in_every_panel(tmp_path: Path) -> None:
 def test_nothing_to_look_at(probe: str, method: Method, expected: str) -> None:
     fitted = held(method)
     with pytest.raises(HomebodyError, match=expected):
-        probes.PROBES[probe](fitted, fitted.runtime.split.population, 0)  # type: ignore[attr-defined]
+        probes.PROBES[probe](probes.Opened(fitted, fitted.runtime.split.population, PFEDREC, ""))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,9 @@ class _Watched:
         self.before: Tree = {}
         self.scores: dict[str, Tensor] = {name: torch.zeros(len(nest.coins)) for name in ("server", "clients")}
 
-    def available(self) -> Users:
+    def available(self, *, public: bool = False) -> Users:
+        if public:
+            return self.inner.available(public=True)
         return np.concatenate([self.inner.available(), self.first + np.arange(len(self.nest.coins))])
 
     def begin(self, method: Method, rng: Rng) -> None:

@@ -99,7 +99,7 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     called = str(user if ids is None else ids[user])
     if user not in simulator.available():
         raise HomebodyError(f"User {called} takes no part in training with this split: there is nothing to send.")
-    phase = method.phases[0]
+    phase = next(phase for phase in method.phases if not phase.public)
     acting = phase.method or method
     rng = Rng.of(seed, phase.name)
     simulator.begin(acting, rng.fold("clients"))

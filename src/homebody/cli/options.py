@@ -102,6 +102,13 @@ class Given:
     delta: Annotated[
         float, typer.Option(help="What ε is stated at where there is no budget.", rich_help_panel=PRIVACY)
     ] = 1e-6
+    public: Annotated[
+        float,
+        typer.Option(
+            help="The share of people whose data is public, for stages that learn from them alone; they are not asked.",
+            rich_help_panel=PRIVACY,
+        ),
+    ] = 0.0
     device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=TRAINING)] = "cpu"
     filters: Annotated[
         list[str] | None,
@@ -153,6 +160,7 @@ class Given:
             protocol=self.protocol,
             held_out=self.held_out,
             negatives=self.negatives,
+            public=self.public,
             cohort=self.cohort,
             evaluate_every=self.evaluate_every,
             device=self.device,

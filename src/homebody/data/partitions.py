@@ -75,11 +75,13 @@ def split(
     how: str | None = None,
     seed: int = 0,
     negatives: int = 99,
+    public: float = 0.0,
 ) -> Split:
     """Split a population in a way of `WAYS`, its settings after a colon.
 
     how: which of a user's interactions are held out, the latest or random ones; ties in time are broken by
     file order, and without times the default is random.
+    public: the share of people whose data is public, who neither train with the others nor are asked.
 
     >>> toy = Population("toy", np.array([0, 10]), np.arange(10, dtype=np.int32), n_items=12)
     >>> made = split(toy, "ratio:test=0.3", how="latest")
@@ -107,7 +109,8 @@ def split(
         unasked=parts.unasked,
         shown=parts.shown,
     )
-    done = replace(done, notes=(*notes, *parts.notes, *_left_out(done)))
+    done = replace(done, notes=(*notes, *parts.notes)).published(public)
+    done = replace(done, notes=(*done.notes, *_left_out(done)))
     return replace(done, _avoid=isolated(done)) if by == "isolated" else done
 
 

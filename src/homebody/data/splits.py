@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from homebody.core import Catalogue, Column
 from homebody.data import split_kernels as kernels
 from homebody.data.encode import Encoded, EncodedColumn, encode
 from homebody.data.population import Population
+from homebody.errors import HomebodyError
 from homebody.reference import Histories
 from homebody.rng import Rng
 
@@ -82,6 +83,8 @@ class Split:
     new ones, for what training never met is never pushed down either."""
     shown: Mapping[Held, Longs] | None = None
     """Numbers of the impressions that are asked, where those and not held-out items are the question."""
+    public: Bools = field(default_factory=lambda: np.zeros(1, dtype=np.bool_))
+    """Whose data is public: they neither train with the others nor are asked. One for all, or one for each."""
     numbers: Longs | None = None
     """Each user's number where randomness is drawn, if that is not the position: on a device, as the server counts."""
     notes: tuple[str, ...] = ()
@@ -121,6 +124,33 @@ class Split:
     def sizes(self, part: Part) -> Longs:
         """How many interactions each user has in this part."""
         return self.bounds[PARTS[part] + 1] - self.bounds[PARTS[part]]
+
+    def published(self, share: float) -> Split:
+        """The same with the data of some of those who train made public, drawn by the seed: so many of all people."""
+        if not 0 <= share < 1:
+            raise HomebodyError(f"The share of people whose data is public is from 0 to under 1, not {share:g}.")
+        if not share:
+            return self
+        some = np.flatnonzero(self.learn & (self.lengths > 0))
+        keys = Rng.of(self.seed, "public").fold(torch.from_numpy(some)).key.numpy()
+        chosen = some[np.argsort(keys, kind="stable")[: round(share * self.n_users)]]
+        if not 0 < len(chosen) < len(some):
+            raise HomebodyError(
+                f"A share of {share:g} makes {len(chosen)} of {len(some):,} people public: give another."
+            )
+        public = np.zeros(self.n_users, dtype=np.bool_)
+        public[chosen] = True
+        bounds = self.bounds.copy()
+        bounds[2:4, public] = bounds[1, public]  # what was held out of theirs is withheld
+        shown = self.shown
+        if shown is not None:
+            assert self.population.impressions is not None
+            owner = self.population.impressions.users
+            shown = {held: numbers[~public[owner[numbers]]] for held, numbers in shown.items()}
+        note = f"{len(chosen):,} of {self.n_users:,} people's data is public: they train apart, and are not asked."
+        return replace(
+            self, bounds=bounds, learn=self.learn & ~public, shown=shown, public=public, notes=(*self.notes, note)
+        )
 
     def histories(self) -> Histories:
         """Everyone's training items in one place: what a centralised reference collects."""

@@ -22,7 +22,7 @@ from homebody.privacy import Channel, Shuffle
 from homebody.recipe import Recipe
 from homebody.runtime import wire
 from homebody.runtime.door import is_loopback
-from homebody.runtime.flower import Settings, metric_names, telemetry
+from homebody.runtime.flower import NOBODY_PUBLIC, Settings, metric_names, telemetry
 
 __all__ = ["FILE", "Plan"]
 
@@ -142,7 +142,7 @@ class Plan:
             wire.refuse_unfit(acting, proxied=bool(self.reports))
             if self.recipe.every(method) and phase.evaluated:
                 telemetry(acting, self.recipe.measured())
-        self._check_what_devices_do()
+        self._check_what_devices_do(method)
         self._refuse_hopeless(method)
         return method
 
@@ -179,10 +179,12 @@ class Plan:
         if budget:
             budget.refuse_infinite(charges)
 
-    def _check_what_devices_do(self) -> None:
+    def _check_what_devices_do(self, method: Method) -> None:
         recipe = self.recipe
         if recipe.split != "leave-one-out":
             raise HomebodyError(f"Devices hold out their last two interactions: leave out the split '{recipe.split}'.")
+        if recipe.public or any(phase.public for phase in method.phases):
+            raise HomebodyError(NOBODY_PUBLIC)
         if recipe.calibrate:
             raise HomebodyError(
                 "How much noise spends a budget is found before a server is made, with `homebody account calibrate`: "

@@ -16,6 +16,7 @@ __all__ = ["METHODS", "find"]
 
 METHODS: dict[str, str] = {
     "alone": "homebody.methods.alone:Alone",
+    "dp-privrec": "homebody.methods.dp_privrec:DPPrivRec",
     "dplcf": "homebody.methods.dplcf:DPLCF",
     "fcf": "homebody.methods.fcf:FCF",
     "fedgnn": "homebody.methods.fedgnn:FedGNN",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from homebody.report.words import QUANTITIES, figure, metric_name, percent, spread
+from homebody.report.words import QUANTITIES, figure, metric_name, percent, several, spread
 
 __all__ = [
     "SHORT",
@@ -22,6 +22,7 @@ __all__ = [
     "printed",
     "remarks",
     "rounds_grid",
+    "seeds_of",
     "state",
     "sweep_grid",
     "table_name",
@@ -34,6 +35,8 @@ UNKNOWN = "The recipe names no reason."
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 """After which parts of its rounds a curve is written down."""
 
+OUTSIDE = {"certified", "counted"}
+"""What stands in place of a protocol where nothing was run."""
 OWN = {"training": "training", "test item": "held_out"}
 """Of what a person has, what is set apart from the rest, and its name in a panel."""
 
@@ -48,10 +51,20 @@ class Grid(NamedTuple):
 
 def under(protocol: str) -> str:
     """
-    >>> under("published"), under("strict")
-    ('obtained, published protocol', 'obtained, strict')
+    >>> under("published"), under("strict"), under("certified")
+    ('obtained, published protocol', 'obtained, strict', 'certified')
     """
+    if protocol in OUTSIDE:
+        return protocol
     return f"obtained, {protocol}" + (" protocol" if protocol == "published" else "")
+
+
+def seeds_of(part: Mapping[str, Any]) -> str:
+    """
+    >>> seeds_of({"seeds": 3}), seeds_of({"seeds": 1}), seeds_of({"seeds": 0})
+    ('3 seeds', '1 seed', '')
+    """
+    return several(part["seeds"], "seed") if part["seeds"] else ""
 
 
 def noted(part: Mapping[str, Any]) -> list[str]:
@@ -174,7 +187,8 @@ def _sources(
         if protocol in part["protocols"] or any(point["obtained"].get(protocol, {}).get("n") for point in points)
     }
     first = next(iter(found.values()), [])
-    if metric in QUANTITIES and all(texts == first for texts in found.values()):
+    ran = not OUTSIDE & found.keys()
+    if ran and metric in QUANTITIES and all(texts == first for texts in found.values()):
         yield "obtained", first
     else:
         yield from ((under(protocol), texts) for protocol, texts in found.items())

@@ -16,11 +16,12 @@ from homebody.report.grids import (
     noted,
     printed,
     remarks,
+    seeds_of,
     state,
     under,
 )
 from homebody.report.markdown import plain, table
-from homebody.report.scatter import EMBEDDING, SWAPS
+from homebody.report.scatter import ADAPTED, EMBEDDING, SWAPS
 from homebody.report.words import QUANTITIES, duration, metric_name, points
 
 __all__ = ["reproduction_markdown"]
@@ -54,7 +55,7 @@ def _study(study: Mapping[str, Any], tolerance: float) -> Iterator[str]:
         for sentence in state(part, study["protocols"]):
             yield f"{plain(data)}: {sentence}"
             yield ""
-    yield from _rows(study) if study["kind"] in ("table", "pairs") else _grids(study)
+    yield from _rows(study) if study["kind"] in ("table", "pairs", "membership") else _grids(study)
     said: dict[tuple[str, str], list[str]] = {}
     for data, part in study["data"].items():
         for line in part["rows"]:
@@ -148,13 +149,17 @@ def _grids(study: Mapping[str, Any]) -> Iterator[str]:
     """A table a data set; curves and charts are on the HTML page."""
     more = " The charts are on the HTML page." if study["form"] == "figure" else ""
     first = "Mean over seeds" if study["kind"] == "convergence" else f"By {plain(study['axis'])}"
-    told = {"embedding": EMBEDDING, "tables": f"{SWAPS} {_scale(study)}."}
+    told = {
+        "embedding": EMBEDDING,
+        "tables": f"{SWAPS} {_scale(study)}.",
+        "adaptation": f"{ADAPTED} {_scale(study)}. {first}.",
+    }
     yield told.get(study["kind"], f"{_scale(study)}. {first}.") + more
     for data, part in study["data"].items():
         grid = grids(study, part)
-        count = f"{part['seeds']} seed{'s' if part['seeds'] > 1 else ''}"
+        count = seeds_of(part)
         yield ""
-        yield f"**{plain(data)}**, {count}:"
+        yield f"**{plain(data)}**{count and f', {count}'}:"
         yield ""
         rows = [[plain(cell) for cell in row] for row in grid.rows]
         yield from table([plain(column) for column in grid.columns], rows, numeric=grid.left)

@@ -11,7 +11,6 @@ from typing import Any
 from homebody.report.charts import choice_of, convergence_charts, sweep_charts
 from homebody.report.grids import (
     SHORT,
-    Grid,
     columns_of,
     gathered,
     grids,
@@ -25,14 +24,19 @@ from homebody.report.grids import (
     under,
 )
 from homebody.report.pages import choice, drawn, listed, origin, page
-from homebody.report.scatter import EMBEDDING, SWAPS, embedding_charts, swap_charts
+from homebody.report.scatter import ADAPTED, EMBEDDING, SWAPS, embedding_charts, swap_charts
 from homebody.report.words import QUANTITIES, duration, figure, metric_name, points
 
 __all__ = ["reproduction_page"]
 
 Charts = list[dict[str, Any]]
 BANDS = "The line is the mean over seeds; the band reaches from the lowest to the highest seed."
-EXPLAINED = {"tables": f"{SWAPS} Error bars: ± one standard deviation over seeds.", "embedding": EMBEDDING}
+EXPLAINED = {
+    "tables": f"{SWAPS} Error bars: ± one standard deviation over seeds.",
+    "embedding": EMBEDDING,
+    "adaptation": f"{ADAPTED} {BANDS}",
+    "lengths": "How many people have how many interactions, and with how many different items.",
+}
 
 
 def reproduction_page(result: Mapping[str, Any]) -> str:
@@ -99,11 +103,12 @@ def _columns(study: Mapping[str, Any], metric: str) -> list[str]:
 
 
 def _framed(study: Mapping[str, Any], data: str, part: Mapping[str, Any], inner: str, scale: str = "") -> str:
-    seeds = f"mean ± standard deviation over {part['seeds']} seeds" if part["seeds"] > 1 else "one seed"
+    said = f"mean ± standard deviation over {part['seeds']} seeds" if part["seeds"] > 1 else "one seed"
+    seeds = f" <span class=soft>· {said}</span>" if part["seeds"] else ""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(study["label"])}, {escape(data)}">'
-        f'<table><caption class="small soft">{escape(study["label"])} on {escape(data)}{scale} '
-        f"<span class=soft>· {seeds}</span></caption>{inner}</table></div>"
+        f'<table><caption class="small soft">{escape(study["label"])} on {escape(data)}{scale}'
+        f"{seeds}</caption>{inner}</table></div>"
     )
 
 
@@ -222,7 +227,7 @@ def _figure(make: Callable[[Mapping[str, Any], str], Charts]) -> Callable[..., l
             parts.append(choice("Protocol", choice_of(anchor), {protocol: protocol for protocol in protocols}))
         parts.append('<noscript><p class="down">The charts need JavaScript; their figures are below.</p></noscript>')
         parts.append(f'<div class="charts">{"".join(map(drawn, own))}</div>')
-        tables = "".join(_plain(study, data, grids(study, part)) for data, part in study["data"].items())
+        tables = "".join(_plain(study, data, part) for data, part in study["data"].items())
         parts.append(f"<details><summary>The figures of the charts</summary>{tables}</details>")
         said = [
             f"{line['name']}, {data}: {remark}"
@@ -244,11 +249,16 @@ SHOWN: dict[tuple[str, str], Callable[..., list[str]]] = {
     ("figure", "convergence"): _figure(convergence_charts),
     ("figure", "tables"): _figure(swap_charts),
     ("figure", "embedding"): _figure(embedding_charts),
+    ("figure", "adaptation"): _figure(sweep_charts),
+    ("figure", "lengths"): _figure(sweep_charts),
+    ("table", "accounting"): _sweep_tables,
+    ("table", "membership"): _tables,
 }
 """How each kind of study is shown, by form and kind."""
 
 
-def _plain(study: Mapping[str, Any], data: str, grid: Grid) -> str:
+def _plain(study: Mapping[str, Any], data: str, part: Mapping[str, Any]) -> str:
+    grid = grids(study, part)
     heads = "".join(
         f'<th scope="col"{" class=left" if place < grid.left else ""}>{escape(name)}</th>'
         for place, name in enumerate(grid.columns)
@@ -260,7 +270,7 @@ def _plain(study: Mapping[str, Any], data: str, grid: Grid) -> str:
             for place, cell in enumerate(row[1:], 1)
         )
         body += f'<tr><th scope="row" class="row">{escape(row[0])}</th>{"".join(cells)}</tr>'
-    named = f"{escape(study['label'])} on {escape(data)}, mean over seeds"
+    named = f"{escape(study['label'])} on {escape(data)}" + (", mean over seeds" if part["seeds"] else "")
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{named}"><table>'
         f'<caption class="small soft">{named}{_times(study["scale"])}</caption>'

@@ -20,7 +20,9 @@ from homebody.report.grids import (
     obtained,
     printed,
     rounds_grid,
+    seeds_of,
     state,
+    sweep_grid,
     values_grid,
 )
 from homebody.report.words import metric_name, points
@@ -39,7 +41,7 @@ def print_reproduction(
             continue
         for data, part in study["data"].items():
             scale = f" × {study['scale']:g}" if study["scale"] != 1 and compared(study) else ""
-            title = f"{study['label']}, {data}{scale}, {part['seeds']} seed{'s' if part['seeds'] > 1 else ''}"
+            title = ", ".join(filter(None, (study["label"], f"{data}{scale}", seeds_of(part))))
             console.print(SHOWN[study["kind"]](study, part, title, console.width))
             short = short or any(_is_short(line) for line in part["rows"])
             for sentence in (*state(part, study["protocols"]), *part.get("footnotes", [])):
@@ -94,6 +96,11 @@ def _values(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width
     return _drawn(values_grid(study, part), title, width)
 
 
+def _across(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width: int) -> Table:
+    """A column a value: there are few, and each a single figure."""
+    return _drawn(sweep_grid(study, part), title, width)
+
+
 def _rounds(study: Mapping[str, Any], part: Mapping[str, Any], title: str, width: int) -> Table:
     """The last round and the best."""
     return _drawn(rounds_grid(study, part, shares=(1.0,)), title, width)
@@ -113,7 +120,11 @@ SHOWN = {
     "sweep": _values,
     "convergence": _rounds,
     "tables": _values,
+    "adaptation": _values,
     "embedding": _apart,
+    "accounting": _across,
+    "lengths": _values,
+    "membership": _rows,
 }
 """How each kind of study is printed."""
 

@@ -10,11 +10,15 @@ from homebody.report.charts import choice_of
 from homebody.report.grids import table_name
 from homebody.report.words import metric_name, spread
 
-__all__ = ["EMBEDDING", "SWAPS", "embedding_charts", "swap_charts"]
+__all__ = ["ADAPTED", "EMBEDDING", "SWAPS", "embedding_charts", "swap_charts"]
 
 SWAPS = (
     "Each client ranks with its own score function and one of three item tables: its own tuned one, the latest shared "
     "one, or the tuned one of another client, drawn at random. Nothing is trained for it."
+)
+ADAPTED = (
+    "One trained model, adapted by the devices of the people who are asked in different ways; 0 is the common start as "
+    "it was sent, which no device has adapted. Nothing is trained for it."
 )
 EMBEDDING = (
     "Each plot is t-SNE of the items as one person, drawn at random, has them. A tuned table is the shared table that "

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 __all__ = [
+    "ATTACKS",
+    "OF_RUNS",
     "QUANTITIES",
     "behind_proxy",
     "duration",
@@ -21,11 +23,13 @@ __all__ = [
 ]
 
 MINUS = "−"
-QUANTITIES = {
+OF_RUNS = {
     "parameters": "parameters",
     "epochs": "epochs",
     "seconds": "seconds",
+    "seconds_per_round": "seconds a round",
     "epsilon": "ε, server",
+    "epsilon_public": "ε, public",
     "chosen_round": "chosen round",
     "reports": "reports a round",
     "epsilon_report": "ε, a report",
@@ -38,6 +42,16 @@ QUANTITIES = {
     "bytes_up_total": "bytes up, in all",
 }
 """What a run has besides metrics, and what it is called; such figures have no scale."""
+QUANTITIES = {**OF_RUNS, "people": "people"}
+"""Those, and what is counted without a run."""
+ATTACKS = {
+    "attack/accuracy": "the paper's attack: accuracy",
+    "attack/ceiling": "the most it could reach",
+    "lira/auc": "likelihood ratio: AUC",
+    "lira/tpr@1%": "likelihood ratio: TPR at 1 % FPR",
+    "attack/allowed": "accuracy that ε allows any attack",
+}
+"""What an attack on membership finds, and what it is called."""
 
 
 def metric_name(metric: str) -> str:
@@ -46,8 +60,8 @@ def metric_name(metric: str) -> str:
     >>> metric_name("ndcg@10"), metric_name("full/hr@10"), metric_name("precision@5")
     ('NDCG@10', 'full HR@10', 'Precision@5')
     """
-    if metric in QUANTITIES:
-        return QUANTITIES[metric]
+    if metric in QUANTITIES or metric in ATTACKS:
+        return QUANTITIES.get(metric) or ATTACKS[metric]
     prefix, slash, name = metric.rpartition("/")
     word, at, k = name.partition("@")
     word = word.upper() if word in ("hr", "ndcg", "mrr", "auc", "map") else word.capitalize()
@@ -72,13 +86,17 @@ def figure(metric: str, value: float | str | None, scale: float = 1.0) -> str:
     ('71.62', '53,857', '61.5', '∞')
     >>> figure("seconds", 13585), figure("seconds", 23.54), figure("epochs", 61.0), figure("seconds", None)
     ('13,585', '23.5', '61', '–')
+    >>> figure("seconds_per_round", 0.03125), figure("seconds_per_round", 12.5), figure("people", 6040.0)
+    ('0.0312', '12.5', '6,040')
     """
     if metric not in QUANTITIES or value is None:
         return number(None if value is None else float(value), scale)
     if metric.startswith("epsilon"):
         return epsilon(value)
+    if metric == "seconds_per_round":
+        return f"{float(value):.3g}"
     whole = (
-        metric == "parameters"
+        metric in ("parameters", "people")
         or metric.startswith("bytes")
         or (metric == "seconds" and float(value) >= 100)
         or float(value) >= 1000
@@ -88,19 +106,22 @@ def figure(metric: str, value: float | str | None, scale: float = 1.0) -> str:
 
 
 def spread(found: Mapping[str, Any] | None, scale: float = 1.0, metric: str = "") -> str:
-    """Mean and deviation over seeds; a quantity that no seed changes has none.
+    """Mean and deviation over seeds, and an interval where there is one; a quantity that no seed changes has none.
 
     >>> spread({"mean": 0.729, "sd": 0.0012}, 100), spread({"mean": 0.5, "sd": None}), spread(None)
     ('72.90 ± 0.12', '0.5000', '–')
     >>> spread({"mean": 61.0, "sd": 4.25}, metric="epochs"), spread({"mean": 33.0, "sd": 0.0}, metric="parameters")
     ('61 ± 4.2', '33')
+    >>> spread({"mean": 0.531, "sd": None, "interval": [0.512, 0.55]}, metric="lira/auc")
+    '0.5310 [0.5120, 0.5500]'
     """
     if found is None:
         return "–"
     mean = figure(metric, found["mean"], scale)
-    if found["sd"] is None or (metric in QUANTITIES and not found["sd"]):
-        return mean
-    return f"{mean} ± {figure(metric, found['sd'], scale)}"
+    if found["sd"] is not None and (found["sd"] or metric not in QUANTITIES):
+        mean = f"{mean} ± {figure(metric, found['sd'], scale)}"
+    ends = [figure(metric, end, scale) for end in found.get("interval") or ()]
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
 
 
 def percent(part: float | None, sd: float | None = None) -> str:

@@ -69,7 +69,9 @@ class Clients:
             for unit in ("users", "contexts")
         )
         self._members = np.flatnonzero(split.learn & (split.lengths > 0))
-        self._store = LocalStore(split.lengths, np.union1d(self._members, split.asked()))
+        self._public = np.flatnonzero(split.public & (split.lengths > 0))
+        taking_part = np.union1d(self._members, self._public)
+        self._store = LocalStore(split.lengths, np.union1d(taking_part, split.asked()))
         self._rng = Rng.of(0)
         self._base_step = np.full(split.n_users, -1, dtype=np.int64)
         self._bases: dict[int, Tree] = {}

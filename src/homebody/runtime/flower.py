@@ -29,6 +29,7 @@ from homebody.runtime.returns import Intake, Letters, Part, Reports, about, boun
 
 __all__ = ["Flower", "Settings", "metric_names", "telemetry"]
 
+NOBODY_PUBLIC = "No device's data is public: leave out public people, and stages that learn from them alone."
 BACK_SECONDS = 20.0
 """How long a round that was cut short waits for its devices to come back."""
 
@@ -90,8 +91,10 @@ class Flower:
         self._key, self._release = 0, registry.notes().get("opened", "").partition(" ")[0].partition("#")[0]
         self._step, self._keep, self._intake = 0, keep, intake
 
-    def available(self) -> Users:
+    def available(self, *, public: bool = False) -> Users:
         """The numbers of all people who are there, once there are enough of them."""
+        if public:
+            raise HomebodyError(NOBODY_PUBLIC)
         # Between two rounds, and at no other time: what is shared has a row for each item of it.
         self.catalogue = self._catalogue()
         return self._gathered()

@@ -1,4 +1,4 @@
-"""Clients that rank with an item table which is not their own: to see what a tuned table is worth."""
+"""Clients that rank with an item table which is not their own, or unadapted: to see what tuning is worth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from homebody.core import Method, Rows, Tree, Users
 from homebody.runtime.clients import SAMPLES_AT_ONCE
 from homebody.runtime.simulator import Simulator
 
-__all__ = ["ITEM", "Borrowing", "Held", "item_tables"]
+__all__ = ["ITEM", "Borrowing", "Held", "Unadapted", "item_tables"]
 
 ITEM = "item"
 """What methods call their item table, and clients what they changed of it."""
@@ -72,6 +72,16 @@ class Borrowing(Simulator):
                 some = self._tensor(lent.place)
                 own = tree_map(lambda leaf, some=some: leaf[some], rest)
                 yield self._tensor(place[lent.place]), {**tree, ITEM: lent.base}, {**own, ITEM: lent.change}
+
+
+class Unadapted(Simulator):
+    """The clients of a simulator, whose devices rank with what they were given: none adapts it first."""
+
+    def __init__(self, runtime: Simulator) -> None:
+        vars(self).update(vars(runtime))  # the same clients; nothing of them is written to
+
+    def _adapted(self, method: Method, shared: Tree, users: Users, locals_: Tree, data: tuple[Tensor, ...]) -> Tree:
+        return locals_
 
 
 def _positions(chosen: slice | Tensor, count: int) -> npt.NDArray[np.int64]:

@@ -33,8 +33,8 @@ class Simulator(Clients):
 
     simulated = True
 
-    def available(self) -> Users:
-        return self._members
+    def available(self, *, public: bool = False) -> Users:
+        return self._public if public else self._members
 
     def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
         return Opened(release, cohort, again=False)

@@ -125,7 +125,7 @@ def _probe(recipe: Recipe, path: Path, watcher: Watcher, probes: Sequence[str]) 
     if not probes:
         return refused
     if (path / "state.json").exists():
-        return refused | looking.take(path, probes)
+        return refused | looking.take(path, probes, watcher.looked)
     again = path.with_name(f"{path.name}-again")
     try:
         refused |= run_cell(recipe, again, watcher, probes=probes).get("refused", {})
@@ -250,6 +250,7 @@ class _Cells:
             say=self.say,
             start=lambda rounds: self._start(key, rounds),
             on_round=lambda line: self._round(key, line),
+            looked=lambda done, steps: self._looked(key, done, steps),
         )
         try:
             result = run_cell(
@@ -291,6 +292,10 @@ class _Cells:
 
     def _round(self, key: str, line: Round) -> None:
         self.done[key] = line.step
+        self._tell(key)
+
+    def _looked(self, key: str, done: int, steps: int) -> None:
+        self.planned[key], self.done[key] = steps, done
         self._tell(key)
 
     def _fail(self, key: str, error: HomebodyError) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from homebody.errors import HomebodyError, unknown_name
-from homebody.report.words import QUANTITIES
+from homebody.report.words import OF_RUNS, QUANTITIES
 from homebody.studies import probes
 from homebody.studies.made import without_paths
 from homebody.studies.study import Row, Study, deviations, published
@@ -81,14 +81,28 @@ def convergence(runs: Runs) -> list[dict[str, Any]]:
 
 
 def tables(runs: Runs) -> list[dict[str, Any]]:
-    """A line a row, with a point for each item table that clients rank with."""
+    """A line a row, with a point for each item table that clients rank with, or for each way to adapt."""
 
     def of(row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
-        name = runs.study.values[point]
-        looked = probes.looked("tables", runs.of(row, protocol, point))
+        name = str(runs.study.values[point])
+        looked = probes.looked(runs.study.probe, runs.of(row, protocol, point))
         return [one if "error" in one else {**one, "metrics": one["probe"]["metrics"][name]} for one in looked]
 
     return sweep(replace(runs, of=of))
+
+
+def membership(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row: what attacks on its model found."""
+
+    def of(row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
+        looked = probes.looked(runs.study.probe, runs.of(row, protocol, point))
+        return [one if "error" in one else {**one, **_attacked(one["probe"])} for one in looked]
+
+    return table(replace(runs, of=of))
+
+
+def _attacked(probed: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: probed[name] for name in ("metrics", "intervals")}
 
 
 def embedding(runs: Runs) -> list[dict[str, Any]]:
@@ -117,7 +131,9 @@ LINES: dict[str, Callable[[Runs], list[dict[str, Any]]]] = {
     "sweep": sweep,
     "convergence": convergence,
     "tables": tables,
+    "adaptation": tables,
     "embedding": embedding,
+    "membership": membership,
 }
 """How each kind of study makes its lines."""
 
@@ -155,11 +171,11 @@ def _obtained(results: Sequence[Mapping[str, Any]], names: Mapping[str, str]) ->
     runs = [result for result in results if "error" not in result]
     found = {}
     for metric, name in names.items() if runs else ():
-        if metric not in QUANTITIES and name not in runs[0]["metrics"]:
+        if metric not in OF_RUNS and name not in runs[0]["metrics"]:
             raise unknown_name("metric", name, runs[0]["metrics"])
-        values = [_quantity(run, metric) if metric in QUANTITIES else float(run["metrics"][name]) for run in runs]
+        values = [_quantity(run, metric) if metric in OF_RUNS else float(run["metrics"][name]) for run in runs]
         if not any(map(math.isnan, values)):
-            found[metric] = _spread(values)
+            found[metric] = {**_spread(values), **_interval([run.get("intervals", {}).get(name) for run in runs])}
     return {
         "n": len(runs),
         "metrics": found,
@@ -180,13 +196,15 @@ _OF_REPORTS = {
 
 
 def _quantity(run: Mapping[str, Any], name: str) -> float:
-    """One of `QUANTITIES`; nan where a run has none, as a reference has no model of one device."""
+    """One of `OF_RUNS`; nan where a run has none, as a reference has no model of one device."""
     if name == "parameters":
         return float(run["parameters"]["model"]) if run["parameters"] else math.nan
     if name == "epochs":
         return float(run["chosen_round"] * run["passes"])
     if name == "epsilon":
         return float(run["epsilon"]["server"])
+    if name == "epsilon_public":
+        return float(run["epsilon"]["public"])
     if name.endswith("_total") and name.startswith("bytes"):
         return float(run[name.removesuffix("_total")] * run["rounds"])
     if name in _OF_REPORTS:
@@ -198,6 +216,12 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
     mean = statistics.fmean(values)
     sd = statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else None
     return {"mean": mean, "sd": sd, "values": list(values)}
+
+
+def _interval(found: Sequence[Sequence[float] | None]) -> dict[str, Any]:
+    """Of several seeds from the lowest end to the highest."""
+    known = [ends for ends in found if ends is not None]
+    return {"interval": [min(low for low, _ in known), max(high for _, high in known)]} if known else {}
 
 
 def _errors(results: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -6,17 +6,20 @@ It is a folder with a `recipe.toml`; docs/reproducing.md explains the format to 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import homebody
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import METHODS
+from homebody.report.words import ATTACKS
+from homebody.studies.computed import Release
 from homebody.studies.probes import TABLES
-from homebody.studies.reader import Reader, insist_distinct
-from homebody.studies.study import KINDS, Form, Row, Study, check_study, published
+from homebody.studies.reader import Reader, at, insist_distinct
+from homebody.studies.study import COMPUTED, KINDS, Form, Row, Study, check_study, published
 
 __all__ = ["Paper", "Row", "Study", "find_paper", "list_papers", "published", "read_paper"]
 
@@ -24,6 +27,8 @@ SCHEMA_VERSION = 1
 FILE = "recipe.toml"
 SWAPPED = {"values": list(TABLES), "labels": list(TABLES), "axis": "item table"}
 """What such a figure goes through: no setting of a run, so that its points are one run's."""
+LENGTHS = [0, 10, 20, 50, 100, 200, 500, 1000]
+"""Where groups of people by their interactions begin, if a recipe does not say."""
 
 
 @dataclass(frozen=True)
@@ -112,17 +117,19 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study]) ->
     def like(name: str, otherwise: Any = MISSING) -> Any:
         return getattr(base, name) if base else otherwise
 
+    identity, computed = reader.identity(), COMPUTED.get(kind)
+    metrics = list(ATTACKS) if kind == "membership" else like("metrics")
     study = Study(
         form=form,
         kind=kind,
-        id=reader.identity(),
+        id=identity,
         title=reader.take("title", str),
-        metrics=reader.texts("metrics", like("metrics")),
-        also=reader.texts("also", []),
-        scale=reader.take("scale", float, 1.0 if kind == "embedding" else like("scale", 1.0)),
+        metrics=[computed[0]] if computed else reader.texts("metrics", metrics),
+        also=[] if computed else reader.texts("also", []),
+        scale=1.0 if computed else reader.take("scale", float, 1.0 if kind == "embedding" else like("scale", 1.0)),
         data=reader.texts("data", like("data")),
-        protocols=reader.texts("protocols", like("protocols", ["published", "strict"])),
-        seeds=reader.take("seeds", int, like("seeds", 3)),
+        protocols=[computed[1]] if computed else reader.texts("protocols", like("protocols", ["published", "strict"])),
+        seeds=1 if computed else reader.take("seeds", int, like("seeds", 3)),
         rounds=reader.take("rounds", int, like("rounds", None)),
         run={**like("run", {}), **reader.take("run", dict, {})},
         run_on=reader.take("run_on", dict, {}),
@@ -130,7 +137,7 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study]) ->
         optional=reader.texts("optional", []),
         rows=[],
         pairs=_pairs(reader) if kind == "pairs" else [],
-        **(_varied(reader) if kind == "sweep" else SWAPPED if kind == "tables" else {}),
+        **VARIED[kind](reader) if kind in VARIED else {},
     )
     for data, settings in like("run_on", {}).items():
         if data in study.data:
@@ -161,6 +168,52 @@ def _varied(reader: Reader) -> dict[str, Any]:
     if len(labels) != len(values):
         raise reader.error(f"labels must be {len(values)} texts, one for each value, not {len(labels)}")
     return {"vary": vary, "values": values, "labels": labels, "axis": reader.take("axis", str, name)}
+
+
+def _adapted(reader: Reader) -> dict[str, Any]:
+    """What devices adapt by: a field of the method, and whole numbers; 0 is a model that no device has adapted."""
+    varied = _varied(reader)
+    if not varied["vary"].startswith("fields.") or not all(type(one) is int and one >= 0 for one in varied["values"]):
+        raise reader.error("an adaptation varies fields.NAME, of the method, over whole numbers from 0")
+    return varied
+
+
+def _accounted(reader: Reader) -> dict[str, Any]:
+    deltas = [float(one) if type(one) is int else one for one in reader.take("deltas", list)]
+    if not deltas or not all(type(one) is float and 0 <= one < 1 for one in deltas):
+        raise reader.error(f"deltas must be numbers from 0 to under 1, at least one, not {deltas!r}")
+    labels = [f"δ = {_short(one)}" for one in deltas]
+    return {"values": deltas, "labels": labels, "axis": "δ", "release": reader.take("release", dict, {})}
+
+
+def _short(number: float) -> str:
+    """
+    >>> _short(0.0), _short(1e-4), _short(2.5e-06), _short(0.01)
+    ('0', '1e-4', '2.5e-6', '0.01')
+    """
+    digits, _, power = f"{number:e}".partition("e")
+    return f"{float(digits):g}e{int(power)}" if 0 < number < 0.001 else f"{number:g}"
+
+
+def _lengths(reader: Reader) -> dict[str, Any]:
+    least = reader.take("from", list, LENGTHS)
+    rising = all(type(one) is int for one in least) and sorted(set(least)) == least
+    if not least or not rising or least[0] < 0:
+        raise reader.error(f"'from' must be rising whole numbers, the least of each group, not {least!r}")
+    ends = [f"–{after - 1:,}" if after - 1 > one else "" for one, after in pairwise(least)]
+    labels = [f"{one:,}{end}" for one, end in zip(least, [*ends, " or more"], strict=True)]
+    return {"values": least, "labels": labels, "axis": "interactions a person"}
+
+
+VARIED: dict[str, Callable[[Reader], dict[str, Any]]] = {
+    "sweep": _varied,
+    "tables": lambda reader: SWAPPED,
+    "adaptation": _adapted,
+    "accounting": _accounted,
+    "lengths": _lengths,
+    "membership": lambda reader: {"attack": reader.take("attack", dict, {})},
+}
+"""What a kind has besides rows, and how it is read."""
 
 
 def _pairs(reader: Reader) -> list[tuple[str, str]]:
@@ -214,7 +267,27 @@ def _here(row: Row, study: Study, *, published: bool = False) -> Row:
     return replace(row, published=kept(row.published), published_sd=kept(row.published_sd), notes=kept(row.notes))
 
 
+def _release(reader: Reader, study: Study) -> Row:
+    """A row of an account; its published figures are one for each δ."""
+    given = reader.take("release", dict, {})
+    try:
+        Release.of({**study.release, **given})
+    except HomebodyError as error:
+        raise at(reader.where, error) from error
+    figures = reader.take("published", dict, {})
+    row = Row(
+        *(reader.take("name", str), None, {}, {}, {}, reader.take("rounds", int, None)),
+        {data: [[one] for one in own] if isinstance(own, list) else own for data, own in figures.items()},
+        *(reader.take("note", str, ""), reader.take("notes", dict, {}), ""),
+        release=given,
+    )
+    reader.done()
+    return row
+
+
 def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -> Row:
+    if study.kind == "accounting":
+        return _release(reader, study)
     name = reader.take("name", str)
     if known and not {"method", "missing"} & set(reader.values):
         source = reader.take("of", str, name)
@@ -240,6 +313,7 @@ def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -
         notes=reader.take("notes", dict, row.notes),
         values=reader.take("values", list, []),
         slice=reader.take("slice", dict, row.slice),
+        fixed=reader.take("fixed", bool, False),
     )
     reader.done()
     return row

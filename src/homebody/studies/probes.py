@@ -2,14 +2,19 @@
 
 - tables: how well clients rank with their own item table, with the shared one, with someone else's.
 - embedding: how one client's items lie, and whether what it likes lies apart from the rest.
+- adaptation: how well people are served whose devices adapted more or less, or to more or fewer interactions.
+- membership: whether it can be told who was in the training.
+
+Some have settings: adaptation:adapt_epochs=0,5,20. Each with its settings is a probe of its own.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +33,9 @@ from homebody.rng import Rng
 from homebody.run import reopen
 from homebody.runtime import Simulator
 from homebody.runtime.lending import ITEM, Borrowing, item_tables
+from homebody.studies import adaptation, membership
 
-__all__ = ["MARKS", "PROBES", "TABLES", "file_of", "lacks", "looked", "refuse", "take"]
+__all__ = ["CHEAP", "MARKS", "PROBES", "TABLES", "Opened", "file_of", "lacks", "looked", "refuse", "take"]
 
 SCHEMA_VERSION = 1
 TABLES = {
@@ -45,23 +51,50 @@ PEOPLE = 256
 """Clients over which the separation is averaged: a single held-out item says little."""
 DISTANCES_AT_ONCE = 1 << 24
 PERPLEXITY = 30.0
+CHEAP = ("tables", "embedding")
+"""What is looked for while a model is there, even if a figure that shows it was not asked for."""
+
+
+Step = Callable[[int, int], None]
+"""Told how many of how many steps are done."""
+
+
+def nothing(done: int, steps: int) -> None:
+    """Tell nobody."""
+
+
+class Opened(NamedTuple):
+    """A finished run, for a probe to look into."""
+
+    fitted: Fitted
+    population: Population
+    recipe: Recipe
+    """As it was run: with its rounds, its cohort and its noise."""
+    settings: str
+    """What stands behind the probe's name."""
+    step: Step = nothing
 
 
 def file_of(path: Path, probe: str) -> Path:
-    """Where a cell keeps what a probe found."""
-    return path / f"probe-{probe}.json"
+    """Where a cell keeps what a probe found.
+
+    >>> file_of(Path("cell"), "adaptation:adapt_epochs=0,5").name
+    'probe-adaptation-adapt_epochs-0-5.json'
+    """
+    return path / f"probe-{re.sub(r'[^a-z0-9_.]+', '-', probe)}.json"
 
 
-def take(path: Path, probes: Sequence[str]) -> dict[str, str]:
+def take(path: Path, probes: Sequence[str], step: Step = nothing) -> dict[str, str]:
     """Look into the model of a finished run and keep what is found; why not, for those probes that refuse."""
     folder = RunFolder.open(path)
-    seed = Recipe.from_toml(folder.recipe_text()).seed
+    recipe = Recipe.from_toml(folder.recipe_text())
     refused = {}
     fitted, population = reopen(path)
     try:
         for name in probes:
+            kind, _, settings = name.partition(":")
             try:
-                found = PROBES[name](fitted, population, seed)
+                found = PROBES[kind](Opened(fitted, population, recipe, settings, step))
             except HomebodyError as error:
                 refused[name] = str(error)
                 folder.write_json(file_of(path, name).name, {"schema": SCHEMA_VERSION, "refused": str(error)})
@@ -88,13 +121,27 @@ def looked(probe: str, results: Sequence[Mapping[str, Any]]) -> list[Mapping[str
 
 def lacks(probe: str) -> str | None:
     """What a probe cannot do without and is not installed, in a sentence."""
-    if probe == "embedding" and importlib.util.find_spec("sklearn") is None:
-        return "The plot of an embedding needs scikit-learn: install homebody[report]."
+    kind = probe.partition(":")[0]
+    if kind in NEED_SKLEARN and importlib.util.find_spec("sklearn") is None:
+        return f"{NEED_SKLEARN[kind]} needs scikit-learn: install homebody[report]."
     return None
+
+
+NEED_SKLEARN = {"embedding": "The plot of an embedding", "membership": "The paper's attack on membership"}
 
 
 def refuse(probe: str, method: Method | Reference, name: str) -> None:
     """Say before anything is trained that a probe would find nothing to look at."""
+    kind, _, settings = probe.partition(":")
+    if kind == "adaptation":
+        adaptation.refuse(method, name, settings)
+    elif kind == "membership":
+        membership.refuse(method, name)
+    else:
+        _refuse_tables(kind, method, name)
+
+
+def _refuse_tables(probe: str, method: Method | Reference, name: str) -> None:
     if isinstance(method, Reference):
         raise HomebodyError(f"{name} is a centralised reference: there is no client's item table to look at.")
     if method.needs:
@@ -283,4 +330,13 @@ def _auc(near: Tensor, items: Tensor, valid: Tensor, rest: Tensor) -> Tensor:
     return (share * valid).sum(1) / valid.sum(1)
 
 
-PROBES: dict[str, Callable[[Fitted, Population, int], dict[str, Any]]] = {"tables": tables, "embedding": embedding}
+PROBES: dict[str, Callable[[Opened], dict[str, Any]]] = {
+    "tables": lambda of: tables(of.fitted, of.population, of.recipe.seed),
+    "embedding": lambda of: embedding(of.fitted, of.population, of.recipe.seed),
+    "adaptation": lambda of: adaptation.adapted(
+        of.fitted.method, _simulated(of.fitted), of.fitted.shared, of.settings, of.step
+    ),
+    "membership": lambda of: membership.attacked(
+        of.fitted, _simulated(of.fitted).split, of.recipe, of.settings, of.step
+    ),
+}

@@ -11,17 +11,21 @@ from typing import Any, Literal
 from homebody.data.splits import PROTOCOLS
 from homebody.errors import HomebodyError, unknown_name
 from homebody.recipe import Recipe
-from homebody.report.words import QUANTITIES
-from homebody.studies import probes
+from homebody.report.words import ATTACKS, OF_RUNS, QUANTITIES
+from homebody.studies import adaptation, membership, probes
 from homebody.studies.reader import at, insist_distinct
 
-__all__ = ["KINDS", "Row", "Study", "check_study", "deviations", "published"]
+__all__ = ["COMPUTED", "KINDS", "Row", "Study", "check_study", "deviations", "published"]
 
 Form = Literal["table", "figure"]
 KINDS: dict[Form, tuple[str, ...]] = {
-    "table": ("table", "pairs", "sweep"),
-    "figure": ("table", "convergence", "sweep", *probes.PROBES),
+    "table": ("table", "pairs", "sweep", "accounting", "membership"),
+    "figure": ("table", "convergence", "sweep", "tables", "embedding", "adaptation", "lengths"),
 }
+COMPUTED = {"accounting": ("epsilon_public", "certified"), "lengths": ("people", "counted")}
+"""Kinds that no run is made for: what they show, and what stands in place of a protocol."""
+LISTED = ("sweep", "accounting")
+"""Kinds whose published figures are a list for each value."""
 OURS = {"method", "data", "fields", "seed", "protocol", "rounds", "data_dir"}
 """Recipe fields that have their own place in a paper's recipe."""
 RUN = {spec.name for spec in fields(Recipe)} - OURS
@@ -52,6 +56,10 @@ class Row:
     """In a sweep, this row's own, in place of the study's."""
     slice: dict[str, str] = field(default_factory=dict)
     """By data set, the group of users that this row is about."""
+    fixed: bool = False
+    """In a sweep, whether the values do not concern it: a line to hold the others against."""
+    release: dict[str, Any] = field(default_factory=dict)
+    """In an account, what a round tells; the study's own is for all rows."""
 
     def note_on(self, data: str) -> str:
         return " ".join(filter(None, (self.note, self.notes.get(data, ""))))
@@ -67,8 +75,8 @@ class Study:
 
     form: Form
     kind: str
-    """One of `KINDS`: a plain table, pairs of rows with their improvement, a sweep over values, curves over rounds, or
-    what a probe found in models."""
+    """One of `KINDS`: a plain table, pairs of rows with their improvement, a sweep over values, curves over rounds,
+    what a probe found in models, or what is computed without a run."""
     id: str
     title: str
     metrics: list[str]
@@ -84,7 +92,7 @@ class Study:
     """Settings of a run that differ from data set to data set."""
     rows: list[Row]
     vary: str = ""
-    """In a sweep, what changes: fields.NAME, of the method, or run.NAME, of the run."""
+    """In a sweep, what changes: fields.NAME, of the method, or run.NAME, of the run. Of an adaptation, the field."""
     values: list[Any] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     """What the values are called on a page."""
@@ -95,6 +103,19 @@ class Study:
     note: str = ""
     optional: list[str] = field(default_factory=list)
     """Data sets that are left out where they are not at hand, unless they are asked for by name."""
+    release: dict[str, Any] = field(default_factory=dict)
+    """In an account, what a round tells, as far as rows have it in common."""
+    attack: dict[str, Any] = field(default_factory=dict)
+    """Settings of the attacks on membership."""
+
+    @property
+    def probe(self) -> str:
+        """What is looked for in the models of its runs; empty where nothing is."""
+        if self.kind == "adaptation":
+            return f"adaptation:{adaptation.written(self.vary.partition('.')[2], self.values)}"
+        if self.kind == "membership":
+            return f"membership:{membership.written(self.attack)}"
+        return self.kind if self.kind in probes.PROBES else ""
 
     @property
     def label(self) -> str:
@@ -107,6 +128,8 @@ class Study:
 
     def points(self, row: Row) -> list[Any]:
         """A row's values in a sweep; a table or a curve has one point that is no value."""
+        if row.fixed:
+            return [None] * len(self.values)
         return (row.values or self.values) or [None]
 
     def recipe(self, row: Row, data: str, protocol: str, seed: int, value: Any = None) -> Recipe:
@@ -114,13 +137,15 @@ class Study:
         assert row.method is not None
         own = {**row.fields, **row.on.get(data, {})}
         run = {**self.run, **self.run_on.get(data, {}), **row.run}
-        if self.kind == "sweep":
+        rounds = row.rounds if row.rounds is not None else self.rounds
+        if self.vary == "run.rounds" and not row.fixed:
+            rounds = value
+        elif self.kind == "sweep" and not row.fixed:
             place, _, name = self.vary.partition(".")
             (own if place == "fields" else run)[name] = value
         lengths = {int(found[1]) for metric in self.metrics if (found := re.search(r"@(\d+)$", metric))}
         if "cutoffs" not in run and not lengths <= set(DEFAULTS["cutoffs"]):
             run["cutoffs"] = sorted(lengths.union(DEFAULTS["cutoffs"]))
-        rounds = row.rounds if row.rounds is not None else self.rounds
         return Recipe(row.method, data, fields=own, rounds=rounds, seed=seed, protocol=protocol, **run)
 
 
@@ -135,7 +160,7 @@ def deviations(study: Study, row: Row, data: str, point: int = 0) -> dict[str, f
 
 
 def _printed(study: Study, figures: list[Any], point: int) -> dict[str, float]:
-    if study.kind == "sweep" and figures:
+    if study.kind in LISTED and figures:
         figures = figures[point]
     return {
         metric: figure if metric in QUANTITIES else figure / study.scale
@@ -146,13 +171,16 @@ def _printed(study: Study, figures: list[Any], point: int) -> dict[str, float]:
 
 def check_study(study: Study, where: str) -> None:
     """What only shows when a whole table is read: figures that do not fit, methods that refuse their fields."""
-    for protocol in study.protocols:
+    for protocol in study.protocols if study.kind not in COMPUTED else ():
         if protocol not in PROTOCOLS:
             raise at(where, unknown_name("protocol", protocol, PROTOCOLS))
     for name in study.also:
-        if name not in QUANTITIES:
-            raise at(where, unknown_name("quantity of a run", name, QUANTITIES))
-    if not study.rows:
+        if name not in OF_RUNS:
+            raise at(where, unknown_name("quantity of a run", name, OF_RUNS))
+    for name in study.metrics if study.kind == "membership" else ():
+        if name not in ATTACKS:
+            raise at(where, unknown_name("figure of an attack", name, ATTACKS))
+    if not study.rows and study.kind != "lengths":
         raise HomebodyError(f"{where}: it has no [[row]].")
     if study.seeds < 1:
         raise HomebodyError(f"{where}: seeds must be at least 1, not {study.seeds}.")
@@ -187,6 +215,8 @@ def _check_row(study: Study, row: Row, where: str) -> None:
             _check_figures(study, f"{part}.{data}", figures, where)
     if row.values and (study.kind != "sweep" or len(row.values) != len(study.values)):
         raise HomebodyError(f"{where}: values are for a sweep, and as many as it has ({len(study.values)}).")
+    if row.fixed and (study.kind != "sweep" or row.values):
+        raise HomebodyError(f"{where}: fixed is for a row of a sweep that has no values of its own.")
     if row.method is None:
         return
     for data in study.data:
@@ -195,8 +225,8 @@ def _check_row(study: Study, row: Row, where: str) -> None:
                 recipe = study.recipe(row, data, study.protocols[0], 0, value)
                 recipe.check()
                 method = recipe.build()
-                if study.kind in probes.PROBES:
-                    probes.refuse(study.kind, method, recipe.method)
+                if study.probe:
+                    probes.refuse(study.probe, method, recipe.method)
             except HomebodyError as error:
                 raise at(where, error) from error
             if data in row.slice and row.slice[data] not in recipe.slices:
@@ -207,9 +237,9 @@ def _check_row(study: Study, row: Row, where: str) -> None:
 
 
 def _check_figures(study: Study, name: str, given: Sequence[Any], where: str) -> None:
-    lists = [given] if study.kind != "sweep" else given
+    lists = [given] if study.kind not in LISTED else given
     wanted = f"{len(study.metrics)} figures ({', '.join(study.metrics)})"
-    if study.kind == "sweep" and len(given) != len(study.values):
+    if study.kind in LISTED and len(given) != len(study.values):
         raise HomebodyError(f"{where}: {name} must have {len(study.values)} lists, one for each value.")
     for figures in lists:
         if not isinstance(figures, list) or not all(type(one) in (int, float) for one in figures):

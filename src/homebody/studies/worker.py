@@ -70,7 +70,13 @@ def _work(task: dict[str, Any], out: BinaryIO) -> None:
             told_at = time.monotonic()
             tell({"planned": planned, "done": line.step})
 
-    watcher = Watcher(say=lambda text: tell({"say": text}), start=start, on_round=on_round)
+    def looked(done: int, steps: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at > EVERY or done == steps:
+            told_at = time.monotonic()
+            tell({"planned": steps, "done": done})
+
+    watcher = Watcher(say=lambda text: tell({"say": text}), start=start, on_round=on_round, looked=looked)
     try:
         recipe = Recipe.from_toml(task["recipe"])
         result = run_cell(recipe, Path(task["path"]), watcher, keep_state=task["keep_state"], probes=task["probes"])

@@ -1,0 +1,403 @@
+"""Fourth attack: was this person among those whom the model was trained on?
+
+The attacker is the public. It has the shared parameters as they were released, knows the method and its settings, and
+has the data of the people whom it asks about. Two attacks:
+
+- **from lists**, that of Wang et al. (2021), Section 4.6. On people of its own it trains a shadow model, on four fifths
+  of them, and a random forest learns from their features and the ten items that the shadow model puts first for those
+  who was in. Then it is asked about others, with their features and the ten items of the attacked model. A list is a
+  function of the features, so that no classifier can tell two people of the same features apart: `ceiling` is what the
+  best one would reach that knew everyone.
+- **by likelihood ratio** (Carlini et al. 2022). How much the model prefers someone's own items to others is compared
+  with how much models do that were trained with this person, and without: shadow models on random halves of the same
+  people, each with its complement.
+
+A person who is a member but was in no round's cohort left no trace: for the likelihoods they are not in it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from homebody.audit.outsiders import NEGATIVES, Outsider, by_features
+from homebody.audit.rates import Allowed, Rate, allowed, balanced, ceiling, delong, rate_at
+from homebody.core import Method, Tree, Users
+from homebody.data.splits import Split
+from homebody.errors import HomebodyError
+from homebody.fit import Round, choose, fit
+from homebody.privacy import NonPrivate
+from homebody.privacy.ledger import DELTA
+from homebody.rng import Rng
+from homebody.runtime import Simulator
+
+__all__ = ["RATES", "SHADOWS", "Released", "attack", "likelihood_ratio"]
+
+SHADOWS = 8
+FEWEST_SHADOWS = 4
+"""Half of them without a person, and a deviation takes two."""
+FEWEST = 20
+"""People of each kind."""
+SHADOW_PEOPLE = 1000
+"""Whom the attacker of lists has for itself, as in the paper; at most a third of all."""
+IN_SHADOW = 0.8
+"""The share of them that its shadow model is trained on, as in the paper."""
+LISTED = 10
+TREES = 200
+RATES = (0.01, 0.001)
+"""Shares of others taken for members at which true positives are counted."""
+PRIOR = 4.0
+"""How many observations of one person the mean over all people counts for."""
+ALARM = 0.001
+"""Of intervals that are held against what is certified: several are, and a run is not to be accused by chance."""
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Released(NamedTuple):
+    """A model that was trained before, on those of the split who learn."""
+
+    method: Method
+    """That of its last phase."""
+    shared: Tree
+    seed: int
+    epsilon: float
+    """Certified for the public, at the δ that `attack` is given."""
+
+
+class _Model(NamedTuple):
+    method: Method
+    shared: Tree
+    split: Split
+    took: Bools
+    """(users) who was in a cohort."""
+    epsilon: float
+
+
+class _People(NamedTuple):
+    shadow: Users
+    """The attacker's own, who are neither of the others."""
+    members: Users
+    others: Users
+
+
+def attack(
+    method: Method,
+    split: Split,
+    *,
+    rounds: int,
+    cohort: int | None = None,
+    released: Released | None = None,
+    shadows: int = SHADOWS,
+    people: int | None = None,
+    shadow_people: int = SHADOW_PEOPLE,
+    forest: bool = True,
+    delta: float = DELTA,
+    seed: int = 0,
+    device: str = "cpu",
+    fused: bool = True,
+    step: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Attack a model of this method on this split, at the level of people; what was found, ready for JSON.
+
+    released: the model to attack; its members are those who learn, and those who do not are the others. Without one, a
+    target is trained here: of the people who learn, some are the attacker's, and half of the rest are members.
+    shadows: models for the likelihood ratio. people: how many are asked about, half of them members; None: all.
+    forest: whether to attack from lists too; it takes scikit-learn, and a method whose devices hold nothing of their
+    own. step: told how many rounds of how many are done.
+    """
+    _check(shadows, people)
+    lab = _Lab(method, _whole(split), rounds, cohort, delta, device, fused, Rng.of(seed, "membership"), step)
+    why = _no_forest(method, split) if forest else "left out"
+    groups = _divided(lab.split, released, 0 if why else shadow_people, lab.generator("people"))
+    lab.trainings = shadows + (released is None) + (not why)
+    private = np.sort(np.concatenate([groups.members, groups.others]))
+    if released is None:
+        target = lab.trained(groups.members, "target")
+    else:
+        target = lab.as_released(released)
+    asked, members = _asked(groups, people, lab.generator("asked"))
+    found: dict[str, Any] = {
+        "target": "trained for the audit" if released is None else "the run's model",
+        "members": int(members.sum()),
+        "others": int((~members).sum()),
+        "trained_on": len(groups.members),
+        "took_part": int(target.took[groups.members].sum()),
+        "rounds": rounds,
+        "cohort": cohort,
+        "shadows": shadows,
+    }
+    bound = allowed(target.epsilon, delta, _relation(method, lab.split))
+    lists: dict[str, Any] = {"skipped": why}
+    alarms: list[bool] = []
+    if not why:
+        guesses, kinds, used = _from_lists(lab, target, groups.shadow, asked)
+        lists = {
+            "accuracy": list(balanced(guesses, members)),
+            "ceiling": ceiling(kinds, members),
+            "distinct": int(kinds.max()) + 1,
+            "shadow_people": len(groups.shadow),
+            "shadow_trained_on": used,
+        }
+        alarms.append(balanced(guesses, members, ALARM).low > bound.accuracy)
+    scores = _ratios(lab, target, private, asked, shadows)
+    traced = ~members | target.took[asked]
+    rates = [rate for rate in (rate_at(scores, members, share) for share in RATES) if rate]
+    ratio = {
+        "statistic": f"mean of log σ(own − other) over a person's items, {NEGATIVES} others each",
+        "auc": list(delong(scores, members)),
+        "auc_took_part": list(delong(scores[traced], members[traced])) if members[traced].any() else None,
+        "rates": [_told(rate) for rate in rates],
+    }
+    alarms.append(delong(scores, members, ALARM).low > bound.auc)
+    alarms += [_exceeds(rate_at(scores, members, rate.at, ALARM), bound) for rate in rates]
+    return {
+        **found,
+        "lists": lists,
+        "likelihood_ratio": ratio,
+        "allowed": _stated(bound, target.epsilon, delta, [rate.at for rate in rates]),
+        "contradicted": any(alarms),
+        "notes": lab.notes,
+    }
+
+
+def likelihood_ratio(seen: Floats, known: Floats, took: Bools) -> Floats:
+    """(people) the logarithm of how much likelier what is seen of each is if they took part.
+
+    known: (people, shadows) the same of shadow models; took: who took part in which. Normal on both sides. What a few
+    models tell of a person's means and deviations is drawn towards everyone's, as if that were `PRIOR` more.
+
+    >>> took = np.array([[True, True, False, False]] * 2)
+    >>> known = np.array([[2.0, 2.2, 0.0, 0.2], [3.0, 3.2, 1.0, 1.2]])
+    >>> (likelihood_ratio(np.array([2.1, 1.1]), known, took) > 0).tolist()
+    [True, False]
+    """
+    # Models differ in how well they do altogether, which is not about anybody.
+    known, seen = known - known.mean(0), seen - seen.mean()
+    means, counts, squares = [], [], []
+    for there in (~took, took):
+        count = there.sum(1)
+        mean = np.where(there, known, 0.0).sum(1) / np.maximum(count, 1)
+        means.append(mean)
+        counts.append(count)
+        squares.append((np.where(there, known - mean[:, None], 0.0) ** 2).sum(1))
+    both = (counts[0] > 0) & (counts[1] > 0)
+    shift = float((means[1] - means[0])[both].mean()) if both.any() else 0.0
+    out = np.where(counts[0] > 0, means[0], means[1] - shift)
+    inside = (counts[1] * means[1] + PRIOR * (out + shift)) / (counts[1] + PRIOR)
+    degrees = [np.maximum(count - 1, 0) for count in counts]
+    everyone = sum(float(part.sum()) for part in squares) / max(1, sum(int(part.sum()) for part in degrees))
+    logs = []
+    for mean, count, square, freedom in zip((out, inside), counts, squares, degrees, strict=True):
+        own = (square + PRIOR * everyone) / (freedom + PRIOR)
+        # The mean is not known exactly either.
+        variance = np.maximum(own * (1 + 1 / np.maximum(count, 1)), 1e-18)
+        logs.append(-0.5 * (np.log(variance) + (seen - mean) ** 2 / variance))
+    difference: Floats = logs[1] - logs[0]
+    return difference
+
+
+@dataclass
+class _Lab:
+    """Where models are trained on some of the people, all in the same way."""
+
+    method: Method
+    split: Split
+    rounds: int
+    cohort: int | None
+    delta: float
+    device: str
+    fused: bool
+    rng: Rng
+    step: Callable[[int, int], None]
+    trainings: int = 0
+    done: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def generator(self, what: str) -> np.random.Generator:
+        return np.random.default_rng(int(self.rng.fold(what).key) % 2**64)
+
+    def trained(self, who: Users, name: str) -> _Model:
+        """A model of these people alone, as the run would make it; the last round stands."""
+        seed = int(self.rng.fold("training", name).key)
+        split = replace(self.split, learn=_marked(who, self.split.n_users))
+        size = self._size(len(who), name)
+        method = self.method
+        each = sum(phase.rounds or self.rounds for phase in method.phases)
+
+        def tell(line: Round) -> None:
+            self.step(self.done * each + line.step, self.trainings * each)
+
+        fitted = fit(
+            method,
+            Simulator(split, device=self.device, fused=self.fused),
+            rounds=self.rounds,
+            cohort=size,
+            seed=seed,
+            delta=self.delta,
+            evaluate_every=0,
+            on_round=tell,
+        )
+        self.done += 1
+        took = _took(method, who, self.split.n_users, self.rounds, size, seed)
+        return _Model(fitted.method, fitted.shared, split, took, fitted.epsilon["public"])
+
+    def as_released(self, released: Released) -> _Model:
+        who = np.flatnonzero(self.split.learn & (self.split.lengths > 0))
+        took = _took(self.method, who, self.split.n_users, self.rounds, self.cohort, released.seed)
+        return _Model(released.method, released.shared, self.split, took, released.epsilon)
+
+    def outsider(self, model: _Model) -> Outsider:
+        """Who reads it; of every model in the same way."""
+        return Outsider(model.split, model.method, self.rng.fold("reading"), device=self.device, fused=self.fused)
+
+    def _size(self, members: int, name: str) -> int | None:
+        if self.cohort is None or self.cohort <= members:
+            return self.cohort
+        self.notes.append(f"The {name} model has {members:,} people, so all are in a round, not {self.cohort:,}.")
+        return members
+
+
+def _from_lists(
+    lab: _Lab, target: _Model, shadow: Users, asked: Users
+) -> tuple[Bools, npt.NDArray[np.int64], int]:
+    """The forest's guesses about these people; which of them are told the same about; and whom the shadow has."""
+    from sklearn.ensemble import RandomForestClassifier
+
+    inside = lab.generator("shadow").permutation(shadow)[: round(IN_SHADOW * len(shadow))]
+    model = lab.trained(np.sort(inside), "lists' shadow")
+    lists = [lab.outsider(one).lists(one.shared, who, LISTED) for one, who in ((model, shadow), (target, asked))]
+    everyone = replace(lab.split, learn=lab.split.lengths > 0)
+    reader = Outsider(everyone, target.method, lab.rng)
+    items = np.unique(np.concatenate(lists))
+    tables = []
+    for who, listed in zip((shadow, asked), lists, strict=True):
+        hot = np.zeros((len(who), len(items)), dtype=np.float32)
+        np.put_along_axis(hot, np.searchsorted(items, listed), 1.0, axis=1)
+        tables.append(np.concatenate([reader.described(who), hot], axis=1))
+    # Four in five are in: without weights it would say so of nearly everyone.
+    forest = RandomForestClassifier(
+        TREES, class_weight="balanced", random_state=int(lab.generator("forest").integers(2**31)), n_jobs=1
+    )
+    forest.fit(tables[0], np.isin(shadow, inside))
+    guesses = np.asarray(forest.predict(tables[1]), dtype=np.bool_)
+    told = np.concatenate([tables[1], lists[1]], axis=1)
+    return guesses, np.unique(told, axis=0, return_inverse=True)[1].reshape(-1), len(inside)
+
+
+def _ratios(lab: _Lab, target: _Model, private: Users, asked: Users, shadows: int) -> Floats:
+    """(asked) the scores of the likelihood ratio."""
+    generator = lab.generator("halves")
+    known, took = np.empty((len(asked), shadows)), np.empty((len(asked), shadows), dtype=np.bool_)
+    half = private
+    for number in range(shadows):
+        if number % 2 == 0:
+            half = np.sort(generator.permutation(private)[: len(private) // 2])
+        else:
+            half = np.setdiff1d(private, half)
+        model = lab.trained(half, f"shadow {number + 1}")
+        known[:, number] = lab.outsider(model).preference(model.shared, asked)
+        took[:, number] = model.took[asked]
+    return likelihood_ratio(lab.outsider(target).preference(target.shared, asked), known, took)
+
+
+def _whole(split: Split) -> Split:
+    """The split with all that someone has to train on where they do not learn, as members have it."""
+    bounds = split.bounds.copy()
+    bounds[1:3] = np.where(split.learn, bounds[1:3], bounds[3])
+    return replace(split, bounds=bounds)
+
+
+def _divided(split: Split, released: Released | None, shadow: int, generator: np.random.Generator) -> _People:
+    there = split.lengths > 0
+    members, others = (generator.permutation(np.flatnonzero(there & kind)) for kind in (split.learn, ~split.learn))
+    if released is None:
+        own = min(shadow, len(members) // 3)
+        half = own + (len(members) - own) // 2
+        own_people, members, others = members[:own], members[own:half], members[half:]
+    else:
+        own = min(shadow, len(others) // 2)
+        own_people, others = others[:own], others[own:]
+    if min(len(members), len(others)) < FEWEST:
+        raise HomebodyError(
+            f"Members are told from others among at least {FEWEST} of each, and here are {len(members):,} and "
+            f"{len(others):,}: use more people."
+        )
+    return _People(*(np.sort(one) for one in (own_people, members, others)))
+
+
+def _asked(groups: _People, people: int | None, generator: np.random.Generator) -> tuple[Users, Bools]:
+    """Who is asked about, and whether they are members."""
+    most = max(len(groups.members), len(groups.others)) if people is None else people // 2
+    some = [np.sort(generator.permutation(one)[:most]) for one in (groups.members, groups.others)]
+    return np.concatenate(some), np.arange(sum(map(len, some))) < len(some[0])
+
+
+def _took(method: Method, who: Users, n_users: int, rounds: int, cohort: int | None, seed: int) -> Bools:
+    """Who was in the cohort of some round, as `fit` draws it."""
+    if cohort is None:
+        return _marked(who, n_users)
+    took = np.zeros(n_users, dtype=np.bool_)
+    for phase in method.phases:
+        rng = Rng.of(seed, phase.name)
+        for number in range(1, (phase.rounds or rounds) + 1):
+            took[choose(who, cohort, rng.fold("cohort", number)).users] = True
+    return took
+
+
+def _marked(who: Users, n_users: int) -> Bools:
+    marks = np.zeros(n_users, dtype=np.bool_)
+    marks[who] = True
+    return marks
+
+
+def _relation(method: Method, split: Split) -> str:
+    """What certified ε is about: one added or removed, if all of it is."""
+    who = np.flatnonzero(split.learn & (split.lengths > 0))
+    cohort = choose(who, None, Rng.of(0), split.n_items)
+    acting = [phase.method or method for phase in method.phases]
+    events = [charge.event for one in acting for charge in one.releases(cohort)]
+    relations = {event.relation for event in events if not isinstance(event, NonPrivate)}
+    return "add-remove" if relations == {"add-remove"} else "replace-one"
+
+
+def _no_forest(method: Method, split: Split) -> str:
+    """Why the attack from lists is not possible, in a sentence; empty where it is."""
+    if importlib.util.find_spec("sklearn") is None:
+        return "The attack from lists needs scikit-learn: install homebody[report]."
+    if not by_features(method, split.catalogue()):
+        return (
+            f"Devices of {type(method).__name__} hold something of their own, so that what is shared gives nobody a "
+            "list by their features: the likelihood ratio alone is tried."
+        )
+    return ""
+
+
+def _told(rate: Rate) -> dict[str, Any]:
+    return {"false_positives": rate.at, "true": list(rate.true), "false": list(rate.false)}
+
+
+def _stated(bound: Allowed, epsilon: float, delta: float, at: list[float]) -> Mapping[str, Any]:
+    return {
+        "epsilon": epsilon if np.isfinite(epsilon) else "inf",
+        "delta": delta,
+        "accuracy": bound.accuracy,
+        "auc": bound.auc,
+        "rates": [bound.rate(one) for one in at],
+    }
+
+
+def _exceeds(rate: Rate | None, bound: Allowed) -> bool:
+    return rate is not None and rate.true.low > bound.rate(rate.false.high)
+
+
+def _check(shadows: int, people: int | None) -> None:
+    if shadows < FEWEST_SHADOWS:
+        raise HomebodyError(f"The likelihood ratio takes at least {FEWEST_SHADOWS} shadow models, not {shadows}.")
+    if people is not None and people < 2 * FEWEST:
+        raise HomebodyError(f"The attack asks about at least {2 * FEWEST} people, half of them members, not {people}.")
