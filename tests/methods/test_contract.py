@@ -14,6 +14,7 @@ from homebody.fit import fit
 from homebody.methods import METHODS, find
 from homebody.methods.alone import Alone
 from homebody.methods.chance import Chance
+from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.dplcf import DPLCF
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
@@ -27,6 +28,7 @@ from homebody.methods.pfedrec import PFedRec
 from homebody.methods.popularity import Popularity
 from homebody.methods.private_popularity import PrivatePopularity
 from homebody.methods.privrec import PrivRec
+from homebody.privacy import Channel, Clip, Gaussian, SecureSum
 from homebody.reference import Reference
 from homebody.runtime import Simulator
 from homebody.testing import MethodContract, ReferenceContract, chance, population
@@ -51,6 +53,17 @@ class TestPrivRec(MethodContract):
 class TestPrivRecRatings(TestPrivRec):
     def method(self) -> Method:
         return PrivRec(output="explicit", factors=4, hidden="6", activation="sigmoid", epochs=2, batch_size=0)
+
+
+class TestDPPrivRec(MethodContract):
+    """In one stage; stage 1 and the joint loss are in test_dp_privrec.py."""
+
+    def method(self) -> Method:
+        return DPPrivRec(factors=4, hidden="6,5", epochs=3, adapt_epochs=2, batch_size=4, negatives=2)
+
+    def learner(self) -> Method:
+        quiet = Channel(Clip(5.0), SecureSum(), Gaussian(z=0.2))
+        return DPPrivRec(uplink=quiet, factors=8, hidden="16", epochs=5, learning_rate=0.5, init_scale=0.3)
 
 
 class TestFedMF(MethodContract):
@@ -208,6 +221,8 @@ def test_every_known_name_is_under_contract() -> None:
         type(suite.method()) if isinstance(suite, MethodContract) else type(suite.reference())
         for suite in (
             TestPFedRec(),
+            TestPrivRec(),
+            TestDPPrivRec(),
             TestFedMF(),
             TestFedNCF(),
             TestFedRecon(),
