@@ -514,3 +514,21 @@ def test_every_way_says_what_it_is() -> None:
         "leave-one-out", "ratio", "held-out-users", "cold-users", "cold-items", "cold-both", "impressions"
     }  # fmt: skip
     assert all(way.title and all(0 < share < 1 for share in way.settings.values()) for way in WAYS.values())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(population=populations(), seed=st.integers(0, 5))
+@quick
+def test_nobody_public_is_asked_or_learns_with_the_others(way: str, population: Population, seed: int) -> None:
+    without, done = made(population, way, seed=seed), made(population, way, seed=seed, public=0.2)
+    count = round(0.2 * done.n_users)
+    assert done.public.sum() == count
+    assert (without.learn & (without.lengths > 0))[done.public].all()
+    assert (done.learn == without.learn & ~done.public).all()
+    assert (done.lengths == without.lengths).all()
+    others = without.asked()[~done.public[without.asked()]]
+    assert done.asked().tolist() == others.tolist()
+    assert f"{count:,} of {done.n_users:,} people's data is public" in " ".join(done.notes)
+    for user in np.flatnonzero(~done.public):
+        for part in ("train", "valid", "test", "withheld"):
+            assert done.part(user, part).tolist() == without.part(user, part).tolist()
