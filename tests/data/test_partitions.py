@@ -541,3 +541,21 @@ def test_what_is_rated_low_is_withheld() -> None:
         split(people(*MANY), "held-out-users:above=3")
     with pytest.raises(HomebodyError, match="share between 0 and 1"):
         split(people(*MANY), "ratio:valid=0")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(population=populations(), seed=st.integers(0, 5))
+@quick
+def test_nobody_public_is_asked_or_learns_with_the_others(way: str, population: Population, seed: int) -> None:
+    without, done = made(population, way, seed=seed), made(population, way, seed=seed, public=0.2)
+    count = round(0.2 * done.n_users)
+    assert done.public.sum() == count
+    assert (without.learn & (without.lengths > 0))[done.public].all()
+    assert (done.learn == without.learn & ~done.public).all()
+    assert (done.lengths == without.lengths).all()
+    others = without.asked()[~done.public[without.asked()]]
+    assert done.asked().tolist() == others.tolist()
+    assert f"{count:,} of {done.n_users:,} people's data is public" in " ".join(done.notes)
+    for user in np.flatnonzero(~done.public):
+        for part in ("train", "valid", "test", "withheld"):
+            assert done.part(user, part).tolist() == without.part(user, part).tolist()

@@ -115,6 +115,10 @@ def test_a_folder_without_a_server_is_named(tmp_path: Path) -> None:
         Plan.read(tmp_path)
 
 
+PUBLIC = {"pretrain_rounds": 1, "pretraining": "public"}
+NOISE = ["clip:norm=1", "gaussian:z=1"]
+
+
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [
@@ -137,6 +141,8 @@ def test_a_folder_without_a_server_is_named(tmp_path: Path) -> None:
         ({"rounds": 0}, "The server's rounds must be at least 1, not 0."),
         ({"cohort": 0}, "The server's cohort must be at least 1, not 0."),
         ({"negatives": 0}, "The server's negatives must be at least 1, not 0."),
+        ({"public": 0.1}, "No device's data is public"),
+        ({"method": "dp-privrec", "fields": PUBLIC, "stages": NOISE}, "No device's data is public"),
         ({"seed": 2**64}, "The seed must fit in 64 bits"),
     ],
 )

@@ -14,6 +14,7 @@ from homebody.fit import fit
 from homebody.methods import METHODS, find
 from homebody.methods.alone import Alone
 from homebody.methods.chance import Chance
+from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.dplcf import DPLCF
 from homebody.methods.fcf import FCF
 from homebody.methods.fedgnn import FedGNN
@@ -32,6 +33,7 @@ from homebody.methods.popularity import Popularity
 from homebody.methods.private_popularity import PrivatePopularity
 from homebody.methods.privrec import PrivRec
 from homebody.methods.privrec_cen import PrivRecCEN
+from homebody.privacy import Channel, Clip, Gaussian, SecureSum
 from homebody.reference import Reference
 from homebody.runtime import Simulator
 from homebody.testing import MethodContract, ReferenceContract, chance, population
@@ -77,6 +79,17 @@ class TestNNSelf(MethodContract):
 class TestNNSelfRatings(TestNNSelf):
     def method(self) -> Method:
         return NNSelf(output="explicit", factors=4, hidden="6", activation="sigmoid", epochs=2, first_order=True)
+
+
+class TestDPPrivRec(MethodContract):
+    """In one stage; stage 1 and the joint loss are in test_dp_privrec.py."""
+
+    def method(self) -> Method:
+        return DPPrivRec(factors=4, hidden="6,5", epochs=3, adapt_epochs=2, batch_size=4, negatives=2)
+
+    def learner(self) -> Method:
+        quiet = Channel(Clip(5.0), SecureSum(), Gaussian(z=0.2))
+        return DPPrivRec(uplink=quiet, factors=8, hidden="16", epochs=5, learning_rate=0.5, init_scale=0.3)
 
 
 class TestFedMF(MethodContract):
@@ -256,6 +269,7 @@ def test_every_known_name_is_under_contract() -> None:
             TestFOFLSelf(),
             TestNNSelf(),
             TestPrivRecCEN(),
+            TestDPPrivRec(),
             TestFedMF(),
             TestFedNCF(),
             TestFedRecon(),

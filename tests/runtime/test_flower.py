@@ -629,6 +629,11 @@ def test_a_method_of_two_phases_is_the_same_on_devices(
     ]
 
 
+def test_no_device_is_public(town: Callable[..., Any], people: Callable[..., Any], in_two: Recipe) -> None:
+    with pytest.raises(HomebodyError, match="No device's data is public"):
+        town(people(), (3,), in_two).runtime().available(public=True)
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_devices_rank_with_the_last_phases_method(
     town: Callable[..., Any], people: Callable[..., Any], in_two: Recipe, restarted: bool

@@ -263,9 +263,7 @@ class _Lab:
         return members
 
 
-def _from_lists(
-    lab: _Lab, target: _Model, shadow: Users, asked: Users
-) -> tuple[Bools, npt.NDArray[np.int64], int]:
+def _from_lists(lab: _Lab, target: _Model, shadow: Users, asked: Users) -> tuple[Bools, npt.NDArray[np.int64], int]:
     """The forest's guesses about these people; which of them are told the same about; and whom the shadow has."""
     from sklearn.ensemble import RandomForestClassifier
 
