@@ -287,6 +287,27 @@ def test_the_forest_reads_lists_that_tell_and_never_passes_the_oracle() -> None:
     assert groups["accuracy"][0] <= groups["ceiling"]
 
 
+def test_the_attacker_of_a_released_model_has_some_of_the_others_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = split(people(names=True), "held-out-users:valid=0,test=0.4")
+    fitted = fit(Counts(), Simulator(done), rounds=1, evaluate_every=0)
+    trained = spied(monkeypatch)
+    found = attack(Counts(), done, rounds=1, shadows=4, released=Released(fitted.method, fitted.shared, 0, math.inf))
+    own = dict(trained)["lists' shadow"]
+    assert not done.learn[own].any()
+    assert (found["members"], found["others"], found["lists"]["shadow_people"], len(own)) == (90, 30, 30, 24)
+    assert found["lists"]["accuracy"][0] == pytest.approx(1.0)
+
+
+def test_the_forest_does_not_say_of_everyone_what_most_of_its_own_people_are() -> None:
+    done = split(people())
+    bench = lab(Counts(), done)
+    target = bench.trained(np.arange(60, 105), "target")
+    guesses, kinds, used = membership._from_lists(bench, target, np.arange(60), np.arange(60, 150))
+    assert used == 48
+    assert 0 < guesses.sum() < 90
+    assert all(len(np.unique(guesses[kinds == kind])) == 1 for kind in np.unique(kinds))
+
+
 def test_fewer_people_may_be_asked_about() -> None:
     found = attack(FedIALS(factors=4), split(people()), rounds=1, shadows=4, people=60)
     assert (found["members"], found["others"], found["trained_on"]) == (30, 30, 75)
