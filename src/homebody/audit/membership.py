@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,16 +27,16 @@ import numpy.typing as npt
 
 from homebody.audit.outsiders import NEGATIVES, Outsider, by_features
 from homebody.audit.rates import Allowed, Rate, allowed, balanced, ceiling, delong, rate_at
-from homebody.core import Method, Tree, Users
+from homebody.audit.shadows import Lab, Model, Released, whole_histories
+from homebody.core import Method, Users
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.fit import Round, choose, fit
+from homebody.fit import choose
 from homebody.privacy import NonPrivate
 from homebody.privacy.ledger import DELTA
 from homebody.rng import Rng
-from homebody.runtime import Simulator
 
-__all__ = ["RATES", "SHADOWS", "Released", "attack", "likelihood_ratio"]
+__all__ = ["RATES", "SHADOWS", "Released", "attack", "leaves_some_out", "likelihood_ratio"]
 
 SHADOWS = 8
 FEWEST_SHADOWS = 4
@@ -52,31 +52,11 @@ TREES = 200
 RATES = (0.01, 0.001)
 """Shares of others taken for members at which true positives are counted."""
 PRIOR = 4.0
-"""How many observations of one person the mean over all people counts for."""
+"""How many observations everyone's deviation counts for, beside those of one person."""
 ALARM = 0.001
 """Of intervals that are held against what is certified: several are, and a run is not to be accused by chance."""
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-
-
-class Released(NamedTuple):
-    """A model that was trained before, on those of the split who learn."""
-
-    method: Method
-    """That of its last phase."""
-    shared: Tree
-    seed: int
-    epsilon: float
-    """Certified for the public, at the δ that `attack` is given."""
-
-
-class _Model(NamedTuple):
-    method: Method
-    shared: Tree
-    split: Split
-    took: Bools
-    """(users) who was in a cohort."""
-    epsilon: float
 
 
 class _People(NamedTuple):
@@ -112,15 +92,12 @@ def attack(
     own. step: told how many rounds of how many are done.
     """
     _check(shadows, people)
-    lab = _Lab(method, _whole(split), rounds, cohort, delta, device, fused, Rng.of(seed, "membership"), step)
+    lab = Lab(method, whole_histories(split), rounds, cohort, delta, device, fused, Rng.of(seed, "membership"), step)
     why = _no_forest(method, split) if forest else "left out"
     groups = _divided(lab.split, released, 0 if why else shadow_people, lab.generator("people"))
     lab.trainings = shadows + (released is None) + (not why)
     private = np.sort(np.concatenate([groups.members, groups.others]))
-    if released is None:
-        target = lab.trained(groups.members, "target")
-    else:
-        target = lab.as_released(released)
+    target = lab.trained(groups.members, "target") if released is None else lab.as_released(released)
     asked, members = _asked(groups, people, lab.generator("asked"))
     found: dict[str, Any] = {
         "target": "trained for the audit" if released is None else "the run's model",
@@ -132,7 +109,7 @@ def attack(
         "cohort": cohort,
         "shadows": shadows,
     }
-    bound = allowed(target.epsilon, delta, _relation(method, lab.split))
+    bound = allowed(target.epsilon, delta, _relation(method, lab.split, cohort))
     lists: dict[str, Any] = {"skipped": why}
     alarms: list[bool] = []
     if not why:
@@ -145,12 +122,13 @@ def attack(
             "shadow_trained_on": used,
         }
         alarms.append(balanced(guesses, members, ALARM).low > bound.accuracy)
-    scores = _ratios(lab, target, private, asked, shadows)
+    scores, seen = _ratios(lab, target, private, asked, shadows)
     traced = ~members | target.took[asked]
     rates = [rate for rate in (rate_at(scores, members, share) for share in RATES) if rate]
     ratio = {
         "statistic": f"mean of log σ(own − other) over a person's items, {NEGATIVES} others each",
         "auc": list(delong(scores, members)),
+        "auc_without_shadows": list(delong(seen, members)),
         "auc_took_part": list(delong(scores[traced], members[traced])) if members[traced].any() else None,
         "rates": [_told(rate) for rate in rates],
     }
@@ -169,8 +147,9 @@ def attack(
 def likelihood_ratio(seen: Floats, known: Floats, took: Bools) -> Floats:
     """(people) the logarithm of how much likelier what is seen of each is if they took part.
 
-    known: (people, shadows) the same of shadow models; took: who took part in which. Normal on both sides. What a few
-    models tell of a person's means and deviations is drawn towards everyone's, as if that were `PRIOR` more.
+    known: (people, shadows) the same of shadow models; took: who took part in which. All normal: a person has a level
+    of their own, and in models that they took part in it is higher by everyone's shift and something of their own.
+    How much people differ in both is estimated from all of them: so far a few models are believed about one.
 
     >>> took = np.array([[True, True, False, False]] * 2)
     >>> known = np.array([[2.0, 2.2, 0.0, 0.2], [3.0, 3.2, 1.0, 1.2]])
@@ -179,91 +158,43 @@ def likelihood_ratio(seen: Floats, known: Floats, took: Bools) -> Floats:
     """
     # Models differ in how well they do altogether, which is not about anybody.
     known, seen = known - known.mean(0), seen - seen.mean()
-    means, counts, squares = [], [], []
-    for there in (~took, took):
-        count = there.sum(1)
-        mean = np.where(there, known, 0.0).sum(1) / np.maximum(count, 1)
-        means.append(mean)
-        counts.append(count)
-        squares.append((np.where(there, known - mean[:, None], 0.0) ** 2).sum(1))
+    counts = [there.sum(1) for there in (~took, took)]
+    means = [np.where(there, known, 0.0).sum(1) / np.maximum(there.sum(1), 1) for there in (~took, took)]
     both = (counts[0] > 0) & (counts[1] > 0)
     shift = float((means[1] - means[0])[both].mean()) if both.any() else 0.0
-    out = np.where(counts[0] > 0, means[0], means[1] - shift)
-    inside = (counts[1] * means[1] + PRIOR * (out + shift)) / (counts[1] + PRIOR)
-    degrees = [np.maximum(count - 1, 0) for count in counts]
-    everyone = sum(float(part.sum()) for part in squares) / max(1, sum(int(part.sum()) for part in degrees))
-    logs = []
-    for mean, count, square, freedom in zip((out, inside), counts, squares, degrees, strict=True):
-        own = (square + PRIOR * everyone) / (freedom + PRIOR)
-        # The mean is not known exactly either.
-        variance = np.maximum(own * (1 + 1 / np.maximum(count, 1)), 1e-18)
-        logs.append(-0.5 * (np.log(variance) + (seen - mean) ** 2 / variance))
-    difference: Floats = logs[1] - logs[0]
+    left = known - np.where(took, means[1][:, None], means[0][:, None])
+    freedom = sum(np.maximum(count - 1, 0) for count in counts)
+    noise = max(float((left**2).sum()) / max(1, int(freedom.sum())), 1e-18)
+    level, extra = (
+        max(_variance(values) - noise * float(share.mean() if len(share) else 0.0), 1e-6 * noise)
+        for values, share in (
+            (means[0][counts[0] > 0], 1 / counts[0][counts[0] > 0]),
+            ((means[1] - means[0])[both], 1 / counts[0][both] + 1 / counts[1][both]),
+        )
+    )
+    own = ((left**2).sum(1) + PRIOR * noise) / (freedom + PRIOR)
+    # The posterior of the two, given the shadow models: precision [[a, b], [b, c]], weighted sums u and v.
+    a, b, c = 1 / level + took.shape[1] / own, counts[1] / own, 1 / extra + counts[1] / own
+    above = known - shift * took
+    u, v = above.sum(1) / own, np.where(took, above, 0.0).sum(1) / own
+    area = a * c - b * b
+    without, more = (c * u - b * v) / area, (a * v - b * u) / area
+    spread = own + c / area
+    inside, wider = without + shift + more, own + (a + c - 2 * b) / area
+    difference: Floats = _log_normal(seen - inside, wider) - _log_normal(seen - without, spread)
     return difference
 
 
-@dataclass
-class _Lab:
-    """Where models are trained on some of the people, all in the same way."""
-
-    method: Method
-    split: Split
-    rounds: int
-    cohort: int | None
-    delta: float
-    device: str
-    fused: bool
-    rng: Rng
-    step: Callable[[int, int], None]
-    trainings: int = 0
-    done: int = 0
-    notes: list[str] = field(default_factory=list)
-
-    def generator(self, what: str) -> np.random.Generator:
-        return np.random.default_rng(int(self.rng.fold(what).key) % 2**64)
-
-    def trained(self, who: Users, name: str) -> _Model:
-        """A model of these people alone, as the run would make it; the last round stands."""
-        seed = int(self.rng.fold("training", name).key)
-        split = replace(self.split, learn=_marked(who, self.split.n_users))
-        size = self._size(len(who), name)
-        method = self.method
-        each = sum(phase.rounds or self.rounds for phase in method.phases)
-
-        def tell(line: Round) -> None:
-            self.step(self.done * each + line.step, self.trainings * each)
-
-        fitted = fit(
-            method,
-            Simulator(split, device=self.device, fused=self.fused),
-            rounds=self.rounds,
-            cohort=size,
-            seed=seed,
-            delta=self.delta,
-            evaluate_every=0,
-            on_round=tell,
-        )
-        self.done += 1
-        took = _took(method, who, self.split.n_users, self.rounds, size, seed)
-        return _Model(fitted.method, fitted.shared, split, took, fitted.epsilon["public"])
-
-    def as_released(self, released: Released) -> _Model:
-        who = np.flatnonzero(self.split.learn & (self.split.lengths > 0))
-        took = _took(self.method, who, self.split.n_users, self.rounds, self.cohort, released.seed)
-        return _Model(released.method, released.shared, self.split, took, released.epsilon)
-
-    def outsider(self, model: _Model) -> Outsider:
-        """Who reads it; of every model in the same way."""
-        return Outsider(model.split, model.method, self.rng.fold("reading"), device=self.device, fused=self.fused)
-
-    def _size(self, members: int, name: str) -> int | None:
-        if self.cohort is None or self.cohort <= members:
-            return self.cohort
-        self.notes.append(f"The {name} model has {members:,} people, so all are in a round, not {self.cohort:,}.")
-        return members
+def _variance(values: Floats) -> float:
+    return float(values.var(ddof=1)) if len(values) > 1 else 0.0
 
 
-def _from_lists(lab: _Lab, target: _Model, shadow: Users, asked: Users) -> tuple[Bools, npt.NDArray[np.int64], int]:
+def _log_normal(apart: Floats, variance: Floats) -> Floats:
+    density: Floats = -0.5 * (np.log(variance) + apart**2 / variance)
+    return density
+
+
+def _from_lists(lab: Lab, target: Model, shadow: Users, asked: Users) -> tuple[Bools, npt.NDArray[np.int64], int]:
     """The forest's guesses about these people; which of them are told the same about; and whom the shadow has."""
     from sklearn.ensemble import RandomForestClassifier
 
@@ -288,8 +219,8 @@ def _from_lists(lab: _Lab, target: _Model, shadow: Users, asked: Users) -> tuple
     return guesses, np.unique(told, axis=0, return_inverse=True)[1].reshape(-1), len(inside)
 
 
-def _ratios(lab: _Lab, target: _Model, private: Users, asked: Users, shadows: int) -> Floats:
-    """(asked) the scores of the likelihood ratio."""
+def _ratios(lab: Lab, target: Model, private: Users, asked: Users, shadows: int) -> tuple[Floats, Floats]:
+    """(asked) the logarithms of likelihood ratios, and the preferences in the target that they judge."""
     generator = lab.generator("halves")
     known, took = np.empty((len(asked), shadows)), np.empty((len(asked), shadows), dtype=np.bool_)
     half = private
@@ -301,14 +232,8 @@ def _ratios(lab: _Lab, target: _Model, private: Users, asked: Users, shadows: in
         model = lab.trained(half, f"shadow {number + 1}")
         known[:, number] = lab.outsider(model).preference(model.shared, asked)
         took[:, number] = model.took[asked]
-    return likelihood_ratio(lab.outsider(target).preference(target.shared, asked), known, took)
-
-
-def _whole(split: Split) -> Split:
-    """The split with all that someone has to train on where they do not learn, as members have it."""
-    bounds = split.bounds.copy()
-    bounds[1:3] = np.where(split.learn, bounds[1:3], bounds[3])
-    return replace(split, bounds=bounds)
+    seen = lab.outsider(target).preference(target.shared, asked)
+    return likelihood_ratio(seen, known, took), seen
 
 
 def _divided(split: Split, released: Released | None, shadow: int, generator: np.random.Generator) -> _People:
@@ -329,6 +254,12 @@ def _divided(split: Split, released: Released | None, shadow: int, generator: np
     return _People(*(np.sort(one) for one in (own_people, members, others)))
 
 
+def leaves_some_out(split: Split) -> bool:
+    """Whether a model of this split has people to compare its members with, who could have been members as well."""
+    others = ~split.learn & (whole_histories(split).lengths > 0)
+    return not len(split.absent) and int(others.sum()) >= 2 * FEWEST
+
+
 def _asked(groups: _People, people: int | None, generator: np.random.Generator) -> tuple[Users, Bools]:
     """Who is asked about, and whether they are members."""
     most = max(len(groups.members), len(groups.others)) if people is None else people // 2
@@ -336,28 +267,10 @@ def _asked(groups: _People, people: int | None, generator: np.random.Generator) 
     return np.concatenate(some), np.arange(sum(map(len, some))) < len(some[0])
 
 
-def _took(method: Method, who: Users, n_users: int, rounds: int, cohort: int | None, seed: int) -> Bools:
-    """Who was in the cohort of some round, as `fit` draws it."""
-    if cohort is None:
-        return _marked(who, n_users)
-    took = np.zeros(n_users, dtype=np.bool_)
-    for phase in method.phases:
-        rng = Rng.of(seed, phase.name)
-        for number in range(1, (phase.rounds or rounds) + 1):
-            took[choose(who, cohort, rng.fold("cohort", number)).users] = True
-    return took
-
-
-def _marked(who: Users, n_users: int) -> Bools:
-    marks = np.zeros(n_users, dtype=np.bool_)
-    marks[who] = True
-    return marks
-
-
-def _relation(method: Method, split: Split) -> str:
+def _relation(method: Method, split: Split, size: int | None) -> str:
     """What certified ε is about: one added or removed, if all of it is."""
     who = np.flatnonzero(split.learn & (split.lengths > 0))
-    cohort = choose(who, None, Rng.of(0), split.n_items)
+    cohort = choose(who, None if size is None else min(size, len(who)), Rng.of(0), split.n_items)
     acting = [phase.method or method for phase in method.phases]
     events = [charge.event for one in acting for charge in one.releases(cohort)]
     relations = {event.relation for event in events if not isinstance(event, NonPrivate)}
@@ -370,8 +283,8 @@ def _no_forest(method: Method, split: Split) -> str:
         return "The attack from lists needs scikit-learn: install homebody[report]."
     if not by_features(method, split.catalogue()):
         return (
-            f"Devices of {type(method).__name__} hold something of their own, so that what is shared gives nobody a "
-            "list by their features: the likelihood ratio alone is tried."
+            f"What {type(method).__name__} shares gives nobody a list by their features alone, so that there is "
+            "nothing for the attack from lists to read."
         )
     return ""
 

@@ -27,8 +27,10 @@ AT_ONCE = 1 << 21
 
 
 def by_features(method: Method, catalogue: Catalogue) -> bool:
-    """Whether a device holds nothing of its own: then what is shared ranks for anybody, by their features."""
+    """Whether what is shared ranks for anybody by their features: it takes them in, and devices hold nothing else."""
     acting = method.phases[-1].method or method
+    if not {"user features", "contexts"} & {*acting.needs, *acting.uses}:
+        return False
     shared = acting.init_shared(catalogue, Rng.of(0))
     return not acting.init_local({name: value.cpu() for name, value in shared.items()}, Rng.of(0))
 

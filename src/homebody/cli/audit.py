@@ -25,7 +25,12 @@ PATIENCE = 2.0
 """Seconds before a bar appears."""
 EVERY = 5.0
 """Seconds between lines where there is no terminal to draw one on."""
-OWN = {"interactions": ("users",), "canary": ("canaries", "trials", "confidence"), "linkage": ("users",)}
+OWN = {
+    "interactions": ("users",),
+    "canary": ("canaries", "trials", "confidence"),
+    "linkage": ("users",),
+    "membership": ("people", "shadows", "rounds"),
+}
 """The options of each attack."""
 
 
@@ -36,7 +41,8 @@ def audit(
         typer.Option(
             "--attack",
             help="interactions: the server reads uploads; canary: a lower bound on ε from people we made up; linkage: "
-            "the server looks for reports of one device behind the proxy.",
+            "the server looks for reports of one device behind the proxy; membership: the public asks of the final "
+            "model whether someone was in its training.",
         ),
     ],
     users: Annotated[
@@ -52,24 +58,48 @@ def audit(
     confidence: Annotated[
         float | None, typer.Option("--confidence", help="canary: of the lower bound.", show_default="0.95")
     ] = None,
+    people: Annotated[
+        int | None,
+        typer.Option("--people", help="membership: people to ask about, half of them members.", show_default="all"),
+    ] = None,
+    shadows: Annotated[
+        int | None, typer.Option("--shadows", help="membership: models to compare with.", show_default="8")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds",
+            help="membership: for a quick try, of every model, the attacked one too.",
+            show_default="the run's",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="All of the attack's randomness derives from it.")] = 0,
     as_json: options.Json = False,
 ) -> None:
     """Attack a finished run as an observer would, beside the ε that is certified against each. See docs/auditing.md.
 
-    Exit code 1: a lower bound on ε is above the certified one.
+    Exit code 1: a lower bound on ε is above the certified one, or an attack gets further than that allows.
     """
     if attack not in OWN:
         raise unknown_name("attack", attack, OWN)
-    given = {"users": users, "canaries": canaries, "trials": trials, "confidence": confidence}
+    given = {
+        "users": users,
+        "canaries": canaries,
+        "trials": trials,
+        "confidence": confidence,
+        "people": people,
+        "shadows": shadows,
+        "rounds": rounds,
+    }
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if name not in OWN[attack]:
             raise HomebodyError(f"--{name} is not for --attack {attack}: leave it out.")
-    found = {"interactions": _interactions, "canary": _canary, "linkage": _linkage}[attack](run, given, seed, as_json)
+    attacks = {"interactions": _interactions, "canary": _canary, "linkage": _linkage, "membership": _membership}
+    found = attacks[attack](run, given, seed, as_json)
     if as_json:
         typer.echo(json.dumps({"attack": attack, "run": str(run), "seed": seed, **found}))
-    if any(one["contradicted"] for one in found.get("observers", [])):
+    if found.get("contradicted") or any(one["contradicted"] for one in found.get("observers", [])):
         raise typer.Exit(1)
 
 
@@ -157,6 +187,47 @@ def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[s
     found = {"views": attacked, **_about(recipe, fitted.epsilon, fitted.delta)}
     if not quiet:
         _print_linkage(found, recipe.short_method)
+    return found
+
+
+def _membership(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
+    from homebody.audit.membership import Released, attack, leaves_some_out
+    from homebody.audit.shadows import trained_for
+    from homebody.cli.audit_membership import print_membership
+    from homebody.core import Method
+    from homebody.recipe import Recipe
+    from homebody.report import RunFolder
+    from homebody.run import reopen
+    from homebody.runtime import Simulator
+
+    fitted, _ = reopen(run)
+    recipe = Recipe.from_toml(RunFolder.open(run).recipe_text())
+    method = recipe.build()
+    assert isinstance(method, Method)
+    assert isinstance(fitted.runtime, Simulator)
+    assert recipe.rounds is not None
+    released, cut = None, given.pop("rounds", None)
+    if cut is None and leaves_some_out(fitted.runtime.split):
+        released = Released(fitted.method, fitted.shared, recipe.seed, fitted.epsilon["public"])
+    with _bar("rounds of the attacked and of shadow models", quiet) as step:
+        found = attack(
+            method,
+            fitted.runtime.split,
+            rounds=trained_for(method, recipe.rounds, fitted.chosen) if cut is None else cut,
+            cohort=recipe.cohort,
+            released=released,
+            delta=fitted.delta,
+            device=recipe.device,
+            fused=recipe.fused,
+            seed=seed,
+            step=step,
+            **given,
+        )
+    found = {**found, **_about(recipe, fitted.epsilon, fitted.delta)}
+    if cut is not None:
+        found["notes"] = [*found["notes"], f"Every model had {cut:,} rounds, and the run's had {fitted.chosen:,}."]
+    if not quiet:
+        print_membership(found, recipe.short_method)
     return found
 
 
