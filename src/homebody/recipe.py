@@ -24,6 +24,8 @@ from homebody.reference import Reference
 __all__ = ["Recipe", "own_channel", "parse_fields"]
 
 SCHEMA_VERSION = 1
+SELECT = "valid/ndcg@10"
+"""What chooses the round of whatever ranks."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Recipe:
     cohort: int | None = None
     evaluate_every: int | None = None
     """None: as often as the method says."""
-    select: str = "valid/ndcg@10"
+    select: str | None = None
+    """The metric that chooses the round; None: the method's own, by what it predicts."""
     device: str = "cpu"
     fused: bool = True
     columns: dict[str, str] = field(default_factory=dict)
@@ -109,6 +112,17 @@ class Recipe:
         own = method.default_evaluate_every if isinstance(method, Method) else 1
         return own if self.evaluate_every is None else self.evaluate_every
 
+    def selects(self) -> str:
+        """The metric that the round is chosen by.
+
+        >>> Recipe("fedmf", "ml-1m").selects(), Recipe("privrec", "ml-1m", fields={"output": "explicit"}).selects()
+        ('valid/ndcg@10', 'valid/rmse')
+        """
+        if self.select is not None:
+            return self.select
+        built = self.build()
+        return built.default_select if isinstance(built, Method) else SELECT
+
     def allowed(self) -> Budget | None:
         """The budget, read and checked."""
         return None if self.budget is None else Budget.parse(self.budget)
@@ -151,7 +165,7 @@ class Recipe:
         >>> Recipe("fedmf", "ml-100k", cutoffs=[5]).measured()
         [5, 10]
         """
-        _, at, k = self.select.rpartition("@")
+        _, at, k = (self.select or SELECT).rpartition("@")
         return sorted({*self.cutoffs, *([int(k)] if at and k.isdecimal() and int(k) else [])})
 
     def options(self) -> list[str]:

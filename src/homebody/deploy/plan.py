@@ -191,7 +191,7 @@ class Plan:
         for what, name, known in (
             ("protocol", recipe.protocol, get_args(Protocol)),
             ("way to hold out", recipe.held_out or "latest", get_args(How)),
-            ("metric to choose the round by", recipe.select, metric_names(recipe.measured())),
+            ("metric to choose the round by", recipe.selects(), metric_names(recipe.measured())),
         ):
             if name not in known:
                 raise unknown_name(what, name, known)

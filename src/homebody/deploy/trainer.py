@@ -101,7 +101,7 @@ def _fit(plan: Plan, method: Method, runtime: Flower, records: Records) -> Fitte
         budget=recipe.allowed(),
         delta=recipe.stated_at,
         evaluate_every=recipe.every(method),
-        select=recipe.select,
+        select=recipe.selects(),
         on_round=on_round,
         checkpoints=records,
     )

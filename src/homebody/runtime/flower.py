@@ -18,7 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Total, Tree, Users
+from homebody.core import (
+    Catalogue,
+    Cohort,
+    Collected,
+    Evaluated,
+    Method,
+    Newcomer,
+    Opened,
+    Recommended,
+    Total,
+    Tree,
+    Users,
+)
 from homebody.errors import Abandoned, HomebodyError
 from homebody.evaluation.metrics import METRICS
 from homebody.privacy import Charge
@@ -218,6 +230,9 @@ class Flower:
         return Evaluated({name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)})
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
+        raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")
+
+    def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
         raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")
 
     def state(self, *, lasting: bool = False) -> dict[str, Tensor]:
