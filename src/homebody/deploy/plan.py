@@ -136,6 +136,11 @@ class Plan:
             raise HomebodyError(f"{self.recipe.method} collects raw data: it cannot be trained on devices.")
         if method.needs:
             raise HomebodyError(f"{self.recipe.method} needs {method.needs[0]}, which devices do not hold yet.")
+        if method.predicts == "ratings":
+            raise HomebodyError(
+                f"{self.recipe.method} would predict ratings, and devices measure rankings alone: leave out "
+                "--set output=explicit."
+            )
         method = self._among_enough(method)
         for phase in method.phases:
             acting = phase.method or method

@@ -38,6 +38,7 @@ from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
 from homebody.runtime.correspondence import PAUSE, Correspondence, Post, Registry
 from homebody.runtime.returns import Intake, Letters, Part, Reports, about, bounds, shuffled
+from homebody.runtime.sheet import Sheet
 
 __all__ = ["Flower", "Settings", "metric_names", "telemetry"]
 
@@ -79,6 +80,7 @@ class Flower:
 
     description: what a device needs to do the same mathematics, as JSON: the recipe's method, fields and stages, the
     seed, the protocol and whether anything is held out. intake: where reports arrive that come through a proxy.
+    sheet: what devices are told of features, where the method takes any in.
     """
 
     simulated = False
@@ -93,11 +95,15 @@ class Flower:
         *,
         keep: int | None = None,
         intake: Intake | None = None,
+        sheet: Sheet | None = None,
         log: Callable[..., None] = lambda event, **facts: None,
     ) -> None:
         self._registry, self._description, self._log = registry, dict(description), log
         self.settings = settings or Settings()
-        self.catalogue = Catalogue(registry.n_items())
+        self._sheet = sheet or Sheet()
+        if self._sheet.digest:
+            self._description["features"] = self._sheet.digest
+        self.catalogue = self._sheet.catalogue(registry.n_items())
         self._letters = Correspondence(post, registry, log)
         self._key, self._release = 0, registry.notes().get("opened", "").partition(" ")[0].partition("#")[0]
         self._step, self._keep, self._intake = 0, keep, intake
@@ -286,7 +292,9 @@ class Flower:
         self, kind: str, task: Mapping[str, Any], shared: Tree, users: list[int], end: float, **more: Any
     ) -> Iterator[tuple[int, tuple[dict[str, Any], dict[str, bytes]]]]:
         body = wire.pack(shared, half=self.settings.half)
-        return self._letters.letters(kind, task, body, self.catalogue.n_items, users, end, **more)
+        return self._letters.letters(
+            kind, task, body, self.catalogue.n_items, users, end, sheet=self._sheet.content, **more
+        )
 
     def _await(self, users: list[int], end: float) -> None:
         """After a restart the devices of a round that was cut short need a moment to come back."""
@@ -331,7 +339,7 @@ class Flower:
 
     def _catalogue(self) -> Catalogue:
         count = self._registry.n_items()
-        return self.catalogue if count == self.catalogue.n_items else Catalogue(count)
+        return self.catalogue if count == self.catalogue.n_items else self._sheet.catalogue(count)
 
 
 def _as_it_is(tree: Tree) -> Tree:
