@@ -144,7 +144,7 @@ def test_what_is_said_changes_the_ranking_and_what_is_not_is_unknown(fitted: dic
     assert ask(CLICKS, {"hobbies": "chess|golf"}) == ask(CLICKS, {"hobbies": ["golf", "chess"]}) != bare
     assert ask(CLICKS, {"job": None, "age": " "}) == bare
     assert ask(CLICKS, now={"weather": "sunny"}) != bare
-    assert ask(CLICKS[::-1]) != bare  # in another order other steps are taken
+    assert ask(CLICKS[:4]).items != bare.items
 
 
 def test_an_unseen_category_counts_as_unknown_and_is_said(fitted: dict[str, Fitted]) -> None:
@@ -207,7 +207,7 @@ def test_ratings_are_adapted_to_where_they_are_predicted(done: Split) -> None:
 def test_items_are_found_by_id_and_by_name(people: Population) -> None:
     assert people.item("i7") == 7
     assert people.item("item, NUMBER 7") == 7
-    with pytest.raises(HomebodyError, match="There is no item 'Item number 7'.*did you mean i7, 'Item, number 7'?"):
+    with pytest.raises(HomebodyError, match=r"There is no item 'Item number 7'.*did you mean i7, 'Item, number 7'\?"):
         people.item("Item number 7")
     with pytest.raises(HomebodyError, match="There is no item 'zzz' in this population; the first is called i0"):
         people.item("zzz")

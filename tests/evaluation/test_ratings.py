@@ -86,7 +86,7 @@ def test_each_is_asked_in_its_own_circumstances() -> None:
 
 def test_a_rating_of_each_of_several_interactions_with_an_item_counts() -> None:
     again = replace(TOY, items=np.array([0, 1, 2, 2, 1, 2, 3, 4, 4, 3, 2, 1], dtype=np.int32))
-    done = split(again, "ratio:test=0.5,valid=0.1", protocol="published", how="latest", negatives=2)
+    done = split(again, "ratio:test=0.5,valid=0.25", protocol="published", how="latest", negatives=2)
     asked = questions(done, np.array([0]), rated=True)["test"]
     assert asked.relevant.tolist() == [[2]]
     scores = torch.full((1, 6), 3.0)
@@ -157,7 +157,7 @@ def test_the_note_of_the_mean_is_as_worked_out_by_hand(rated: Path, tmp_path: Pa
 
 
 def test_data_without_ratings_is_refused(tmp_path: Path) -> None:
-    recipe = Recipe("privrec", "synthetic:users=30,items=20", fields=EXPLICIT)
-    with pytest.raises(HomebodyError, match="privrec predicts ratings with these settings, and synthetic.* has none"):
+    recipe = Recipe("privrec", "synthetic:users=30,items=20,mean=6", fields=EXPLICIT)
+    with pytest.raises(HomebodyError, match=r"privrec predicts ratings with these settings, and synthetic.* has none"):
         execute(recipe, tmp_path)
     assert not list(tmp_path.iterdir())

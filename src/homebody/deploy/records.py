@@ -336,8 +336,8 @@ class Records:
 
     def sheet(self) -> bytes | None:
         """That; None where it knows of none."""
-        rows = self.database.rows("SELECT content FROM sheet")
-        return bytes(rows[0][0]) if rows else None
+        row = self.database.execute("SELECT content FROM sheet").fetchone()
+        return None if row is None else bytes(row[0])
 
     def ledger(self) -> Ledger:
         """The ledger in the same database, its chain verified."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Catalogue, Column
-from homebody.data.codes import Code, Numbers, encode_one
+from homebody.data.codes import Code, Numbers
 from homebody.data.encode import Encoded, EncodedColumn
 from homebody.errors import HomebodyError
 from homebody.runtime import wire
@@ -88,7 +88,7 @@ class Sheet:
 
     def encoded(self, profiles: Sequence[Mapping[str, str]], n_items: int) -> dict[str, Encoded]:
         """These people and the items as `Split.coded` takes them; what the sheet does not know of is left out."""
-        rows = [encode_one(self.people, _known(profile, self.people))[0] for profile in profiles]
+        rows = [self._of_person(profile)[0] for profile in profiles]
         people = {
             name: EncodedColumn(_stacked([row[name] for row in rows], code), code.size, code.kind, code.text)
             for name, code in self.people.items()
@@ -103,19 +103,27 @@ class Sheet:
         """What of somebody's profile counts for nothing, in sentences."""
         names = ", ".join(self.people) or "none"
         strange = [
-            f"The server's model has no feature '{name}' (it has {names})."
+            f"The server's model has no feature '{name}' (it has {names}): it counts for nothing."
             for name in profile
             if name not in self.people
         ]
-        return [*strange, *encode_one(self.people, _known(profile, self.people))[1]]
+        return [*strange, *self._of_person(profile)[1]]
+
+    def _of_person(self, profile: Mapping[str, str]) -> tuple[dict[str, Numbers], list[str]]:
+        """Somebody's numbers, and what of their profile is unknown. What cannot be read is unknown too: it was said
+        before anybody knew how, and must not keep a person from taking part."""
+        row, notes = {}, []
+        for name, code in self.people.items():
+            try:
+                row[name], note = code.of(name, profile.get(name))
+            except HomebodyError as error:
+                row[name], note = code.unknown(), f"{error} It counts as unknown."
+            notes += [note] if note else []
+        return row, notes
 
     def _of_items(self, name: str, n_items: int) -> Numbers:
         own = self.numbers[name][:n_items]
         return np.concatenate([own, self.items[name].unknown(n_items - len(own)).astype(own.dtype)])
-
-
-def _known(profile: Mapping[str, str], codes: Mapping[str, Code]) -> dict[str, str]:
-    return {name: value for name, value in profile.items() if name in codes}
 
 
 def _stacked(rows: Sequence[Numbers], code: Code) -> Numbers:
