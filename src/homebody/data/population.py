@@ -119,9 +119,10 @@ item_ids=pl.Series(["a1", "b2"]), item_names=pl.Series(["Emma", "Dracula"]))
         try:
             return _number(name, self.item_ids, self.n_items, "item")
         except HomebodyError:
-            if self.item_names is None:
+            called = self.item_ids if self.item_names is None else self.item_names
+            if called is None:
                 raise
-            lower = self.item_names.cast(pl.String).str.to_lowercase()
+            lower = called.cast(pl.String).str.to_lowercase()
             found = (lower == name.strip().lower()).fill_null(False).arg_true().to_list()
             if len(found) == 1:
                 return int(found[0])
@@ -132,10 +133,8 @@ item_ids=pl.Series(["a1", "b2"]), item_names=pl.Series(["Emma", "Dracula"]))
             if not near:
                 raise
             likely = int((lower == near[0]).arg_true()[0])
-            raise HomebodyError(
-                f"There is no item '{name}' in this population; did you mean {self.item_id(likely)}, "
-                f"'{self.item_name(likely)}'?"
-            ) from None
+            known = self.item_id(likely) + ("" if self.item_names is None else f", '{self.item_name(likely)}'")
+            raise HomebodyError(f"There is no item '{name}' in this population; did you mean {known}?") from None
 
     def item_id(self, item: int) -> str:
         """What the source calls this item."""
