@@ -173,12 +173,16 @@ class Recipe:
 
         >>> Recipe("fedmf", "ml-1m", fields={"factors": 8}, slices=["20-30"]).options()
         ['--data', 'ml-1m', '--slice', '20-30', '--set', 'factors=8']
+        >>> Recipe("fedmf", "ml-1m", select="valid/ndcg@10").options()
+        ['--data', 'ml-1m']
         """
         words = ["--data", self.data]
         for spec in fields(self):
             value = getattr(self, spec.name)
             default = spec.default if spec.default_factory is MISSING else spec.default_factory()
             if spec.name in ("method", "data", "fields") or value == default:
+                continue
+            if spec.name == "select" and value == replace(self, select=None).selects():
                 continue
             option = f"--{spec.name.replace('_', '-')}"
             if spec.name == "fused":

@@ -61,7 +61,7 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
     """
     method, split = prepare(recipe, watcher)
     recipe = replace(recipe, rounds=_rounds(recipe, method), cohort=_cohort(recipe, method, split))
-    recipe = replace(recipe, evaluate_every=recipe.every(method), select=recipe.selects())
+    recipe = replace(recipe, evaluate_every=recipe.every(method))
     recipe, method = _calibrated(recipe, method, split, watcher)
     stamped = f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder.create(out, name or stamped, exact=name is not None)

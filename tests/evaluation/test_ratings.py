@@ -88,7 +88,7 @@ def test_a_rating_of_each_of_several_interactions_with_an_item_counts() -> None:
     again = replace(TOY, items=np.array([0, 1, 2, 2, 1, 2, 3, 4, 4, 3, 2, 1], dtype=np.int32))
     done = split(again, "ratio:test=0.5,valid=0.25", protocol="published", how="latest", negatives=2)
     asked = questions(done, np.array([0]), rated=True)["test"]
-    assert asked.relevant.tolist() == [[2]]
+    assert asked.relevant.tolist() == [[2, -1]]
     scores = torch.full((1, 6), 3.0)
     told = summarise([Block(np.array([0]), scores, {"test": asked})]).metrics
     assert told["mae"] == pytest.approx((abs(3 - 5) + abs(3 - 4)) / 2)
@@ -143,7 +143,7 @@ def test_a_run_says_how_wrong_it_is_and_beats_the_mean(rated: Path, tmp_path: Pa
     assert result["metrics"]["rmse"] < 0.9 * mean
     assert result["metrics"]["mae"] <= result["metrics"]["rmse"]
     assert "rmse" in result["validation"]
-    assert Recipe.from_toml((Path(result["run"]) / "recipe.toml").read_text()).select == "valid/rmse"
+    assert Recipe.from_toml((Path(result["run"]) / "recipe.toml").read_text()).selects() == "valid/rmse"
 
 
 def test_the_note_of_the_mean_is_as_worked_out_by_hand(rated: Path, tmp_path: Path) -> None:
