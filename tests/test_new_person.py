@@ -94,6 +94,15 @@ def test_a_new_person_gets_what_they_do_not_have_and_the_same_each_time(fitted: 
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_what_they_have_changes_what_they_get(fitted: dict[str, Fitted], name: str) -> None:
+    """Whoever never trained adapts, also with a method whose own people do not."""
+    nothing, some, others = (dict(fitted[name].recommend_for(own, k=40).items) for own in ([], CLICKS, [7, 8, 20]))
+    both = some.keys() & others.keys()
+    assert any(abs(some[item] - nothing[item]) > 1e-6 for item in some)
+    assert any(abs(some[item] - others[item]) > 1e-6 for item in both)
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_an_empty_history_ranks_with_the_common_start(fitted: dict[str, Fitted], done: Split, name: str) -> None:
     method, shared = METHODS[name], fitted[name].shared
     none = torch.empty(0, dtype=torch.int64)

@@ -84,6 +84,18 @@ def test_each_is_asked_in_its_own_circumstances() -> None:
     assert metrics["valid/mae"] == pytest.approx((abs(3 + 1 - 5) + abs(3 + 1 - 3) + abs(3 + 1 - 2)) / 3)
 
 
+def test_of_several_held_out_each_is_asked_once_in_its_own_circumstances() -> None:
+    weather = Features(pl.DataFrame({"weather": ["a", "b", "a", "b"] * 3}), {"weather": "categorical"})
+    done = split(replace(TOY, contexts=weather), "ratio:test=0.5,valid=0.25", how="latest", negatives=2)
+    found = Simulator(done)
+    found.begin(method := Weathered(factors=2), fit_rng())
+    metrics = found.evaluate(method, method.init_shared(found.catalogue, fit_rng())).metrics
+    # Held out are the last two of each; nobody learns from b, so it is unknown: code 0, and a is code 1.
+    wrong = [3 + 1 - 5, 3 - 4, 3 + 1 - 3, 3.5 - 2, 3 + 1 - 2, 3 - 1]
+    assert metrics["mae"] == pytest.approx(np.abs(wrong).mean())
+    assert metrics["rmse"] == pytest.approx(np.sqrt(np.square(wrong).mean()))
+
+
 def test_a_rating_of_each_of_several_interactions_with_an_item_counts() -> None:
     again = replace(TOY, items=np.array([0, 1, 2, 2, 1, 2, 3, 4, 4, 3, 2, 1], dtype=np.int32))
     done = split(again, "ratio:test=0.5,valid=0.25", protocol="published", how="latest", negatives=2)
