@@ -12,7 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Phase, Total, Tree, Users
+from homebody.core import (
+    Catalogue,
+    Cohort,
+    Collected,
+    Evaluated,
+    Method,
+    Newcomer,
+    Opened,
+    Phase,
+    Recommended,
+    Total,
+    Tree,
+    Users,
+)
 from homebody.errors import Abandoned, HomebodyError
 from homebody.fit import Progress, Round, carry, choose, fit
 from homebody.privacy import Budget, Channel, Charge, Clip, Laplace, Ledger
@@ -98,6 +111,9 @@ class Clients:
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         return [(user, float(self.count[user] + shared["w"]))] * k
+
+    def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
+        return Recommended([(item, float(shared["w"])) for item in newcomer.items][:k])
 
     def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
         return Opened(release, cohort, again=False)

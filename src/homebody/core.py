@@ -34,8 +34,10 @@ __all__ = [
     "Data",
     "Evaluated",
     "Method",
+    "Newcomer",
     "Opened",
     "Phase",
+    "Recommended",
     "Rows",
     "Runtime",
     "Total",
@@ -107,6 +109,27 @@ class Data(NamedTuple):
     """(L,) what this person thought of each, where the method takes ratings in."""
     now: Mapping[str, Tensor] = MappingProxyType({})
     """The circumstances in which something is to be recommended; empty where nothing is known of them."""
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """Somebody whom training never met, as they describe themselves."""
+
+    items: Sequence[int] = ()
+    """What they have, oldest first."""
+    features: Mapping[str, object] = field(default_factory=dict)
+    """What they say of themselves; what they do not say is unknown."""
+    now: Mapping[str, object] = field(default_factory=dict)
+    """The circumstances in which they ask."""
+    ratings: Sequence[float] | None = None
+    """What they think of each item that they have."""
+
+
+class Recommended(NamedTuple):
+    """The best items that somebody does not have, with their scores, and what was unknown or left out."""
+
+    items: list[tuple[int, float]]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,6 +240,16 @@ class Method:
         The latest shared parameters; those it last trained from; or the latest, once it has adapted to them anew.
         """
         return "latest"
+
+    @property
+    def predicts(self) -> Literal["ranking", "ratings"]:
+        """What scores are: how well items fit, which orders them, or the very ratings that a person would give."""
+        return "ranking"
+
+    @property
+    def default_select(self) -> str:
+        """The metric that the round is chosen by, where nobody says."""
+        return "valid/rmse" if self.predicts == "ratings" else "valid/ndcg@10"
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         """What the server holds and sends."""
@@ -377,6 +410,9 @@ class Runtime(Protocol):
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         """A simulated client's best new items; real devices keep their rankings, so their runtime refuses."""
+
+    def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
+        """The best new items of somebody whom training never met, once they have adapted to what they have."""
 
     def state(self, *, lasting: bool = False) -> dict[str, Tensor]:
         """Every client's state, or a mark of the moment; later rounds leave it as it is.

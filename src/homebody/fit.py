@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -12,18 +12,15 @@ import numpy as np
 import torch
 
 from homebody import __version__
-from homebody.core import Cohort, Evaluated, Method, Phase, Runtime, Tree, Users
+from homebody.core import Cohort, Evaluated, Method, Newcomer, Phase, Recommended, Runtime, Tree, Users
 from homebody.errors import Abandoned, Diverged, HomebodyError, unknown_name
+from homebody.evaluation.metrics import ERRORS
 from homebody.privacy import Budget, Charge, Ledger
 from homebody.privacy.ledger import DELTA
 from homebody.rng import Rng, SystemRng
 
 __all__ = ["Best", "Checkpoints", "Fitted", "Progress", "Round", "better", "carry", "choose", "fit"]
 
-SELECT = "valid/ndcg@10"
-"""The round is chosen by this metric unless the caller names another."""
-ERRORS = ("rmse", "mae")
-"""Metrics of which less is better."""
 ATTEMPTS = 5
 """At one round, before a runtime whose devices do not answer is given up: each attempt is charged."""
 
@@ -118,6 +115,30 @@ class Fitted:
         """A simulated client's best items that it does not have yet, with their scores."""
         return self.runtime.recommend(self.method, self.shared, user, k)
 
+    def recommend_for(
+        self,
+        items: Sequence[int] = (),
+        features: Mapping[str, object] | None = None,
+        now: Mapping[str, object] | None = None,
+        k: int = 10,
+        *,
+        ratings: Sequence[float] | None = None,
+    ) -> Recommended:
+        """The best items for somebody whom training never met, from the few that they have, oldest first.
+
+        They adapt as a device would that never took part; without any items they rank with the common start. What they
+        do not say of themselves, or of the circumstances in which they ask, is unknown.
+
+        >>> from homebody import FedIALS, Simulator, leave_one_out, load
+        >>> few = leave_one_out(load("synthetic:users=200,items=100,mean=12"))
+        >>> fitted = fit(FedIALS(factors=4), Simulator(few), rounds=2)
+        >>> best = fitted.recommend_for([3, 14, 15, 92, 65], k=3)
+        >>> len(best.items), best.notes
+        (3, ())
+        """
+        newcomer = Newcomer(tuple(items), dict(features or {}), dict(now or {}), ratings)
+        return self.runtime.recommend_for(self.method, self.shared, newcomer, k)
+
 
 def fit(
     method: Method,
@@ -130,17 +151,19 @@ def fit(
     budget: Budget | None = None,
     delta: float = DELTA,
     evaluate_every: int = 1,
-    select: str = SELECT,
+    select: str | None = None,
     on_round: Callable[[Round], None] | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> Fitted:
     """Train: choose cohort → charge ledger → collect through the channel → server step → evaluate → record.
 
     cohort: clients a round; None takes all. evaluate_every: 0 never evaluates and keeps the last round.
+    select: the metric that chooses the round; None: the method's own.
     budget: training ends before the round that would break it. delta: what ε is stated at where there is no budget.
     on_round: on real devices it is told of a round as soon as that is kept, and again where it was measured.
     """
     _check(method, rounds, evaluate_every)
+    select = select or method.default_select
     delta = budget.delta if budget else delta
     ledger = Ledger() if ledger is None else ledger
     progress = (checkpoints.load() if checkpoints else None) or Progress()

@@ -24,6 +24,8 @@ from homebody.reference import Reference
 __all__ = ["Recipe", "own_channel", "parse_fields"]
 
 SCHEMA_VERSION = 1
+SELECT = "valid/ndcg@10"
+"""What chooses the round of whatever ranks."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Recipe:
     cohort: int | None = None
     evaluate_every: int | None = None
     """None: as often as the method says."""
-    select: str = "valid/ndcg@10"
+    select: str | None = None
+    """The metric that chooses the round; None: the method's own, by what it predicts."""
     device: str = "cpu"
     fused: bool = True
     columns: dict[str, str] = field(default_factory=dict)
@@ -111,6 +114,17 @@ class Recipe:
         own = method.default_evaluate_every if isinstance(method, Method) else 1
         return own if self.evaluate_every is None else self.evaluate_every
 
+    def selects(self) -> str:
+        """The metric that the round is chosen by.
+
+        >>> Recipe("fedmf", "ml-1m").selects(), Recipe("privrec", "ml-1m", fields={"output": "explicit"}).selects()
+        ('valid/ndcg@10', 'valid/rmse')
+        """
+        if self.select is not None:
+            return self.select
+        built = self.build()
+        return built.default_select if isinstance(built, Method) else SELECT
+
     def allowed(self) -> Budget | None:
         """The budget, read and checked."""
         return None if self.budget is None else Budget.parse(self.budget)
@@ -153,7 +167,7 @@ class Recipe:
         >>> Recipe("fedmf", "ml-100k", cutoffs=[5]).measured()
         [5, 10]
         """
-        _, at, k = self.select.rpartition("@")
+        _, at, k = (self.select or SELECT).rpartition("@")
         return sorted({*self.cutoffs, *([int(k)] if at and k.isdecimal() and int(k) else [])})
 
     def options(self) -> list[str]:
@@ -161,12 +175,16 @@ class Recipe:
 
         >>> Recipe("fedmf", "ml-1m", fields={"factors": 8}, slices=["20-30"]).options()
         ['--data', 'ml-1m', '--slice', '20-30', '--set', 'factors=8']
+        >>> Recipe("fedmf", "ml-1m", select="valid/ndcg@10").options()
+        ['--data', 'ml-1m']
         """
         words = ["--data", self.data]
         for spec in fields(self):
             value = getattr(self, spec.name)
             default = spec.default if spec.default_factory is MISSING else spec.default_factory()
             if spec.name in ("method", "data", "fields") or value == default:
+                continue
+            if spec.name == "select" and value == replace(self, select=None).selects():
                 continue
             option = f"--{spec.name.replace('_', '-')}"
             if spec.name == "fused":

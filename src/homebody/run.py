@@ -191,6 +191,8 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
     sliced(population, recipe.slices)  # refuses what it cannot read
     if lacking := population.lacks(method.needs):
         raise HomebodyError(f"{recipe.method} needs {lacking}, which {population.name} does not have.")
+    if isinstance(method, Method) and method.predicts == "ratings":
+        _refuse_unrated(recipe, population)
     split = split_population(
         population,
         recipe.split,
@@ -214,6 +216,17 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
             for charges, _ in planned:
                 budget.refuse_hopeless(charges)
     return method, split
+
+
+def _refuse_unrated(recipe: Recipe, population: Population) -> None:
+    """Ratings are predicted from ratings, and measured by ratings."""
+    if population.ratings is None:
+        raise HomebodyError(
+            f"{recipe.short_method} predicts ratings with these settings, and {population.name} has none: "
+            "leave out --set output=explicit, or name their column with --rating-col."
+        )
+    if recipe.split.partition(":")[0] == "impressions":
+        raise HomebodyError("What was shown has no ratings to predict: choose another split than impressions.")
 
 
 def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequence[Charge], int]]:
@@ -256,6 +269,18 @@ def _notes(method: Method | Reference, split: Split) -> list[str]:
     taken = dict.fromkeys((*method.needs, *getattr(method, "uses", ())))
     features = [note for need in taken if need in looked_at for note in split.encoded[looked_at[need]].notes]
     return [*split.population.notes, *split.notes, *features, *getattr(method, "notes", ())]
+
+
+def _guessing(evaluated: Evaluated, split: Split) -> list[str]:
+    """What predicted ratings stand beside: how wrong the mean of those in training is of those held out."""
+    ratings = split.population.ratings
+    if "rmse" not in evaluated.metrics or ratings is None:
+        return []
+    learnt, asked = (split.interactions(part) for part in ("train", "test"))
+    mean = float(ratings[learnt].mean(dtype=np.float64))
+    wrong = ratings[asked].astype(np.float64) - mean
+    both = f"RMSE {np.sqrt((wrong**2).mean()):.4f}, MAE {np.abs(wrong).mean():.4f}"
+    return [f"always guessing the mean of the training ratings, {mean:.3f}, has {both}"]
 
 
 def _unheld(recipe: Recipe, method: Method | Reference) -> list[str]:
@@ -324,7 +349,12 @@ def _run(
             "seconds_per_round": statistics.median(line["seconds"] for line in lines),
             "cpu_seconds": time.process_time() - cpu,
             "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-            "notes": [*_notes(method, split), *recipe.unshuffled(), *_unheld(recipe, method)],
+            "notes": [
+                *_notes(method, split),
+                *recipe.unshuffled(),
+                *_unheld(recipe, method),
+                *_guessing(evaluated, split),
+            ],
             "run": str(folder.path),
         }
         folder.write_json("result.json", result)
@@ -381,7 +411,7 @@ def _federated(
         budget=recipe.allowed(),
         delta=recipe.stated_at,
         evaluate_every=recipe.every(method),
-        select=recipe.select,
+        select=recipe.selects(),
         on_round=on_round,
         checkpoints=folder,
     )
@@ -406,7 +436,7 @@ def _reference(
         trained = time.perf_counter()
         due = every and (not chosen or step == recipe.rounds or step % every == 0)
         found = measure(split, score, recipe.measured(), recipe.slices) if due else Evaluated({})
-        if better(found, best if chosen else None, recipe.select):
+        if better(found, best if chosen else None, recipe.selects()):
             best, chosen = found, step
         line = Round(
             phase="fit",

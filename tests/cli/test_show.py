@@ -143,3 +143,49 @@ def test_recommending_from_a_checkpoint_that_was_spoilt(
     assert (code, output) == (2, "")
     assert "corrupt" in errors
     assert errors.count("\n") == 1
+
+
+def test_recommending_to_somebody_new(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, output, _ = called(monkeypatch, capsys, "recommend", str(own), "--clicks", "Emma, dune", "--json")
+    assert code == 0
+    told = json.loads(output)
+    assert told["clicks"] == ["Emma", "dune"]
+    assert {row["item"] for row in told["items"]} == set(TITLES) - {"Emma", "Dune"}
+    assert told["notes"] == []
+    code, output, _ = called(monkeypatch, capsys, "recommend", str(own), "--clicks", "Emma,Emma", "-k", "1")
+    assert code == 0
+    assert "For somebody with 2 items" in output
+    assert "1 repeated interactions were left out" in output
+    code, output, _ = called(monkeypatch, capsys, "recommend", str(own), "--clicks", "", "--json")
+    assert len(json.loads(output)["items"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "Say whom it is for: --user NAME for one of the run's people, or --clicks ITEM,ITEM for somebody new."),
+        (["--user", "reader-1", "--clicks", "Emma"], "Say whom it is for"),
+        (["--user", "reader-1", "--feature", "age=3"], "--feature is for somebody new: leave it out, or give --clicks"),
+        (["--user", "reader-1", "--ratings", "3"], "--ratings is for somebody new"),
+        (["--clicks", "Ema"], "There is no item 'Ema' in this population; did you mean Emma?"),
+        (["--clicks", "xyz"], "There is no item 'xyz' in this population; the first is called"),
+        (["--clicks", "Emma", "--feature", "age=3"], "This data knows no feature of people, so it cannot take 'age'"),
+        (["--clicks", "Emma", "--now", "weather=hot"], "This data knows no circumstance, so it cannot take 'weather'"),
+        (["--clicks", "Emma", "--feature", "age"], "--feature takes NAME=VALUE, not 'age'."),
+        (["--clicks", "Emma", "--ratings", "good"], "--ratings takes numbers with commas between them"),
+        (["--clicks", "Emma", "--ratings", "3,4"], "Each item needs a rating: 1 items were given, and 2 ratings."),
+    ],
+)
+def test_what_somebody_new_cannot_say(
+    own: Path,
+    words: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, output, errors = called(monkeypatch, capsys, "recommend", str(own), *words)
+    assert (code, output) == (2, "")
+    assert sentence in errors
+    assert errors.count("\n") == 1

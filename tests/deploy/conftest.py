@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,8 @@ class World:
     """A folder with a server and its devices.
 
     proxied: each device comes through a network of its own. rooted: where the server's folder is, if elsewhere.
-    shuffling: settings of a proxy that reports go through, where there is one.
+    shuffling: settings of a proxy that reports go through, where there is one. columns: features of items, and
+    person_features of people, as `server init` takes them.
     """
 
     def __init__(
@@ -130,6 +131,8 @@ class World:
         proxied: bool = False,
         rooted: Path | None = None,
         shuffling: dict[str, Any] | None = None,
+        columns: dict[str, list[str]] | None = None,
+        person_features: Sequence[str] = (),
         **settings: Any,
     ) -> None:
         folder.mkdir()
@@ -148,10 +151,12 @@ class World:
         )
         catalogue = folder / "items.csv"
         with catalogue.open("w", newline="") as file:
-            csv.writer(file).writerows(
-                [("id", "name"), *((f"i{item}", f"Item {item}") for item in range(population.n_items))]
-            )
-        make(self.server, plan, str(catalogue), [])
+            own = columns or {}
+            rows = [
+                (f"i{item}", f"Item {item}", *(one[item] for one in own.values())) for item in range(population.n_items)
+            ]
+            csv.writer(file).writerows([("id", "name", *own), *rows])
+        make(self.server, plan, str(catalogue), [], person_features)
         self.intake_port = int(plan.reports.rpartition(":")[2] or 0)
         self.proxy_port = free_port()
         if self.proxy is not None:

@@ -113,7 +113,7 @@ def test_a_home_of_the_first_schema_is_brought_forward(home: Home) -> None:
     database = sqlite3.connect(home.file)
     database.executescript(
         "ALTER TABLE mark DROP COLUMN reports; DROP TABLE message; DELETE FROM setting WHERE name = 'proxy'; "
-        "PRAGMA user_version = 1;"
+        "DROP TABLE profile; DROP TABLE sheet; PRAGMA user_version = 1;"
     )
     database.close()
     for _ in range(2):
@@ -124,6 +124,22 @@ def test_a_home_of_the_first_schema_is_brought_forward(home: Home) -> None:
         again.finish(ann, "run", "train/2", "d", 2, None, None, b"sealed", reports=7)
         again.configure(proxy="https://mix.example.org")
         assert (again.settings.proxy, again.reports()) == ("https://mix.example.org", 7)
+
+
+def test_a_home_without_profiles_is_brought_forward(home: Home) -> None:
+    ann = home.add_person("ann")
+    home.close()
+    database = sqlite3.connect(home.file)
+    database.executescript("DROP TABLE profile; DROP TABLE sheet; PRAGMA user_version = 2;")
+    database.close()
+    with Home(home.path) as again:
+        assert (again.profile(ann), again.sheet()) == ({}, None)
+        again.describe(ann, {"age": "25", "job": "vet"})
+        assert again.describe(ann, {"age": None}) == {"job": "vet"}
+        with pytest.raises(HomebodyError, match="A feature must be one line"):
+            again.describe(ann, {"job": "spy\nvet"})
+    with Home(home.path) as again:
+        assert again.profile(ann) == {"job": "vet"}
 
 
 def test_what_is_no_home_is_refused(tmp_path: Path) -> None:

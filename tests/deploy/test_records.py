@@ -481,9 +481,24 @@ def test_a_database_without_proxies_is_brought_forward(database: Database) -> No
     fill(Records(database))
     expected = whole(Records(database))
     database.execute("DROP TABLE proxy")
+    database.execute("DROP TABLE sheet")
     database.execute("UPDATE homebody_schema SET version = 1 WHERE component = ?", (COMPONENT,))
     assert whole(Records(database)) == expected
     Proxies(Records(database)).add(b"key", "mixer")
+
+
+def test_a_database_without_features_is_brought_forward(database: Database, tmp_path: Path) -> None:
+    fill(Records(database))
+    expected = whole(Records(database))
+    database.execute("DROP TABLE sheet")
+    database.execute("UPDATE homebody_schema SET version = 2 WHERE component = ?", (COMPONENT,))
+    records = Records(database)
+    assert (whole(records), records.sheet()) == (expected, None)
+    records.put_sheet(b"colours")
+    records.backup(tmp_path / "copy.sqlite")
+    other = connect(tmp_path / "other.sqlite")
+    assert Records.restore(tmp_path / "copy.sqlite", other).sheet() == b"colours"
+    other.close()
 
 
 def test_a_backup_has_the_proxies_and_nothing_that_opens_reports(database: Database, tmp_path: Path) -> None:

@@ -29,7 +29,19 @@ from torch.func import vmap
 
 from homebody.audit.bounds import FEWEST, Lower, clopper_pearson, one_run
 from homebody.audit.views import decoded, hides_senders, whole
-from homebody.core import Cohort, Collected, Evaluated, Method, Opened, Total, Tree, Update, Users
+from homebody.core import (
+    Cohort,
+    Collected,
+    Evaluated,
+    Method,
+    Newcomer,
+    Opened,
+    Recommended,
+    Total,
+    Tree,
+    Update,
+    Users,
+)
 from homebody.errors import HomebodyError
 from homebody.fit import Round, fit
 from homebody.privacy import OBSERVERS, AskRows, Channel, Charge, Clip, Gaussian, Laplace, NonPrivate, OneBit, SecureSum
@@ -323,6 +335,9 @@ class _Watched:
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         return self.inner.recommend(method, shared, user, k)
+
+    def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
+        return self.inner.recommend_for(method, shared, newcomer, k)
 
     def state(self, *, lasting: bool = False) -> dict[str, Tensor]:
         return self.inner.state()

@@ -201,6 +201,41 @@ def people(
 
 
 @app.command()
+def profile(
+    folder: Dir,
+    person: Name,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="What they say of themselves, such as age=25; repeat.")
+    ] = None,
+    forget: Annotated[list[str] | None, typer.Option("--forget", help="A feature to take back; repeat.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """What a person says of themselves: the model here takes it in, and it never leaves the device."""
+    from homebody.deploy.home import Home
+    from homebody.errors import HomebodyError
+    from homebody.runtime.sheet import Sheet
+
+    said = options.pairs(settings, "--set")
+    if both := sorted(said.keys() & set(forget or [])):
+        raise HomebodyError(f"'{both[0]}' is set and taken back at once: leave out --set or --forget.")
+    with Home(folder) as home:
+        known = home.profile(person)
+        for name in forget or []:
+            if name not in known:
+                raise HomebodyError(f"{person} says nothing of '{name}', so there is nothing to take back.")
+        content = home.sheet()
+        notes = [] if content is None else Sheet.read(content).notes(said)
+        if said or forget:
+            known = home.describe(person, {**said, **dict.fromkeys(forget or [])})
+    if as_json:
+        typer.echo(json.dumps({"person": person, "profile": known, "notes": notes}))
+        return
+    typer.echo(f"{person}: " + (", ".join(f"{name}={value}" for name, value in known.items()) or "nothing is said"))
+    for note in notes:
+        typer.echo(note)
+
+
+@app.command()
 def ledger(
     folder: Dir,
     person: Annotated[str | None, typer.Option("--person", help="One person alone.")] = None,

@@ -1,38 +1,104 @@
-"""`homebody recommend`: what a trained run recommends to one of its simulated people."""
+"""`homebody recommend`: what a trained run recommends to one of its simulated people, or to somebody new."""
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from homebody.cli import options
+from homebody.errors import HomebodyError
 
 __all__ = ["recommend"]
 
 
 def recommend(
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
-    user: Annotated[str, typer.Option("--user", help="The person, as the data set calls them.")],
+    user: Annotated[str | None, typer.Option("--user", help="The person, as the data set calls them.")] = None,
+    clicks: Annotated[
+        str | None,
+        typer.Option(
+            "--clicks",
+            help="For somebody new: items that they have, oldest first, with commas, by the data set's ids or names; "
+            "'' for none.",
+        ),
+    ] = None,
+    feature: Annotated[
+        list[str] | None,
+        typer.Option("--feature", help="Of somebody new, such as age=25; repeat. What is not said is unknown."),
+    ] = None,
+    now: Annotated[
+        list[str] | None,
+        typer.Option("--now", help="The circumstances in which they ask, such as weather=sunny; repeat."),
+    ] = None,
+    ratings: Annotated[
+        str | None, typer.Option("--ratings", help="What they think of each of --clicks, in its order: 5,3.5,4.")
+    ] = None,
     k: Annotated[int, typer.Option("-k", help="How many items.", min=1)] = 10,
     as_json: options.Json = False,
 ) -> None:
-    """The person's best new items, ranked as their own device would."""
-    from homebody.run import reopen
+    """A person's best new items, ranked as their own device would; also of somebody whom training never met.
 
-    fitted, population = reopen(run)
-    best = fitted.recommend(population.user(user), k)
-    rows = [{"item": population.item_id(i), "name": population.item_name(i), "score": s} for i, s in best]
+    For instance: homebody recommend RUN --clicks 260,1196,1210 --feature age=25 --feature gender=F
+    """
+    from homebody.run import reopen
+    from homebody.suggest import recommend_for, shown
+
+    if (user is None) == (clicks is None):
+        raise HomebodyError(
+            "Say whom it is for: --user NAME for one of the run's people, or --clicks ITEM,ITEM for somebody new."
+        )
+    if user is not None:
+        said = {"--feature": feature, "--now": now, "--ratings": ratings}
+        if extra := next((name for name, value in said.items() if value), None):
+            raise HomebodyError(f"{extra} is for somebody new: leave it out, or give --clicks in place of --user.")
+        fitted, population = reopen(run)
+        rows = shown(population, fitted.recommend(population.user(user), k))
+        _print({"user": user, "items": rows}, f"For {user}", (), as_json)
+        return
+    items = _listed(clicks or "")
+    features, around = options.pairs(feature, "--feature"), options.pairs(now, "--now")
+    found = recommend_for(run, items, features, around, k, ratings=_ratings(ratings))
+    told = {"clicks": items, "features": features, "now": around, "items": found.items, "notes": list(found.notes)}
+    title = f"For somebody with {len(items)} item{'' if len(items) == 1 else 's'}"
+    _print(told, title, found.notes, as_json)
+
+
+def _listed(text: str) -> list[str]:
+    """Items with commas between them; one whose name has a comma stands in double quotes.
+
+    >>> _listed('260, "Matrix, The (1999)"'), _listed("")
+    (['260', 'Matrix, The (1999)'], [])
+    """
+    parts = next(csv.reader([text], skipinitialspace=True), [])
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _ratings(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise HomebodyError(f"--ratings takes numbers with commas between them, such as 5,3.5, not '{text}'.") from None
+
+
+def _print(told: dict[str, Any], title: str, notes: tuple[str, ...], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({"user": user, "items": rows}))
+        typer.echo(json.dumps(told))
         return
 
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("", "item", "name", "score", title=f"For {user}")
-    for place, row in enumerate(rows, 1):
-        table.add_row(str(place), str(row["item"]), str(row["name"]), f"{row['score']:.3f}")
-    Console().print(table)
+    table = Table("", "item", "name", "score", title=title)
+    for place, row in enumerate(told["items"], 1):
+        table.add_row(str(place), Text(str(row["item"])), Text(str(row["name"])), f"{row['score']:.3f}")
+    console = Console()
+    console.print(table)
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)

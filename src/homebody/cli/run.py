@@ -57,7 +57,7 @@ def run(
             raise HomebodyError(
                 f"{method} is a centralised reference: it collects raw data, ε is ∞, and no stage or budget holds it."
             )
-        with watching(f"{recipe.short_method} seed {seed}", quiet=as_json) as watcher:
+        with watching(f"{recipe.short_method} seed {seed}", quiet=as_json, select=recipe.selects()) as watcher:
             result = runs.execute(recipe, out, watcher)
     if as_json:
         typer.echo(json.dumps(result))

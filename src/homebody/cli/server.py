@@ -77,6 +77,14 @@ def init(
     ] = 0.5,
     least: Annotated[int, typer.Option(help="People that must be connected before a round begins.", min=1)] = 1,
     half: Annotated[bool, typer.Option("--half", help="Send numbers in 16 bits instead of 32.")] = False,
+    person_features: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--person-feature",
+            help="A feature that people may have, and its values: gender=F,M, hobbies=many:chess,golf or "
+            "age=number:MEAN:SPREAD; repeat. Of a dataset by name, its own are known.",
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Make a server: its plan, its database, its catalogue and its keys."""
@@ -111,11 +119,14 @@ def init(
         least=least,
         half=half,
     )
-    made = make(folder, plan, items, host or [])
+    made = make(folder, plan, items, host or [], person_features or [])
     if as_json:
         typer.echo(json.dumps(made))
         return
     typer.echo(f"A server for {method} is in {folder}; its catalogue has {made['items']:,} items.")
+    if features := made.get("features"):
+        whose = (f"{', '.join(names) or 'nothing'} of {whom}" for whom, names in features.items())
+        typer.echo(f"The model takes in {' and '.join(whose)}; what people say of themselves stays on their devices.")
     if tls:
         typer.echo(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its device.pub:")
     typer.echo(f"  homebody keys add {folder} device.pub --name NAME --people N")
@@ -171,8 +182,10 @@ def items(
     found = read_items(source)
     with opened(folder) as (_, records):
         _, count = records.add_items(found)
-        total = records.n_items()
+        total, featured = records.n_items(), records.sheet() is not None
     text = f"{count:,} of {len(found):,} items are new; the catalogue has {total:,}."
+    if featured and count:
+        text += " Their features are unknown to the model, which got its own when the server was made."
     typer.echo(json.dumps({"added": count, "items": total}) if as_json else text)
 
 

@@ -62,7 +62,7 @@ def tune(
     recipe = given.recipe(method, fields=fixed, seed=seed)
     varied = {**{name: where for name, where in space.items() if name not in fixed}, **asked}
     study = Study(recipe, varied, trials, seeds)
-    with _watching(recipe.short_method, recipe.select, quiet=as_json) as (watcher, watch):
+    with _watching(recipe.short_method, recipe.selects(), quiet=as_json) as (watcher, watch):
         if not declared and varied:
             looked = ", ".join(f"{name} {space_text(where)}" for name, where in varied.items())
             watcher.say(f"{found.__name__} declares no search ranges; looking around its defaults: {looked}.")
@@ -133,11 +133,14 @@ def _print(record: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from homebody.evaluation.metrics import ERRORS
+
     console = Console()
     spec, best = record["spec"], record["best"]
+    sign = 1.0 if spec["select"].rpartition("/")[2] in ERRORS else -1.0
     done = sorted(
         (trial for trial in record["trials"] if trial["status"] == "done"),
-        key=lambda trial: (-trial["validation"], trial["trial"]),
+        key=lambda trial: (sign * trial["validation"], trial["trial"]),
     )
     title = f"{spec['recipe']['method'].rpartition(':')[2]} on {spec['data']}, {len(record['trials'])} trials"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

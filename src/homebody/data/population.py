@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ __all__ = ["Impressions", "Population"]
 
 NEEDS = ("ratings", "times", "user features", "item features", "impressions")
 """What a method may say it needs of the data."""
+MATCHED = 20_000
+"""Names of items that a wrong one is compared with at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +107,34 @@ class Population:
     def user(self, name: str) -> int:
         """The number of the user that the source calls by this name."""
         return _number(name, self.user_ids, self.n_users, "user")
+
+    def item(self, name: str) -> int:
+        """The number of the item that the source calls by this id, or else of the one that has this name.
+
+        >>> two = Population("toy", np.array([0, 1]), np.array([1], dtype=np.int32), n_items=2, \
+item_ids=pl.Series(["a1", "b2"]), item_names=pl.Series(["Emma", "Dracula"]))
+        >>> two.item("b2"), two.item("emma")
+        (1, 0)
+        """
+        try:
+            return _number(name, self.item_ids, self.n_items, "item")
+        except HomebodyError:
+            called = self.item_ids if self.item_names is None else self.item_names
+            if called is None:
+                raise
+            lower = called.cast(pl.String).str.to_lowercase()
+            found = (lower == name.strip().lower()).fill_null(False).arg_true().to_list()
+            if len(found) == 1:
+                return int(found[0])
+            if found:
+                several = ", ".join(self.item_id(item) for item in found[:5])
+                raise HomebodyError(f"Several items are called '{name}': give an id ({several}).") from None
+            near = difflib.get_close_matches(name.strip().lower(), lower.drop_nulls().to_list()[:MATCHED], n=1)
+            if not near:
+                raise
+            likely = int((lower == near[0]).arg_true()[0])
+            known = self.item_id(likely) + ("" if self.item_names is None else f", '{self.item_name(likely)}'")
+            raise HomebodyError(f"There is no item '{name}' in this population; did you mean {known}?") from None
 
     def item_id(self, item: int) -> str:
         """What the source calls this item."""

@@ -88,6 +88,8 @@ class Split:
     numbers: Longs | None = None
     """Each user's number where randomness is drawn, if that is not the position: on a device, as the server counts."""
     notes: tuple[str, ...] = ()
+    coded: Mapping[str, Encoded] | None = None
+    """Features that others encoded, as `encoded` gives them: of somebody whom training never met."""
     _avoid: tuple[Longs, Ints] | None = field(default=None, repr=False)
     """What training negatives avoid where that is more than the history: compressed sorted rows."""
 
@@ -170,6 +172,8 @@ class Split:
     @cached_property
     def encoded(self) -> dict[str, Encoded]:
         """Features as numbers, of `users`, `items` and `contexts`, by what those that training knows have."""
+        if self.coded is not None:
+            return dict(self.coded)
         known = np.ones(self.n_items, dtype=np.bool_)
         known[self.absent] = False
         people, items, contexts = (
@@ -184,11 +188,16 @@ class Split:
     @property
     def _learnt(self) -> Bools:
         """Which of the population's interactions are learnt from."""
-        position = np.arange(len(self.rows)) - np.repeat(self.bounds[0], self.bounds[4] - self.bounds[0])
-        trained = position < np.repeat(np.where(self.learn, self.lengths, 0), self.bounds[4] - self.bounds[0])
         marks = np.zeros(self.population.n_interactions, dtype=np.bool_)
-        marks[self.rows[trained]] = True
+        marks[self.interactions("train")] = True
         return marks
+
+    def interactions(self, part: Part) -> Rows:
+        """Numbers of the interactions in one part, of everyone; of training, what is learnt from alone."""
+        whose = np.repeat(np.arange(self.n_users), self.bounds[4] - self.bounds[0])
+        number, place = PARTS[part], np.arange(len(self.rows))
+        inside = (place >= self.bounds[number][whose]) & (place < self.bounds[number + 1][whose])
+        return self.rows[inside & self.learn[whose]] if part == "train" else self.rows[inside]
 
     def catalogue(self, device: torch.device | str = "cpu") -> Catalogue:
         """What everyone knows; of the users, which features they have."""

@@ -10,7 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from homebody.core import Method
+from homebody.data.features import Features
 from homebody.database import connect
+from homebody.deploy.declared import declare, features_of_items
 from homebody.deploy.home_store import one_line
 from homebody.deploy.keys import make_authority
 from homebody.deploy.plan import FILE, Plan
@@ -18,21 +23,29 @@ from homebody.deploy.proxies import Proxies
 from homebody.deploy.records import LONGEST, Records
 from homebody.errors import HomebodyError
 from homebody.report.record import jsonable
+from homebody.rng import Rng
 from homebody.runtime.correspondence import resting
 from homebody.runtime.door import is_loopback
+from homebody.runtime.sheet import Sheet
 
-__all__ = ["make", "opened", "read_items", "report", "restored", "running"]
+__all__ = ["make", "opened", "read_catalogue", "read_items", "report", "restored", "running"]
 
 
-def make(folder: Path, plan: Plan, items: str | None, hosts: Sequence[str]) -> dict[str, Any]:
-    """A server's folder: whole, or not at all."""
-    plan.method()
+def make(
+    folder: Path, plan: Plan, items: str | None, hosts: Sequence[str], people: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A server's folder: whole, or not at all.
+
+    people: which features people may have, as `homebody.deploy.declared.person_code` reads them.
+    """
+    method = plan.method()
     for host in {
         address.rpartition(":")[0].strip("[]") for address in (plan.listen, plan.address, plan.reports) if address
     }:
         if not plan.tls and not is_loopback(host):
             raise HomebodyError(f"{host} is not on this machine alone: leave out --no-tls.")
-    found = [] if items is None else read_items(items)
+    found, of_items, of_people = ([], None, None) if items is None else read_catalogue(items)
+    sheet = _sheet(method, plan, of_items, of_people, people)
     fresh = not folder.exists()
     if not fresh and not folder.is_dir():
         raise HomebodyError(f"{folder} is a file: a server gets a folder of its own.")
@@ -56,7 +69,11 @@ def make(folder: Path, plan: Plan, items: str | None, hosts: Sequence[str]) -> d
                 if (folder / plan.database).is_file():
                     (folder / plan.database).chmod(0o600)
                 records.add_items(found)
+                if sheet.digest:
+                    records.put_sheet(sheet.content)
                 made = {"folder": str(folder), "run": plan.run, "items": records.n_items(), "listen": plan.listen}
+                if sheet.digest:
+                    made["features"] = {"people": list(sheet.people), "items": list(sheet.items)}
                 if plan.reports:
                     host, _, port = plan.reports.rpartition(":")
                     host = next(iter(hosts), host) if host in ("0.0.0.0", "[::]") else host
@@ -85,23 +102,44 @@ def opened(folder: Path) -> Iterator[tuple[Plan, Records]]:
         records.database.close()
 
 
+def _sheet(method: Method, plan: Plan, items: Features | None, people: Features | None, given: Sequence[str]) -> Sheet:
+    """What of features goes to devices: of a method that takes none in, nothing."""
+    if not {"user features", "item features"} & {*method.needs, *method.uses}:
+        if given:
+            raise HomebodyError(f"{plan.recipe.method} does not look at features: leave out --person-feature.")
+        return Sheet()
+    sheet = declare(items, people, given)
+    method.init_shared(sheet.catalogue(2), Rng.of(0))  # refuses a feature that there is not
+    return sheet
+
+
 def read_items(source: str) -> list[tuple[str, str]]:
     """Ids and names: of a file with a column of ids and perhaps one of names, or of a dataset's catalogue.
 
     An id must be one that devices take: one line, without spaces around it.
     """
+    return read_catalogue(source)[0]
+
+
+def read_catalogue(source: str) -> tuple[list[tuple[str, str]], Features | None, Features | None]:
+    """The same, with the items' features, a row for each id that is new; and of a dataset by name its people's."""
     path = Path(source)
+    people = None
     if path.is_file():
-        found = _items_of(path)
+        found, features = _items_of(path)
     else:
         from homebody.data import load
 
         population = load(source)
         found = [(population.item_id(item), population.item_name(item)) for item in range(population.n_items)]
-    return [(one_line(item, "An item's id", LONGEST), name.strip() or item.strip()) for item, name in found]
+        features, people = population.item_features, population.user_features
+    items = [(one_line(item, "An item's id", LONGEST), name.strip() or item.strip()) for item, name in found]
+    first = {item: number for number, (item, _) in reversed(list(enumerate(items)))}
+    places = np.array(sorted(first.values()), dtype=np.int64)
+    return items, None if features is None else features.rows(places), people
 
 
-def _items_of(path: Path) -> list[tuple[str, str]]:
+def _items_of(path: Path) -> tuple[list[tuple[str, str]], Features | None]:
     import polars as pl
 
     from homebody.data.table import USUAL_NAMES, listed, usual
@@ -128,7 +166,9 @@ def _items_of(path: Path) -> list[tuple[str, str]]:
     if missing := identity.null_count():
         raise HomebodyError(f"{missing} items of {path} have no {ids[0]}: give every item an id.")
     texts = chosen["name"].cast(pl.String).fill_null("")
-    return list(zip(identity.cast(pl.String).to_list(), texts.to_list() if names else [""] * len(texts), strict=True))
+    others = [name for name in table.columns if name not in (ids[0], *names)]
+    pairs = zip(identity.cast(pl.String).to_list(), texts.to_list() if names else [""] * len(texts), strict=True)
+    return list(pairs), features_of_items(path, table, others)
 
 
 def running(folder: Path) -> bool:

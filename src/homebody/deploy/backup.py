@@ -28,6 +28,7 @@ _TABLES = {
     "round": "step, line",
     "counter": "name, value",
     "note": "name, value",
+    "sheet": "number, content",
 }
 """What there is to copy, with its columns; the first is the order."""
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from homebody import __version__
-from homebody.core import Catalogue, Cohort, Method, Rows, Tree
+from homebody.core import Cohort, Method, Rows, Tree
 from homebody.data import Population
 from homebody.data.partitions import LEAST, everything, leave_one_out
 from homebody.deploy.home import Home, Message, Person, State, TakesNoPart
@@ -32,6 +32,7 @@ from homebody.runtime import wire
 from homebody.runtime.flower import metric_names
 from homebody.runtime.household import Household, grown
 from homebody.runtime.returns import flat, shuffled
+from homebody.runtime.sheet import Sheet
 
 if TYPE_CHECKING:
     from homebody.deploy.reporter import Reporter
@@ -109,11 +110,18 @@ class Device:
                 raise wire.Malformed("The shared parameters are not those that the letter names.")
             wire.unpack(parts["shared"])  # refuses what it cannot read before it is kept
             self.home.put_shared(task.shared, parts["shared"])
+        if "features" in parts:
+            if not task.features or wire.digest(parts["features"]) != task.features:
+                raise wire.Malformed("The sheet of features is not the one that the letter names.")
+            Sheet.read(parts["features"])  # refuses what it cannot read before it is kept
+            self.home.put_sheet(task.features, parts["features"])
         content = self.home.shared(task.shared)
-        if content is None or self.home.n_items() < task.n_items:
-            lacks = "shared" if content is None else "items"
+        held = not task.features or self.home.sheet(task.features) is not None
+        if content is None or not held or self.home.n_items() < task.n_items:
+            lacks = "shared" if content is None else "items" if held else "features"
             return {**self._about_myself(task.shared if content else ""), "lacks": lacks}, {}
-        shared = _readable(task.acting, wire.unpack(content), task.n_items)
+        sheet = _sheet(self.home, task.features)
+        shared = _readable(task.acting, wire.unpack(content), task.n_items, sheet)
         answers: dict[str, bytes] = {}
         declined: list[int] = []
         if task.epoch is not None:
@@ -171,7 +179,9 @@ class Device:
     def _about_myself(self, holds: str = "") -> dict[str, Any]:
         """Who takes part here, and what need not be sent again."""
         people = [person.slot for person in self.home.active()]
-        return {"people": people, "items": self.home.n_items(), "holds": [holds] if holds else []}
+        content = self.home.sheet()
+        held = [name for name in (holds, "" if content is None else wire.digest(content)) if name]
+        return {"people": people, "items": self.home.n_items(), "holds": held}
 
     def _new_items(self, part: bytes) -> None:
         try:
@@ -214,7 +224,8 @@ class Device:
             told = {} if empty else household.measure(method, shared, user)
             update = method.uplink.device(_told(told, task.cutoffs), SystemRng())
         elif empty:
-            update = method.uplink.device(wire.nothing(method, shared, Catalogue(task.n_items)), SystemRng())
+            known = _sheet(self.home, task.features).catalogue(task.n_items)
+            update = method.uplink.device(wire.nothing(method, shared, known), SystemRng())
         else:
             update, kept = household.train(method, shared, user, Rng(torch.tensor(task.key)))
             base = task.shared if method.scores_from == "base" else None
@@ -258,13 +269,14 @@ class Device:
     def _warm_up(self, task: Task) -> None:
         """Compile a method's kernels before it is asked in earnest: a round does not wait for that."""
         about = json.dumps([task.method, task.fields], sort_keys=True)
-        if about in self._warm:
-            return
+        if about in self._warm or (task.features and self.home.sheet(task.features) is None):
+            return  # without its features a method may not be the same
         toy = Population("toy", np.array([0, 3]), np.array([0, 1, 2], dtype=np.int32), n_items=8)
         method, rng = task.acting, Rng.of(0)
-        household = Household(leave_one_out(toy, how="latest", negatives=2) if task.measures else everything(toy))
+        split = leave_one_out(toy, how="latest", negatives=2) if task.measures else everything(toy)
+        household = Household(replace(split, coded=_sheet(self.home, task.features).encoded([{}], 8)))
         household.begin(method, rng)
-        shared = method.init_shared(Catalogue(8), rng)
+        shared = method.init_shared(household.catalogue, rng)
         household.train(method, shared, 0, rng)
         household.measure(method, shared, 0)
         self._warm.add(about)
@@ -287,10 +299,13 @@ def recommend(home: Home, person: Person, k: int = 10) -> list[Recommended]:
     described = json.loads(model.description)
     phase, n_items = model.release.rpartition("/")[0], home.n_items()
     method = acting(described, phase)
+    name = described.get("features", "")
+    if name and home.sheet(name) is None:
+        raise HomebodyError("This device lacks what its model knows of features: it gets that with the next round.")
     household = _household(home, [person], {**described, "measures": False}, n_items)
     household.begin(method, Rng(torch.tensor(described["clients_key"])))
     state = home.state(person.slot, described["run"], model.step + 1)
-    fresh = method.init_shared(Catalogue(n_items), Rng.of(described["seed"]))
+    fresh = method.init_shared(household.catalogue, Rng.of(described["seed"]))
     shared = _carried(wire.unpack(content), fresh)  # items that came after the model are as new
     if state is not None and household.split.lengths[0]:
         _restore(home, household, state, phase, shared, 0)
@@ -314,12 +329,18 @@ def _alone(method: Method) -> Method:
     return replace(method, uplink=Channel(*own))  # type: ignore[type-var]
 
 
-def _readable(method: Method, shared: Tree, n_items: int) -> Tree:
+def _sheet(home: Home, name: str) -> Sheet:
+    """What is known of features; nothing, where the letter names none."""
+    content = home.sheet(name) if name else None
+    return Sheet() if content is None else Sheet.read(content)
+
+
+def _readable(method: Method, shared: Tree, n_items: int, sheet: Sheet) -> Tree:
     """The shared parameters in the precision that the method computes in; refused where they are not its own.
 
     Its tables grow by so many rows with each item: two toy catalogues tell by how many, and nothing large is made.
     """
-    two, three = (method.init_shared(Catalogue(count), Rng.of(0)) for count in (2, 3))
+    two, three = (method.init_shared(sheet.catalogue(count), Rng.of(0)) for count in (2, 3))
     if shared.keys() != two.keys() or n_items < 2:
         raise wire.Malformed("The shared parameters are not those of the method.")
     for name, value in two.items():
@@ -352,6 +373,9 @@ def _household(home: Home, people: list[Person], described: Mapping[str, Any], n
         )
     else:
         split = everything(population, seed=described["seed"])
+    if name := described.get("features", ""):
+        coded = _sheet(home, name).encoded([home.profile(person) for person in people], n_items)
+        split = replace(split, coded=coded)
     return Household(replace(split, numbers=numbers), cutoffs=described["cutoffs"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from homebody.deploy.home_store import Store, one_line
@@ -64,7 +65,7 @@ class People(Store):
         raise unknown_name("person", asked, known)
 
     def opt_out(self, who: Who, *, delete_history: bool = False) -> Person:
-        """Take no part from now on: private states and stored answers are deleted, the history if that is wished.
+        """Take no part from now on: private states and stored answers are deleted, if wished history and profile too.
 
         What was told before was told: the ledger and the marks of what left stay.
         """
@@ -76,6 +77,7 @@ class People(Store):
             self._db.execute("DELETE FROM message")  # theirs may be in each
             if delete_history:
                 self._db.execute("DELETE FROM interaction WHERE person = ?", (slot,))
+                self._db.execute("DELETE FROM profile WHERE person = ?", (slot,))
         self._scrub()
         return self.person(slot)
 
@@ -85,6 +87,27 @@ class People(Store):
             slot = self.person(who).slot
             self._db.execute("UPDATE person SET active = 1 WHERE slot = ?", (slot,))
         return self.person(slot)
+
+    def profile(self, who: Who) -> dict[str, str]:
+        """What a person says of themselves; it never leaves the device."""
+        slot = self.person(who).slot
+        return dict(self._ask("SELECT name, value FROM profile WHERE person = ? ORDER BY name", (slot,)))
+
+    def describe(self, who: Who, changes: Mapping[str, str | None]) -> dict[str, str]:
+        """Change what a person says of themselves, by name; None takes a feature back. How it is then."""
+        known = {
+            one_line(name, "A feature's name", 200): value if value is None else one_line(value, "A feature", 1000)
+            for name, value in changes.items()
+        }
+        with self._writing(data=True):
+            slot = self.person(who).slot
+            for name, value in known.items():
+                self._db.execute("DELETE FROM profile WHERE person = ? AND name = ?", (slot, name))
+                if value is not None:
+                    self._db.execute("INSERT INTO profile VALUES (?, ?, ?)", (slot, name, value))
+        if None in known.values():
+            self._scrub()
+        return self.profile(slot)
 
     def _add_person(self, name: str) -> Person:
         ((slot,),) = self._ask("SELECT COUNT(*) FROM person")

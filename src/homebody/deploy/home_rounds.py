@@ -89,6 +89,17 @@ class Rounds(People):
             )
             return max(0, first + len(rows) - known)
 
+    def put_sheet(self, digest: str, content: bytes) -> None:
+        """What the server says of features, in place of what it said before."""
+        with self._writing(data=True):
+            self._db.execute("DELETE FROM sheet")
+            self._db.execute("INSERT INTO sheet VALUES (?, ?)", (digest, content))
+
+    def sheet(self, digest: str = "") -> bytes | None:
+        """That; by its name, if that is the one it has."""
+        rows = self._ask("SELECT bytes FROM sheet WHERE ? IN ('', digest)", (digest,))
+        return rows[0][0] if rows else None
+
     def n_items(self) -> int:
         """How many items the catalogue has."""
         return int(self._ask("SELECT COUNT(*) FROM item")[0][0])

@@ -18,7 +18,7 @@ from homebody.runtime.door import is_loopback
 
 __all__ = ["SCHEMA_VERSION", "TIME_LIMIT", "Settings", "Store", "finite", "one_line"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 TIME_LIMIT = 2**62
 """Times are no further from 0, so that whole ones and others stand in one column of 64 bits."""
 PATIENCE = 30.0
@@ -76,7 +76,15 @@ CREATE TABLE answer (mark INTEGER PRIMARY KEY REFERENCES mark, bytes BLOB NOT NU
 _MESSAGES = (
     "CREATE TABLE message (id INTEGER PRIMARY KEY, ask TEXT NOT NULL, people TEXT NOT NULL, bytes BLOB NOT NULL);"
 )
-_FORWARD = {1: ("ALTER TABLE mark ADD COLUMN reports INTEGER NOT NULL DEFAULT 0", _MESSAGES)}
+_PROFILES = (
+    "CREATE TABLE profile (person INTEGER NOT NULL REFERENCES person, name TEXT NOT NULL, value TEXT NOT NULL, "
+    "PRIMARY KEY (person, name));"
+)
+_SHEETS = "CREATE TABLE sheet (digest TEXT PRIMARY KEY, bytes BLOB NOT NULL);"
+_FORWARD = {
+    1: ("ALTER TABLE mark ADD COLUMN reports INTEGER NOT NULL DEFAULT 0", _MESSAGES),
+    2: (_PROFILES, _SHEETS),
+}
 """What makes the next schema of each."""
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 _URL = re.compile(r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>\d{1,5}))?/?")
@@ -159,7 +167,8 @@ class Store:
                 database.execute("PRAGMA synchronous = FULL")
                 values = ", ".join(f"('{name}', {_quoted(value)})" for name, value in asdict(settings).items())
                 database.executescript(
-                    f"BEGIN; {_SCHEMA} {_MESSAGES} INSERT INTO setting VALUES {values}, ('changes', '0'); "
+                    f"BEGIN; {_SCHEMA} {_MESSAGES} {_PROFILES} {_SHEETS} "
+                    f"INSERT INTO setting VALUES {values}, ('changes', '0'); "
                     f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
                 )
             finally:

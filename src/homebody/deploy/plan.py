@@ -136,6 +136,11 @@ class Plan:
             raise HomebodyError(f"{self.recipe.method} collects raw data: it cannot be trained on devices.")
         if method.needs:
             raise HomebodyError(f"{self.recipe.method} needs {method.needs[0]}, which devices do not hold yet.")
+        if method.predicts == "ratings":
+            raise HomebodyError(
+                f"{self.recipe.method} would predict ratings, and devices measure rankings alone: leave out "
+                "--set output=explicit."
+            )
         method = self._among_enough(method)
         for phase in method.phases:
             acting = phase.method or method
@@ -193,7 +198,7 @@ class Plan:
         for what, name, known in (
             ("protocol", recipe.protocol, get_args(Protocol)),
             ("way to hold out", recipe.held_out or "latest", get_args(How)),
-            ("metric to choose the round by", recipe.select, metric_names(recipe.measured())),
+            ("metric to choose the round by", recipe.selects(), metric_names(recipe.measured())),
         ):
             if name not in known:
                 raise unknown_name(what, name, known)

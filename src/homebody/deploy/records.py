@@ -71,9 +71,16 @@ CREATE TABLE note (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 _PROXIES = """
 CREATE TABLE proxy (public_key BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, added TEXT NOT NULL);
 """
-_STEPS = (_SCHEMA, _PROXIES)
+_SHEET = """
+CREATE TABLE sheet (number INTEGER PRIMARY KEY, content BLOB NOT NULL);
+"""
+_STEPS = (_SCHEMA, _PROXIES, _SHEET)
 # Parameters are noise to a compressor: PostgreSQL would only lose time.
-_IN_POSTGRESQL = (f"{_SCHEMA}ALTER TABLE checkpoint_part ALTER COLUMN content SET STORAGE EXTERNAL;\n", _PROXIES)
+_IN_POSTGRESQL = (
+    f"{_SCHEMA}ALTER TABLE checkpoint_part ALTER COLUMN content SET STORAGE EXTERNAL;\n",
+    _PROXIES,
+    _SHEET,
+)
 
 
 @dataclass(frozen=True)
@@ -322,6 +329,15 @@ class Records:
     def notes(self) -> dict[str, str]:
         """Every note, by name."""
         return dict(self.database.execute("SELECT name, value FROM note ORDER BY name").fetchall())
+
+    def put_sheet(self, content: bytes) -> None:
+        """What the model knows of features: said once, when a server is made."""
+        self.database.execute("INSERT INTO sheet (number, content) VALUES (0, ?)", (content,))
+
+    def sheet(self) -> bytes | None:
+        """That; None where it knows of none."""
+        row = self.database.execute("SELECT content FROM sheet").fetchone()
+        return None if row is None else bytes(row[0])
 
     def ledger(self) -> Ledger:
         """The ledger in the same database, its chain verified."""

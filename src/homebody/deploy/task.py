@@ -41,6 +41,7 @@ _OPTIONAL: dict[str, tuple[type | tuple[type, ...], Any]] = {
     "people": (list, []),
     "shared": (str, ""),
     "epoch": ((dict, type(None)), None),
+    "features": (str, ""),
 }
 MOST_OF_A_FIELD = 1_000_000
 """A method's sizes: a server must not make a device run out of memory."""
@@ -80,6 +81,8 @@ class Task:
     """What the shared parameters are called."""
     epoch: dict[str, Any] | None
     """What reports are sealed to, where they go through a proxy."""
+    features: str = ""
+    """What the sheet of features is called; empty: the method takes none in."""
 
     @classmethod
     def read(cls, header: Mapping[str, Any]) -> Task:
@@ -123,7 +126,8 @@ class Task:
     def described(self) -> dict[str, Any]:
         """What says how to compute: it is kept with the model, to rank with where there is no network."""
         names = ("run", "method", "fields", "stages", "seed", "protocol", "held_out", "negatives", "cutoffs")
-        return {name: getattr(self, name) for name in (*names, "measures", "clients_key", "first")}
+        own = ("features",) if self.features else ()
+        return {name: getattr(self, name) for name in (*names, "measures", "clients_key", "first", *own)}
 
     @cached_property
     def ask(self) -> str:

@@ -33,6 +33,7 @@ from homebody.report.record import jsonable
 from homebody.runtime.flower import Flower
 from homebody.runtime.flower_link import Link
 from homebody.runtime.flower_wire import LinkDown, Refused
+from homebody.runtime.sheet import Sheet
 
 __all__ = ["AGAIN", "LATER", "main", "train"]
 
@@ -58,7 +59,9 @@ def train(folder: Path, *, once: bool = False) -> dict[str, Any]:
         log("started", run=plan.run[:8], method=plan.recipe.method, items=records.n_items())
         intake = Epochs(records, folder) if plan.reports else None
         settings, keep = plan.settings(), _best_step(records)
-        runtime = Flower(link, records, plan.describe(), settings, keep=keep, intake=intake, log=log)
+        told = records.sheet()
+        sheet = None if told is None else Sheet.read(told)
+        runtime = Flower(link, records, plan.describe(), settings, keep=keep, intake=intake, sheet=sheet, log=log)
         fitted = _fit(plan, method, runtime, records)
         result = _result(plan, method, fitted, records, folder)
         records.note("result", json.dumps(jsonable(result)))
@@ -101,7 +104,7 @@ def _fit(plan: Plan, method: Method, runtime: Flower, records: Records) -> Fitte
         budget=recipe.allowed(),
         delta=recipe.stated_at,
         evaluate_every=recipe.every(method),
-        select=recipe.select,
+        select=recipe.selects(),
         on_round=on_round,
         checkpoints=records,
     )

@@ -15,11 +15,13 @@ from homebody.evaluation import metric_kernels as kernels
 
 __all__ = [
     "CUTOFFS",
+    "ERRORS",
     "METRICS",
     "Block",
     "Places",
     "Question",
     "auc",
+    "errors",
     "hit",
     "main_cutoff",
     "ndcg",
@@ -48,11 +50,16 @@ class Question(NamedTuple):
     """(Q,) whose question it is: a row of the scores."""
     rows: Tensor | None = None
     """(Q,) the interaction that each question is about, where each is asked by itself."""
+    rated: Tensor | None = None
+    """(Q, R) the items of held-out ratings, -1 pads, where scores are ratings; one may stand twice."""
+    ratings: Tensor | None = None
+    """(Q, R) what they were rated."""
 
     def taken(self, chosen: Tensor, owner: Tensor) -> Question:
         """The questions that are marked, with scores in these rows."""
-        seen, rows = (None if part is None else part[chosen] for part in (self.seen, self.rows))
-        return Question(self.relevant[chosen], self.candidates[chosen], seen, owner, rows)
+        others = (self.seen, self.rows, self.rated, self.ratings)
+        seen, *rest = (None if part is None else part[chosen] for part in others)
+        return Question(self.relevant[chosen], self.candidates[chosen], seen, owner, *rest)
 
 
 class Places(NamedTuple):
@@ -193,6 +200,26 @@ METRICS: dict[str, Callable[[Places, int], Tensor]] = {
 """What is measured at each cut-off; `auc` needs none."""
 
 
+ERRORS = ("rmse", "mae")
+"""Metrics of ratings, over all that are held out: less is better."""
+
+
+def errors(scores: Tensor, question: Question) -> Tensor:
+    """Of each question's ratings, and scores that are ratings: the sum of squared errors, of absolute ones, the count.
+
+    >>> asked = Question(torch.tensor([[1]]), torch.tensor([[0]]), None, torch.tensor([0]), None,
+    ...     torch.tensor([[1, 2, -1]]), torch.tensor([[4.0, 1.0, 0.0]]))
+    >>> errors(torch.tensor([[9.0, 3.0, 3.0]]), asked).tolist()
+    [[5.0, 3.0, 2.0]]
+    """
+    assert question.rated is not None
+    assert question.ratings is not None
+    there = question.rated >= 0
+    found = scores[question.owner].gather(1, question.rated.clamp(min=0)).double()
+    wrong = torch.where(there, found - question.ratings.double(), 0.0)
+    return torch.stack([(wrong**2).sum(1), wrong.abs().sum(1), there.sum(1).double()], 1)
+
+
 class Block(NamedTuple):
     """Some users' scores for all items, and what they are asked."""
 
@@ -212,9 +239,12 @@ def summarise(
     """
     values: dict[str, dict[str, list[Tensor]]] = {}
     users: dict[str, list[Users]] = {}
+    wrong: dict[str, list[Tensor]] = {}
     for block in blocks:
         for held, question in block.asked.items():
             users.setdefault(held, []).append(block.users[question.owner.cpu().numpy()])
+            if question.ratings is not None:
+                wrong.setdefault(held, []).append(errors(block.scores, question).cpu())
             columns = values.setdefault(held, {})
             for kind, places in place(block.scores, question).items():
                 for name, column in _measured(places, cutoffs).items():
@@ -223,7 +253,8 @@ def summarise(
     per_user: dict[str, Tensor] = {}
     for held, columns in values.items():
         prefix = "" if held == "test" else f"{held}/"
-        who, table = _per_user(np.concatenate(users[held]), {n: torch.cat(c).cpu() for n, c in columns.items()})
+        owners = np.concatenate(users[held])
+        who, table = _per_user(owners, {n: torch.cat(c).cpu() for n, c in columns.items()})
         if held == "test":
             per_user = {"user": torch.from_numpy(who), **_kept(table, cutoffs)}
         for group, inside in {"": None, **(slices or {})}.items():
@@ -231,6 +262,12 @@ def summarise(
             for name, column in table.items():
                 if not name.endswith("rank") and len(column[chosen]):
                     metrics[f"{prefix}{group}{'/' if group else ''}{name}"] = float(column[chosen].mean())
+            if held in wrong:
+                asked = slice(None) if inside is None else torch.from_numpy(inside[owners])
+                sums = torch.cat(wrong[held])[asked].sum(0)
+                if sums[2] > 0:
+                    metrics[f"{prefix}{group}{'/' if group else ''}rmse"] = float((sums[0] / sums[2]).sqrt())
+                    metrics[f"{prefix}{group}{'/' if group else ''}mae"] = float(sums[1] / sums[2])
     return Evaluated(metrics, per_user)
 
 

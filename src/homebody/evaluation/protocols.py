@@ -24,12 +24,13 @@ SCORES_AT_ONCE = 1 << 22
 
 
 def questions(
-    split: Split, users: Users, device: torch.device | str = "cpu", one_by_one: bool = False
+    split: Split, users: Users, device: torch.device | str = "cpu", one_by_one: bool = False, rated: bool = False
 ) -> dict[str, Question]:
     """What these users are asked, for validation and for test; whoever is not asked has no row.
 
     one_by_one: each held-out interaction is a question of its own, for it has circumstances of its own. So it is where
     a protocol keeps repeats.
+    rated: what each held-out item was rated is asked as well.
     """
     one_by_one = one_by_one or split.repeats
     if split.shown is not None:
@@ -44,6 +45,8 @@ def questions(
             asked[held] = Question(*(torch.from_numpy(part).to(device) for part in parts))
             if one_by_one:
                 asked[held] = _apart(asked[held], split, some, held)
+            if rated:
+                asked[held] = _rated(asked[held], split, some, held)
     return asked
 
 
@@ -63,6 +66,17 @@ def _apart(question: Question, split: Split, users: Users, held: Held) -> Questi
         others = torch.where(others < 0, split.n_items, others)
         seen = torch.cat([seen, others], 1).sort(dim=1).values
     return apart._replace(relevant=relevant, seen=seen, rows=torch.from_numpy(rows).to(device))
+
+
+def _rated(question: Question, split: Split, users: Users, held: Held) -> Question:
+    """The same, with what was rated how: of each held-out interaction, be it one of several with an item."""
+    ratings = split.population.ratings
+    assert ratings is not None
+    device = question.owner.device
+    rows = split.padded_rows(users, part=held) if question.rows is None else question.rows.cpu().numpy()[:, None]
+    item = np.where(rows >= 0, split.population.items[rows], -1).astype(np.int64)
+    value = np.where(rows >= 0, ratings[rows], 0.0).astype(np.float32)
+    return question._replace(rated=torch.from_numpy(item).to(device), ratings=torch.from_numpy(value).to(device))
 
 
 def _about_impressions(

@@ -88,6 +88,10 @@ class PrivRec(Method):
         return "adapted"
 
     @property
+    def predicts(self) -> Literal["ranking", "ratings"]:
+        return "ratings" if self.output == "explicit" else "ranking"
+
+    @property
     def passes(self) -> int:
         return self.epochs
 

@@ -65,6 +65,11 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
             f"{result['method'].rpartition(':')[2]} on {result['data']}: not measured", highlight=False, markup=False
         )
     areas = [f"{metrics[p + 'auc']:.4f} {label}" for p, label in (("", first), AREA) if f"{p}auc" in metrics]
+    for group in ("", *_slices(metrics)):
+        if f"{group}rmse" in metrics:
+            users = f", users of {group.rstrip('/')}" if group else ""
+            both = f"RMSE {metrics[f'{group}rmse']:.4f}, MAE {metrics[f'{group}mae']:.4f}"
+            console.print(f"{both} on held-out ratings{users}", highlight=False)
     if areas:
         console.print(f"AUC {', '.join(areas)}", highlight=False)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in result["epsilon"].items())

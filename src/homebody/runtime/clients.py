@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.core import Batch, Data, Evaluated, Method, Rows, Tree, Update, Users, written
+from homebody.core import Batch, Data, Evaluated, Method, Newcomer, Recommended, Rows, Tree, Update, Users, written
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, summarise
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.runtime.locals import LocalStore
+from homebody.runtime.newcomers import alone
 
 __all__ = ["SAMPLES_AT_ONCE", "Clients", "usable_device"]
 
@@ -77,10 +78,12 @@ class Clients:
         self._bases: dict[int, Tree] = {}
         self._kept: list[Asked] | None = None
         self._uses: tuple[str, ...] = ()
+        self._rates = False
 
     def begin(self, method: Method, rng: Rng) -> None:
-        if self._uses != (uses := (*method.needs, *method.uses)):
-            self._uses, self._kept = uses, None
+        uses, rates = (*method.needs, *method.uses), method.predicts == "ratings"
+        if (self._uses, self._rates) != (uses, rates):
+            self._uses, self._rates, self._kept = uses, rates, None
         self._store.clear()
         self._rng = self._own(rng)
         self._base_step[:] = -1
@@ -174,16 +177,26 @@ class Clients:
                     picked = question.taken(chosen, order)
                     yield Block(some[at[0].cpu().numpy()], scores[at], {name: picked})
 
-    def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
+    def recommend(
+        self, method: Method, shared: Tree, user: int, k: int, now: Mapping[str, Tensor] | None = None
+    ) -> list[tuple[int, float]]:
+        """now: the circumstances in which they ask, (1, 1) and what each is."""
         if not 0 <= user < self.split.n_users:
             raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.split.n_users - 1}.")
         users = np.array([user])
         everything = torch.arange(self.catalogue.n_items, device=self.device)
-        scores = self._scores(method, shared, users, self._data(users), everything)[0].cpu()
+        scores = self._scores(method, shared, users, self._data(users), everything, now).flatten(0, -2)[0].cpu()
         scores[torch.from_numpy(self.split.population.history(user).astype(np.int64))] = -torch.inf
         best = torch.topk(scores, min(k, len(scores)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [(item, score) for item, score in pairs if score > -np.inf]
+
+    def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
+        found = alone(method, self.split, newcomer)
+        one = Clients(found.split, device=str(self.device), fused=self.fused)
+        one.begin(method, self._rng)
+        now = found.now and {name: value.to(self.device) for name, value in found.now.items()}
+        return Recommended(one.recommend(method, shared, 0, k, now), found.notes)
 
     def _remember(self, shared: Tree, users: Users, step: int) -> None:
         """These clients will rank with what they trained from; what nobody ranks with any more is let go."""
@@ -320,7 +333,9 @@ class Clients:
         most = max(USERS_AT_ONCE, SCORES_AT_ONCE // self.split.n_items)
         for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, most):
             one_by_one = bool(self._taken[0])
-            block = Asked(users, self._data(users, width), questions(self.split, users, self.device, one_by_one))
+            rated = self._rates and self.split.population.ratings is not None
+            asked = questions(self.split, users, self.device, one_by_one, rated)
+            block = Asked(users, self._data(users, width), asked)
             size += sum(part.nbytes for part in block.data)
             size += sum(part.nbytes for question in block.questions.values() for part in question if part is not None)
             if size <= CACHED_BYTES:

@@ -115,7 +115,7 @@ class Node:
     items: int
     """How much of the catalogue it knows."""
     holds: set[str] = field(default_factory=set)
-    """Shared parameters that it has already."""
+    """Shared parameters, and sheets of features, that it has already."""
 
 
 class Correspondence:
@@ -199,8 +199,12 @@ class Correspondence:
         *,
         only: set[int] | None = None,
         traffic: list[int] | None = None,
+        sheet: bytes = b"",
     ) -> Iterator[tuple[int, tuple[dict[str, Any], dict[str, bytes]]]]:
-        """Write to everyone concerned, and give the answers as they come, until the deadline."""
+        """Write to everyone concerned, and give the answers as they come, until the deadline.
+
+        sheet: what the task's features are, for whoever does not hold them.
+        """
         name = wire.digest(body)
         traffic = [0, 0] if traffic is None else traffic
         self.declined = set()
@@ -220,6 +224,8 @@ class Correspondence:
                 parts = {"items": json.dumps([one.items, list(news)]).encode()} if news else {}
                 if name not in one.holds:
                     parts["shared"] = body
+                if (features := task.get("features")) and features not in one.holds:
+                    parts["features"] = sheet
                 header = {**task, "first": one.device.first, "people": where[node], "shared": name}
                 letters[node] = (kind, wire.seal(header, parts))
                 digests[node] = wire.digest(letters[node][1])

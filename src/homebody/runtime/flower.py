@@ -18,7 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Total, Tree, Users
+from homebody.core import (
+    Catalogue,
+    Cohort,
+    Collected,
+    Evaluated,
+    Method,
+    Newcomer,
+    Opened,
+    Recommended,
+    Total,
+    Tree,
+    Users,
+)
 from homebody.errors import Abandoned, HomebodyError
 from homebody.evaluation.metrics import METRICS
 from homebody.privacy import Charge
@@ -26,6 +38,7 @@ from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
 from homebody.runtime.correspondence import PAUSE, Correspondence, Post, Registry
 from homebody.runtime.returns import Intake, Letters, Part, Reports, about, bounds, shuffled
+from homebody.runtime.sheet import Sheet
 
 __all__ = ["Flower", "Settings", "metric_names", "telemetry"]
 
@@ -68,6 +81,7 @@ class Flower:
 
     description: what a device needs to do the same mathematics, as JSON: the recipe's method, fields and stages, the
     seed, the protocol and whether anything is held out. intake: where reports arrive that come through a proxy.
+    sheet: what devices are told of features, where the method takes any in.
     """
 
     simulated = False
@@ -82,11 +96,15 @@ class Flower:
         *,
         keep: int | None = None,
         intake: Intake | None = None,
+        sheet: Sheet | None = None,
         log: Callable[..., None] = lambda event, **facts: None,
     ) -> None:
         self._registry, self._description, self._log = registry, dict(description), log
         self.settings = settings or Settings()
-        self.catalogue = Catalogue(registry.n_items())
+        self._sheet = sheet or Sheet()
+        if self._sheet.digest:
+            self._description["features"] = self._sheet.digest
+        self.catalogue = self._sheet.catalogue(registry.n_items())
         self._letters = Correspondence(post, registry, log)
         self._key, self._release = 0, registry.notes().get("opened", "").partition(" ")[0].partition("#")[0]
         self._step, self._keep, self._intake = 0, keep, intake
@@ -223,6 +241,9 @@ class Flower:
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")
 
+    def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
+        raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")
+
     def state(self, *, lasting: bool = False) -> dict[str, Tensor]:
         """The devices keep their own state, by round: its number is enough to come back to it."""
         if lasting:
@@ -274,7 +295,9 @@ class Flower:
         self, kind: str, task: Mapping[str, Any], shared: Tree, users: list[int], end: float, **more: Any
     ) -> Iterator[tuple[int, tuple[dict[str, Any], dict[str, bytes]]]]:
         body = wire.pack(shared, half=self.settings.half)
-        return self._letters.letters(kind, task, body, self.catalogue.n_items, users, end, **more)
+        return self._letters.letters(
+            kind, task, body, self.catalogue.n_items, users, end, sheet=self._sheet.content, **more
+        )
 
     def _await(self, users: list[int], end: float) -> None:
         """After a restart the devices of a round that was cut short need a moment to come back."""
@@ -319,7 +342,7 @@ class Flower:
 
     def _catalogue(self) -> Catalogue:
         count = self._registry.n_items()
-        return self.catalogue if count == self.catalogue.n_items else Catalogue(count)
+        return self.catalogue if count == self.catalogue.n_items else self._sheet.catalogue(count)
 
 
 def _as_it_is(tree: Tree) -> Tree:

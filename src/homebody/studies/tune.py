@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from homebody.errors import HomebodyError
+from homebody.evaluation.metrics import ERRORS
 from homebody.methods import find
 from homebody.params import params
 from homebody.recipe import Recipe, fingerprint
@@ -139,8 +140,8 @@ def _check(study: Study) -> None:
         raise HomebodyError(f"Trials must be at least 1, not {study.trials}.")
     if study.seeds < 1:
         raise HomebodyError(f"Seeds must be at least 1, not {study.seeds}.")
-    if not recipe.select.startswith("valid/"):
-        raise HomebodyError(f"Trials are chosen on validation, by a metric under valid/, not by '{recipe.select}'.")
+    if not recipe.selects().startswith("valid/"):
+        raise HomebodyError(f"Trials are chosen on validation, by a metric under valid/, not by '{recipe.selects()}'.")
     for name in study.space:
         if name in recipe.fields:
             raise HomebodyError(f"{name} is fixed and searched at once: leave out --set {name} or --search {name}.")
@@ -162,7 +163,8 @@ def _record(
     done = [trial for trial in trials if trial["status"] == "done"]
     best: dict[str, Any] | None = None
     if done:
-        top = max(done, key=lambda trial: (trial["validation"], -trial["trial"]))
+        sign = -1.0 if study.recipe.selects().rpartition("/")[2] in ERRORS else 1.0
+        top = max(done, key=lambda trial: (sign * trial["validation"], -trial["trial"]))
         chosen = study.recipes(settings[top["trial"]])[0]
         best = {name: top[name] for name in ("trial", "fields", "validation")}
         best |= {"command": command(chosen), "test": None}
@@ -177,7 +179,7 @@ def _record(
             "data": study.recipe.data,
             "trials": study.trials,
             "seeds": study.seeds,
-            "select": study.recipe.select,
+            "select": study.recipe.selects(),
             "search": _texts(study.space),
             "recipe": known,
         },
@@ -199,7 +201,7 @@ def _outcome(study: Study, recipes: list[Recipe], results: list[dict[str, Any] |
         return {"status": "waiting", **nothing}
     if failed is not None:
         return {"status": "failed", **nothing, "error": failed}
-    metric = study.recipe.select.removeprefix("valid/")
+    metric = study.recipe.selects().removeprefix("valid/")
     values = [float(result["validation"][metric]) for result in known]
     return {
         "status": "done",

@@ -1,0 +1,175 @@
+"""How one feature is written in numbers: what training knows of it, enough to encode somebody who comes later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from homebody.data.kinds import SEPARATOR
+from homebody.data.words import trigrams
+from homebody.errors import HomebodyError, unknown_name
+
+__all__ = ["Code", "Scale", "encode_one"]
+
+Numbers = npt.NDArray[Any]
+SHOWN = 60
+"""Characters of a value that a sentence repeats."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How a number is standardised: by the largest first, so that squares of large ones stay finite."""
+
+    largest: float = 1.0
+    mean: float = 0.0
+    spread: float = 1.0
+
+    def standard(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+        """Standardised; what is missing is 0, the mean."""
+        limit = np.finfo(np.float32).max
+        with np.errstate(over="ignore", invalid="ignore"):
+            standard = np.clip((numbers / self.largest - self.mean) / self.spread, -limit, limit)
+        return np.where(np.isfinite(numbers), standard, 0.0).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Code:
+    """One feature's numbers: of categories and pieces of texts their places, of amounts the scale.
+
+    >>> job = Code("one", ("cook", "vet"))
+    >>> job.of("job", "vet"), job.of("job", "spy"), job.of("job", None)
+    ((array(2), ''), (array(0), "'spy' is no job that training knows; it counts as unknown."), (array(0), ''))
+    >>> Code("many", ("Drama", "War")).of("genres", "War|Drama|Noir")[0].tolist()
+    [1, 2]
+    """
+
+    kind: Literal["one", "many", "number"]
+    values: tuple[str, ...] = ()
+    """The value of code c is in place c - 1."""
+    text: bool = False
+    """Whether they are pieces of a text."""
+    scale: Scale = Scale()
+    width: int = 1
+    """Columns of a row of several codes, where nobody has more."""
+
+    @property
+    def size(self) -> int:
+        """Codes are below it."""
+        return 1 if self.kind == "number" else len(self.values) + 1
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {value: number for number, value in enumerate(self.values, 1)}
+
+    def unknown(self, rows: int | None = None) -> Numbers:
+        """The numbers of somebody of whom it is not known, or of so many."""
+        shape = () if rows is None else (rows,)
+        if self.kind == "many":
+            return np.full((*shape, self.width), -1, dtype=np.int64)
+        return np.zeros(shape, dtype=np.float32 if self.kind == "number" else np.int64)
+
+    def of(self, name: str, value: object) -> tuple[Numbers, str]:
+        """One value's numbers, and a sentence where something of it is unknown."""
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return self.unknown(), ""
+        if self.kind == "number":
+            return self._amount(name, value)
+        parts = [_plain(value)] if self.kind == "one" else self._parts(value)
+        codes = sorted({self._places[part] for part in parts if part in self._places})
+        strange = [part for part in parts if part not in self._places]
+        note = ""
+        if self.text and strange:
+            shares = f"{len(set(strange))} of {len(set(parts))} 3-grams"
+            note = f"{shares} of {name} are unknown to training; they are left out."
+        elif strange:
+            listed = ", ".join(f"'{one[:SHOWN]}'" for one in strange)
+            become = "it counts as unknown" if self.kind == "one" else "left out"
+            note = f"{listed} is no {name} that training knows; {become}."
+        if self.kind == "one":
+            return np.array(codes[0] if codes else 0, dtype=np.int64), note
+        row = np.full(max(self.width, len(codes)), -1, dtype=np.int64)
+        row[: len(codes)] = codes
+        return row, note
+
+    def _amount(self, name: str, value: object) -> tuple[Numbers, str]:
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise HomebodyError(f"{name} is a number, not '{str(value)[:SHOWN]}': give one, or leave it out.")
+        return self.scale.standard(np.array(number)).reshape(()), ""
+
+    def _parts(self, value: object) -> list[str]:
+        if self.text:
+            found = trigrams(pl.Series([str(value)]))
+            return [str(one) for one in found.distinct.gather(found.value).to_list()]
+        parts: Iterable[object] = value.split(SEPARATOR) if isinstance(value, str) else _several(value)
+        return [text for text in dict.fromkeys(_plain(part) for part in parts) if text]
+
+    def to_json(self) -> dict[str, Any]:
+        """What can travel; the inverse is `from_json`."""
+        scale = [self.scale.largest, self.scale.mean, self.scale.spread]
+        return {"kind": self.kind, "values": list(self.values), "text": self.text, "scale": scale, "width": self.width}
+
+    @classmethod
+    def from_json(cls, told: Any) -> Code:
+        """Refuses, in a sentence, what is none.
+
+        >>> amount = Code("number", scale=Scale(8.0, 0.5, 0.25))
+        >>> Code.from_json(amount.to_json()) == amount
+        True
+        """
+        try:
+            kind, values, width = told["kind"], told["values"], told["width"]
+            scale = [float(number) for number in told["scale"]]
+            text = told["text"]
+        except (KeyError, TypeError, ValueError):
+            raise _not_a_code() from None
+        fit = kind in ("one", "many", "number") and type(text) is bool and type(width) is int and 1 <= width <= 1 << 20
+        fit = fit and isinstance(values, list) and all(type(one) is str for one in values)
+        if not fit or len(scale) != 3 or not all(map(math.isfinite, scale)) or not scale[0] or not scale[2]:
+            raise _not_a_code()
+        return cls(kind, tuple(values), text, Scale(*scale), width)
+
+
+def encode_one(
+    codes: Mapping[str, Code], given: Mapping[str, object], *, what: str = "feature of people"
+) -> tuple[dict[str, Numbers], tuple[str, ...]]:
+    """Somebody's features, or one moment's circumstances, in the order of the codes; what is not given is unknown.
+
+    >>> numbers, notes = encode_one({"job": Code("one", ("cook",)), "age": Code("number")}, {"age": "2"})
+    >>> {name: value.tolist() for name, value in numbers.items()}, notes
+    ({'job': 0, 'age': 2.0}, ())
+    """
+    for name in given:
+        if name not in codes:
+            if not codes:
+                raise HomebodyError(f"This data knows no {what}, so it cannot take '{name}': leave it out.")
+            raise unknown_name(what, name, codes)
+    found = {name: code.of(name, given.get(name)) for name, code in codes.items()}
+    return {name: numbers for name, (numbers, _) in found.items()}, tuple(note for _, note in found.values() if note)
+
+
+def _plain(value: object) -> str:
+    """A category as texts of the data are: whole numbers without a point, and no spaces around it."""
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value)).lower()
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def _several(value: object) -> Sequence[object]:
+    return list(value) if isinstance(value, list | tuple | set | frozenset | np.ndarray) else [value]
+
+
+def _not_a_code() -> HomebodyError:
+    return HomebodyError("How a feature is written in numbers is not readable: the other side has another version.")
