@@ -151,8 +151,8 @@ def likelihood_ratio(seen: Floats, known: Floats, took: Bools) -> Floats:
     of their own, and in models that they took part in it is higher by everyone's shift and something of their own.
     How much people differ in both is estimated from all of them: so far a few models are believed about one.
 
-    >>> took = np.array([[True, True, False, False]] * 2)
-    >>> known = np.array([[2.0, 2.2, 0.0, 0.2], [3.0, 3.2, 1.0, 1.2]])
+    >>> took = np.array([[True, False, True, False], [False, True, False, True]])
+    >>> known = np.array([[2.0, 0.1, 2.2, 0.0], [1.0, 3.2, 1.1, 3.0]])
     >>> (likelihood_ratio(np.array([2.1, 1.1]), known, took) > 0).tolist()
     [True, False]
     """
