@@ -27,7 +27,7 @@ from torch.nn.functional import softplus
 from homebody import ops
 from homebody.core import Batch, Data, Rows, Tree, Update, param
 from homebody.errors import HomebodyError
-from homebody.methods.privrec import PARTS, PrivRec, take
+from homebody.methods.privrec import PARTS, PrivRec
 from homebody.models.dssm import Described, vectors
 from homebody.models.score import read_widths
 from homebody.params import Range
@@ -86,8 +86,8 @@ class NNSelf(PrivRec):
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         n_items = len(shared["item"])
-        support = self._samples(batch, "support", batch["negative"][:, : self.epochs].flatten(1))
-        query = self._samples(batch, "query", batch["query/negative"])
+        support = self._part(batch, "support", batch["negative"][:, : self.epochs].flatten(1))
+        query = self._part(batch, "query", batch["query/negative"])
         items, real = (
             torch.cat([getattr(one, name).flatten() for one in (support, query)]) for name in ("item", "real")
         )
@@ -113,7 +113,7 @@ class NNSelf(PrivRec):
         size = max(1, NUMBERS_AT_ONCE // max(1, NUMBERS_A_UNIT * width * steps))
         return vmap(self.client, in_dims=(None, 0, 0), chunk_size=size)(shared, locals_, batches)
 
-    def _samples(self, batch: Batch, part: str, drawn: Tensor) -> Samples:
+    def _part(self, batch: Batch, part: str, drawn: Tensor) -> Samples:
         """The interactions of one part, and with them those that were drawn for each pass."""
         place, valid = batch[f"{part}/place"], batch[f"{part}/valid"]
         own = take(batch["item"], place)[:, None, None]
@@ -123,6 +123,11 @@ class NNSelf(PrivRec):
         real = valid[:, None, None] & (item >= 0)
         label = take(batch["rating"], place)[:, None] if self.output == "explicit" else self._labels(place)
         return Samples(place, torch.where(real, item, 0), real, label, slot=item)
+
+    def _labels(self, place: Tensor) -> Tensor:
+        label = torch.zeros(len(place), self.per_item, device=place.device)
+        label[:, 0] = 1.0
+        return label
 
     def _inner(self, tree: Tree, batch: Batch, support: Samples) -> Tree:
         """Where SGD on the support set leads from here, so that it can be differentiated."""
@@ -173,6 +178,11 @@ class Samples(NamedTuple):
     def at(self, chosen: Tensor) -> Samples:
         """Some of them."""
         return Samples(take(self.place, chosen), *(ops.take_rows(part, chosen) for part in self[1:]))
+
+
+def take(values: Tensor, place: Tensor) -> Tensor:
+    """`values[place]` of one column, as `ops.take_rows` does it."""
+    return ops.take_rows(values[:, None], place)[:, 0]
 
 
 def _some(described: Described, place: Tensor) -> Described:
