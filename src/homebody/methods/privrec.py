@@ -137,12 +137,17 @@ class PrivRec(Method):
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         mine = {**shared, **{name: local[name] for name in shared if name in local}}
         known = Vocabulary.of(data.catalogue, self.features)
-        people = [known.person(data.features), known.around(data.now)]
-        person = torch.cat([vectors(mine["feature"], one) for one in people])
-        described = known.items(data.catalogue.items)
-        own = vectors(mine["feature"], described._replace(row=described.row[items], weight=described.weight[items]))
+        person, around, described = (
+            known.person(data.features),
+            known.around(data.now),
+            known.items(data.catalogue.items),
+        )
         network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
-        return network.logit(mine["layers"], torch.cat([mine["item"][items], own], -1), person)
+        if items.device.type == "cpu" and not data.now:  # many moments are a vmap of their own
+            return privrec_kernels.scores(network, mine, person, around, described, items)
+        beside = torch.cat([vectors(mine["feature"], one) for one in (person, around)])
+        own = vectors(mine["feature"], described._replace(row=described.row[items], weight=described.weight[items]))
+        return network.logit(mine["layers"], torch.cat([mine["item"][items], own], -1), beside)
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         if shared["item"].device.type != "cpu":
@@ -227,7 +232,7 @@ class PrivRec(Method):
 
         def loss(layers: Tensor, rows: Tensor) -> Tensor:
             parts = zip(rows.tensor_split(ends), given, strict=True)
-            who, where, what = (_summed(part.reshape(*one.row.shape, -1), one) for part, one in parts)
+            who, where, what = (_summed(part.reshape(*one.row.shape, self.factors), one) for part, one in parts)
             beside = torch.cat([who.expand(len(label), -1), where], -1).repeat_interleave(self.per_item, 0)
             value = network.logit(layers, what.flatten(0, 1), beside).reshape(label.shape)
             error = softplus(value) - label * value if self.output == "implicit" else 0.5 * (value - label) ** 2
