@@ -230,22 +230,23 @@ class PrivRec(Method):
         index = torch.cat([one.row.flatten() for one in given])
         ends = list(accumulate(one.row.numel() for one in given))[:-1]
 
-        def loss(layers: Tensor, rows: Tensor) -> Tensor:
-            parts = zip(rows.tensor_split(ends), given, strict=True)
-            who, where, what = (_summed(part.reshape(*one.row.shape, self.factors), one) for part, one in parts)
-            beside = torch.cat([who.expand(len(label), -1), where], -1).repeat_interleave(self.per_item, 0)
-            value = network.logit(layers, what.flatten(0, 1), beside).reshape(label.shape)
+        def loss(parts: list[Tensor], rows: list[Tensor]) -> Tensor:
+            who, where, what = (_summed(some, one) for some, one in zip(rows, given, strict=True))
+            if where.shape[-1]:  # otherwise the same for all samples
+                who = torch.cat([who.expand(len(label), -1), where], -1).repeat_interleave(self.per_item, 0)
+            value = network.through(parts, what.flatten(0, 1), who).reshape(label.shape)
             error = softplus(value) - label * value if self.output == "implicit" else 0.5 * (value - label) ** 2
             return torch.where(real, error, 0.0).sum()
 
-        slopes, total = grad_and_value(loss, argnums=(0, 1))(layers, ops.take_rows(table, index))
+        taken = ops.take_rows(table, index).tensor_split(ends)
+        rows = [part.reshape(*one.row.shape, self.factors) for part, one in zip(taken, given, strict=True)]
+        slopes, total = grad_and_value(loss, argnums=(0, 1))(network.parts(layers), rows)
+        of_layers = torch.cat([part.flatten() for part in slopes[0]])
+        of_rows = torch.cat([part.flatten(0, -2) for part in slopes[1]])
         count = real.sum()
         scale = -rate / count.clamp(min=1)
-        return (
-            ops.add_rows(table, index, slopes[1] * scale),
-            layers + scale * slopes[0],
-            torch.stack([total, count]),
-        )
+        after = ops.add_rows(table, index, of_rows * scale), layers + scale * of_layers
+        return *after, torch.stack([total, count])
 
     @property
     def per_item(self) -> int:
