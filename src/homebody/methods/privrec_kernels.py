@@ -108,8 +108,7 @@ def train(
         batches["negative"].numpy(),
         explicit,
         count.numpy(),
-        # The longest first, so that no thread is left alone with one at the end.
-        count.argsort(descending=True).numpy(),
+        _dealt(count.numpy()),
         _arrays(*person),
         _arrays(*around),
         _arrays(*things),
@@ -162,6 +161,12 @@ def _scores(
         out.numpy(),
     )
     return (out,)
+
+
+def _dealt(count: Any) -> Any:
+    """Clients in an order of which every thread gets an equal piece: long ones and short ones in each."""
+    order, threads = np.argsort(-count, kind="stable"), nb.get_num_threads()
+    return np.concatenate([order[thread::threads] for thread in range(threads)])
 
 
 def _once(part: Tensor) -> Tensor:
