@@ -189,9 +189,11 @@ def test_the_kernel_is_what_a_module_and_an_optimiser_come_to(name: str) -> None
     shared["layers"] *= 2.0  # so that what is learnt shows in the rows too
     before = {name: value.clone() for name, value in shared.items()}
     each, batches = prepared(method, people)
-    update, kept = method.cohort(shared, {}, batches)
-    adapted = method.adapt_cohort(shared, {}, batches)
+    (update, kept), adapted = method.cohort(shared, {}, batches), method.adapt_cohort(shared, {}, batches)
+    plain = torch.func.vmap(method.client, in_dims=(None, 0, 0))(shared, {}, batches)
     for number, data in enumerate(people):
+        for part, change in plain[0].items():
+            alike(update[part][number], change[number])
         after, loss = trained(method, shared, data, each[number], method.epochs, method.learning_rate, 0)
         for part, value in after.items():
             alike(update[part][number], value - shared[part])
@@ -221,15 +223,38 @@ def test_only_rows_that_were_met_move() -> None:
     assert ages.nonzero().flatten().tolist() == [2]
 
 
-def test_a_score_is_what_the_module_says() -> None:
-    method = SMALL
-    data = person(5)._replace(now={"hour": torch.tensor(4), "heat": torch.tensor(0.5)})
-    shared: Tree = method.init_shared(catalogue(), Rng.of(3))
-    shared["layers"] = shared["layers"] * 2
+@pytest.mark.parametrize("now", [{}, {"hour": torch.tensor(4), "heat": torch.tensor(0.5)}])
+@pytest.mark.parametrize("hidden", ["6,5", ""])
+def test_a_score_is_what_the_module_says(now: dict[str, Tensor], hidden: str) -> None:
+    """Of a moment nothing is known of, too: that is the unknown hour, and the mean heat."""
+    method = replace(SMALL, hidden=hidden)
+    data = person(5)._replace(now=now)
+    shared = method.init_shared(catalogue(), Rng.of(3))
     other = {name: value * 1.5 for name, value in shared.items()}
-    around = {"hour": torch.tensor([4]), "heat": torch.tensor([0.5])}
+    around = {"hour": torch.tensor([4 if now else 0]), "heat": torch.tensor([0.5 if now else 0.0])}
     items = torch.tensor([3, 7, 29])
     for local in ({}, other):
         model = Second(method, local or shared, data.catalogue)
-        expected = torch.stack([model(data._replace(contexts=around), 0, int(item)) for item in items])
-        torch.testing.assert_close(method.score(shared, local, data, items), expected.detach())
+        expected = torch.stack([model(data._replace(contexts=around), 0, int(item)) for item in items]).detach()
+        torch.testing.assert_close(method.score(shared, local, data, items), expected)
+
+
+def test_a_cohort_is_scored_like_each_of_it() -> None:
+    """More items at once than are scored together, some again and again; parameters of each, and of all."""
+    people = everyone()
+    shared = SMALL.init_shared(catalogue(), Rng.of(3))
+    items = torch.arange(700) % N_ITEMS
+    local = {name: torch.stack([value * (1 + n / 7) for n in range(len(people))]) for name, value in shared.items()}
+    features = {name: torch.stack([one.features[name] for one in people]) for name in people[0].features}
+
+    def score(features: dict[str, Tensor], local: Tree) -> Tensor:
+        return SMALL.score(shared, local, people[0]._replace(features=features), items)
+
+    found, common = torch.func.vmap(score)(features, local), torch.func.vmap(lambda one: score(one, {}))(features)
+    for number, one in enumerate(people):
+        own = {name: value[number] for name, value in local.items()}
+        for given, held in ((found, own), (common, shared)):
+            model = Second(SMALL, held, one.catalogue)
+            moment = {"hour": torch.tensor([0]), "heat": torch.tensor([0.0])}
+            expected = [model(one._replace(contexts=moment), 0, item) for item in range(N_ITEMS)]
+            torch.testing.assert_close(given[number], torch.stack(expected).detach()[items])

@@ -151,12 +151,17 @@ class PrivRec(Method):
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         mine = {**shared, **{name: local[name] for name in shared if name in local}}
         known = Vocabulary.of(data.catalogue, self.features)
-        people = [known.person(data.features), known.around(data.now)]
-        person = torch.cat([vectors(mine["feature"], one) for one in people])
-        described = known.items(data.catalogue.items)
-        own = vectors(mine["feature"], described._replace(row=described.row[items], weight=described.weight[items]))
+        person, around, described = (
+            known.person(data.features),
+            known.around(data.now),
+            known.items(data.catalogue.items),
+        )
         network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
-        return network.logit(mine["layers"], torch.cat([mine["item"][items], own], -1), person)
+        if items.device.type == "cpu" and not data.now:  # many moments are a vmap of their own
+            return privrec_kernels.scores(network, mine, person, around, described, items)
+        beside = torch.cat([vectors(mine["feature"], one) for one in (person, around)])
+        own = vectors(mine["feature"], described._replace(row=described.row[items], weight=described.weight[items]))
+        return network.logit(mine["layers"], torch.cat([mine["item"][items], own], -1), beside)
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         if shared["item"].device.type != "cpu":
@@ -240,23 +245,24 @@ class PrivRec(Method):
         index = torch.cat([one.row.flatten() for one in given])
         ends = list(accumulate(one.row.numel() for one in given))[:-1]
 
-        def loss(layers: Tensor, rows: Tensor) -> Tensor:
-            parts = zip(rows.tensor_split(ends), given, strict=True)
-            who, where, what = (_summed(part.reshape(*one.row.shape, -1), one) for part, one in parts)
-            beside = torch.cat([who.expand(len(label), -1), where], -1).repeat_interleave(self.per_item, 0)
-            value = network.logit(layers, what.flatten(0, 1), beside).reshape(label.shape)
+        def loss(parts: list[Tensor], rows: list[Tensor]) -> Tensor:
+            who, where, what = (_summed(some, one) for some, one in zip(rows, given, strict=True))
+            if where.shape[-1]:  # otherwise the same for all samples
+                who = torch.cat([who.expand(len(label), -1), where], -1).repeat_interleave(self.per_item, 0)
+            value = network.through(parts, what.flatten(0, 1), who).reshape(label.shape)
             error = softplus(value) - label * value if self.output == "implicit" else 0.5 * (value - label) ** 2
             return torch.where(real, error, 0.0).sum()
 
-        slopes, total = grad_and_value(loss, argnums=(0, 1))(layers, ops.take_rows(table, index))
+        taken = ops.take_rows(table, index).tensor_split(ends)
+        rows = [part.reshape(*one.row.shape, self.factors) for part, one in zip(taken, given, strict=True)]
+        slopes, total = grad_and_value(loss, argnums=(0, 1))(network.parts(layers), rows)
+        of_layers = torch.cat([part.flatten() for part in slopes[0]])
+        of_rows = torch.cat([part.flatten(0, -2) for part in slopes[1]])
         count = real.sum()
         scale = -rate / count.clamp(min=1)
         rates = torch.where(index < n_items, self.item_rate, 1.0)[:, None]
-        return (
-            ops.add_rows(table, index, slopes[1] * (scale * rates)),
-            layers + scale * slopes[0],
-            torch.stack([total, count]),
-        )
+        after = ops.add_rows(table, index, of_rows * (scale * rates)), layers + scale * of_layers
+        return *after, torch.stack([total, count])
 
     @property
     def per_item(self) -> int:

@@ -16,9 +16,14 @@ from torch import Tensor
 
 from homebody.core import Batch, Tree
 from homebody.methods.vector_kernels import add, copy, padded, product, turned
+from homebody.models.dssm import Described as Features
 from homebody.models.score import ScoreFunction
+from homebody.ops import for_cohort
 
-__all__ = ["train"]
+__all__ = ["scores", "train"]
+
+AT_ONCE = 256
+"""Items that are scored together: what the layers make of them fits into a cache."""
 
 
 class Described(NamedTuple):
@@ -109,8 +114,7 @@ def train(
         batches["negative"].numpy(),
         explicit,
         count.numpy(),
-        # The longest first, so that no thread is left alone with one at the end.
-        count.argsort(descending=True).numpy(),
+        _dealt(count.numpy()),
         _arrays(*person),
         _arrays(*around),
         _arrays(*things),
@@ -121,6 +125,59 @@ def train(
         loss.numpy(),
     )
     return mine, loss
+
+
+def scores(
+    network: ScoreFunction, mine: Tree, person: Features, around: Features, things: Features, items: Tensor
+) -> Tensor:
+    """What one client's network says of these items; of a cohort's in one pass."""
+    blocks = [one.block for one in (person, around, things)]
+    parts = (person.row, person.weight, around.row, around.weight, things.row, things.weight)
+    (out,) = _scores(mine["item"], mine["feature"], mine["layers"], *parts, items, blocks, network)
+    return out
+
+
+@for_cohort
+def _scores(
+    item: Tensor,
+    feature: Tensor,
+    layers: Tensor,
+    person_row: Tensor,
+    person_weight: Tensor,
+    around_row: Tensor,
+    around_weight: Tensor,
+    thing_row: Tensor,
+    thing_weight: Tensor,
+    items: Tensor,
+    blocks: list[Tensor],
+    network: ScoreFunction,
+) -> tuple[Tensor, ...]:
+    out = torch.empty(items.shape)
+    _score(
+        np.array(network.widths),
+        network.activation == "sigmoid",
+        _once(item).numpy(),
+        _once(feature).numpy(),
+        _once(layers).numpy(),
+        items[0].contiguous().numpy(),
+        _arrays(person_row, person_weight, blocks[0]),
+        _arrays(around_row[:, None], around_weight[:, None], blocks[1]),
+        _arrays(thing_row[0], thing_weight[0], blocks[2]),
+        (len(blocks[0]), len(blocks[1])),
+        out.numpy(),
+    )
+    return (out,)
+
+
+def _dealt(count: Any) -> Any:
+    """Clients in an order of which every thread gets an equal piece: long ones and short ones in each."""
+    order, threads = np.argsort(-count, kind="stable"), nb.get_num_threads()
+    return np.concatenate([order[thread::threads] for thread in range(threads)])
+
+
+def _once(part: Tensor) -> Tensor:
+    """What all clients have in common stands there once, whatever the first dimension says."""
+    return (part[:1] if part.stride(0) == 0 else part).contiguous()
 
 
 def _arrays(row: Tensor, weight: Tensor, block: Tensor) -> tuple[Any, ...]:
@@ -360,6 +417,16 @@ def _room(net, n_rows, most):
 
 
 @nb.njit
+def _network(widths, sigmoid, explicit, factors, blocks, things):
+    starts = np.zeros(len(widths), np.int64)
+    for layer in range(len(widths) - 1):
+        starts[layer + 1] = starts[layer] + (widths[layer] + 1) * padded(widths[layer + 1])
+    return Network(
+        widths, starts, factors, padded(widths[1]), blocks[0], blocks[1], sigmoid, explicit, Described(*things)
+    )
+
+
+@nb.njit
 def _train_one(
     common,
     table,
@@ -379,13 +446,7 @@ def _train_one(
     epochs,
 ):
     """Mini-batch SGD on one client's parameters, changed in place; the mean loss of the last pass."""
-    widths, sigmoid, explicit, factors, blocks, things = common
-    starts = np.zeros(len(widths), np.int64)
-    for layer in range(len(widths) - 1):
-        starts[layer + 1] = starts[layer] + (widths[layer] + 1) * padded(widths[layer + 1])
-    net = Network(
-        widths, starts, factors, padded(widths[1]), blocks[0], blocks[1], sigmoid, explicit, Described(*things)
-    )
+    net = _network(*common)
     person_, around_ = Described(*person), Described(*around)
     per_item = 1 if net.explicit else 1 + negative.shape[2]
     room = _room(net, len(feature) // net.factors, per_item * min(batch_size, max(1, n)))
@@ -446,4 +507,40 @@ def _train(
             rates,
             batch_size,
             epochs,
+        )
+
+
+@nb.njit
+def _score_one(common, table, feature, flat, items, person, around, who, out):
+    net, person_, around_ = _network(*common), Described(*person), Described(*around)
+    room = _room(net, len(feature) // net.factors, min(AT_ONCE, len(items)))
+    _unpacked(net.widths, room.theta, flat, False)
+    last = len(net.widths) - 2
+    for start in range(0, len(items), AT_ONCE):
+        m = min(AT_ONCE, len(items) - start)
+        for i in range(m):
+            room.sample[i], room.place[i] = items[start + i], 0
+        n_met = _gather(net, room, table, feature, person_, around_, who, m)
+        _forward(net, room, person_, around_, who, m, n_met)
+        for i in range(m):
+            out[start + i] = room.acts[last][i * padded(1)]
+        for u in range(n_met):
+            room.seat[room.met[u]] = -1
+
+
+@nb.njit(parallel=True, cache=True)
+def _score(widths, sigmoid, tables, features, layers, items, person, around, things, blocks, out):
+    """Each client's logits; parameters may be one for all."""
+    for place in nb.prange(len(out)):
+        who = np.int64(place)
+        _score_one(
+            (widths, sigmoid, False, tables.shape[2], blocks, things),
+            tables[min(who, len(tables) - 1)].reshape(-1),
+            features[min(who, len(features) - 1)].reshape(-1),
+            layers[min(who, len(layers) - 1)],
+            items,
+            person,
+            around,
+            who,
+            out[who],
         )

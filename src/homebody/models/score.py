@@ -58,7 +58,11 @@ class ScoreFunction:
 
     def logit(self, weights: Tensor, rows: Tensor, person: Tensor | None = None) -> Tensor:
         """One number for each of the rows (N, factors)."""
-        first, offset, *others = self.parts(weights)
+        return self.through(self.parts(weights), rows, person)
+
+    def through(self, parts: Sequence[Tensor], rows: Tensor, person: Tensor | None = None) -> Tensor:
+        """As `logit`, from `parts`: a slope is cheaper in each of them than in what they are cut from."""
+        first, offset, *others = parts
         if person is not None:
             offset = offset + person @ first[: self.beside]
         x = rows @ first[self.beside :] + offset
