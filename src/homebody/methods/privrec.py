@@ -119,11 +119,8 @@ class PrivRec(Method):
         order = ops.shuffles(rng, data.valid, epochs)
         drawn = ops.negatives(rng, data, length * epochs * self.negatives)
         known = Vocabulary.of(data.catalogue, self.features)
-        described = {
-            "person": known.person(data.features),
-            "around": known.around(data.contexts, length),
-            "items": known.items(data.catalogue.items),
-        }
+        parts = (known.person(data.features), known.around(data.contexts, length), known.items(data.catalogue.items))
+        described = {name: one.on(data.items.device) for name, one in zip(PARTS, parts, strict=True)}
         batch = {
             "item": data.items,
             "valid": data.valid,
@@ -152,8 +149,8 @@ class PrivRec(Method):
         mine = {**shared, **{name: local[name] for name in shared if name in local}}
         known = Vocabulary.of(data.catalogue, self.features)
         people = [known.person(data.features), known.around(data.now)]
-        person = torch.cat([vectors(mine["feature"], one) for one in people])
-        described = known.items(data.catalogue.items)
+        person = torch.cat([vectors(mine["feature"], one.on(items.device)) for one in people])
+        described = known.items(data.catalogue.items).on(items.device)
         own = vectors(mine["feature"], described._replace(row=described.row[items], weight=described.weight[items]))
         network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
         return network.logit(mine["layers"], torch.cat([mine["item"][items], own], -1), person)
@@ -242,7 +239,7 @@ class PrivRec(Method):
 
         def loss(layers: Tensor, rows: Tensor) -> Tensor:
             parts = zip(rows.tensor_split(ends), given, strict=True)
-            who, where, what = (_summed(part.reshape(*one.row.shape, -1), one) for part, one in parts)
+            who, where, what = (_summed(part.reshape(*one.row.shape, self.factors), one) for part, one in parts)
             beside = torch.cat([who.expand(len(label), -1), where], -1).repeat_interleave(self.per_item, 0)
             value = network.logit(layers, what.flatten(0, 1), beside).reshape(label.shape)
             error = softplus(value) - label * value if self.output == "implicit" else 0.5 * (value - label) ** 2
