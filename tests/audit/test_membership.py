@@ -25,6 +25,7 @@ from homebody.data.population import Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.fit import fit
+from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.privrec import PrivRec
@@ -403,3 +404,18 @@ def test_refusals() -> None:
         attack(Counts(), done, rounds=1, people=10)
     with pytest.raises(HomebodyError, match="here are 10 and 10: use more people"):
         attack(Counts(), split(people(30)), rounds=1)
+
+
+def test_people_whose_data_is_public_are_neither_members_nor_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = split(people(), public=0.4)
+    assert not leaves_some_out(done)
+    asked = spied(monkeypatch)
+    attack(FedMF(factors=4), done, rounds=1, shadows=4, forest=False)
+    assert all(not done.public[who].any() for _, who in asked)
+
+
+def test_cohorts_of_public_people_have_no_members_in_them() -> None:
+    done = split(people(), public=0.4)
+    method = DPPrivRec(factors=4, hidden="4", epochs=1, pretrain_rounds=9, pretraining="public", pretrain_steps=1)
+    who = np.flatnonzero(done.learn)
+    assert lab(method, done, rounds=2, cohort=5).trained(who, "one").took.sum() <= 10

@@ -170,6 +170,7 @@ def test_recommending_to_somebody_new(
         (["--user", "reader-1", "--feature", "age=3"], "--feature is for somebody new: leave it out, or give --clicks"),
         (["--user", "reader-1", "--ratings", "3"], "--ratings is for somebody new"),
         (["--clicks", "Ema"], "There is no item 'Ema' in this population; did you mean Emma?"),
+        (["--clicks", "Emma\ndune"], "--clicks takes items with commas between them, in one line."),
         (["--clicks", "xyz"], "There is no item 'xyz' in this population; the first is called"),
         (["--clicks", "Emma", "--feature", "age=3"], "This data knows no feature of people, so it cannot take 'age'"),
         (["--clicks", "Emma", "--now", "weather=hot"], "This data knows no circumstance, so it cannot take 'weather'"),

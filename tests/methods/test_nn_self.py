@@ -163,3 +163,10 @@ def test_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_share_that_leaves_a_part_empty_is_refused(share: float) -> None:
     with pytest.raises(HomebodyError, match="support must leave something to either part"):
         NNSelf(support=share)
+
+
+def test_items_own_rows_have_their_own_step_in_training_too() -> None:
+    method = NNSelf(factors=3, hidden="4", epochs=2, negatives=2, learning_rate=0.5, init_scale=0.5)
+    shared, batch = start(method), prepared(method, [1, 4, 2, 7])
+    sent = [replace(method, item_rate=rate).client(shared, {}, batch)[0]["layers"] for rate in (1.0, 10.0)]
+    assert not torch.equal(*sent)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from homebody.core import Batch, Catalogue, Column, Data, Method, Tree
 from homebody.methods.privrec import PrivRec
+from homebody.models.dssm import Vocabulary
 from homebody.rng import Rng
 
 N_ITEMS = 30
@@ -258,3 +259,24 @@ def test_a_cohort_is_scored_like_each_of_it() -> None:
             moment = {"hour": torch.tensor([0]), "heat": torch.tensor([0.0])}
             expected = [model(one._replace(contexts=moment), 0, item) for item in range(N_ITEMS)]
             torch.testing.assert_close(given[number], torch.stack(expected).detach()[items])
+
+
+@pytest.mark.parametrize("left", ["items", "people", "contexts"])
+def test_the_plain_client_does_without_features_of_any_side(left: str) -> None:
+    method = PrivRec(factors=4, hidden="6", epochs=2, batch_size=2, negatives=2)
+    known = replace(catalogue(), **{left: {}})
+    data = person(5)._replace(catalogue=known)
+    own = {"people": "features", "contexts": "contexts"}
+    data = data._replace(**{own[left]: {}}) if left in own else data
+    shared = method.init_shared(known, Rng.of(0))
+    _, stacked = prepared(method, [data])
+    plain, fused = Method.cohort(method, shared, {}, stacked)[0], method.cohort(shared, {}, stacked)[0]
+    for name in shared:
+        alike(fused[name], plain[name])
+
+
+def test_what_is_unknown_is_where_the_features_are() -> None:
+    elsewhere = {"hour": Column(torch.empty(0, device="meta"), 6, "one")}
+    known = Vocabulary.of(Catalogue(N_ITEMS, {}, {}, elsewhere))
+    assert {part.device.type for part in known.around({})} == {"meta"}
+    assert {part.device.type for part in known.person({}).on(torch.device("meta"))} == {"meta"}

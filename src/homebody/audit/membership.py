@@ -237,7 +237,7 @@ def _ratios(lab: Lab, target: Model, private: Users, asked: Users, shadows: int)
 
 
 def _divided(split: Split, released: Released | None, shadow: int, generator: np.random.Generator) -> _People:
-    there = split.lengths > 0
+    there = (split.lengths > 0) & ~split.public
     members, others = (generator.permutation(np.flatnonzero(there & kind)) for kind in (split.learn, ~split.learn))
     if released is None:
         own = min(shadow, len(members) // 3)
@@ -256,7 +256,7 @@ def _divided(split: Split, released: Released | None, shadow: int, generator: np
 
 def leaves_some_out(split: Split) -> bool:
     """Whether a model of this split has people to compare its members with, who could have been members as well."""
-    others = ~split.learn & (whole_histories(split).lengths > 0)
+    others = ~split.learn & ~split.public & (whole_histories(split).lengths > 0)
     return not len(split.absent) and int(others.sum()) >= 2 * FEWEST
 
 

@@ -128,6 +128,8 @@ def _took(method: Method, who: Users, n_users: int, rounds: int, cohort: int | N
         return _marked(who, n_users)
     took = np.zeros(n_users, dtype=np.bool_)
     for phase in method.phases:
+        if phase.public:
+            continue  # others are in its cohorts
         rng = Rng.of(seed, phase.name)
         for number in range(1, (phase.rounds or rounds) + 1):
             took[choose(who, cohort, rng.fold("cohort", number)).users] = True

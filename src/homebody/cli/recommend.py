@@ -73,7 +73,10 @@ def _listed(text: str) -> list[str]:
     >>> _listed('260, "Matrix, The (1999)"'), _listed("")
     (['260', 'Matrix, The (1999)'], [])
     """
-    parts = next(csv.reader([text], skipinitialspace=True), [])
+    try:
+        parts = next(csv.reader([text], skipinitialspace=True), [])
+    except csv.Error:
+        raise HomebodyError("--clicks takes items with commas between them, in one line.") from None
     return [part.strip() for part in parts if part.strip()]
 
 

@@ -137,7 +137,10 @@ class NNSelf(PrivRec):
                 slopes = grad(self._loss)(tree, batch, support.of(epoch).at(chosen))
                 if self.first_order:
                     slopes = {name: slope.detach() for name, slope in slopes.items()}
-                tree = {name: value - self.learning_rate * slopes[name] for name, value in tree.items()}
+                rates = {"item": self.learning_rate * self.item_rate}
+                tree = {
+                    name: value - rates.get(name, self.learning_rate) * slopes[name] for name, value in tree.items()
+                }
         return tree
 
     def _loss(self, tree: Tree, batch: Batch, samples: Samples) -> Tensor:

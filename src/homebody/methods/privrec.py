@@ -119,11 +119,8 @@ class PrivRec(Method):
         order = ops.shuffles(rng, data.valid, epochs)
         drawn = ops.negatives(rng, data, length * epochs * self.negatives)
         known = Vocabulary.of(data.catalogue, self.features)
-        described = {
-            "person": known.person(data.features),
-            "around": known.around(data.contexts, length),
-            "items": known.items(data.catalogue.items),
-        }
+        parts = (known.person(data.features), known.around(data.contexts, length), known.items(data.catalogue.items))
+        described = {name: one.on(data.items.device) for name, one in zip(PARTS, parts, strict=True)}
         batch = {
             "item": data.items,
             "valid": data.valid,
@@ -152,9 +149,8 @@ class PrivRec(Method):
         mine = {**shared, **{name: local[name] for name in shared if name in local}}
         known = Vocabulary.of(data.catalogue, self.features)
         person, around, described = (
-            known.person(data.features),
-            known.around(data.now),
-            known.items(data.catalogue.items),
+            one.on(items.device)
+            for one in (known.person(data.features), known.around(data.now), known.items(data.catalogue.items))
         )
         network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
         if items.device.type == "cpu" and not data.now:  # many moments are a vmap of their own

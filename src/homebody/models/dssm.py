@@ -30,6 +30,10 @@ class Described(NamedTuple):
     block: Tensor
     """(F, K) ones where row k belongs to block f."""
 
+    def on(self, device: torch.device) -> Described:
+        """The same on this device: what has no features at all does not know where it is."""
+        return Described(*(part.to(device) for part in self))
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -118,6 +122,7 @@ class Vocabulary:
             column, given = columns[name], values.get(name)
             if given is None:
                 given = torch.zeros(shape, dtype=torch.float32 if column.kind == "number" else torch.int64)
+                given = given.to(column.values.device)
                 given = given if column.kind != "many" else given[..., None] - 1
             if column.kind == "number":
                 row, weight = torch.zeros_like(given, dtype=torch.int64)[..., None], given[..., None]
