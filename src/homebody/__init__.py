@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from homebody.data.splits import Split
     from homebody.errors import HomebodyError
     from homebody.fit import Fitted
+    from homebody.methods.dp_privrec import DPPrivRec
     from homebody.methods.fcf import FCF
     from homebody.methods.fedgnn import FedGNN
     from homebody.methods.fedials import FedIALS
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from homebody.methods.fedncf import FedNCF
     from homebody.methods.fedrecon import FedRecon
     from homebody.methods.pfedrec import PFedRec
+    from homebody.methods.privrec import PrivRec
     from homebody.privacy import Channel, Ledger
     from homebody.reference import Reference
     from homebody.runtime import Simulator
@@ -40,6 +42,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Channel": "homebody.privacy",
+    "DPPrivRec": "homebody.methods.dp_privrec",
     "FCF": "homebody.methods.fcf",
     "FedGNN": "homebody.methods.fedgnn",
     "FedIALS": "homebody.methods.fedials",
@@ -52,6 +55,7 @@ _HOMES = {
     "Method": "homebody.core",
     "PFedRec": "homebody.methods.pfedrec",
     "Population": "homebody.data",
+    "PrivRec": "homebody.methods.privrec",
     "Reference": "homebody.reference",
     "Rows": "homebody.core",
     "Simulator": "homebody.runtime",
@@ -64,6 +68,7 @@ _HOMES = {
 __all__ = [
     "FCF",
     "Channel",
+    "DPPrivRec",
     "FedGNN",
     "FedIALS",
     "FedMF",
@@ -75,6 +80,7 @@ __all__ = [
     "Method",
     "PFedRec",
     "Population",
+    "PrivRec",
     "Reference",
     "Rows",
     "Simulator",

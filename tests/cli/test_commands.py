@@ -63,7 +63,7 @@ def test_methods_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     found = {row["name"]: row for row in json.loads(printed(monkeypatch, capsys, "methods", "--json"))["methods"]}
     assert set(found) == set(METHODS) >= {"fedials", "fedmf", "ials", "pfedrec", "popularity"}
     central = {name for name, row in found.items() if row["kind"] == "centralised"}
-    assert central == {"ials", "mf", "ncf", "popularity", "random"}
+    assert central == {"ials", "mf", "ncf", "popularity", "privrec-cen", "random"}
     assert all(row["title"] for row in found.values())
     assert "Zhang et al." in found["pfedrec"]["paper"]
     for name, row in found.items():
@@ -98,6 +98,7 @@ def test_a_method_shows_its_channel_and_its_choices(
     assert "its channel, unless stages are given: --stage one-bit:epsilon=2.5,k=100 --stage shuffle\n" in text
     (line,) = [line for line in text.splitlines() if " decoder " in line]
     assert "improved or published" in line
+    assert "1:100:log" in printed(monkeypatch, capsys, "methods", "privrec")
     (one,) = json.loads(printed(monkeypatch, capsys, "methods", "fmf-ldp", "--json"))["methods"]
     assert one["channel"] == ["one-bit:epsilon=2.5,k=100", "shuffle"]
     for name in ("fedmf", "ials"):

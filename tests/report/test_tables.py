@@ -81,6 +81,13 @@ def test_a_result_that_was_not_measured_has_no_table(console: Console) -> None:
     assert "rounds 3" in text
 
 
+def test_errors_that_are_no_numbers_are_said(console: Console) -> None:
+    print_result({**RESULT, "metrics": {**RESULT["metrics"], "rmse": "nan", "mae": "nan"}}, console)
+    text = console.export_text()
+    assert "RMSE nan, MAE nan on held-out ratings" in text
+    assert "smaller learning_rate" in text
+
+
 def test_a_comparison(console: Console, capsys: pytest.CaptureFixture[str]) -> None:
     row = {
         "method": "fedmf",

@@ -27,7 +27,7 @@ def methods(
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(emoji=False)  # a search such as 1:100:log is no picture
     if name is None:
         table = Table("name", "kind", "what it is", "fields")
         for one in described:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,8 +69,10 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     for group in ("", *_slices(metrics)):
         if f"{group}rmse" in metrics:
             users = f", users of {group.rstrip('/')}" if group else ""
-            both = f"RMSE {metrics[f'{group}rmse']:.4f}, MAE {metrics[f'{group}mae']:.4f}"
-            console.print(f"{both} on held-out ratings{users}", highlight=False)
+            rmse, mae = (float(metrics[group + name]) for name in ("rmse", "mae"))  # JSON has no NaN: it is a text
+            console.print(f"RMSE {rmse:.4f}, MAE {mae:.4f} on held-out ratings{users}", highlight=False)
+            if not math.isfinite(rmse):
+                console.print("predictions went out of bounds: a smaller learning_rate may help", highlight=False)
     if areas:
         console.print(f"AUC {', '.join(areas)}", highlight=False)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in result["epsilon"].items())
