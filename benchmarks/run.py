@@ -131,7 +131,7 @@ def maml_against_reptile() -> list[Figure]:
     split = leave_one_out(load("ml-1m"))
     few = np.flatnonzero(split.lengths > 1)[:: split.n_users // 40][:40]
     methods = {
-        "REPTILE, 5 steps": PrivRec(epochs=5, batch_size=0),
+        "REPTILE, 5 steps": PrivRec(hidden="64,64,64,64", epochs=5, batch_size=0),
         "MAML, 5 steps": NNSelf(epochs=5),
         "MAML, 5 steps, first order": NNSelf(epochs=5, first_order=True),
         "MAML, 9 steps": NNSelf(epochs=9),
@@ -221,7 +221,9 @@ def privrec_ml_1m() -> list[Figure]:
     from homebody.rng import Rng
     from homebody.runtime import Simulator
 
-    method = PrivRec(features="age,gender,occupation,genres", epochs=100)
+    method = PrivRec(
+        features="age,gender,occupation,genres", hidden="64,64,64,64", epochs=100, adapt_epochs=100, learning_rate=0.1
+    )
     held_out = split(load("ml-1m"), "held-out-users:test=0.2,valid=0.05,above=3", negatives=99)
     figures = []
     for fused, bar in ((True, 3.0), (False, 12.0)):
@@ -229,7 +231,7 @@ def privrec_ml_1m() -> list[Figure]:
         shared = method.init_shared(simulator.catalogue, Rng.of(0))
         simulator.begin(method, Rng.of(1))
         few = choose(simulator.available(), 2, Rng.of(2))
-        simulator.collect(PrivRec(features=method.features, epochs=1), shared, few, Rng.of(2), 0)  # compiles
+        simulator.collect(replace(method, epochs=1, adapt_epochs=1), shared, few, Rng.of(2), 0)  # compiles
         seconds = []
         for step in range(5 if fused else 1):
             cohort = choose(simulator.available(), 20, Rng.of(3, step))

@@ -49,32 +49,32 @@ class PrivRec(Method):
     uplink: Channel = Channel()
     features: str = param("", "features it takes in, such as age,genres; empty: all but texts; none: items' own rows")
     factors: int = param(64, "size of a feature's vector", low=1, search=(16, 32, 64))
-    hidden: str = param("64,64,64,64", "widths of the hidden layers")
+    hidden: str = param("64", "widths of the hidden layers")
     activation: str = param("relu", "of the hidden layers", choices=("relu", "sigmoid"))
     output: str = param("implicit", "what is predicted: clicks, or ratings", choices=("implicit", "explicit"))
-    learning_rate: float = param(0.1, "α_1, step on the device", low=0, search=Range(0.01, 1, log=True))
+    learning_rate: float = param(0.3, "α_1, step on the device", low=0, search=Range(0.01, 1, log=True))
     meta_rate: float = param(1.0, "α_2, the server's step towards the mean", low=0, search=Range(0.1, 2, log=True))
     item_rate: float = param(
         1.0, "the step on an item's own row is the learning rate × this", low=0, search=Range(0.01, 10, log=True)
     )
     item_meta_rate: float = param(
-        1.0,
+        10.0,
         "the server's step on items' rows is α_2 × this: few clients have an item",
         low=0,
         search=Range(1, 100, log=True),
     )
-    epochs: int = param(100, "E_2, passes over a device's data in a round", low=1, search=Range(5, 100, log=True))
-    adapt_epochs: int = param(0, "passes when a device adapts before it ranks; 0: as many as in training", low=0)
-    adapt_rate: float = param(0.0, "step when it adapts; 0: as in training", low=0)
+    epochs: int = param(5, "E_2, passes over a device's data in a round", low=1, search=Range(5, 100, log=True))
+    adapt_epochs: int = param(20, "passes when a device adapts before it ranks; 0: as many as in training", low=0)
+    adapt_rate: float = param(0.1, "step when it adapts; 0: as in training", low=0)
     adapt_items: int = param(0, "how many of a person's latest interactions it adapts to; 0: all", low=0)
     batch_size: int = param(32, "interactions in a step, each with its negatives; 0: all in one step", low=0)
     negatives: int = param(4, "negatives drawn for each interaction, anew each pass", low=1, search=Range(1, 8))
-    init_scale: float = param(0.1, "standard deviation of the initial rows", low=0, search=Range(0.01, 1, log=True))
+    init_scale: float = param(0.3, "standard deviation of the initial rows", low=0, search=Range(0.01, 1, log=True))
 
     uses: ClassVar[tuple[str, ...]] = ("user features", "item features", "contexts", "ratings")
-    default_rounds: ClassVar[int] = 80
-    default_cohort: ClassVar[int | None] = 20
-    default_evaluate_every: ClassVar[int] = 10
+    default_rounds: ClassVar[int] = 200
+    default_cohort: ClassVar[int | None] = 100
+    default_evaluate_every: ClassVar[int] = 20
     numbers_a_score: ClassVar[int] = 64
     title: ClassVar[str] = "a network on features, and a common start that each device adapts quickly (REPTILE)"
     paper: ClassVar[str] = "Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021"
