@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,9 @@ def maml_against_reptile() -> list[Figure]:
     few = np.flatnonzero(split.lengths > 1)[:: split.n_users // 40][:40]
     methods = {
         "REPTILE, 5 steps": PrivRec(hidden="64,64,64,64", epochs=5, batch_size=0),
-        "MAML, 5 steps": NNSelf(epochs=5),
-        "MAML, 5 steps, first order": NNSelf(epochs=5, first_order=True),
-        "MAML, 9 steps": NNSelf(epochs=9),
+        "MAML, 5 steps": NNSelf(hidden="64,64,64,64", epochs=5),
+        "MAML, 5 steps, first order": NNSelf(hidden="64,64,64,64", epochs=5, first_order=True),
+        "MAML, 9 steps": NNSelf(hidden="64,64,64,64", epochs=9),
     }
     figures = []
     for size in (5, 10, 20, 40):

@@ -151,14 +151,18 @@ def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dic
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if recipe.device.startswith("cuda") else "cpu",
         "randomness": "simulated: every number derives from the seed",
-        "data_fingerprint": fingerprint({name: np.ascontiguousarray(part).data for name, part in _parts(split)}),
+        "data_fingerprint": fingerprint(
+            {name: np.ascontiguousarray(part).data for name, part in _parts(split, method)}
+        ),
         "method_fingerprint": fingerprint({"file": Path(file).read_bytes()}) if own and file else "",
     }
 
 
-def _parts(split: Split) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Everything that a model could learn from or be asked."""
     yield from (("bounds", split.bounds), ("items", split.items))
+    if getattr(method, "predicts", "") == "ratings" and (ratings := split.population.ratings) is not None:
+        yield "ratings", ratings
     for unit, encoded in split.encoded.items():
         yield from ((f"{unit}/{name}", column.values) for name, column in encoded.columns.items())
     if split.shown is not None and (shown := split.population.impressions):
@@ -268,7 +272,25 @@ def _notes(method: Method | Reference, split: Split) -> list[str]:
     looked_at = {"user features": "users", "item features": "items", "contexts": "contexts"}
     taken = dict.fromkeys((*method.needs, *getattr(method, "uses", ())))
     features = [note for need in taken if need in looked_at for note in split.encoded[looked_at[need]].notes]
-    return [*split.population.notes, *split.notes, *features, *getattr(method, "notes", ())]
+    return [*split.population.notes, *split.notes, *features, *_taken_as_public(method, split), *_own_notes(method)]
+
+
+def _own_notes(method: Method | Reference) -> Sequence[str]:
+    return getattr(method, "notes", ())
+
+
+def _taken_as_public(method: Method | Reference, split: Split) -> list[str]:
+    """What ε does not cover, where updates pass noise: the words that people are described in."""
+    if not isinstance(method, Method) or not method.uplink.stages:
+        return []
+    taken = {"user features": "users", "contexts": "contexts"}
+    units = [taken[need] for need in dict.fromkeys((*method.needs, *method.uses)) if need in taken]
+    if not any(split.encoded[unit].columns for unit in units):
+        return []
+    return [
+        "Which values the features of people and circumstances take, and the scale of numbers, count as known to "
+        "everyone: ε does not cover them."
+    ]
 
 
 def _guessing(evaluated: Evaluated, split: Split) -> list[str]:

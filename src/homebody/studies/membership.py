@@ -48,6 +48,7 @@ def attacked(
 ) -> dict[str, Any]:
     """What the attacks find, as metrics with intervals, and in full."""
     from homebody.audit.membership import Released, attack
+    from homebody.audit.shadows import trained_for
 
     asked = read(settings)
     if split.learn.all():
@@ -61,7 +62,7 @@ def attacked(
     found = attack(
         method,
         split,
-        rounds=recipe.rounds,
+        rounds=trained_for(method, recipe.rounds, fitted.chosen),
         cohort=recipe.cohort,
         released=Released(fitted.method, fitted.shared, recipe.seed, fitted.epsilon["public"]),
         shadows=asked["shadows"],
