@@ -287,10 +287,8 @@ def _taken_as_public(method: Method | Reference, split: Split) -> list[str]:
     units = [taken[need] for need in dict.fromkeys((*method.needs, *method.uses)) if need in taken]
     if not any(split.encoded[unit].columns for unit in units):
         return []
-    return [
-        "Which values the features of people and circumstances take, and the scale of numbers, count as known to "
-        "everyone: ε does not cover them."
-    ]
+    said = "Which values the features of people and circumstances take, and the scale of numbers, count as known to "
+    return [said + "everyone: ε does not cover them."]
 
 
 def _guessing(evaluated: Evaluated, split: Split) -> list[str]:
