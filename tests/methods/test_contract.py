@@ -49,7 +49,7 @@ class TestPFedRec(MethodContract):
 
 class TestPrivRec(MethodContract):
     def method(self) -> Method:
-        return PrivRec(factors=4, hidden="6,5", epochs=3, adapt_epochs=2, batch_size=4, negatives=2)
+        return PrivRec(factors=4, hidden="6,5", epochs=3, adapt_epochs=2, batch_size=4, negatives=2, init_scale=0.1)
 
     def learner(self) -> Method:
         return PrivRec(factors=8, hidden="16", epochs=5, learning_rate=0.5, init_scale=0.3)
@@ -57,7 +57,9 @@ class TestPrivRec(MethodContract):
 
 class TestPrivRecRatings(TestPrivRec):
     def method(self) -> Method:
-        return PrivRec(output="explicit", factors=4, hidden="6", activation="sigmoid", epochs=2, batch_size=0)
+        return PrivRec(
+            output="explicit", factors=4, hidden="6", activation="sigmoid", epochs=2, batch_size=0, init_scale=0.1
+        )
 
 
 class TestFOFLSelf(MethodContract):
@@ -85,7 +87,7 @@ class TestDPPrivRec(MethodContract):
     """In one stage; stage 1 and the joint loss are in test_dp_privrec.py."""
 
     def method(self) -> Method:
-        return DPPrivRec(factors=4, hidden="6,5", epochs=3, adapt_epochs=2, batch_size=4, negatives=2)
+        return DPPrivRec(factors=4, hidden="6,5", epochs=3, adapt_epochs=2, batch_size=4, negatives=2, init_scale=0.1)
 
     def learner(self) -> Method:
         quiet = Channel(Clip(5.0), SecureSum(), Gaussian(z=0.2))
