@@ -16,7 +16,7 @@ from homebody.data.splits import Bools, Held, How, Ints, Longs, Protocol, Rows, 
 from homebody.errors import HomebodyError, unknown_name
 from homebody.rng import Rng
 
-__all__ = ["WAYS", "Way", "everything", "leave_one_out", "split"]
+__all__ = ["WAYS", "Way", "everything", "leave_one_out", "settings_of", "split"]
 
 LEAST = 3
 """Fewest interactions for leave-one-out to ask a user: one to learn from, one to validate, one to test."""
@@ -257,6 +257,15 @@ WAYS: dict[str, Way] = {
     "cold-both": Way("new users and new items together", {"test": 0.1, "valid": 0.1}, _cold_both),
     "impressions": Way("what was clicked among what was shown", {"valid": 0.5}, _impressions),
 }
+
+
+def settings_of(way: str) -> dict[str, float]:
+    """The settings of a split, as given or by default.
+
+    >>> settings_of("held-out-users:valid=0")["valid"], settings_of("ratio")["test"]
+    (0.0, 0.2)
+    """
+    return _parse(way)[1]
 
 
 def _parse(way: str) -> tuple[str, dict[str, float]]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from homebody.core import Evaluated, Users
-from homebody.data.partitions import WAYS
+from homebody.data.partitions import WAYS, settings_of
 from homebody.data.population import Population
 from homebody.data.splits import PROTOCOLS, Held, Split
 from homebody.errors import HomebodyError
@@ -186,5 +186,5 @@ def describe(
         against = f"{held} held out; ranked against {count} sampled negatives (full/: the whole catalogue)"
     return (
         f"protocol {protocol}: {PROTOCOLS[protocol]}; split {way} ({WAYS[name].title}), {against}; "
-        "round chosen on validation"
+        + ("the last round" if settings_of(way).get("valid") == 0 else "round chosen on validation")
     )
