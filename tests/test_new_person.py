@@ -164,7 +164,9 @@ def test_an_unseen_category_counts_as_unknown_and_is_said(fitted: dict[str, Fitt
         "'go' is no hobbies that training knows; left out.",
         "'hail' is no weather that training knows; it counts as unknown.",
     )
-    assert odd.items == ask(CLICKS, {"hobbies": ["golf"]}).items
+    without = ask(CLICKS, {"hobbies": ["golf"]}).items
+    assert [item for item, _ in odd.items] == [item for item, _ in without]
+    assert [score for _, score in odd.items] == pytest.approx([score for _, score in without], rel=1e-4)
 
 
 def test_repeated_clicks_count_once_and_it_is_said(fitted: dict[str, Fitted]) -> None:

@@ -255,7 +255,7 @@ def test_a_released_model_is_attacked_as_it_is(monkeypatch: pytest.MonkeyPatch) 
 
 def test_it_finds_members_of_a_model_that_knows_them_by_heart() -> None:
     method = PrivRec(
-        factors=8, hidden="16", epochs=3, learning_rate=0.5, meta_rate=4.0, init_scale=0.3, features="none"
+        factors=8, hidden="16", epochs=3, learning_rate=0.5, meta_rate=4.0, item_meta_rate=1.0, features="none"
     )
     found = attack(method, split(people(60, items=300)), rounds=25, shadows=4, forest=False)
     assert found["likelihood_ratio"]["auc"][1] > 0.6

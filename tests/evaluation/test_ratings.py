@@ -100,7 +100,7 @@ def test_a_rating_of_each_of_several_interactions_with_an_item_counts() -> None:
     again = replace(TOY, items=np.array([0, 1, 2, 2, 1, 2, 3, 4, 4, 3, 2, 1], dtype=np.int32))
     done = split(again, "ratio:test=0.5,valid=0.25", protocol="published", how="latest", negatives=2)
     asked = questions(done, np.array([0]), rated=True)["test"]
-    assert asked.relevant.tolist() == [[2, -1]]
+    assert asked.relevant.tolist() == [[2], [2]]
     scores = torch.full((1, 6), 3.0)
     told = summarise([Block(np.array([0]), scores, {"test": asked})]).metrics
     assert told["mae"] == pytest.approx((abs(3 - 5) + abs(3 - 4)) / 2)

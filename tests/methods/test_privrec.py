@@ -280,3 +280,17 @@ def test_what_is_unknown_is_where_the_features_are() -> None:
     known = Vocabulary.of(Catalogue(N_ITEMS, {}, {}, elsewhere))
     assert {part.device.type for part in known.around({})} == {"meta"}
     assert {part.device.type for part in known.person({}).on(torch.device("meta"))} == {"meta"}
+
+
+def test_each_of_a_cohort_may_be_asked_about_items_of_its_own() -> None:
+    people = everyone()
+    shared = SMALL.init_shared(catalogue(), Rng.of(3))
+    items = torch.stack([(torch.arange(9) * (n + 2)) % N_ITEMS for n in range(len(people))])
+    features = {name: torch.stack([one.features[name] for one in people]) for name in people[0].features}
+
+    def score(features: dict[str, Tensor], items: Tensor) -> Tensor:
+        return SMALL.score(shared, {}, people[0]._replace(features=features), items)
+
+    found = torch.func.vmap(score)(features, items)
+    for number, one in enumerate(people):
+        torch.testing.assert_close(found[number], score(dict(one.features), items[number]))

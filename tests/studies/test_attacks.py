@@ -27,7 +27,7 @@ from homebody.studies.planning import plan
 
 Write = Callable[..., Path]
 DATA = "synthetic:users=160,items=60,mean=12"
-SMALL = "{ factors = 4, hidden = '8', epochs = 3, learning_rate = 0.5 }"
+SMALL = '{ factors = 2, hidden = "4", epochs = 3, adapt_epochs = 0, adapt_rate = 0.0 }'
 PAPER = f"""
 title = "Who adapts, who was in"
 citation = "Nobody, Nowhere 2020"
@@ -138,7 +138,7 @@ def test_adaptations_of_one_model(tmp_path: Path, write_paper: Write, begun: lis
 def test_zero_is_the_common_start() -> None:
     recipe = Recipe("privrec", DATA, split="held-out-users:test=0.2,valid=0", held_out="random")
     _, split = prepare(recipe)
-    method = PrivRec(factors=4, hidden="8", epochs=2, learning_rate=0.5)
+    method = PrivRec(factors=4, hidden="8", epochs=2, learning_rate=0.5, adapt_epochs=0, adapt_rate=0.0)
     runtime = Simulator(split)
     fitted = fit(method, runtime, rounds=1, cohort=10, evaluate_every=0)
     found = adaptation.adapted(method, runtime, fitted.shared, "adapt_epochs=0,2")

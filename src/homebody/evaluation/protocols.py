@@ -184,7 +184,6 @@ def describe(
     else:
         held = "latest (of a tie in time, the first in the file)" if how == "latest-first" else how
         against = f"{held} held out; ranked against {count} sampled negatives (full/: the whole catalogue)"
-    return (
-        f"protocol {protocol}: {PROTOCOLS[protocol]}; split {way} ({WAYS[name].title}), {against}; "
-        + ("the last round" if settings_of(way).get("valid") == 0 else "round chosen on validation")
+    return f"protocol {protocol}: {PROTOCOLS[protocol]}; split {way} ({WAYS[name].title}), {against}; " + (
+        "the last round" if settings_of(way).get("valid") == 0 else "round chosen on validation"
     )

@@ -42,7 +42,7 @@ def train(
 ) -> tuple[Tree, Tensor]:
     """Where SGD leads a cohort from the shared parameters in so many passes, and the mean loss of the last."""
     clients, length = valid.shape
-    mine = {name: value.repeat(clients, *[1] * value.ndim) for name, value in shared.items()}
+    mine = {name: shared[name].repeat(clients, *[1] * shared[name].ndim) for name in ("item", "feature", "layers")}
     loss = torch.zeros(clients)
     explicit = "rating" in batches
     count = batches["valid"].sum(1)
@@ -110,7 +110,7 @@ def _scores(
         _once(item).numpy(),
         _once(feature).numpy(),
         _once(layers).numpy(),
-        items[0].contiguous().numpy(),
+        _once(items).numpy(),
         _arrays(person_row, person_weight, blocks[0]),
         _arrays(around_row[:, None], around_weight[:, None], blocks[1]),
         _arrays(thing_row[0], thing_weight[0], blocks[2]),
@@ -241,7 +241,7 @@ def _score_one(common, table, feature, flat, items, person, around, who, out):
 
 @nb.njit(parallel=True, cache=True)
 def _score(widths, sigmoid, tables, features, layers, items, person, around, things, blocks, out):
-    """Each client's logits; parameters may be one for all."""
+    """Each client's logits; parameters may be one for all, and so may items."""
     for place in nb.prange(len(out)):
         who = np.int64(place)
         _score_one(
@@ -249,7 +249,7 @@ def _score(widths, sigmoid, tables, features, layers, items, person, around, thi
             tables[min(who, len(tables) - 1)].reshape(-1),
             features[min(who, len(features) - 1)].reshape(-1),
             layers[min(who, len(layers) - 1)],
-            items,
+            items[min(who, len(items) - 1)],
             person,
             around,
             who,
