@@ -110,6 +110,13 @@ def test_who_is_asked_adapts_to_what_they_have() -> None:
         assert gained[mine].mean() > gained.mean()
 
 
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("rate", [0.0, 0.05, 0.7])
+def test_they_adapt_by_as_many_passes_and_steps_as_it_says(passes: int, rate: float) -> None:
+    task = replace(SMALL, adapt_epochs=passes, adapt_rate=rate).task
+    assert (task.adapt_passes, task.adapt_step) == (passes, rate)
+
+
 def test_those_who_came_later_may_change_what_they_are_like_and_teach_nothing() -> None:
     given = held_out().histories()
     late = np.arange(PEOPLE) >= 40
