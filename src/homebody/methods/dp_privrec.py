@@ -28,7 +28,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from homebody.core import Batch, Catalogue, Data, Method, Phase, Tree, Update, param
+import torch
+from torch.func import vmap
+
+from homebody.core import Batch, Catalogue, Data, Phase, Tree, Update, param
 from homebody.methods.contrastive import VIEWS, Contrastive
 from homebody.methods.privrec import PrivRec
 from homebody.params import Range
@@ -120,7 +123,16 @@ class DPPrivRec(PrivRec):
         return {name: mine[name] - shared[name] for name in shared}, {"loss": loss}
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        """PrivRec's, where this is PrivRec's round; with a second loss there is the plain way alone."""
-        if self.joint:
-            return Method.cohort(self, shared, locals_, batches)
-        return super().cohort(shared, locals_, batches)
+        """PrivRec's, pass by pass where a step on the sequences follows each."""
+        if not self.joint or shared["item"].device.type != "cpu":
+            return super().cohort(shared, locals_, batches)
+        valid, rate = batches["valid"], self.learning_rate
+        mine = {name: value.expand(len(valid), *value.shape) for name, value in shared.items()}
+        loss, first = torch.zeros(len(valid)), self.sequences
+        for epoch in range(self.epochs):
+            now = slice(epoch, epoch + 1)
+            once = {**batches, "order": batches["order"][:, now], "negative": batches["negative"][:, :, now]}
+            stepped, loss = self._trained(mine, once, valid, rate, 1)
+            view = {name: batches[f"view/{name}"][:, epoch] for name in VIEWS}
+            mine = vmap(lambda own, seen: first.step(own, seen, self.joint * rate)[0])({**mine, **stepped}, view)
+        return {name: mine[name] - shared[name] for name in shared}, {"loss": loss}

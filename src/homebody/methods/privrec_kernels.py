@@ -40,9 +40,16 @@ def train(
     batch_size: int,
     epochs: int,
 ) -> tuple[Tree, Tensor]:
-    """Where SGD leads a cohort from the shared parameters in so many passes, and the mean loss of the last."""
+    """Where SGD leads a cohort in so many passes, and the mean loss of the last.
+
+    It starts from the shared parameters, or from each client's own where a row for each of them is given.
+    """
     clients, length = valid.shape
-    mine = {name: shared[name].repeat(clients, *[1] * shared[name].ndim) for name in ("item", "feature", "layers")}
+    own = shared["layers"].ndim == 2
+    mine = {
+        name: shared[name].clone() if own else shared[name].repeat(clients, *[1] * shared[name].ndim)
+        for name in ("item", "feature", "layers")
+    }
     loss = torch.zeros(clients)
     explicit = "rating" in batches
     count = batches["valid"].sum(1)
