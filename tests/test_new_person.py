@@ -172,7 +172,7 @@ def test_an_unseen_category_counts_as_unknown_and_is_said(fitted: dict[str, Fitt
 def test_repeated_clicks_count_once_and_it_is_said(fitted: dict[str, Fitted]) -> None:
     twice = fitted["privrec"].recommend_for([3, 14, 3])
     assert twice.items == fitted["privrec"].recommend_for([3, 14]).items
-    assert twice.notes == ("1 repeated interactions were left out: each user's first with an item counts.",)
+    assert twice.notes == ("1 repeated interaction was left out: each user's first with an item counts.",)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 
 from homebody import __version__
 from homebody.core import Cohort, Evaluated, Method, Newcomer, Phase, Recommended, Runtime, Tree, Users
+from homebody.counts import several
 from homebody.errors import Abandoned, Diverged, HomebodyError, unknown_name
 from homebody.evaluation.metrics import ERRORS
 from homebody.privacy import Budget, Charge, Ledger
@@ -169,8 +170,8 @@ def fit(
     progress = (checkpoints.load() if checkpoints else None) or Progress()
     if ledger.releases() < (due := _due(method, runtime, progress.step, rounds, cohort)):
         raise HomebodyError(
-            f"The ledger {ledger.path} knows of {ledger.releases()} releases, but {due} rounds were charged: "
-            "it lost charges, and its ε would be too small."
+            f"The ledger {ledger.path} knows of {several(ledger.releases(), 'release')}, but "
+            f"{several(due, 'round was', 'rounds were')} charged: it lost charges, and its ε would be too small."
         )
     # What a resumed simulation does again is the same release, bit by bit; anything else is a new one.
     repeats = runtime.simulated and checkpoints is not None

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from homebody.core import Cohort, Evaluated, Method, Rows
+from homebody.counts import several
 from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
@@ -118,8 +119,8 @@ def reopen(path: Path) -> tuple[Fitted, Population]:
         raise HomebodyError(f"{path} holds no model.")
     if progress.step < (before := sum(phase.rounds or recipe.rounds or 0 for phase in method.phases[:-1])):
         raise HomebodyError(
-            f"{path} ended after {progress.step} rounds, before the last stage, which begins after {before}: it has no "
-            "model that ranks anything."
+            f"{path} ended after {several(progress.step, 'round')}, before the last stage, which begins after "
+            f"{before}: it has no model that ranks anything."
         )
     acting = method.phases[-1].method or method
     runtime = simulator(recipe, split)
@@ -260,7 +261,7 @@ def _calibrated(
     stages = recipe.stages or stage_texts(method.uplink)
     recipe = replace(recipe, stages=with_noise(stages, noise), calibrate=False)
     rounds = sum(count for _, count in _planned(recipe, method, split))
-    watcher.say(f"calibrated: {' → '.join(recipe.stages)} spends ε = {budget.epsilon:g} in {rounds} rounds")
+    watcher.say(f"calibrated: {' → '.join(recipe.stages)} spends ε = {budget.epsilon:g} in {several(rounds, 'round')}")
     built = recipe.build()
     assert isinstance(built, Method)
     budget.refuse_hopeless(_planned(recipe, built, split)[0][0])

@@ -157,7 +157,7 @@ def test_recommending_to_somebody_new(
     code, output, _ = called(monkeypatch, capsys, "recommend", str(own), "--clicks", "Emma,Emma", "-k", "1")
     assert code == 0
     assert "For somebody with 2 items" in output
-    assert "1 repeated interactions were left out" in output
+    assert "1 repeated interaction was left out" in output
     code, output, _ = called(monkeypatch, capsys, "recommend", str(own), "--clicks", "", "--json")
     assert len(json.loads(output)["items"]) == 7
 
@@ -176,7 +176,7 @@ def test_recommending_to_somebody_new(
         (["--clicks", "Emma", "--now", "weather=hot"], "This data knows no circumstance, so it cannot take 'weather'"),
         (["--clicks", "Emma", "--feature", "age"], "--feature takes NAME=VALUE, not 'age'."),
         (["--clicks", "Emma", "--ratings", "good"], "--ratings takes numbers with commas between them"),
-        (["--clicks", "Emma", "--ratings", "3,4"], "Each item needs a rating: 1 items were given, and 2 ratings."),
+        (["--clicks", "Emma", "--ratings", "3,4"], "Each item needs a rating: 1 item was given, and 2 ratings."),
     ],
 )
 def test_what_somebody_new_cannot_say(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Method, Newcomer
+from homebody.counts import several
 from homebody.data.codes import Numbers, encode_one
 from homebody.data.partitions import everything
 from homebody.data.population import Population
@@ -65,12 +66,15 @@ def _ratings(method: Method, newcomer: Newcomer) -> Numbers | None:
     if ratings is None:
         if method.predicts == "ratings" and count:
             raise HomebodyError(
-                f"{type(method).__name__} predicts ratings here, so it adapts to those alone: give a rating of each "
-                f"of the {count} items."
+                f"{type(method).__name__} predicts ratings here, so it adapts to those alone: give a rating of "
+                f"{'the item' if count == 1 else f'each of the {count:,} items'}."
             )
         return None
     if len(ratings) != count:
-        raise HomebodyError(f"Each item needs a rating: {count} items were given, and {len(ratings)} ratings.")
+        raise HomebodyError(
+            f"Each item needs a rating: {several(count, 'item was', 'items were')} given, and "
+            f"{several(len(ratings), 'rating')}."
+        )
     found = np.array(ratings, dtype=np.float32)
     if not np.isfinite(found).all():
         raise HomebodyError("A rating must be a finite number.")

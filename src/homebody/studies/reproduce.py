@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.report import RunFolder, jsonable
 from homebody.report.pages import has_plotly
@@ -219,7 +220,8 @@ class _Book:
             counts[self.cores[run]] = counts.get(self.cores[run], 0) + 1
         here = os.cpu_count() or 0
         return [
-            f"{count} of {len(results)} runs were made on another machine, of {cores} cores."
+            f"{count} of {several(len(results), 'run was', 'runs were')} made on another machine, of "
+            f"{several(cores, 'core')}."
             for cores, count in sorted(counts.items())
             if cores != here
         ]
