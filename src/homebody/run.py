@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
@@ -25,9 +26,9 @@ from homebody.counts import several
 from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError
+from homebody.errors import Diverged, HomebodyError
 from homebody.evaluation import describe, measure, sliced
-from homebody.fit import Best, Fitted, Round, better, fit
+from homebody.fit import Best, Fitted, Round, better, diverged, fit
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate, Shuffle
 from homebody.privacy.limits import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
@@ -66,6 +67,7 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
     recipe = replace(recipe, rounds=_rounds(recipe, method), cohort=_cohort(recipe, method, split))
     recipe, method = _calibrated(recipe, method, split, watcher)
     stamped = f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    there = out.exists()
     folder = RunFolder.create(out, name or stamped, exact=name is not None)
     with folder.alone():
         try:
@@ -76,6 +78,9 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
         except BaseException as error:
             if not folder.rounds():
                 shutil.rmtree(folder.path, ignore_errors=True)
+                if not there:
+                    with contextlib.suppress(OSError):  # somebody else began to write there
+                        out.rmdir()
             elif isinstance(error, HomebodyError):
                 raise type(error)(f"{error} The rounds before are recorded in {folder.path}.") from error
             raise
@@ -456,7 +461,10 @@ def _reference(
     for step, score in enumerate(islice(method.fit(histories, recipe.seed), recipe.rounds), start=1):
         trained = time.perf_counter()
         due = every and (not chosen or step == recipe.rounds or step % every == 0)
-        found = measure(split, score, recipe.measured(), recipe.slices) if due else Evaluated({})
+        try:
+            found = measure(split, score, recipe.measured(), recipe.slices) if due else Evaluated({})
+        except Diverged as error:
+            raise diverged(method, step, "what items are ranked by") from error
         if better(found, best if chosen else None, recipe.selects()):
             best, chosen = found, step
         line = Round(

@@ -73,7 +73,9 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
             rmse, mae = (float(metrics[group + name]) for name in ("rmse", "mae"))  # JSON has no NaN: it is a text
             console.print(f"RMSE {rmse:.4f}, MAE {mae:.4f} on held-out ratings{users}", highlight=False)
             if not math.isfinite(rmse):
-                console.print("predictions went out of bounds: a smaller learning_rate may help", highlight=False)
+                console.print(
+                    "predictions went out of bounds: a smaller learning_rate or adapt_rate may help", highlight=False
+                )
     if areas:
         console.print(f"AUC {', '.join(areas)}", highlight=False)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in result["epsilon"].items())

@@ -14,7 +14,7 @@ from torch.func import vmap
 from homebody.core import Batch, Data, Evaluated, Method, Newcomer, Recommended, Rows, Tree, Update, Users, written
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, summarise
+from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, sound, summarise
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.runtime.locals import LocalStore
@@ -146,7 +146,7 @@ class Clients:
         return prepared
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
-        return summarise(self._blocks(method, shared), self._cutoffs, self._slices)
+        return summarise(sound(self._blocks(method, shared)), self._cutoffs, self._slices)
 
     def _blocks(self, method: Method, shared: Tree) -> Iterator[Block]:
         """Everyone's scores with what they are asked; where circumstances count, each question has its own."""
