@@ -152,7 +152,7 @@ class TestPython:
         )
         assert done.returncode == 0, done.stderr
         assert "17 (0 repeat an item)" in done.stdout
-        assert "1 of 5 users have fewer than 3 interactions" in done.stdout
+        assert "1 of 5 users has fewer than 3 interactions" in done.stdout
 
 
 def _words(text: str) -> list[str]:

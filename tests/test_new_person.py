@@ -172,7 +172,7 @@ def test_an_unseen_category_counts_as_unknown_and_is_said(fitted: dict[str, Fitt
 def test_repeated_clicks_count_once_and_it_is_said(fitted: dict[str, Fitted]) -> None:
     twice = fitted["privrec"].recommend_for([3, 14, 3])
     assert twice.items == fitted["privrec"].recommend_for([3, 14]).items
-    assert twice.notes == ("1 repeated interactions were left out: each user's first with an item counts.",)
+    assert twice.notes == ("1 repeated interaction was left out: each user's first with an item counts.",)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_repeated_clicks_count_once_and_it_is_said(fitted: dict[str, Fitted]) ->
         ({"now": {"wether": "sunny"}}, r"There is no circumstance 'wether'; did you mean 'weather'\?"),
         ({"features": {"age": "old"}}, r"age is a number, not 'old': give one, or leave it out\."),
         ({"features": {"age": "nan"}}, r"age is a number, not 'nan'"),
-        ({"items": [1, 2], "ratings": [5.0]}, r"Each item needs a rating: 2 items were given, and 1 ratings\."),
+        ({"items": [1, 2], "ratings": [5.0]}, r"Each item needs a rating: 2 items were given, and 1 rating\."),
         ({"items": [1], "ratings": [float("nan")]}, r"A rating must be a finite number\."),
     ],
 )
@@ -237,3 +237,45 @@ def test_a_finished_run_recommends_by_the_sources_names(tmp_path: Path) -> None:
     reference = execute(Recipe("popularity", recipe.data), tmp_path)
     with pytest.raises(HomebodyError, match="popularity is a centralised reference: its run keeps figures"):
         recommend_for(Path(reference["run"]), ["3"])
+
+
+@pytest.mark.parametrize(
+    ("features", "now", "sentence"),
+    [
+        ({"colour": "red"}, {}, "There is no feature of people 'colour': it belongs to items, and people have age, "),
+        ({"colours": "red"}, {}, "'colours': 'colour' belongs to items, and people have age, code, hobbies, job."),
+        (
+            {"weather": "sunny"},
+            {},
+            "There is no feature of people 'weather': it is a circumstance, and people have age",
+        ),
+        ({}, {"job": "vet"}, "There is no circumstance 'job': it belongs to people, and circumstances are weather."),
+        ({"agee": 3}, {}, "There is no feature of people 'agee'; did you mean 'age'?"),
+    ],
+)
+def test_a_name_of_something_else_is_said_to_be_that(
+    fitted: dict[str, Fitted], features: dict[str, object], now: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(HomebodyError) as refused:
+        fitted["privrec"].recommend_for(CLICKS, features, now)
+    assert sentence in str(refused.value)
+
+
+def test_one_of_the_runs_own_people_may_ask_in_circumstances(fitted: dict[str, Fitted], done: Split) -> None:
+    method, shared, runtime = SMALL, fitted["privrec"].shared, fitted["privrec"].runtime
+    assert isinstance(runtime, Simulator)
+    plain = runtime.recommend_in(method, shared, 3, 40, {})
+    assert plain.items == fitted["privrec"].recommend(3, 40)
+    sunny, rainy = (dict(runtime.recommend_in(method, shared, 3, 40, {"weather": w}).items) for w in ("sunny", "rainy"))
+    assert sunny.keys() == rainy.keys() == dict(plain.items).keys()
+    assert any(abs(sunny[item] - rainy[item]) > 1e-6 for item in sunny)
+    hail = runtime.recommend_in(method, shared, 3, 40, {"weather": "hail"})
+    assert len(hail.notes) == 1
+    assert "hail" in hail.notes[0]
+    other = fitted["fedmf"].runtime
+    assert isinstance(other, Simulator)
+    told = other.recommend_in(METHODS["fedmf"], fitted["fedmf"].shared, 3, 5, {"weather": "sunny"})
+    assert told.notes == ("FedMF does not look at weather.",)
+    assert told.items == fitted["fedmf"].recommend(3, 5)
+    with pytest.raises(HomebodyError, match="There is no circumstance 'moon'"):
+        runtime.recommend_in(method, shared, 3, 5, {"moon": "full"})

@@ -25,15 +25,27 @@ if TYPE_CHECKING:
     from homebody.data.splits import Split
     from homebody.errors import HomebodyError
     from homebody.fit import Fitted
+    from homebody.methods.alone import Alone
+    from homebody.methods.chance import Chance
     from homebody.methods.dp_privrec import DPPrivRec
+    from homebody.methods.dplcf import DPLCF
     from homebody.methods.fcf import FCF
     from homebody.methods.fedgnn import FedGNN
     from homebody.methods.fedials import FedIALS
     from homebody.methods.fedmf import FedMF
     from homebody.methods.fedncf import FedNCF
     from homebody.methods.fedrecon import FedRecon
+    from homebody.methods.fmf_ldp import FMFLDP
+    from homebody.methods.fofl_self import FOFLSelf
+    from homebody.methods.ials import IALS
+    from homebody.methods.mf import MF
+    from homebody.methods.ncf import NCF
+    from homebody.methods.nn_self import NNSelf
     from homebody.methods.pfedrec import PFedRec
+    from homebody.methods.popularity import Popularity
+    from homebody.methods.private_popularity import PrivatePopularity
     from homebody.methods.privrec import PrivRec
+    from homebody.methods.privrec_cen import PrivRecCEN
     from homebody.privacy import Channel, Ledger
     from homebody.reference import Reference
     from homebody.runtime import Simulator
@@ -41,9 +53,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Alone": "homebody.methods.alone",
+    "Chance": "homebody.methods.chance",
     "Channel": "homebody.privacy",
+    "DPLCF": "homebody.methods.dplcf",
     "DPPrivRec": "homebody.methods.dp_privrec",
     "FCF": "homebody.methods.fcf",
+    "FMFLDP": "homebody.methods.fmf_ldp",
+    "FOFLSelf": "homebody.methods.fofl_self",
     "FedGNN": "homebody.methods.fedgnn",
     "FedIALS": "homebody.methods.fedials",
     "FedMF": "homebody.methods.fedmf",
@@ -51,24 +68,39 @@ _HOMES = {
     "FedRecon": "homebody.methods.fedrecon",
     "Fitted": "homebody.fit",
     "HomebodyError": "homebody.errors",
+    "IALS": "homebody.methods.ials",
     "Ledger": "homebody.privacy",
+    "MF": "homebody.methods.mf",
     "Method": "homebody.core",
+    "NCF": "homebody.methods.ncf",
+    "NNSelf": "homebody.methods.nn_self",
     "PFedRec": "homebody.methods.pfedrec",
+    "Popularity": "homebody.methods.popularity",
     "Population": "homebody.data",
     "PrivRec": "homebody.methods.privrec",
+    "PrivRecCEN": "homebody.methods.privrec_cen",
+    "PrivatePopularity": "homebody.methods.private_popularity",
     "Reference": "homebody.reference",
     "Rows": "homebody.core",
     "Simulator": "homebody.runtime",
     "Split": "homebody.data.splits",
     "leave_one_out": "homebody.data.partitions",
-    "split": "homebody.data.partitions",
     "load": "homebody.data",
+    "split": "homebody.data.partitions",
 }
 
 __all__ = [
+    "DPLCF",
     "FCF",
+    "FMFLDP",
+    "IALS",
+    "MF",
+    "NCF",
+    "Alone",
+    "Chance",
     "Channel",
     "DPPrivRec",
+    "FOFLSelf",
     "FedGNN",
     "FedIALS",
     "FedMF",
@@ -78,9 +110,13 @@ __all__ = [
     "HomebodyError",
     "Ledger",
     "Method",
+    "NNSelf",
     "PFedRec",
+    "Popularity",
     "Population",
     "PrivRec",
+    "PrivRecCEN",
+    "PrivatePopularity",
     "Reference",
     "Rows",
     "Simulator",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,13 +13,15 @@ import torch
 
 from homebody import __version__
 from homebody.core import Cohort, Evaluated, Method, Newcomer, Phase, Recommended, Runtime, Tree, Users
+from homebody.counts import several
 from homebody.errors import Abandoned, Diverged, HomebodyError, unknown_name
 from homebody.evaluation.metrics import ERRORS
 from homebody.privacy import Budget, Charge, Ledger
 from homebody.privacy.ledger import DELTA
+from homebody.reference import Reference
 from homebody.rng import Rng, SystemRng
 
-__all__ = ["Best", "Checkpoints", "Fitted", "Progress", "Round", "better", "carry", "choose", "fit"]
+__all__ = ["Best", "Checkpoints", "Fitted", "Progress", "Round", "better", "carry", "choose", "diverged", "fit"]
 
 ATTEMPTS = 5
 """At one round, before a runtime whose devices do not answer is given up: each attempt is charged."""
@@ -169,8 +171,8 @@ def fit(
     progress = (checkpoints.load() if checkpoints else None) or Progress()
     if ledger.releases() < (due := _due(method, runtime, progress.step, rounds, cohort)):
         raise HomebodyError(
-            f"The ledger {ledger.path} knows of {ledger.releases()} releases, but {due} rounds were charged: "
-            "it lost charges, and its ε would be too small."
+            f"The ledger {ledger.path} knows of {several(ledger.releases(), 'release')}, but "
+            f"{several(due, 'round was', 'rounds were')} charged: it lost charges, and its ε would be too small."
         )
     # What a resumed simulation does again is the same release, bit by bit; anything else is a new one.
     repeats = runtime.simulated and checkpoints is not None
@@ -215,7 +217,7 @@ def fit(
             trained = time.perf_counter()
             _refuse_nonsense(acting, before, progress.shared, number)
             if got.loss is not None and not math.isfinite(got.loss):
-                raise Diverged(_diverged(number, "the devices' loss"))
+                raise diverged(acting, number, "the devices' loss")
             progress.step = step
             line = Round(
                 phase=phase.name,
@@ -366,7 +368,10 @@ def _asked(method: Method, runtime: Runtime, progress: Progress, select: str, ac
     """How good the model is now; the best on validation is kept."""
     if not account.pays(runtime.telemetry(method), _code(method)):
         return Evaluated({})
-    evaluated = runtime.evaluate(method, progress.shared)
+    try:
+        evaluated = runtime.evaluate(method, progress.shared)
+    except Diverged as error:
+        raise diverged(method, progress.step, "what items are ranked by") from error
     if better(evaluated, progress.best.evaluated if progress.best else None, select):
         progress.best = Best(progress.step, evaluated, progress.shared, runtime.state(lasting=True))
     return evaluated
@@ -407,6 +412,8 @@ def better(new: Evaluated, best: Evaluated | None, select: str) -> bool:
     False
     >>> better(Evaluated({"hr@10": 0.5}), Evaluated({"hr@10": 0.6}), "valid/hr@10")
     True
+    >>> better(Evaluated({"valid/rmse": 1.5}), Evaluated({"valid/rmse": math.nan}), "valid/rmse")
+    True
     """
     if not new.metrics:
         return False
@@ -417,6 +424,8 @@ def better(new: Evaluated, best: Evaluated | None, select: str) -> bool:
     if best is None:
         return True
     found, before = new.metrics[select], best.metrics[select]
+    if math.isnan(before):  # which nothing is above or below
+        return True
     return found < before if select.rpartition("/")[2] in ERRORS else found > before
 
 
@@ -428,11 +437,20 @@ def _refuse_nonsense(method: Method, before: dict[str, torch.Size], shared: Tree
         )
     for name, value in shared.items():
         if not bool(torch.isfinite(value).all()):
-            raise Diverged(_diverged(number, f"'{name}'"))
+            raise diverged(method, number, f"'{name}'")
 
 
-def _diverged(number: int, what: str) -> str:
-    return f"Training diverged in round {number}: {what} is no longer finite. A smaller learning rate helps."
+def diverged(method: Method | Reference, number: int, what: str) -> Diverged:
+    """Why training cannot go on, and what of the method's settings may be lowered.
+
+    >>> from homebody.methods.fedials import FedIALS
+    >>> print(diverged(FedIALS(), 3, "the devices' loss"))
+    Training diverged in round 3: the devices' loss is no longer finite. Smaller steps help.
+    """
+    settings = {one.name: getattr(method, one.name) for one in fields(method)}  # type: ignore[arg-type]
+    rates = [f"{name} ({value:g})" for name, value in settings.items() if name.endswith("rate") and value]
+    lower = f"Lower {'one of ' if len(rates) > 1 else ''}{', '.join(rates)}." if rates else "Smaller steps help."
+    return Diverged(f"Training diverged in round {number}: {what} is no longer finite. {lower}")
 
 
 def _due(method: Method, runtime: Runtime, step: int, rounds: int, cohort: int | None) -> int:

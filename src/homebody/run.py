@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import os
-import platform
+import contextlib
 import resource
 import shutil
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from homebody.core import Cohort, Evaluated, Method, Rows
+from homebody.core import Cohort, Evaluated, Method
+from homebody.counts import several
 from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError
+from homebody.errors import Diverged, HomebodyError
 from homebody.evaluation import describe, measure, sliced
-from homebody.fit import Best, Fitted, Round, better, fit
+from homebody.fit import Best, Fitted, Round, better, diverged, fit
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate, Shuffle
 from homebody.privacy.limits import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
 from homebody.privacy.specs import stage_texts, with_noise
-from homebody.recipe import Recipe, fingerprint
+from homebody.recipe import Recipe
 from homebody.reference import Reference
 from homebody.report import RunFolder
 from homebody.rng import Rng
+from homebody.run_notes import environment, guessing, notes_of, parameters_of, unheld
 from homebody.runtime import Simulator, usable_device
 
 __all__ = ["Watcher", "check", "execute", "population_of", "prepare", "reopen", "resume", "simulator"]
@@ -65,6 +62,7 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
     recipe = replace(recipe, rounds=_rounds(recipe, method), cohort=_cohort(recipe, method, split))
     recipe, method = _calibrated(recipe, method, split, watcher)
     stamped = f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    there = out.exists()
     folder = RunFolder.create(out, name or stamped, exact=name is not None)
     with folder.alone():
         try:
@@ -75,6 +73,9 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
         except BaseException as error:
             if not folder.rounds():
                 shutil.rmtree(folder.path, ignore_errors=True)
+                if not there:
+                    with contextlib.suppress(OSError):  # somebody else began to write there
+                        out.rmdir()
             elif isinstance(error, HomebodyError):
                 raise type(error)(f"{error} The rounds before are recorded in {folder.path}.") from error
             raise
@@ -118,8 +119,8 @@ def reopen(path: Path) -> tuple[Fitted, Population]:
         raise HomebodyError(f"{path} holds no model.")
     if progress.step < (before := sum(phase.rounds or recipe.rounds or 0 for phase in method.phases[:-1])):
         raise HomebodyError(
-            f"{path} ended after {progress.step} rounds, before the last stage, which begins after {before}: it has no "
-            "model that ranks anything."
+            f"{path} ended after {several(progress.step, 'round')}, before the last stage, which begins after "
+            f"{before}: it has no model that ranks anything."
         )
     acting = method.phases[-1].method or method
     runtime = simulator(recipe, split)
@@ -136,37 +137,6 @@ def _insist_on_same(folder: RunFolder, now: dict[str, Any]) -> None:
     for name, meaning in (("data_fingerprint", "The data"), ("method_fingerprint", "The method's file")):
         if now[name] != then.get(name):
             raise HomebodyError(f"{meaning} changed since {folder.path} was begun: the two do not belong together.")
-
-
-def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dict[str, Any]:
-    """What the numbers of a run may depend on."""
-    file = sys.modules[type(method).__module__].__file__
-    own = recipe.method.rpartition(":")[0].endswith(".py")
-    return {
-        "homebody": version("homebody"),
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in ("torch", "numpy", "numba", "polars")},
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if recipe.device.startswith("cuda") else "cpu",
-        "randomness": "simulated: every number derives from the seed",
-        "data_fingerprint": fingerprint(
-            {name: np.ascontiguousarray(part).data for name, part in _parts(split, method)}
-        ),
-        "method_fingerprint": fingerprint({"file": Path(file).read_bytes()}) if own and file else "",
-    }
-
-
-def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Everything that a model could learn from or be asked."""
-    yield from (("bounds", split.bounds), ("items", split.items))
-    if getattr(method, "predicts", "") == "ratings" and (ratings := split.population.ratings) is not None:
-        yield "ratings", ratings
-    for unit, encoded in split.encoded.items():
-        yield from ((f"{unit}/{name}", column.values) for name, column in encoded.columns.items())
-    if split.shown is not None and (shown := split.population.impressions):
-        yield from (("shown", shown.items), ("to", shown.users), ("in", shown.indptr), ("clicked", shown.clicked))
 
 
 def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
@@ -206,7 +176,7 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
         negatives=recipe.negatives,
         public=recipe.public,
     )
-    for note in (*_notes(method, split), *recipe.unshuffled()):
+    for note in (*notes_of(method, split), *recipe.unshuffled()):
         watcher.say(note)
     members = int((split.learn & (split.lengths > 0)).sum())
     if recipe.cohort is not None and not 1 <= recipe.cohort <= members:
@@ -260,54 +230,11 @@ def _calibrated(
     stages = recipe.stages or stage_texts(method.uplink)
     recipe = replace(recipe, stages=with_noise(stages, noise), calibrate=False)
     rounds = sum(count for _, count in _planned(recipe, method, split))
-    watcher.say(f"calibrated: {' → '.join(recipe.stages)} spends ε = {budget.epsilon:g} in {rounds} rounds")
+    watcher.say(f"calibrated: {' → '.join(recipe.stages)} spends ε = {budget.epsilon:g} in {several(rounds, 'round')}")
     built = recipe.build()
     assert isinstance(built, Method)
     budget.refuse_hopeless(_planned(recipe, built, split)[0][0])
     return recipe, built
-
-
-def _notes(method: Method | Reference, split: Split) -> list[str]:
-    """What was guessed, missing or left out on the way; of features, where the method looks at them."""
-    looked_at = {"user features": "users", "item features": "items", "contexts": "contexts"}
-    taken = dict.fromkeys((*method.needs, *getattr(method, "uses", ())))
-    features = [note for need in taken if need in looked_at for note in split.encoded[looked_at[need]].notes]
-    return [*split.population.notes, *split.notes, *features, *_taken_as_public(method, split), *_own_notes(method)]
-
-
-def _own_notes(method: Method | Reference) -> Sequence[str]:
-    return getattr(method, "notes", ())
-
-
-def _taken_as_public(method: Method | Reference, split: Split) -> list[str]:
-    """What ε does not cover, where updates pass noise: the words that people are described in."""
-    if not isinstance(method, Method) or not method.uplink.stages:
-        return []
-    taken = {"user features": "users", "contexts": "contexts"}
-    units = [taken[need] for need in dict.fromkeys((*method.needs, *method.uses)) if need in taken]
-    if not any(split.encoded[unit].columns for unit in units):
-        return []
-    said = "Which values the features of people and circumstances take, and the scale of numbers, count as known to "
-    return [said + "everyone: ε does not cover them."]
-
-
-def _guessing(evaluated: Evaluated, split: Split) -> list[str]:
-    """What predicted ratings stand beside: how wrong the mean of those in training is of those held out."""
-    ratings = split.population.ratings
-    if "rmse" not in evaluated.metrics or ratings is None:
-        return []
-    learnt, asked = (split.interactions(part) for part in ("train", "test"))
-    mean = float(ratings[learnt].mean(dtype=np.float64))
-    wrong = ratings[asked].astype(np.float64) - mean
-    both = f"RMSE {np.sqrt((wrong**2).mean()):.4f}, MAE {np.abs(wrong).mean():.4f}"
-    return [f"always guessing the mean of the training ratings, {mean:.3f}, has {both}"]
-
-
-def _unheld(recipe: Recipe, method: Method | Reference) -> list[str]:
-    """What a recipe asks for that a reference cannot give: in a table it stands beside methods that can."""
-    if isinstance(method, Method) or not (recipe.stages or recipe.budget):
-        return []
-    return [f"{recipe.method} is centralised and collects raw data: stages and budget do not hold for it"]
 
 
 def _cohort(recipe: Recipe, method: Method | Reference, split: Split) -> int | None:
@@ -336,7 +263,7 @@ def _run(
         else:
             fitted = _federated(recipe, method, split, folder, ledger, watcher)
             evaluated, chosen, stopped = fitted.evaluated, fitted.chosen, fitted.stopped
-            parameters = _parameters(fitted, recipe.seed)
+            parameters = parameters_of(fitted, recipe.seed)
             if stopped:
                 watcher.say(stopped)
         folder.add_ranks(evaluated)
@@ -370,10 +297,10 @@ def _run(
             "cpu_seconds": time.process_time() - cpu,
             "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
             "notes": [
-                *_notes(method, split),
+                *notes_of(method, split),
                 *recipe.unshuffled(),
-                *_unheld(recipe, method),
-                *_guessing(evaluated, split),
+                *unheld(recipe, method),
+                *guessing(evaluated, split),
             ],
             "run": str(folder.path),
         }
@@ -391,19 +318,6 @@ def _reports(recipe: Recipe, method: Method | Reference, split: Split, rounds: i
     if found is not None and any(isinstance(stage, Shuffle) for stage in method.uplink.stages):
         found["sealed_bytes"] = sealed_bytes(int(found["count"]))
     return found
-
-
-def _parameters(fitted: Fitted, seed: int) -> dict[str, int]:
-    """How many numbers are shared, how many a device that joins holds, and how many one device's model has of both.
-
-    A device's own copy of a shared tensor counts once in the model, and rows of a table are part of the table.
-    """
-    shared = {name: value.cpu() for name, value in fitted.shared.items()}
-    local = fitted.method.init_local(shared, Rng.of(seed, "parameters"))
-    sizes = {name: value.numel() for name, value in local.items() if not isinstance(value, Rows)}
-    known = {name: value.numel() for name, value in shared.items()}
-    whole = {**known, **sizes}
-    return {"shared": sum(known.values()), "local": sum(sizes.values()), "model": sum(whole.values())}
 
 
 def simulator(recipe: Recipe, split: Split) -> Simulator:
@@ -455,7 +369,10 @@ def _reference(
     for step, score in enumerate(islice(method.fit(histories, recipe.seed), recipe.rounds), start=1):
         trained = time.perf_counter()
         due = every and (not chosen or step == recipe.rounds or step % every == 0)
-        found = measure(split, score, recipe.measured(), recipe.slices) if due else Evaluated({})
+        try:
+            found = measure(split, score, recipe.measured(), recipe.slices) if due else Evaluated({})
+        except Diverged as error:
+            raise diverged(method, step, "what items are ranked by") from error
         if better(found, best if chosen else None, recipe.selects()):
             best, chosen = found, step
         line = Round(

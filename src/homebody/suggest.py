@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from homebody.core import Recommended
 from homebody.data import Population
 from homebody.run import reopen
+from homebody.runtime import Simulator
 
-__all__ = ["Suggested", "recommend_for", "shown"]
+__all__ = ["Suggested", "recommend_for", "recommend_to"]
 
 
 class Suggested(NamedTuple):
-    """What is recommended to somebody new: items as the source calls them, and what was unknown or left out."""
+    """What is recommended to somebody: items as the source calls them, and what was unknown or left out."""
 
     items: list[dict[str, Any]]
     """The best first: item, name, score."""
@@ -33,9 +35,20 @@ def recommend_for(
     fitted, population = reopen(path)
     items = [population.item(name) for name in clicks]
     best = fitted.recommend_for(items, features, now, k, ratings=ratings)
-    return Suggested(shown(population, best.items), best.notes)
+    return _shown(population, best)
 
 
-def shown(population: Population, best: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+def recommend_to(path: Path, user: str, now: Mapping[str, object] | None = None, k: int = 10) -> Suggested:
+    """What a finished run recommends to one of its own people, in the circumstances in which they ask."""
+    fitted, population = reopen(path)
+    runtime = fitted.runtime
+    assert isinstance(runtime, Simulator)
+    best = runtime.recommend_in(fitted.method, fitted.shared, population.user(user), k, now or {})
+    return _shown(population, best)
+
+
+def _shown(population: Population, best: Recommended) -> Suggested:
     """Items with their scores, as the source calls them."""
-    return [{"item": population.item_id(i), "name": population.item_name(i), "score": score} for i, score in best]
+    items = [{"item": population.item_id(i), "name": population.item_name(i), "score": s} for i, s in best.items]
+    nothing = () if items else (f"Nothing is left to recommend: they have all {population.n_items:,} items.",)
+    return Suggested(items, (*best.notes, *nothing))

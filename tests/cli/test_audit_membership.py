@@ -90,7 +90,7 @@ def test_what_is_certified_stands_beside(call: Call, runs: dict[str, Path]) -> N
 def test_fewer_rounds_are_said(call: Call, runs: dict[str, Path]) -> None:
     found = json.loads(call(runs["some"], "--shadows", 4, "--rounds", 1, "--json")[0])
     assert (found["rounds"], found["target"]) == (1, "trained for the audit")
-    assert any("Every model had 1 rounds" in note for note in found["notes"])
+    assert any("Every model had 1 round," in note for note in found["notes"])
     _, error = call(runs["some"], "--rounds", 0, code=2)
     assert "Rounds must be at least 1, not 0" in error
 

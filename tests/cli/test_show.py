@@ -157,7 +157,7 @@ def test_recommending_to_somebody_new(
     code, output, _ = called(monkeypatch, capsys, "recommend", str(own), "--clicks", "Emma,Emma", "-k", "1")
     assert code == 0
     assert "For somebody with 2 items" in output
-    assert "1 repeated interactions were left out" in output
+    assert "1 repeated interaction was left out" in output
     code, output, _ = called(monkeypatch, capsys, "recommend", str(own), "--clicks", "", "--json")
     assert len(json.loads(output)["items"]) == 7
 
@@ -169,6 +169,10 @@ def test_recommending_to_somebody_new(
         (["--user", "reader-1", "--clicks", "Emma"], "Say whom it is for"),
         (["--user", "reader-1", "--feature", "age=3"], "--feature is for somebody new: leave it out, or give --clicks"),
         (["--user", "reader-1", "--ratings", "3"], "--ratings is for somebody new"),
+        (
+            ["--user", "reader-1", "--now", "weather=hot"],
+            "This data knows no circumstance, so it cannot take 'weather'",
+        ),
         (["--clicks", "Ema"], "There is no item 'Ema' in this population; did you mean Emma?"),
         (["--clicks", "Emma\ndune"], "--clicks takes items with commas between them, in one line."),
         (["--clicks", "xyz"], "There is no item 'xyz' in this population; the first is called"),
@@ -176,7 +180,7 @@ def test_recommending_to_somebody_new(
         (["--clicks", "Emma", "--now", "weather=hot"], "This data knows no circumstance, so it cannot take 'weather'"),
         (["--clicks", "Emma", "--feature", "age"], "--feature takes NAME=VALUE, not 'age'."),
         (["--clicks", "Emma", "--ratings", "good"], "--ratings takes numbers with commas between them"),
-        (["--clicks", "Emma", "--ratings", "3,4"], "Each item needs a rating: 1 items were given, and 2 ratings."),
+        (["--clicks", "Emma", "--ratings", "3,4"], "Each item needs a rating: 1 item was given, and 2 ratings."),
     ],
 )
 def test_what_somebody_new_cannot_say(
@@ -190,3 +194,43 @@ def test_what_somebody_new_cannot_say(
     assert (code, output) == (2, "")
     assert sentence in errors
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_somebody_who_has_everything_is_told_so(
+    own: Path, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("recommend", str(own), "--clicks", ",".join(TITLES), *(["--json"] if as_json else []))
+    code, output, _ = called(monkeypatch, capsys, *words)
+    assert code == 0
+    said = "Nothing is left to recommend: they have all 7 items."
+    if as_json:
+        assert (json.loads(output)["items"], json.loads(output)["notes"]) == ([], [said])
+    else:
+        assert output == f"{said}\n"
+
+
+def test_one_of_the_runs_people_asks_in_circumstances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        f"reader-{user},{TITLES[(user * 3 + step) % 7]},{'rainy' if (user + step) % 3 else 'sunny'}"
+        for user in range(8)
+        for step in range(4)
+    ]
+    (tmp_path / "loans.csv").write_text("\n".join(["user,item,weather", *rows]) + "\n")
+    fields = {"factors": 4, "hidden": "4", "epochs": 1, "adapt_epochs": 2}
+    recipe = Recipe("privrec", str(tmp_path / "loans.csv"), rounds=1, fields=fields)
+    run = execute(recipe, tmp_path / "runs")["run"]
+    told = {}
+    for weather in ("sunny", "rainy", "hail"):
+        words = ("recommend", run, "--user", "reader-1", "--now", f"weather={weather}", "--json")
+        code, output, errors = called(monkeypatch, capsys, *words)
+        assert (code, errors) == (0, "")
+        told[weather] = json.loads(output)
+        assert told[weather]["now"] == {"weather": weather}
+    scores = [{row["item"]: row["score"] for row in told[weather]["items"]} for weather in ("sunny", "rainy")]
+    assert scores[0].keys() == scores[1].keys()
+    assert scores[0] != scores[1]
+    assert told["sunny"]["notes"] == []
+    assert "hail" in told["hail"]["notes"][0]

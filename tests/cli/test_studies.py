@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from homebody.cli import main
+from homebody.cli.cells import watching_cells
+from homebody.recipe import Recipe
+from homebody.studies.cells import Progress
 
 DATA = "synthetic:users=40,items=60,mean=12"
 RECIPE = f"""
@@ -200,3 +203,36 @@ def test_interrupted_by_hand(here: Path) -> None:
     ((_, part),) = study["data"].items()
     assert (part["finished"], part["planned"]) == (4, 4)
     assert {name: (here / "runs/cells" / name / "result.json").stat().st_mtime_ns for name in finished} == before
+
+
+def test_how_much_there_is_to_do_is_said_before_it_is_begun(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrower = "; --table and --figure ask for one part, --data, --protocol and --seeds for less of it."
+    _, errors = typed(monkeypatch, capsys, "reproduce", "tiny", "--seeds", "1", "--jobs", "1")
+    assert errors.splitlines()[0] == f"tiny: 4 runs, 0 of them finished before{narrower}"
+    _, errors = typed(monkeypatch, capsys, "reproduce", "tiny", "--jobs", "1")
+    assert errors.splitlines()[0] == f"tiny: 8 runs, 4 of them finished before{narrower}"
+    _, errors = typed(monkeypatch, capsys, "reproduce", "tiny", "--jobs", "1")
+    assert errors.splitlines()[0] == "tiny: 8 runs, all of them finished before."
+    _, errors = typed(monkeypatch, capsys, "reproduce", "tiny", "--table", "1", "--seeds", "3", "--jobs", "1")
+    assert errors.splitlines()[0] == "tiny: 12 runs, 8 of them finished before."
+
+
+def test_the_time_left_is_guessed_from_runs_of_this_command_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six runs, of which two were there before: after one of the other four, in 40 s, three are left."""
+    now = [0.0]
+    monkeypatch.setattr("homebody.cli.cells.time.monotonic", lambda: now[0])
+    recipe = Recipe("fedmf", DATA)
+    with watching_cells("tiny", 6) as (watch, _):
+        for cell in range(2):
+            watch(Progress(cell, recipe, done=0, planned=0, finished=cell + 1, result={}))
+        now[0] = 10.0
+        watch(Progress(2, recipe, done=1, planned=2, finished=2))
+        now[0] = 40.0
+        watch(Progress(2, recipe, done=2, planned=2, finished=3, result={}))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("tiny: 2 of 6 runs · fedmf synthetic")
+    assert lines[1].startswith("tiny: 3 of 6 runs · about 2 min 0 s left · fedmf synthetic")

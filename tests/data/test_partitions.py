@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from homebody.counts import several
 from homebody.data.partitions import WAYS, split
 from homebody.data.population import Impressions, Population
 from homebody.data.splits import Split
@@ -157,7 +158,7 @@ def test_a_ratio_takes_its_share_of_each_user_and_leaves_one_to_learn_from(
         assert (len(found["test"]), len(found["valid"])) == (in_test, in_valid)
         assert not length or found["train"]
         whole += bool(length) and in_test + in_valid == 0
-    said = f"{whole:,} users have too few interactions to be asked; they train."
+    said = f"{several(whole, 'user has', 'users have')} too few interactions to be asked; they train."
     assert (said in done.notes) == bool(whole)
     assert done.learn.all()
     assert not len(done.absent)
@@ -171,7 +172,7 @@ def test_a_ratio_by_hand() -> None:
     assert tell(done)[1] == {"train": [3, 1, 4], "valid": [0], "test": [5], "withheld": []}
     assert tell(done)[2] == {"train": [2, 7], "valid": [], "test": [8], "withheld": []}
     assert tell(done)[3] == {"train": [6, 9], "valid": [], "test": [], "withheld": []}
-    assert done.notes == ("1 users have too few interactions to be asked; they train.",)
+    assert done.notes == ("1 user has too few interactions to be asked; they train.",)
     assert done.asked().tolist() == [0, 1, 2]
     assert done.relevant(np.array([2, 0]), "test").tolist() == [[8, -1], [8, 9]]
     assert done.relevant(np.array([2, 0]), "valid").tolist() == [[-1], [7]]
@@ -216,9 +217,11 @@ def test_a_share_of_the_users_is_set_aside(way: str, population: Population, see
             assert sorted(map(len, found.values()))[:3] == [0, 0, 0]
     if way != "cold-both":
         how = "with no history at all" if way == "cold-users" else "after adapting to the rest of what they have"
-        said = f"{len(in_valid):,} users are asked in validation and {len(in_test):,} in test, {how}."
+        said = (
+            f"{several(len(in_valid), 'user is', 'users are')} asked in validation and {len(in_test):,} in test, {how}."
+        )
         assert said in done.notes
-    few = f"{silent:,} held-out users have too few interactions to be asked anything."
+    few = f"{several(silent, 'held-out user has', 'held-out users have')} too few interactions to be asked anything."
     assert (few in done.notes) == bool(silent)
 
 
@@ -259,7 +262,7 @@ def test_cold_items_are_nobodys_in_training(way: str, population: Population, se
             assert not done.learn[user] or one["valid"] + one["test"] == []
             assert done.learn[user] or one["train"] == []
     assert done.notes[-1 - len(idle(done)) - bool(withheld(done))] == (
-        f"{valid:,} items appear in validation and {test:,} in test alone: "
+        f"{several(valid, 'item appears', 'items appear')} in validation and {test:,} in test alone: "
         "in training nobody has them, nor meets them as negatives; they are ranked among themselves."
     )
     assert (f"{withheld(done):,} interactions are in no part." in done.notes) == bool(withheld(done))
@@ -271,6 +274,8 @@ def withheld(done: Split) -> int:
 
 def idle(done: Split) -> list[str]:
     count = sum(bool(learns) and not len(done.training(user)) for user, learns in enumerate(done.learn))
+    if count == 1:
+        return ["1 user has no training items and takes no part."]
     return [f"{count:,} users have no training items and take no part."] if count else []
 
 
@@ -279,7 +284,7 @@ def idle(done: Split) -> list[str]:
 @quick
 def test_those_without_training_items_are_counted(way: str, population: Population, seed: int) -> None:
     done = made(population, way, seed=seed)
-    assert [note for note in done.notes if "take no part" in note] == idle(done)
+    assert [note for note in done.notes if "no training items" in note] == idle(done)
 
 
 def test_cold_both_asks_new_users_about_new_items_of_their_own_group_alone() -> None:
@@ -414,7 +419,7 @@ def test_repeats_that_published_keeps_are_asked_once() -> None:
     )
     assert done.part(0, "test").tolist() == [9, 9]
     assert done.relevant(np.array([0]), "test").tolist() == [[9, -1]]
-    assert done.notes[0] == "1 repeated interactions are kept: a held-out item may stand in training too."
+    assert done.notes[0] == "1 repeated interaction is kept: a held-out item may stand in training too."
 
 
 @given(lines=st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=20), share=st.sampled_from([0.3, 0.5, 0.9]))
@@ -439,9 +444,11 @@ def test_a_users_first_impressions_validate_and_the_others_test(lines: list[tupl
     assert done.asked().tolist() == sorted({user for user, clicked in told if clicked})
     silent = sum(not clicked for _, clicked in told)
     said = f"{silent:,} impressions are not asked: nothing or everything in them was clicked."
+    if silent == 1:
+        said = "1 impression is not asked: nothing or everything in it was clicked."
     asked = [len({told[n][0] for n in numbers}) for numbers in (valid, test)]
     counts = (
-        f"{asked[0]:,} users are asked about {len(valid):,} impressions in validation, "
+        f"{several(asked[0], 'user is', 'users are')} asked about {several(len(valid), 'impression')} in validation, "
         f"{asked[1]:,} about {len(test):,} in test."
     )
     assert done.notes == ((said, counts) if silent else (counts,))
@@ -454,7 +461,7 @@ def test_an_impression_in_which_everything_was_clicked_asks_nothing() -> None:
     done = split(replace(people([0, 1, 5]), impressions=impressions), "impressions")
     assert done.shown is not None
     assert (done.shown["valid"].tolist(), done.shown["test"].tolist()) == ([0], [2])
-    assert done.notes[0] == "1 impressions are not asked: nothing or everything in them was clicked."
+    assert done.notes[0] == "1 impression is not asked: nothing or everything in it was clicked."
 
 
 MANY = [list(range(10))] * 10

@@ -139,7 +139,7 @@ def test_people_with_too_few_interactions_train_and_are_counted(protocol: str) -
     split = leave_one_out(people([4, 5], [1, 2, 3], [7], []), protocol=protocol)
     assert split.notes == (
         "3 of 4 users have fewer than 3 interactions: they take part in training and are not evaluated.",
-        "1 users have no training items and take no part.",
+        "1 user has no training items and takes no part.",
     )
     assert split.training(0).tolist() == [4, 5]
     assert split.training(2).tolist() == [7]
@@ -159,7 +159,7 @@ def test_repeats_are_left_out_and_the_first_counts(protocol: str) -> None:
     assert split.training(1).tolist() == [5, 6]
     assert held_out(split, 1) == (-1, -1)
     assert split.notes[0] == "4 repeated interactions were left out: each user's first with an item counts."
-    assert split.notes[1].startswith("1 of 2 users have fewer than 3 interactions")
+    assert split.notes[1].startswith("1 of 2 users has fewer than 3 interactions")
 
 
 def test_published_keeps_repeats_and_says_so() -> None:

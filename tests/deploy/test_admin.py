@@ -113,6 +113,7 @@ def test_items_are_read_from_csv(tmp_path: Path, text: str, found: list[tuple[st
         ("what,else\n1,2\n", "Which column of .* has the items' ids"),
         ("id,item\n1,2\n", "Which column of .* has the items' ids"),
         ("id,name\n1,a\n,b\n,c\n", "2 items of .* have no id: give every item an id"),
+        ("id,name\n1,a\n,b\n", "1 item of .* has no id: give every item an id"),
         ('id\n"a\nb"\n', "An item's id must be one line"),
         ("id\n" + "x" * 501 + "\n", "An item's id must be one line of 1 to 500 characters"),
         ('id\n" "\n', "An item's id must be one line"),

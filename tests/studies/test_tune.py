@@ -148,7 +148,7 @@ class TestTune:
 
     def test_a_study_of_failures_says_so(self, tmp_path: Path) -> None:
         recipe = replace(DIVERGING.recipe, fields={"factors": 4, "learning_rate": 1e38})
-        with pytest.raises(HomebodyError, match="None of the 2 trials came to an end; the first: Training diverged"):
+        with pytest.raises(HomebodyError, match="None of 2 trials came to an end; the first: Training diverged"):
             tune(Study(recipe, {"item_rate": (1e30, 1e31)}, trials=2), tmp_path)
 
     def test_processes_give_the_same_study(self, tmp_path: Path) -> None:

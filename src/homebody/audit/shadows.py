@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from homebody.audit.outsiders import Outsider
 from homebody.core import Method, Tree, Users
+from homebody.counts import several
 from homebody.data.splits import Split
 from homebody.fit import Round, choose, fit
 from homebody.rng import Rng
@@ -98,7 +99,9 @@ class Lab:
     def _size(self, members: int, name: str) -> int | None:
         if self.cohort is None or self.cohort <= members:
             return self.cohort
-        self.notes.append(f"The {name} model has {members:,} people, so all are in a round, not {self.cohort:,}.")
+        self.notes.append(
+            f"The {name} model has {several(members, 'person', 'people')}, so all are in a round, not {self.cohort:,}."
+        )
         return members
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Cohort, Method, Rows, Total, Tree, Update
+from homebody.counts import several
 from homebody.privacy import Channel, Gaussian, Laplace, OneBit, RandomisedResponse, SecureSum, Shuffle
 from homebody.rng import Rng
 
@@ -47,9 +48,9 @@ def decoded(channel: Channel, sums: Update) -> Tree:
 def sees(method: Method, cohort: Cohort) -> dict[str, str]:
     """For each observer, what it sees of one client's message."""
     channel = method.uplink
-    people = f"the {cohort.size:,} people of the round"
+    people = f"the {several(cohort.size, 'person', 'people')} of the round"
     if cohort.sampling == "fixed":
-        people = f"the {cohort.size:,} people of the round, drawn from {cohort.population:,}"
+        people = f"{people}, drawn from {cohort.population:,}"
     summed = "the noised sum" if noise_on_sum(channel) else "the sum"
     told = {
         "server": _server(channel, cohort, people),
@@ -67,12 +68,13 @@ def _server(channel: Channel, cohort: Cohort, people: str) -> str:
     own = ", without the noise, which it adds itself" if noise_on_sum(channel) else ""
     if shuffle is not None:
         among = cohort.size if shuffle.users is None else shuffle.users
-        return f"single randomised reports without a sender, among those of {among:,} people, if the proxy is honest"
+        whose = several(among, "person", "people")
+        return f"single randomised reports without a sender, among those of {whose}, if the proxy is honest"
     if any(isinstance(stage, SecureSum) for stage in channel.stages):
         return f"only the sum over {people}{own}, and who they are; not this message"
     for stage in channel.stages:
         if isinstance(stage, OneBit):
-            return f"this message of {stage.k:,} randomised bit{'s' if stage.k > 1 else ''}, and whose it is"
+            return f"this message of {several(stage.k, 'randomised bit')}, and whose it is"
         if isinstance(stage, RandomisedResponse):
             return f"this message of {cohort.items:,} randomised bits, one for each item, and whose it is"
         if isinstance(stage, Laplace) and not stage.on_sum:

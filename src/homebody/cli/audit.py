@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homebody.cli import options
+from homebody.counts import several
 from homebody.errors import HomebodyError, unknown_name
 
 if TYPE_CHECKING:
@@ -225,7 +226,10 @@ def _membership(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dic
         )
     found = {**found, **_about(recipe, fitted.epsilon, fitted.delta)}
     if cut is not None:
-        found["notes"] = [*found["notes"], f"Every model had {cut:,} rounds, and the run's had {fitted.chosen:,}."]
+        found["notes"] = [
+            *found["notes"],
+            f"Every model had {several(cut, 'round')}, and the run's had {fitted.chosen:,}.",
+        ]
     if not quiet:
         print_membership(found, recipe.short_method)
     return found
@@ -249,7 +253,7 @@ def _print_reading(found: dict[str, Any], method: str) -> None:
     from homebody.report.tables import epsilon_text
 
     console = Console()
-    title = f"{method}: whose items are whose? {found['users']:,} clients, one round"
+    title = f"{method}: whose items are whose? {several(found['users'], 'client')}, one round"
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("guessed from", "AUC", "95 % of the mean", f"above {found['above']:g}"):
         table.add_column(heading, justify="left" if heading == "guessed from" else "right")
@@ -312,8 +316,8 @@ def _print_findings(findings: list[Finding], found: dict[str, Any], method: str)
     from homebody.report.tables import epsilon_text
 
     console = Console()
-    many = f"{found['trials']:,} trainings" if found["trials"] > 1 else "1 training"
-    title = f"{method}: {found['canaries']:,} canaries, {many} of {found['rounds']:,} rounds"
+    canaries, trainings = several(found["canaries"], "canary", "canaries"), several(found["trials"], "training")
+    title = f"{method}: {canaries}, {trainings} of {several(found['rounds'], 'round')}"
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("observer")
     for heading in ("ε certified,\nthe run", "ε certified,\nwith canaries", "ε at\nleast", "guesses\nright"):

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 __all__ = ["watching_cells"]
 
 
+def left(seconds: float, done: int, todo: int) -> str:
+    """How long the rest may take, as those took that are done; nothing before the first is.
+
+    >>> left(60, 2, 10), left(60, 0, 10), left(60, 2, 0)
+    ('about 5 min 0 s left', '', '')
+    """
+    from homebody.report.words import duration
+
+    return f"about {duration(seconds / done * todo)} left" if done and todo else ""
+
+
 @contextmanager
 def watching_cells(
     label: str, total: int, *, quiet: bool = False
@@ -37,12 +48,17 @@ def watching_cells(
     )
     task = bar.add_task(label, total=total, told="")
     finished, last = 0, time.monotonic()
+    began, before = last, set[int]()
 
     def watch(progress: Progress) -> None:
         nonlocal finished, last
         finished = progress.finished
+        if progress.result is not None and not progress.planned:
+            before.add(progress.cell)  # finished by an earlier command, or refused at once: no measure of the others
         recipe = progress.recipe
-        told = f"{recipe.short_method} {recipe.data} {recipe.protocol} seed {recipe.seed}"
+        rest = left(time.monotonic() - began, finished - len(before), total - finished)
+        told = f"{rest} · " if rest else ""
+        told += f"{recipe.short_method} {recipe.data} {recipe.protocol} seed {recipe.seed}"
         if progress.planned:
             told += f", round {progress.done}/{progress.planned}"
         bar.update(task, completed=finished, told=told)

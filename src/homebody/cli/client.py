@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homebody.cli import options
+from homebody.counts import several
 
 if TYPE_CHECKING:
     from homebody.deploy.home import Home
@@ -121,9 +122,9 @@ def import_history(
     if as_json:
         typer.echo(json.dumps({**done._asdict(), "new": [one._asdict() for one in done.new]}))
         return
-    typer.echo(f"{_count(done.added, 'interaction')} added, {done.repeated:,} known already.")
+    typer.echo(f"{several(done.added, 'interaction')} added, {done.repeated:,} known already.")
     if done.left_out:
-        typer.echo(f"{_count(done.left_out, 'row')} of others left out.")
+        typer.echo(f"{several(done.left_out, 'row')} of others left out.")
     for one in done.new:
         typer.echo(f"New: {one.name} (slot {one.slot}).")
 
@@ -160,7 +161,7 @@ def delete(
     with Home(folder) as home:
         count = home.delete(person, item, all=everything, before=None if before is None else moment(before))
         learnt = home.has_states(person)
-    text = f"{_count(count, 'interaction')} deleted."
+    text = f"{several(count, 'interaction')} deleted."
     if learnt:
         text += f" What the private state learnt from them stays until `homebody client opt-out {folder} {person}`."
     _say({"deleted": count}, as_json, text)
@@ -178,7 +179,7 @@ def export(
 
     with Home(folder) as home:
         count = home.export(file, person)
-    _say({"rows": count, "file": str(file)}, as_json, f"{_count(count, 'interaction')} written to {file}.")
+    _say({"rows": count, "file": str(file)}, as_json, f"{several(count, 'interaction')} written to {file}.")
 
 
 @app.command()
@@ -321,7 +322,7 @@ def opt_out(
     with Home(folder) as home:
         found = home.opt_out(person, delete_history=delete_history)
         left = home.lengths()[found.slot]
-    history = "the history too" if delete_history else f"the history stays ({_count(left, 'interaction')})"
+    history = "the history too" if delete_history else f"the history stays ({several(left, 'interaction')})"
     _say(found._asdict(), as_json, f"{found.name} takes no part any more; the private state is deleted, {history}.")
 
 
@@ -353,9 +354,9 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
     typer.echo(f"{settings.name or 'a device'} in {folder}: {'running' if running else 'not running'}{rest}")
     typer.echo(f"server: {settings.server}")
     if settings.proxy:
-        typer.echo(f"proxy: {settings.proxy}, {_count(reports, 'report')} sent")
+        typer.echo(f"proxy: {settings.proxy}, {several(reports, 'report')} sent")
     typer.echo(f"budget of each person: {settings.budget or 'none'}")
-    typer.echo(f"catalogue: {_count(items, 'item')}")
+    typer.echo(f"catalogue: {several(items, 'item')}")
     typer.echo("model: none yet" if model is None else f"model: as of {model.release}")
     _print_people(rows)
 
@@ -394,7 +395,3 @@ def _print_people(rows: list[dict[str, Any]]) -> None:
 
 def _say(found: dict[str, Any], as_json: bool, text: str) -> None:
     typer.echo(json.dumps(found) if as_json else text)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -10,6 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from homebody.counts import several
+
 __all__ = ["print_told"]
 
 
@@ -23,14 +25,14 @@ def print_told(found: Mapping[str, Any]) -> None:
     part = "" if found["active"] else " (takes no part any more)"
     sent, ledger = found["sent"], found["ledger"]
     console.print(f"{found['person']}{part}", style="bold", highlight=False, markup=False)
-    through = f", with {_several(sent['reports'], 'report')} for the proxy" if sent["reports"] else ""
-    say(f"  {_several(sent['answers'], 'answer')} left the device, {_several(sent['bytes'], 'byte')} in all{through}.")
+    through = f", with {several(sent['reports'], 'report')} for the proxy" if sent["reports"] else ""
+    say(f"  {several(sent['answers'], 'answer')} left the device, {several(sent['bytes'], 'byte')} in all{through}.")
     for line in sent["lines"]:
         rounds = line["first"] if line["first"] == line["last"] else f"{line['first']} to {line['last']}"
         at = f"{datetime.fromtimestamp(line['at'], UTC):%Y-%m-%d %H:%M} UTC"
         say(
-            f"    {rounds} of {line['run'][:8]}: {_several(line['answers'], 'answer')}, "
-            f"{_several(line['bytes'], 'byte')}, the last on {at}"
+            f"    {rounds} of {line['run'][:8]}: {several(line['answers'], 'answer')}, "
+            f"{several(line['bytes'], 'byte')}, the last on {at}"
         )
     if not ledger["releases"]:
         say("  Nothing was charged: ε = 0 against everyone.")
@@ -38,7 +40,7 @@ def print_told(found: Mapping[str, Any]) -> None:
 
     from homebody.report.statement import figure
 
-    say(f"  {_several(ledger['releases'], 'release')} charged, each before it left:")
+    say(f"  {several(ledger['releases'], 'release')} charged, each before it left:")
     for line in ledger["lines"]:
         say(f"    {line['rounds']}:")
         for told in line["told"]:
@@ -60,7 +62,3 @@ def print_told(found: Mapping[str, Any]) -> None:
             f"  Budget: ε = {figure(budget['spent'])} of {budget['epsilon']:g} is spent about one {budget['unit']}, "
             f"against the {budget['observer']}, at δ = {budget['delta']:g}."
         )
-
-
-def _several(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homebody.cli.options import DataDir, Json, pairs
+from homebody.counts import several
 
 if TYPE_CHECKING:
     from homebody.data.fetch import Progress
@@ -166,7 +167,9 @@ def export_data(
     if as_json:
         typer.echo(json.dumps({"file": str(file), "users": people, "interactions": count}))
         return
-    typer.echo(f"{count:,} interactions of {people:,} {'user' if people == 1 else 'users'} are in {file}.")
+    typer.echo(
+        f"{several(count, 'interaction')} of {several(people, 'user')} {'is' if count == 1 else 'are'} in {file}."
+    )
 
 
 @contextmanager

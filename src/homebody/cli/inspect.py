@@ -97,7 +97,7 @@ def _print_reports(console: Console, found: Reports) -> None:
     from rich import box
     from rich.table import Table
 
-    from homebody.report.words import several
+    from homebody.counts import several
 
     title = f"{several(found.k, 'report')} of one bit, ε = {found.epsilon:g} each, about {found.entries:,} entries"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -130,8 +130,8 @@ def _print_reports(console: Console, found: Reports) -> None:
     hops.add_section()
     hops.add_row(
         "proxy",
-        f"Device key {way.device[:16]}…, epoch {way.epoch[:16]}…, {found.k:,} sealed reports of "
-        f"{way.report_bytes} bytes, {way.bytes:,} bytes in all, and when.\n"
+        f"Device key {way.device[:16]}…, epoch {way.epoch[:16]}…, {several(found.k, 'sealed report')} of "
+        f"{way.report_bytes} bytes, {several(way.bytes, 'byte')} in all, and when.\n"
         f"Reads {way.proxy_opened:,} of them: it does not have the server's key.",
     )
     hops.add_section()

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from homebody.cli import options
+from homebody.counts import several
 from homebody.errors import HomebodyError
 
 __all__ = ["leaderboard"]
@@ -82,7 +83,7 @@ def _print(result: dict[str, Any]) -> None:
 
     console = Console()
     seeds = len(result["seeds"])
-    title = f"{result['data']}, protocol {result['protocol']}, {seeds} seed{'s' if seeds > 1 else ''}"
+    title = f"{result['data']}, protocol {result['protocol']}, {several(seeds, 'seed')}"
     # Narrow enough for a terminal of 80 columns: headings and deviations go below one another.
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("method", overflow="fold", min_width=10)

@@ -131,8 +131,8 @@ def run(folder: Dir) -> None:
 @app.command()
 def status(folder: Dir, as_json: Json = False) -> None:
     """What is held, what was passed on, and what was refused and why."""
+    from homebody.counts import several
     from homebody.proxy.admin import report
-    from homebody.report.words import several
 
     found = report(folder)
     if as_json:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from homebody.cli import options
+from homebody.counts import several
 from homebody.errors import HomebodyError
 
 __all__ = ["recommend"]
@@ -44,27 +45,24 @@ def recommend(
 
     For instance: homebody recommend RUN --clicks 260,1196,1210 --feature age=25 --feature gender=F
     """
-    from homebody.run import reopen
-    from homebody.suggest import recommend_for, shown
+    from homebody.suggest import recommend_for, recommend_to
 
     if (user is None) == (clicks is None):
         raise HomebodyError(
             "Say whom it is for: --user NAME for one of the run's people, or --clicks ITEM,ITEM for somebody new."
         )
+    around = options.pairs(now, "--now")
     if user is not None:
-        said = {"--feature": feature, "--now": now, "--ratings": ratings}
+        said = {"--feature": feature, "--ratings": ratings}
         if extra := next((name for name, value in said.items() if value), None):
             raise HomebodyError(f"{extra} is for somebody new: leave it out, or give --clicks in place of --user.")
-        fitted, population = reopen(run)
-        rows = shown(population, fitted.recommend(population.user(user), k))
-        _print({"user": user, "items": rows}, f"For {user}", (), as_json)
+        best = recommend_to(run, user, around, k)
+        _print({"user": user, "now": around, "items": best.items, "notes": list(best.notes)}, f"For {user}", as_json)
         return
-    items = _listed(clicks or "")
-    features, around = options.pairs(feature, "--feature"), options.pairs(now, "--now")
+    items, features = _listed(clicks or ""), options.pairs(feature, "--feature")
     found = recommend_for(run, items, features, around, k, ratings=_ratings(ratings))
     told = {"clicks": items, "features": features, "now": around, "items": found.items, "notes": list(found.notes)}
-    title = f"For somebody with {len(items)} item{'' if len(items) == 1 else 's'}"
-    _print(told, title, found.notes, as_json)
+    _print(told, f"For somebody with {several(len(items), 'item')}", as_json)
 
 
 def _listed(text: str) -> list[str]:
@@ -89,7 +87,7 @@ def _ratings(text: str | None) -> list[float] | None:
         raise HomebodyError(f"--ratings takes numbers with commas between them, such as 5,3.5, not '{text}'.") from None
 
 
-def _print(told: dict[str, Any], title: str, notes: tuple[str, ...], as_json: bool) -> None:
+def _print(told: dict[str, Any], title: str, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(told))
         return
@@ -102,6 +100,7 @@ def _print(told: dict[str, Any], title: str, notes: tuple[str, ...], as_json: bo
     for place, row in enumerate(told["items"], 1):
         table.add_row(str(place), Text(str(row["item"])), Text(str(row["name"])), f"{row['score']:.3f}")
     console = Console()
-    console.print(table)
-    for note in notes:
+    if told["items"]:
+        console.print(table)
+    for note in told["notes"]:
         console.print(note, highlight=False, soft_wrap=True, markup=False)

@@ -49,10 +49,12 @@ def reproduce(
 
     from homebody.cli.cells import watching_cells
     from homebody.report.pages import NEEDS, has_plotly
+    from homebody.studies.cells import check_jobs
     from homebody.studies.pool import cores
-    from homebody.studies.reproduce import plan
+    from homebody.studies.reproduce import plan, work
     from homebody.studies.reproduce import reproduce as run_plan
 
+    check_jobs(jobs := jobs if jobs is not None else cores())
     folder = find_paper(paper)
     planned = plan(
         read_paper(folder),
@@ -65,7 +67,9 @@ def reproduce(
         data_dir=options.folder_anywhere(data_dir),
     )
     with watching_cells(planned.paper.name, len(planned.recipes), quiet=as_json) as (watch, say):
-        result = run_plan(planned, out, jobs=jobs if jobs is not None else cores(), watch=watch, say=say)
+        if much := work(planned, out):
+            say(much)
+        result = run_plan(planned, out, jobs=jobs, watch=watch, say=say)
     made = out / "reproduce" / planned.paper.name
     if write:
         _copy(made / "RESULTS.md", folder / "RESULTS.md")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from homebody.cli import options
+from homebody.counts import several
 
 __all__ = ["add_key", "app", "remove_key"]
 
@@ -123,7 +124,7 @@ def init(
     if as_json:
         typer.echo(json.dumps(made))
         return
-    typer.echo(f"A server for {method} is in {folder}; its catalogue has {made['items']:,} items.")
+    typer.echo(f"A server for {method} is in {folder}; its catalogue has {several(made['items'], 'item')}.")
     if features := made.get("features"):
         whose = (f"{', '.join(names) or 'nothing'} of {whom}" for whom, names in features.items())
         typer.echo(f"The model takes in {' and '.join(whose)}; what people say of themselves stays on their devices.")
@@ -131,8 +132,6 @@ def init(
         typer.echo(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its device.pub:")
     typer.echo(f"  homebody keys add {folder} device.pub --name NAME --people N")
     if reports:
-        from homebody.report.words import several
-
         among = several(made["shuffled_among"], "person", "people")
         typer.echo(f"Give the same ca.pem to the proxy, whose next is {made['next']}, and get its reports.pub:")
         typer.echo(f"  homebody keys add {folder} reports.pub --name NAME --proxy")
@@ -183,7 +182,7 @@ def items(
     with opened(folder) as (_, records):
         _, count = records.add_items(found)
         total, featured = records.n_items(), records.sheet() is not None
-    text = f"{count:,} of {len(found):,} items are new; the catalogue has {total:,}."
+    text = f"{count:,} of {several(len(found), 'item is', 'items are')} new; the catalogue has {total:,}."
     if featured and count:
         text += " Their features are unknown to the model, which got its own when the server was made."
     typer.echo(json.dumps({"added": count, "items": total}) if as_json else text)
@@ -294,13 +293,12 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     from rich.table import Table
 
     from homebody.report.words import epsilon as epsilon_text
-    from homebody.report.words import several
 
     console = Console()
     alive = "running" if found["running"] else "not running"
     console.print(f"{folder}: {found['method']}, {found['doing']} ({alive})", highlight=False, markup=False)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in found["epsilon"].items())
-    console.print(f"rounds {found['rounds']} of {found['planned']}; {found['items']:,} items", highlight=False)
+    console.print(f"rounds {found['rounds']} of {found['planned']}; {several(found['items'], 'item')}", highlight=False)
     console.print(f"ε certified, one user, so far: {epsilon}; δ = {found['delta']:g}", highlight=False)
     table = Table("device", "clients", "added", "key")
     for one in found["devices"]:

@@ -13,6 +13,7 @@ import typer
 
 from homebody.cli import options
 from homebody.cli.progress import EVERY, Interrupted
+from homebody.counts import several
 
 if TYPE_CHECKING:
     from homebody.run import Watcher
@@ -108,7 +109,7 @@ def _watching(
         nonlocal last_line
         share[now.cell] = 1.0 if now.result is not None else now.done / max(1, now.planned)
         best, trials = record["best"], record["trials"]
-        told = f"{sum(trial['status'] != 'waiting' for trial in trials)}/{len(trials)} trials"
+        told = f"{sum(trial['status'] != 'waiting' for trial in trials)}/{several(len(trials), 'trial')}"
         if best:
             told += f" · best {select} {best['validation']:.4f} (trial {best['trial']})"
         bar.update(task, total=len(trials) * record["spec"]["seeds"], completed=sum(share.values()), told=told)
@@ -142,7 +143,9 @@ def _print(record: dict[str, Any]) -> None:
         (trial for trial in record["trials"] if trial["status"] == "done"),
         key=lambda trial: (sign * trial["validation"], trial["trial"]),
     )
-    title = f"{spec['recipe']['method'].rpartition(':')[2]} on {spec['data']}, {len(record['trials'])} trials"
+    title = (
+        f"{spec['recipe']['method'].rpartition(':')[2]} on {spec['data']}, {several(len(record['trials']), 'trial')}"
+    )
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading in ("trial", *spec["search"], spec["select"].replace("/", "/\n"), "s"):
         table.add_column(heading, justify="right", overflow="fold")

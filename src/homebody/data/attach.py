@@ -9,6 +9,7 @@ from typing import Literal
 
 import polars as pl
 
+from homebody.counts import several
 from homebody.data.columns import Column, ids, listed, usual
 from homebody.data.features import Features, Kind
 from homebody.data.impressions import attach_impressions, places
@@ -136,7 +137,7 @@ def _matched(
             f"first of the population's '{example}'."
         )
     if strangers:
-        say(f"{path.name} has {_rows(strangers)} about {role}s that have no interactions; left out.")
+        say(f"{path.name} has {several(strangers, 'row')} about {role}s that have no interactions; left out.")
     # A list is one value here, and two rows are the same if they look the same.
     looks = table.with_columns(pl.selectors.by_dtype(pl.List(pl.String)).list.join("\x1f"))
     rows = looks.with_columns(place.alias(" place"), found.alias(" id"), pl.int_range(table.height).alias(" row"))
@@ -150,7 +151,7 @@ def _matched(
             f"{role}{'' if many == 1 else 's'}); leave one row for each."
         )
     if distinct.height < rows.height:
-        say(f"{path.name} repeats itself in {_rows(rows.height - distinct.height)}; the first of each counts.")
+        say(f"{path.name} repeats itself in {several(rows.height - distinct.height, 'row')}; the first of each counts.")
     if distinct.height < count:
         say(f"{path.name} misses {count - distinct.height:,} of {count:,} {role}s; nothing is known of them.")
     at = pl.DataFrame({"place": distinct[" place"], "row": distinct[" row"]})
@@ -172,10 +173,6 @@ def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features
         if kinds[name] != features.kinds[name]
     )
     return Features(table, kinds)
-
-
-def _rows(number: int) -> str:
-    return "1 row" if number == 1 else f"{number:,} rows"
 
 
 def _nothing(message: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from homebody.counts import several
 from homebody.data.columns import Column
 from homebody.data.features import Features, Kind
 from homebody.data.kinds import as_kind, guess, guess_of_items, names_of_items
@@ -217,14 +218,10 @@ def _notes(path: Path, found: Mapping[str, _Feature], left: Mapping[str, str]) -
                 f"{path.name}: {name} is the same in all rows of each user, and of each item too; it is taken for a "
                 "feature of users."
             )
-    filled = [f"{name} ({_rows(one.whose.filled)})" for name, one in found.items() if one.whose.filled]
+    filled = [f"{name} ({several(one.whose.filled, 'row')})" for name, one in found.items() if one.whose.filled]
     if filled:
         yield f"{path.name}: where {', '.join(filled)} is missing, what other rows say of the same user or item counts."
     if left:
         why = ", ".join(f"{name} ({reason})" for name, reason in left.items())
         them = "it" if len(left) == 1 else "them"
         yield f"{path.name}: left out {why}; --feature-cols NAMES takes {them} all the same."
-
-
-def _rows(number: int) -> str:
-    return "1 row" if number == 1 else f"{number:,} rows"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from homebody.counts import several
 from homebody.data.columns import Column, flags, ids, times
 from homebody.data.population import Impressions, Population
 from homebody.data.table import USUAL_NAMES, listed, raw_table, usual
@@ -94,7 +95,7 @@ def _refuse_shared(rows: pl.DataFrame, path: Path) -> None:
     if shared.height:
         raise HomebodyError(
             f"The impression '{shared['impression'][0]}' of {path} is of {shared['called'][0]} users "
-            f"({_count(shared.height, 'such impression')}); give each its own number."
+            f"({several(shared.height, 'such impression')}); give each its own number."
         )
 
 
@@ -102,12 +103,12 @@ def _usable(rows: pl.DataFrame, path: Path, say: Say) -> pl.DataFrame:
     """The rows that can be asked of a model, saying how many cannot."""
     strangers = rows.filter(pl.col("user").is_null())
     if strangers.height:
-        many = _count(strangers["impression"].n_unique(), "impression")
+        many = several(strangers["impression"].n_unique(), "impression")
         say(f"{path.name} has {many} of users who have no interactions; left out.")
         rows = rows.filter(pl.col("user").is_not_null())
     unknown = rows["item"].null_count()
     if unknown:
-        many = _count(unknown, "row")
+        many = several(unknown, "row")
         say(f"{path.name} shows items that the population does not have in {many}; those are left out.")
         rows = rows.filter(pl.col("item").is_not_null())
     once = rows.group_by("impression", "item", maintain_order=True).agg(
@@ -115,7 +116,7 @@ def _usable(rows: pl.DataFrame, path: Path, say: Say) -> pl.DataFrame:
     )
     if once.height < rows.height:
         say(
-            f"{path.name} shows an item again in the same impression in {_count(rows.height - once.height, 'row')}; "
+            f"{path.name} shows an item again in the same impression in {several(rows.height - once.height, 'row')}; "
             "it counts once, as clicked if once clicked."
         )
     clicks = pl.col("clicked").sum().over("impression")
@@ -123,7 +124,7 @@ def _usable(rows: pl.DataFrame, path: Path, say: Say) -> pl.DataFrame:
     for problem, sentence in ((clicks == 0, "no click"), (clicks == shown, "nothing that was not clicked")):
         useless = once.filter(problem)["impression"].n_unique()
         if useless:
-            many = _count(useless, "impression")
+            many = several(useless, "impression")
             say(f"{path.name} has {many} with {sentence}; left out, as there is nothing to rank.")
     once = once.filter((clicks > 0) & (clicks < shown))
     if once.height == 0:
@@ -148,7 +149,3 @@ def _impressions(rows: pl.DataFrame) -> Impressions:
         items=rows["item"].cast(pl.Int32).to_numpy(),
         clicked=rows["clicked"].to_numpy(),
     )
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import torch
 
+from homebody.counts import several
 from homebody.data import split_kernels as kernels
 from homebody.data.population import Population
 from homebody.data.splits import Bools, Held, How, Ints, Longs, Protocol, Rows, Split, isolated
@@ -152,7 +153,8 @@ def _leave_one_out(kept: Kept, settings: Mapping[str, float]) -> Parts:
             f"No user of {kept.population.name} has the {LEAST} interactions that leave-one-out needs (training, "
             f"validation, test); the longest history has {kept.lengths.max(initial=0)}."
         )
-    few = f"{(~asked).sum():,} of {len(asked):,} users have fewer than {LEAST} interactions: "
+    have = "has" if (~asked).sum() == 1 else "have"
+    few = f"{(~asked).sum():,} of {len(asked):,} users {have} fewer than {LEAST} interactions: "
     notes = () if asked.all() else (few + "they take part in training and are not evaluated.",)
     one = asked.astype(np.int64)
     return _by_count(kept, one, one, np.ones(len(asked), dtype=np.bool_), notes)
@@ -163,7 +165,8 @@ def _ratio(kept: Kept, settings: Mapping[str, float]) -> Parts:
     test = np.minimum(np.floor(settings["test"] * kept.lengths + 0.5).astype(np.int64), most)
     valid = np.minimum(np.floor(settings["valid"] * kept.lengths + 0.5).astype(np.int64), most - test)
     whole = int(((test + valid == 0) & (kept.lengths > 0)).sum())
-    notes = (f"{whole:,} users have too few interactions to be asked; they train.",) if whole else ()
+    few = several(whole, "user has", "users have")
+    notes = (f"{few} too few interactions to be asked; they train.",) if whole else ()
     return _by_count(kept, valid, test, np.ones(len(test), dtype=np.bool_), notes)
 
 
@@ -174,10 +177,13 @@ def _held_out_users(kept: Kept, settings: Mapping[str, float]) -> Parts:
     valid, test = np.where(group == 1, asked, 0), np.where(group == 2, asked, 0)
     notes = _guests(valid, test, "after adapting to the rest of what they have")
     if low.any():
-        notes += (f"{low.sum():,} interactions rated {settings['above']:g} or less are withheld.",)
+        rated = f"rated {settings['above']:g} or less"
+        many = several(int(low.sum()), f"interaction {rated} is", f"interactions {rated} are")
+        notes += (f"{many} withheld.",)
     few = int(((group > 0) & (asked == 0)).sum())
     if few:
-        notes += (f"{few:,} held-out users have too few interactions to be asked anything.",)
+        many = several(few, "held-out user has", "held-out users have")
+        notes += (f"{many} too few interactions to be asked anything.",)
     return _by_count(kept, valid, test, group == 0, notes, low)
 
 
@@ -202,7 +208,7 @@ def _guests(valid: Longs, test: Longs, how: str) -> tuple[str, ...]:
     asked = f"{(test > 0).sum():,} in test, {how}."
     if not valid.any():
         return (f"Nobody is asked in validation, so the last round is kept; {asked}",)
-    return (f"{(valid > 0).sum():,} users are asked in validation and {asked}",)
+    return (f"{several(int((valid > 0).sum()), 'user is', 'users are')} asked in validation and {asked}",)
 
 
 def _cold_items(kept: Kept, settings: Mapping[str, float]) -> Parts:
@@ -228,7 +234,9 @@ def _impressions(kept: Kept, settings: Mapping[str, float]) -> Parts:
     told = (np.diff(clicks) > 0) & (np.diff(clicks) < np.diff(shown.indptr))
     asked = np.flatnonzero(told)
     users, some = shown.users[asked], int((~told).sum())
-    notes = (f"{some:,} impressions are not asked: nothing or everything in them was clicked.",) if some else ()
+    them = "it" if some == 1 else "them"
+    many = several(some, "impression is", "impressions are")
+    notes = (f"{many} not asked: nothing or everything in {them} was clicked.",) if some else ()
     # The first half of each user's impressions is for validation, the rest for test; who has one only, goes to
     # either in turn.
     first = np.searchsorted(users, users, side="left")
@@ -238,7 +246,8 @@ def _impressions(kept: Kept, settings: Mapping[str, float]) -> Parts:
     early[count == 1] = np.diff(turn) > 0
     nothing = np.zeros(len(kept.lengths), dtype=np.int64)
     valid, test = len(np.unique(users[early])), len(np.unique(users[~early]))
-    said = f"{valid:,} users are asked about {early.sum():,} impressions in validation, {test:,} about "
+    shown_early = several(int(early.sum()), "impression")
+    said = f"{several(valid, 'user is', 'users are')} asked about {shown_early} in validation, {test:,} about "
     everyone = np.ones(len(nothing), dtype=np.bool_)
     parts = _by_count(kept, nothing, nothing, everyone, (*notes, f"{said}{(~early).sum():,} in test."))
     return parts._replace(shown={"valid": asked[early], "test": asked[~early]})
@@ -304,9 +313,11 @@ def _kept(population: Population, protocol: Protocol, how: How, seed: int) -> tu
     first = kernels.first_only(indptr, population.items, population.n_items)
     repeats = int((~first).sum())
     if repeats and protocol == "published":
-        notes = [f"{repeats:,} repeated interactions are kept: a held-out item may stand in training too."]
+        many = several(repeats, "repeated interaction is", "repeated interactions are")
+        notes = [f"{many} kept: a held-out item may stand in training too."]
     elif repeats:
-        notes = [f"{repeats:,} repeated interactions were left out: each user's first with an item counts."]
+        many = several(repeats, "repeated interaction was", "repeated interactions were")
+        notes = [f"{many} left out: each user's first with an item counts."]
         indptr, rows = np.concatenate([[0], np.cumsum(first)])[indptr], rows[first]
     else:
         notes = []
@@ -353,10 +364,11 @@ def _by_part(kept: Kept, part: Longs, learn: Bools, items: Longs) -> Parts:
     sizes = np.bincount(owner * 4 + part, minlength=4 * len(kept.lengths)).reshape(-1, 4)
     bounds = np.concatenate([[kept.indptr[:-1]], kept.indptr[:-1] + np.cumsum(sizes, axis=1).T])
     absent = np.flatnonzero(items).astype(np.int32)
-    told = f"{(items == 1).sum():,} items appear in validation and {(items == 2).sum():,} in test alone: "
+    some = several(int((items == 1).sum()), "item appears", "items appear")
+    told = f"{some} in validation and {(items == 2).sum():,} in test alone: "
     notes = [told + "in training nobody has them, nor meets them as negatives; they are ranked among themselves."]
     if sizes[:, 3].any():
-        notes.append(f"{sizes[:, 3].sum():,} interactions are in no part.")
+        notes.append(several(int(sizes[:, 3].sum()), "interaction is", "interactions are") + " in no part.")
     validation, test = (np.flatnonzero(items != number).astype(np.int32) for number in (1, 2))
     unasked: dict[Held, Ints] = {"valid": validation, "test": test}
     return Parts(kept.rows[order], bounds, learn, absent, unasked, notes=tuple(notes))
@@ -375,7 +387,8 @@ def _left_out(done: Split) -> list[str]:
         if not asked[held] and (held == "test" or _parse(way)[1].get("valid") != 0):
             raise HomebodyError(f"The split {way} leaves nothing of {name} for {word}: it has too few interactions.")
     idle = int((done.learn & (done.lengths == 0)).sum())
-    return [f"{idle:,} users have no training items and take no part."] if idle else []
+    many = several(idle, "user has no training items and takes", "users have no training items and take")
+    return [f"{many} no part."] if idle else []
 
 
 def _known(kind: str, name: str, names: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from homebody.core import Method
+from homebody.counts import several
 from homebody.data.features import Features
 from homebody.database import connect
 from homebody.deploy.declared import declare, features_of_items
@@ -164,7 +165,8 @@ def _items_of(path: Path) -> tuple[list[tuple[str, str]], Features | None]:
     if identity.dtype.is_float() and (whole := identity.cast(pl.Int64, strict=False)).eq(identity).all():
         identity = whole  # as devices read them: 7, not 7.0
     if missing := identity.null_count():
-        raise HomebodyError(f"{missing} items of {path} have no {ids[0]}: give every item an id.")
+        many = several(missing, f"item of {path} has", f"items of {path} have")
+        raise HomebodyError(f"{many} no {ids[0]}: give every item an id.")
     texts = chosen["name"].cast(pl.String).fill_null("")
     others = [name for name in table.columns if name not in (ids[0], *names)]
     pairs = zip(identity.cast(pl.String).to_list(), texts.to_list() if names else [""] * len(texts), strict=True)

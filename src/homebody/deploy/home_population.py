@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from homebody.counts import several
 from homebody.data.population import Population
 from homebody.deploy.home_people import Person
 
@@ -64,7 +65,7 @@ def _unknown_items(database: sqlite3.Connection, people: Sequence[Person], known
         return []
     items = len({item for own in unknown for item in own})
     are = "is" if count == 1 else "are"
-    some = f"{items:,} item{'' if items == 1 else 's'}"
+    some = several(items, "item")
     return [
         f"{count:,} of {known + count:,} interactions {are} with {some} that the catalogue does not know: left out."
     ]

@@ -8,6 +8,7 @@ from homebody.evaluation.metrics import (
     Question,
     main_cutoff,
     place,
+    sound,
     summarise,
 )
 from homebody.evaluation.protocols import HELD, describe, measure, questions, sliced
@@ -25,5 +26,6 @@ __all__ = [
     "place",
     "questions",
     "sliced",
+    "sound",
     "summarise",
 ]

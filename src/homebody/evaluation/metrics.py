@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Evaluated, Users
+from homebody.errors import Diverged
 from homebody.evaluation import metric_kernels as kernels
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "precision",
     "recall",
     "reciprocal_rank",
+    "sound",
     "summarise",
 ]
 
@@ -226,6 +228,16 @@ class Block(NamedTuple):
     users: Users
     scores: Tensor
     asked: Mapping[str, Question]
+
+
+def sound(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The same blocks; refused where no score of any is a number: zeros everywhere would look like a poor model."""
+    number, some = False, False
+    for block in blocks:
+        number, some = number or not bool(torch.isnan(block.scores).all()), True
+        yield block
+    if some and not number:
+        raise Diverged("No score of anybody is a number.")
 
 
 def summarise(

@@ -14,7 +14,7 @@ from homebody.data.partitions import WAYS, settings_of
 from homebody.data.population import Population
 from homebody.data.splits import PROTOCOLS, Held, Split
 from homebody.errors import HomebodyError
-from homebody.evaluation.metrics import CUTOFFS, Block, Question, summarise
+from homebody.evaluation.metrics import CUTOFFS, Block, Question, sound, summarise
 from homebody.reference import Score, ScoreNow
 
 __all__ = ["HELD", "describe", "measure", "questions", "sliced"]
@@ -139,12 +139,12 @@ def measure(split: Split, score: Score, cutoffs: Sequence[int] = CUTOFFS, slices
     if isinstance(score, ScoreNow) and split.encoded["contexts"].columns and split.shown is None:
         most = max(1, int(max(split.sizes(held).max(initial=0) for held in HELD)))
         size = max(1, size // most)
-        return summarise(_told(split, score, asked, size), cutoffs, groups)
+        return summarise(sound(_told(split, score, asked, size)), cutoffs, groups)
     blocks = (
         Block(users, score(users, everything), questions(split, users))
         for users in (asked[start : start + size] for start in range(0, len(asked), size))
     )
-    return summarise(blocks, cutoffs, groups)
+    return summarise(sound(blocks), cutoffs, groups)
 
 
 def _told(split: Split, score: ScoreNow, asked: Users, size: int) -> Iterator[Block]:

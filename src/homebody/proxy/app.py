@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
+from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.proxy.epochs import Book
 from homebody.proxy.settings import Settings
@@ -112,7 +113,10 @@ class Proxy:
         if outcome == "limit":
             most = message.sender.people * min(k, self._settings.most)
             return Refusal(
-                429, "over its limit", f"This device may send {most:,} reports in this epoch, and no more.", limit=True
+                429,
+                "over its limit",
+                f"This device may send {several(most, 'report')} in this epoch, and no more.",
+                limit=True,
             )
         if outcome == "full":
             return Refusal(429, "full", "As many reports are held as may be; send it again later.", retry_after=5)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from homebody.counts import several
 from homebody.report.words import QUANTITIES, epsilon, figure, metric_name, spread
 
 __all__ = ["choice_of", "convergence_charts", "privacy_chart", "sweep_charts"]
@@ -124,7 +125,7 @@ def _series(
     if low is not None:
         limits = zip(curve["low"], curve["high"], strict=True)
         told = [
-            f"{text} ({figure(metric, a, scale)} to {figure(metric, b, scale)}, {curve['n']} seeds)"
+            f"{text} ({figure(metric, a, scale)} to {figure(metric, b, scale)}, {several(curve['n'], 'seed')})"
             for text, (a, b) in zip(told, limits, strict=True)
         ]
     return {"name": escape(name), "place": place, "x": list(x), "mean": mean, "low": low, "high": high, "told": told}

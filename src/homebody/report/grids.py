@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from homebody.report.words import QUANTITIES, figure, metric_name, percent, several, spread
+from homebody.counts import several
+from homebody.report.words import QUANTITIES, figure, metric_name, percent, spread
 
 __all__ = [
     "SHORT",
@@ -78,7 +79,7 @@ def state(part: Mapping[str, Any], protocols: Sequence[str]) -> list[str]:
     if part["finished"] < part["planned"]:
         said.append(f"Not complete: {part['finished']} of {part['planned']} runs are finished.")
     if part["rounds"]:
-        count = f"{part['rounds']} round{'s' if part['rounds'] > 1 else ''}"
+        count = several(part["rounds"], "round")
         said.append(f"Every run was given {count} on the command line, not the recipe's.")
     if len(part["protocols"]) < len(protocols):
         said.append(f"Asked for under {' and '.join(part['protocols'])} only; of the rest what had been run before.")
@@ -279,7 +280,7 @@ def table_name(panel: Mapping[str, Any]) -> str:
     >>> table_name({"tuned": True, "touched": 1318}), table_name({"tuned": False})
     ('tuned, 1,318 rows', 'shared')
     """
-    return f"tuned, {panel['touched']:,} rows" if panel["tuned"] else "shared"
+    return f"tuned, {several(panel['touched'], 'row')}" if panel["tuned"] else "shared"
 
 
 def _at(metric: str, curve: Mapping[int, float], step: int, scale: float) -> str:

@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.report.charts import choice_of, privacy_chart
 from homebody.report.markdown import p_text
@@ -121,7 +122,7 @@ def leaderboard_page(result: Mapping[str, Any]) -> str:
     made = result["made"]
     header = (
         f'<p class="eyebrow">Leaderboard</p><h1>{escape(result["data"])}</h1>'
-        f'<p class="soft">Protocol {escape(result["protocol"])}; {_seeds(len(result["seeds"]))}.</p>'
+        f'<p class="soft">Protocol {escape(result["protocol"])}; {several(len(result["seeds"]), "seed")}.</p>'
     )
     metrics = ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")
     found = {m: [row["metrics"][m]["mean"] for row in result["methods"] if m in row["metrics"]] for m in metrics}
@@ -135,7 +136,7 @@ def leaderboard_page(result: Mapping[str, Any]) -> str:
     ]
     rows = "".join(_leader(row, metrics, tops, observers) for row in result["methods"])
     skipped = listed([f"{one['name']}: {one['reason']}" for one in result["skipped"]])
-    count = _seeds(len(result["seeds"]))
+    count = several(len(result["seeds"]), "seed")
     board = (
         '<section><h2>Accuracy, privacy, costs</h2><div class="scroll" tabindex="0" role="region" '
         'aria-label="Leaderboard"><table><caption class="small soft">Mean ± standard deviation over '
@@ -174,7 +175,3 @@ def _leader(row: Mapping[str, Any], metrics: Sequence[str], tops: Mapping[str, f
     name = f'<span class="{shape}" aria-hidden="true"></span>&nbsp;{escape(row["name"])}'
     kind = f'<span class="small">{escape(row["kind"])}</span>'
     return f'<tr><th scope="row" class="row">{name}{kind}</th>{"".join(cells)}</tr>'
-
-
-def _seeds(count: int) -> str:
-    return f"{count} seed{'s' if count > 1 else ''}"

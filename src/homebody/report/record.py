@@ -33,6 +33,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from homebody.core import Evaluated
+from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.fit import Best, Progress, Round
 
@@ -138,8 +139,8 @@ class RunFolder:
         step = pointer["step"] if pointer else 0
         if len(self.rounds()) < step:
             raise HomebodyError(
-                f"{self.path / 'metrics.jsonl'} has {len(self.rounds())} whole rounds, but the checkpoint stands at "
-                f"round {step}: the record was cut, so it cannot go on."
+                f"{self.path / 'metrics.jsonl'} has {several(len(self.rounds()), 'whole round')}, but the checkpoint "
+                f"stands at round {step}: the record was cut, so it cannot go on."
             )
 
     def add_ranks(self, evaluated: Evaluated) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from homebody.counts import several
 from homebody.report.grids import (
     SHORT,
     columns_of,
@@ -77,7 +78,7 @@ def _made(result: Mapping[str, Any]) -> Iterator[str]:
     """Every command that some part of the page comes from, with the machine it ran on."""
     rows = []
     for made in result["invocations"]:
-        work = f"{duration(made['seconds'])} (its {made['runs']} runs: {duration(made['run_seconds'])})"
+        work = f"{duration(made['seconds'])} (its {several(made['runs'], 'run')}: {duration(made['run_seconds'])})"
         version = f"{made['version']}, {made['commit']}"
         rows.append(
             (f"`{made['command']}`", plain(made["parts"]), plain(version), plain(made["machine"]), made["date"], work)

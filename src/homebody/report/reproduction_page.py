@@ -8,6 +8,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
+from homebody.counts import several
 from homebody.report.charts import choice_of, convergence_charts, sweep_charts
 from homebody.report.grids import (
     SHORT,
@@ -282,7 +283,7 @@ def _made(result: Mapping[str, Any]) -> str:
     entries = "".join(
         f"<dl><dt>command</dt><dd><code>{escape(made['command'])}</code></dd>"
         f"<dt>made</dt><dd>{escape(made['parts'])}</dd>{origin(made)}"
-        f"<dt>wall time</dt><dd>{duration(made['seconds'])}; its {made['runs']} runs took "
+        f"<dt>wall time</dt><dd>{duration(made['seconds'])}; its {several(made['runs'], 'run')} took "
         f"{duration(made['run_seconds'])} (those finished before are not run again)</dd></dl>"
         for made in result["invocations"]
     )

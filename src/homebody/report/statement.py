@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from homebody import __version__
+from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.privacy import OBSERVERS, Budget, Charge, Entry, Ledger, NonPrivate, Observer, Unit, event_from_json
 from homebody.privacy.accountant import Bound
@@ -292,11 +293,11 @@ def _means(name: str, own: Mapping[str, Any]) -> str:
         return f"{who} Laplace noise of scale {own['b']:g} to every coordinate of {to}; {against}."
     if name == "one-bit":
         return (
-            f"Each device sends {own['k']:,} report{'s' if own['k'] > 1 else ''} of one bit instead of its update, "
+            f"Each device sends {several(own['k'], 'report')} of one bit instead of its update, "
             f"each randomised on the device with ε = {own['epsilon']:g}."
         )
     if name == "shuffle":
-        among = f"at least {own['users']:,} people" if "users" in own else "the whole cohort"
+        among = f"at least {several(own['users'], 'person', 'people')}" if "users" in own else "the whole cohort"
         return (
             f"A proxy passes single reports on in random order, mixed with those of {among}; a simulation declares it."
         )

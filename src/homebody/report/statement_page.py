@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.report.pages import page
 from homebody.report.record import RunFolder
@@ -45,7 +46,7 @@ def heading(found: Mapping[str, Any]) -> str:
 def state(found: Mapping[str, Any]) -> str:
     """How far the run is, in a sentence."""
     run = found["run"]
-    rounds = f"{run['rounds']:,} round{'' if run['rounds'] == 1 else 's'}"
+    rounds = several(run["rounds"], "round")
     if run["kind"] == "centralised":
         done = "" if run["complete"] else " It is not complete."
         return f"A centralised reference: raw data were collected once.{done}"
@@ -61,11 +62,7 @@ def sentence(row: Mapping[str, Any]) -> str:
     about = f"Against the {row['observer']}, about {row['means']}"
     if not row["releases"]:
         return f"{about}: nothing was released."
-    return f"{about}: ε = {figure(row['epsilon'])} at δ = {row['delta']:g} over {_times(row['releases'])}"
-
-
-def _times(count: int) -> str:
-    return f"{count:,} release{'' if count == 1 else 's'}"
+    return f"{about}: ε = {figure(row['epsilon'])} at δ = {row['delta']:g} over {several(row['releases'], 'release')}"
 
 
 def others(row: Mapping[str, Any]) -> str:
@@ -213,7 +210,7 @@ def chain(ledger: Mapping[str, Any]) -> str:
     """What was verified."""
     if not ledger["rows"]:
         return "The ledger is empty: nothing was charged."
-    count = f"{ledger['rows']:,} charges for {_times(ledger['releases'])}"
+    count = f"{several(ledger['rows'], 'charge')} for {several(ledger['releases'], 'release')}"
     return f"{count}; the chain is whole, its last hash {ledger['hash']}."
 
 
@@ -249,7 +246,7 @@ def _origin(found: Mapping[str, Any]) -> str:
         "ran with": f"homebody {versions['ran']}" if versions["ran"] else "not recorded",
         "charged by": ", ".join(versions["code"]) or "not recorded",
         "ε derived by": f"homebody {versions['derived']}",
-        "ledger": f"{ledger['rows']:,} rows, last hash {ledger['hash'] or 'none'}",
+        "ledger": f"{several(ledger['rows'], 'row')}, last hash {ledger['hash'] or 'none'}",
     }
     inner = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in parts.items())
     check = (

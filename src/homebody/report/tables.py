@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from homebody.counts import several
 from homebody.privacy import OBSERVERS, Ledger, event_from_json
 from homebody.report import words
 from homebody.report.record import RunFolder
@@ -72,7 +73,9 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
             rmse, mae = (float(metrics[group + name]) for name in ("rmse", "mae"))  # JSON has no NaN: it is a text
             console.print(f"RMSE {rmse:.4f}, MAE {mae:.4f} on held-out ratings{users}", highlight=False)
             if not math.isfinite(rmse):
-                console.print("predictions went out of bounds: a smaller learning_rate may help", highlight=False)
+                console.print(
+                    "predictions went out of bounds: a smaller learning_rate or adapt_rate may help", highlight=False
+                )
     if areas:
         console.print(f"AUC {', '.join(areas)}", highlight=False)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in result["epsilon"].items())
@@ -97,7 +100,7 @@ def _reports_line(result: Mapping[str, Any]) -> list[str]:
     reports = result.get("reports")
     if not reports:
         return []
-    counts = f"{words.several(reports['count'], 'report')} × {words.several(result['rounds'], 'round')}"
+    counts = f"{several(reports['count'], 'report')} × {several(result['rounds'], 'round')}"
     parts = f"{words.epsilon(reports['epsilon'])} × {counts}"
     behind = ""
     if "sealed_bytes" in reports:
@@ -109,7 +112,7 @@ def print_comparison(comparison: Mapping[str, Any], console: Console | None = No
     """Methods side by side."""
     console = console or Console()
     seeds = len(comparison["seeds"])
-    title = f"{comparison['data']}, protocol {comparison['protocol']}, {seeds} seed{'s' if seeds > 1 else ''}"
+    title = f"{comparison['data']}, protocol {comparison['protocol']}, {several(seeds, 'seed')}"
     # Narrow enough for a terminal of 80 columns: headings and deviations go below one another.
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("method", overflow="fold", min_width=10)
@@ -174,7 +177,8 @@ def print_run(folder: RunFolder, console: Console | None = None) -> None:
         print_result({**folder.read_json("result.json"), "run": str(folder.path)}, console)
     else:
         console.print(
-            f"not complete: {len(lines)} rounds are recorded; go on with `homebody run --resume {folder.path}`",
+            f"not complete: {several(len(lines), 'round is', 'rounds are')} recorded; "
+            f"go on with `homebody run --resume {folder.path}`",
             highlight=False,
             soft_wrap=True,
         )
@@ -194,7 +198,7 @@ def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
     )
     if any(0 < value < float("inf") for value in spent.values()):
         told += f"; ε {', '.join(f'{who} {epsilon_text(value)}' for who, value in spent.items())} at δ = {delta:g}"
-    told = f"{len(entries)} charges, chain whole; {told}"
+    told = f"{several(len(entries), 'charge')}, chain whole; {told}"
     console.print(f"ledger: {told}", highlight=False, soft_wrap=True, markup=False)
 
 

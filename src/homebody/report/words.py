@@ -18,7 +18,6 @@ __all__ = [
     "number",
     "percent",
     "points",
-    "several",
     "spread",
 ]
 
@@ -179,14 +178,6 @@ def behind_proxy(results: Iterable[Mapping[str, Any]]) -> list[str]:
     told = next(iter(added.values())) if alike else ", ".join(f"{value} ({name})" for name, value in added.items())
     whose = f"ε of {', '.join(totals)}"
     return [f"{whose} holds behind a proxy that does not collude with the observer; by addition it is {told}"]
-
-
-def several(count: int, what: str, many: str = "") -> str:
-    """
-    >>> several(1, "report"), several(1200, "report"), several(2, "person", "people")
-    ('1 report', '1,200 reports', '2 people')
-    """
-    return f"{count:,} {what if count == 1 else many or what + 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -14,11 +14,11 @@ from torch.func import vmap
 from homebody.core import Batch, Data, Evaluated, Method, Newcomer, Recommended, Rows, Tree, Update, Users, written
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, summarise
+from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, sound, summarise
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.runtime.locals import LocalStore
-from homebody.runtime.newcomers import alone
+from homebody.runtime.newcomers import alone, moment
 
 __all__ = ["SAMPLES_AT_ONCE", "Clients", "usable_device"]
 
@@ -146,7 +146,7 @@ class Clients:
         return prepared
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
-        return summarise(self._blocks(method, shared), self._cutoffs, self._slices)
+        return summarise(sound(self._blocks(method, shared)), self._cutoffs, self._slices)
 
     def _blocks(self, method: Method, shared: Tree) -> Iterator[Block]:
         """Everyone's scores with what they are asked; where circumstances count, each question has its own."""
@@ -191,12 +191,19 @@ class Clients:
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [(item, score) for item, score in pairs if score > -np.inf]
 
+    def recommend_in(self, method: Method, shared: Tree, user: int, k: int, now: Mapping[str, object]) -> Recommended:
+        """A client's best new items in the circumstances in which they ask, as the source calls these."""
+        found = moment(method, self.split, now)
+        return Recommended(self.recommend(method, shared, user, k, self._here(found.now)), found.notes)
+
     def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
         found = alone(method, self.split, newcomer)
         one = Clients(found.split, device=str(self.device), fused=self.fused)
         one.begin(method, self._rng)
-        now = found.now and {name: value.to(self.device) for name, value in found.now.items()}
-        return Recommended(one.recommend(method, shared, 0, k, now), found.notes)
+        return Recommended(one.recommend(method, shared, 0, k, self._here(found.now)), found.notes)
+
+    def _here(self, now: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+        return now and {name: value.to(self.device) for name, value in now.items()}
 
     def _remember(self, shared: Tree, users: Users, step: int) -> None:
         """These clients will rank with what they trained from; what nobody ranks with any more is let go."""

@@ -1,8 +1,12 @@
-"""Somebody whom training never met, as a population of one: what they say, in the numbers that training uses."""
+"""Somebody whom training never met, as a population of one: what they say, in the numbers that training uses.
+
+Also the circumstances in which one of training's own people asks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,13 +15,14 @@ import torch
 from torch import Tensor
 
 from homebody.core import Method, Newcomer
+from homebody.counts import several
 from homebody.data.codes import Numbers, encode_one
 from homebody.data.partitions import everything
 from homebody.data.population import Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 
-__all__ = ["Alone", "alone"]
+__all__ = ["Alone", "Moment", "alone", "moment"]
 
 
 class Alone(NamedTuple):
@@ -29,11 +34,29 @@ class Alone(NamedTuple):
     notes: tuple[str, ...]
 
 
+class Moment(NamedTuple):
+    """The circumstances in which somebody asks."""
+
+    now: dict[str, Tensor] | None
+    """A row; None where the method looks at none, or nothing is said of them."""
+    notes: tuple[str, ...]
+
+
+def moment(method: Method, training: Split, said: Mapping[str, object]) -> Moment:
+    """What is said of a moment, in the numbers of training; refused, in a sentence, where it is no circumstance."""
+    _refuse_misplaced(training, "contexts", said)
+    around, unheard = encode_one(training.encoded["contexts"].codes, said, what="circumstance")
+    now = _rows(around) if said and "contexts" in (*method.needs, *method.uses) else None
+    return Moment(now, (*_unheeded(method, Newcomer((), {}, dict(said))), *unheard))
+
+
 def alone(method: Method, training: Split, newcomer: Newcomer) -> Alone:
     """This person as those of training would be seen; refused, in a sentence, where something is no item or feature."""
     items = _items(newcomer, training.n_items)
     ratings = _ratings(method, newcomer)
     known = training.encoded
+    _refuse_misplaced(training, "users", newcomer.features)
+    _refuse_misplaced(training, "contexts", newcomer.now)
     own, strange = encode_one(known["users"].codes, newcomer.features, what="feature of people")
     around, unheard = encode_one(known["contexts"].codes, newcomer.now, what="circumstance")
     people = known["users"].rows({name: numbers[None] for name, numbers in own.items()})
@@ -53,6 +76,27 @@ def alone(method: Method, training: Split, newcomer: Newcomer) -> Alone:
     return Alone(split, now, (*_unheeded(method, newcomer), *strange, *unheard, *split.notes))
 
 
+WHOSE = {"users": "belongs to people", "items": "belongs to items", "contexts": "is a circumstance"}
+"""What a column of a split is to those who name it."""
+
+
+def _refuse_misplaced(training: Split, unit: str, said: Iterable[str]) -> None:
+    """A name that is known, or all but, of something else: whose it is says more than names that look like it."""
+    known = {one: list(encoded.codes) for one, encoded in training.encoded.items()}
+    owner = {name: one for one, names in known.items() for name in names}
+    what, have = {
+        "users": ("feature of people", "people have"),
+        "contexts": ("circumstance", "circumstances are"),
+    }[unit]
+    for name in said:
+        near = difflib.get_close_matches(name, owner, n=1, cutoff=0.8)
+        if name in known[unit] or not near or owner[near[0]] == unit:
+            continue
+        it = "it" if near[0] == name else f"'{near[0]}'"
+        others = f"{have} {', '.join(sorted(known[unit]))}" if known[unit] else f"this data knows no {what}"
+        raise HomebodyError(f"There is no {what} '{name}': {it} {WHOSE[owner[near[0]]]}, and {others}.")
+
+
 def _items(newcomer: Newcomer, n_items: int) -> Numbers:
     for item in newcomer.items:
         if not 0 <= item < n_items:
@@ -65,12 +109,15 @@ def _ratings(method: Method, newcomer: Newcomer) -> Numbers | None:
     if ratings is None:
         if method.predicts == "ratings" and count:
             raise HomebodyError(
-                f"{type(method).__name__} predicts ratings here, so it adapts to those alone: give a rating of each "
-                f"of the {count} items."
+                f"{type(method).__name__} predicts ratings here, so it adapts to those alone: give a rating of "
+                f"{'the item' if count == 1 else f'each of the {count:,} items'}."
             )
         return None
     if len(ratings) != count:
-        raise HomebodyError(f"Each item needs a rating: {count} items were given, and {len(ratings)} ratings.")
+        raise HomebodyError(
+            f"Each item needs a rating: {several(count, 'item was', 'items were')} given, and "
+            f"{several(len(ratings), 'rating')}."
+        )
     found = np.array(ratings, dtype=np.float32)
     if not np.isfinite(found).all():
         raise HomebodyError("A rating must be a finite number.")

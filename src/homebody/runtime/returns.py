@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from homebody.core import Rows, Tree, Update
+from homebody.counts import several
 from homebody.errors import Abandoned
 from homebody.privacy import Channel, Clip, OneBit, Shuffle
 from homebody.runtime import wire
@@ -179,15 +180,15 @@ class Reports:
         arrived = int(counts.sum())
         if arrived < self._k * needed:
             raise Abandoned(
-                f"{arrived:,} reports arrived before their epoch closed, and {self._k * needed:,} must: does the proxy "
-                "run, does it hold them for too long, or does it wait for more devices than there are, and is this "
-                "server's intake its next?"
+                f"{several(arrived, 'report')} arrived before their epoch closed, and {self._k * needed:,} must: "
+                "does the proxy run, does it hold them for too long, or does it wait for more devices than there are, "
+                "and is this server's intake its next?"
             )
         most = self._k * (asked + max(1, int(SPARE * asked)))
         if arrived > most:
             raise Abandoned(
-                f"{arrived:,} reports arrived of people who send {self._k * asked:,} at most: a proxy lets somebody "
-                "send too much, or makes reports up."
+                f"{several(arrived, 'report')} arrived of people who send {self._k * asked:,} at most: a proxy lets "
+                "somebody send too much, or makes reports up."
             )
         tree, start = {}, 0
         for name, one in sorted(self._told.items()):

@@ -27,7 +27,17 @@ from homebody.run import QUIET, Watcher, execute, resume
 from homebody.studies import probes as looking
 from homebody.studies.pool import Pool
 
-__all__ = ["Progress", "cell_key", "check_jobs", "code_version", "commit", "is_finished", "run_cell", "run_cells"]
+__all__ = [
+    "Progress",
+    "cell_key",
+    "check_jobs",
+    "code_version",
+    "commit",
+    "is_finished",
+    "kept",
+    "run_cell",
+    "run_cells",
+]
 
 PACKAGE = Path(__file__).resolve().parents[1]
 END = ("result.json", "error.json")
@@ -78,6 +88,12 @@ def run_cells(
     with RunFolder(root).alone():
         told = (watch or _nothing, _once(say or _nothing))
         return _Cells(recipes, root, *told, on_error, keep_state, probes).run(jobs)
+
+
+def kept(recipes: Sequence[Recipe], root: Path, probes: Sequence[Sequence[str]] = ()) -> int:
+    """How many of the recipes `root` holds finished, so that `run_cells` would not run them again."""
+    wanted = probes or [()] * len(recipes)
+    return sum(_needs_nothing(root / cell_key(recipe), own) for recipe, own in zip(recipes, wanted, strict=True))
 
 
 def run_cell(
@@ -228,7 +244,7 @@ class _Cells:
         self.done = dict.fromkeys(self.places, 0)
 
     def run(self, jobs: int) -> list[dict[str, Any]]:
-        known = [key for key in self.places if self._needs_nothing(key)]
+        known = [key for key in self.places if _needs_nothing(self.root / key, self.probes[key])]
         for key in known:
             self._run_here(key)
         todo = [key for key in self.places if key not in self.results]
@@ -240,10 +256,6 @@ class _Cells:
         else:
             self._run_apart(todo, jobs)
         return [self.results[cell_key(recipe)] for recipe in self.recipes]
-
-    def _needs_nothing(self, key: str) -> bool:
-        path = self.root / key
-        return (path / "error.json").exists() or (is_finished(path) and not unprobed(path, self.probes[key]))
 
     def _run_here(self, key: str) -> None:
         watcher = Watcher(
@@ -324,6 +336,10 @@ class _Cells:
                     result=self.results.get(key),
                 )
             )
+
+
+def _needs_nothing(path: Path, probes: Sequence[str]) -> bool:
+    return (path / "error.json").exists() or (is_finished(path) and not unprobed(path, probes))
 
 
 def _wait_for(path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from homebody import __version__
+from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.report.record import jsonable
 from homebody.studies.cells import commit
@@ -41,8 +42,7 @@ def machine() -> str:
     except (ValueError, OSError):
         memory = "memory unknown"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    count = cores()
-    return f"{count} core{'s' if count > 1 else ''}, {_processor()}, {memory}, {gpu}"
+    return f"{several(cores(), 'core')}, {_processor()}, {memory}, {gpu}"
 
 
 def _processor() -> str:

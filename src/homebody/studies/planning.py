@@ -46,6 +46,8 @@ class Plan:
     probes: list[list[str]]
     """For each of the recipes that are run, what is looked for in its model."""
     data_dir: str | None = None
+    asked_for: str | None = None
+    """The one table or figure that was named; None where it is all of them."""
 
 
 def plan(
@@ -96,7 +98,7 @@ def plan(
     command = command_text(f"homebody reproduce {paper.name}", options)
     looked = _probes(paper, {study.label for study, _ in studies}, every, seeds)[: len(recipes)]
     others = every.recipes[len(recipes) :]
-    return Plan(paper, studies, recipes, others, cells, command, rounds, asked, looked, data_dir)
+    return Plan(paper, studies, recipes, others, cells, command, rounds, asked, looked, data_dir, table or figure)
 
 
 def _at_hand(name: str, data_dir: str | None) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.report import RunFolder, jsonable
 from homebody.report.pages import has_plotly
@@ -16,14 +17,14 @@ from homebody.report.reproduction import reproduction_markdown
 from homebody.report.reproduction_page import reproduction_page
 from homebody.report.words import behind_proxy
 from homebody.studies import computed
-from homebody.studies.cells import Progress, cell_key, run_cells
+from homebody.studies.cells import Progress, cell_key, kept, run_cells
 from homebody.studies.made import made, without_paths, write_all
 from homebody.studies.obtained import LINES, TOLERANCE, Runs
 from homebody.studies.papers import Paper
 from homebody.studies.planning import Plan, plan
 from homebody.studies.study import COMPUTED, Row, Study
 
-__all__ = ["Plan", "plan", "reproduce"]
+__all__ = ["Plan", "plan", "reproduce", "work"]
 
 SCHEMA_VERSION = 2
 SHAPE = ("kind", "metrics", "also", "protocols", "vary", "labels")
@@ -31,6 +32,17 @@ SHAPE = ("kind", "metrics", "also", "protocols", "vary", "labels")
 INTERVALS = "In brackets: the interval of 95 %, over people; of several seeds, from the lowest end to the highest."
 EVERY = 2.0
 """Seconds between two writings of the pages while cells finish."""
+
+
+def work(planned: Plan, out: Path) -> str:
+    """How much a plan is, in a sentence, before anything of it is run."""
+    total, before = len(planned.recipes), kept(planned.recipes, out / "cells", planned.probes)
+    if not total:
+        return ""
+    done = "all of them finished before" if before == total else f"{before:,} of them finished before"
+    whole = not (planned.asked_for or before == total)
+    narrower = "; --table and --figure ask for one part, --data, --protocol and --seeds for less of it" if whole else ""
+    return f"{several(total, 'run')}, {done}{narrower}."
 
 
 def reproduce(
@@ -48,9 +60,9 @@ def reproduce(
     folder = out / "reproduce" / planned.paper.name
     book = _Book(planned, folder)
     for place, recipe in enumerate(planned.others, len(planned.recipes)):
-        kept = out / "cells" / cell_key(recipe)
-        if (kept / "result.json").exists():
-            book.add(place, {**RunFolder.open(kept).read_json("result.json"), "run": str(kept)})
+        cell = out / "cells" / cell_key(recipe)
+        if (cell / "result.json").exists():
+            book.add(place, {**RunFolder.open(cell).read_json("result.json"), "run": str(cell)})
     written = time.monotonic()
 
     def on_progress(progress: Progress) -> None:
@@ -219,7 +231,8 @@ class _Book:
             counts[self.cores[run]] = counts.get(self.cores[run], 0) + 1
         here = os.cpu_count() or 0
         return [
-            f"{count} of {len(results)} runs were made on another machine, of {cores} cores."
+            f"{count} of {several(len(results), 'run was', 'runs were')} made on another machine, of "
+            f"{several(cores, 'core')}."
             for cores, count in sorted(counts.items())
             if cores != here
         ]

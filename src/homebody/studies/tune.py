@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.evaluation.metrics import ERRORS
 from homebody.methods import find
@@ -118,7 +119,7 @@ def tune(
         best = record["best"]
         if best is None:
             first = next(row["error"] for row in record["trials"])
-            raise HomebodyError(f"None of the {len(settings)} trials came to an end; the first: {first}")
+            raise HomebodyError(f"None of {several(len(settings), 'trial')} came to an end; the first: {first}")
         folder.write_text("best.toml", study.recipes(settings[best["trial"]])[0].to_toml())
         return {**record, "study": str(path)}
 

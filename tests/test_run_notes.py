@@ -1,0 +1,99 @@
+"""What a run says of features, of ε, and of numbers that ran away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from homebody.errors import Diverged, HomebodyError
+from homebody.evaluation import Block, Question, sound
+from homebody.recipe import Recipe
+from homebody.run import Watcher, execute
+
+SMALL = {"factors": 4, "hidden": "4", "epochs": 1, "adapt_epochs": 2}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Recipe:
+    """People with an age, items with a colour, of which some are missing, in some weather or other."""
+    rows = [
+        f"u{user},i{(user * 3 + step * 2) % 11},{20 + user},{'' if (user * 3 + step * 2) % 11 == 4 else 'red'},"
+        f"{'rainy' if (user + step) % 3 else 'sunny'},{1 + (user + step) % 5}"
+        for user in range(9)
+        for step in range(5)
+    ]
+    file = tmp_path / "own.csv"
+    file.write_text("\n".join(["user,item,age,colour,weather,rating", *rows]) + "\n")
+    return Recipe("privrec", str(file), rounds=1, fields=SMALL)
+
+
+def said(recipe: Recipe, out: Path) -> list[str]:
+    told: list[str] = []
+    execute(recipe, out, Watcher(say=told.append))
+    return told
+
+
+def test_a_method_without_features_says_one_line_of_them_at_most(own: Recipe, tmp_path: Path) -> None:
+    looking = said(own, tmp_path / "runs")
+    assert any("no 'colour'" in note for note in looking)
+    (only,) = said(replace(own, method="fedmf", fields={"factors": 4}), tmp_path / "runs")
+    assert only.startswith("own.csv: took for features of users age as numeric; of items colour")
+
+
+def test_where_noise_is_certified_what_it_leaves_out_is_said(own: Recipe, tmp_path: Path) -> None:
+    covered = "Which values the features of people and circumstances take, and the scale of numbers, count as known to "
+    stages = ["clip:norm=1", "gaussian:z=1"]
+    assert f"{covered}everyone: ε does not cover them." in said(replace(own, stages=stages), tmp_path / "runs")
+    assert not any("ε does not cover" in note for note in said(own, tmp_path / "runs"))
+    plain = replace(own, method="fedmf", fields={"factors": 4}, stages=stages)
+    assert not any("ε does not cover" in note for note in said(plain, tmp_path / "runs"))
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_unknown_feature_leaves_nothing_behind(own: Recipe, tmp_path: Path, there: bool) -> None:
+    if there:
+        (tmp_path / "runs").mkdir()
+    named = replace(own, fields={**SMALL, "features": "agee"})
+    sentence = "There is no feature of this data 'agee'; did you mean 'age'\\? Known: age, colour, weather\\."
+    with pytest.raises(HomebodyError, match=sentence):
+        execute(named, tmp_path / "runs")
+    assert list((tmp_path / "runs").iterdir()) == [] if there else not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "sentence"),
+    [
+        (
+            "privrec",
+            {**SMALL, "output": "explicit", "learning_rate": 1e30, "batch_size": 1},
+            "'item' is no longer finite. Lower one of learning_rate \\(1e\\+30\\), .*adapt_rate \\(0.1\\)\\.$",
+        ),
+        (
+            "privrec-cen",
+            {"factors": 4, "hidden": "4", "learning_rate": 1e9},
+            "what items are ranked by is no longer finite. Lower one of learning_rate \\(1e\\+09\\), ",
+        ),
+    ],
+)
+def test_numbers_that_run_away_end_a_run_in_a_sentence(
+    own: Recipe, tmp_path: Path, method: str, fields: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(Diverged, match=f"^Training diverged in round 1: {sentence}"):
+        execute(replace(own, method=method, fields=fields, rounds=2), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_scores_are_refused_where_none_is_a_number() -> None:
+    asked = Question(torch.tensor([[2]]), torch.tensor([[0, 1]]), None, torch.tensor([0]))
+    nothing, something = torch.full((1, 3), torch.nan), torch.tensor([[torch.nan, 1.0, 2.0]])
+
+    def block(scores: torch.Tensor) -> Block:
+        return Block(torch.tensor([0]).numpy(), scores, {"test": asked})
+
+    assert len(list(sound([block(nothing), block(something), block(nothing)]))) == 3
+    assert list(sound([])) == []
+    with pytest.raises(Diverged, match="No score of anybody is a number"):
+        list(sound([block(nothing), block(nothing)]))
