@@ -18,6 +18,8 @@ __all__ = [
     "power",
     "scale",
     "scatter_sum",
+    "spread_rows",
+    "sum_rows",
     "take_rows",
     "toss",
     "touch",
@@ -252,6 +254,35 @@ def add_rows(slot, value, scale, table):
             target, source = table[client, slot[client, i]], value[client, i]
             for column in range(len(target)):
                 target[column] += scale * source[column]
+
+
+@nb.njit(parallel=True, cache=True)
+def sum_rows(table, row, weight, block, out):
+    """The weighted sum of some rows of each client's own table in each block, for everything described by them."""
+    for client in nb.prange(len(row)):
+        for i in range(row.shape[1]):
+            for f in range(out.shape[2]):
+                for column in range(out.shape[3]):
+                    out[client, i, f, column] = 0
+            for k in range(row.shape[2]):
+                w = weight[client, i, k]
+                if w != 0:
+                    source, target = table[client, row[client, i, k]], out[client, i, block[client, k]]
+                    for column in range(len(source)):
+                        target[column] += w * source[column]
+
+
+@nb.njit(parallel=True, cache=True)
+def spread_rows(row, weight, block, slope, table):
+    """Add to the rows that `sum_rows` takes what each block brings, with the same weights, in place."""
+    for client in nb.prange(len(row)):
+        for i in range(row.shape[1]):
+            for k in range(row.shape[2]):
+                w = weight[client, i, k]
+                if w != 0:
+                    target, source = table[client, row[client, i, k]], slope[client, i, block[client, k]]
+                    for column in range(len(target)):
+                        target[column] += w * source[column]
 
 
 @nb.njit(parallel=True, cache=True)

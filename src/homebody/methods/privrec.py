@@ -22,12 +22,10 @@ with its negatives. With `output=explicit` there are none: the network predicts 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 from torch.nn.functional import softplus
 
 from homebody import ops
@@ -35,6 +33,7 @@ from homebody.core import Batch, Catalogue, Data, Method, Total, Tree, Update, p
 from homebody.methods import privrec_kernels
 from homebody.models.dssm import Described, Vocabulary, vectors
 from homebody.models.score import ScoreFunction, read_widths
+from homebody.ops import Bags
 from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -190,29 +189,28 @@ class PrivRec(Method):
 
     def stepped(self, start: Tree, batch: Batch, epochs: int, rate: float, valid: Tensor) -> tuple[Tree, Tensor]:
         """Where SGD leads from here in so many passes, and the mean loss of the last."""
-        n_items = len(start["item"])
-        table, layers = torch.cat([start["item"], start["feature"]]), start["layers"]
+        n_items, table = len(start["item"]), torch.cat([start["item"], start["feature"]])
         person, around, items = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
         network = self.network(items.block.shape[0], person.block.shape[0] + around.block.shape[0])
+        parts = network.parts(start["layers"])
         person, around, items = (one._replace(row=one.row + n_items) for one in (person, around, items))
-        items = _with_own(items)
+        whose = _bags(person._replace(row=person.row[None], weight=person.weight[None]))
+        around, items = _bags(around), _bags(_with_own(items))
         size = self.batch_size or len(batch["item"])
-        loss = torch.zeros_like(layers[0])
+        loss = torch.zeros_like(start["layers"][0])
         for epoch in range(epochs):
             place = batch["order"][epoch].long()
             sample, label, real = self._samples(batch, place, epoch, valid)
-            there = [taken(column, place) for column in (around.row, around.weight)]
-            own = [taken(column, sample.flatten()).reshape(*sample.shape, -1) for column in (items.row, items.weight)]
+            there = [taken(column, place) for column in around[:2]]
+            own = [taken(column, sample.flatten()).reshape(*sample.shape, -1) for column in items[:2]]
             total = torch.zeros_like(loss).expand(2)
-            for label_, real_, *parts in ops.minibatches(size, label, real, *there, *own):
-                given = (
-                    person,
-                    around._replace(row=parts[0], weight=parts[1]),
-                    items._replace(row=parts[2], weight=parts[3]),
-                )
-                table, layers, one = self._step(network, table, layers, given, label_, real_, rate, n_items)
+            for label_, real_, *now in ops.minibatches(size, label, real, *there, *own):
+                where = around._replace(row=now[0], weight=now[1])
+                what = items._replace(row=now[2].flatten(0, 1), weight=now[3].flatten(0, 1))
+                table, parts, one = self._step(network, table, parts, (whose, where, what), label_, real_, rate)
                 total = total + one
             loss = total[0] / total[1].clamp(min=1)
+        layers = torch.cat([part.flatten() for part in parts])
         return {"item": table[:n_items], "feature": table[n_items:], "layers": layers}, loss
 
     def _samples(self, batch: Batch, place: Tensor, epoch: int, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,34 +228,36 @@ class PrivRec(Method):
         self,
         network: ScoreFunction,
         table: Tensor,
-        layers: Tensor,
-        given: tuple[Described, ...],
+        parts: list[Tensor],
+        given: tuple[Bags, Bags, Bags],
         label: Tensor,
         real: Tensor,
         rate: float,
-        n_items: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
         """One step on some interactions and their negatives; the sum of the losses, and of how many."""
-        index = torch.cat([one.row.flatten() for one in given])
-        ends = list(accumulate(one.row.numel() for one in given))[:-1]
-
-        def loss(parts: list[Tensor], rows: list[Tensor]) -> Tensor:
-            who, where, what = (_summed(some, one) for some, one in zip(rows, given, strict=True))
-            if where.shape[-1]:  # otherwise the same for all samples
-                who = torch.cat([who.expand(len(label), -1), where], -1).repeat_interleave(self.per_item, 0)
-            value = network.through(parts, what.flatten(0, 1), who).reshape(label.shape)
-            error = softplus(value) - label * value if self.output == "implicit" else 0.5 * (value - label) ** 2
-            return torch.where(real, error, 0.0).sum()
-
-        taken = ops.take_rows(table, index).tensor_split(ends)
-        rows = [part.reshape(*one.row.shape, self.factors) for part, one in zip(taken, given, strict=True)]
-        slopes, total = grad_and_value(loss, argnums=(0, 1))(network.parts(layers), rows)
-        of_layers = torch.cat([part.flatten() for part in slopes[0]])
-        of_rows = torch.cat([part.flatten(0, -2) for part in slopes[1]])
+        whose, where, what = ops.sum_rows(table, *given)
+        beside = whose.flatten(1)
+        if given[1].blocks:  # otherwise the same for all samples
+            beside = torch.cat([beside.expand(len(label), -1), where.flatten(1)], 1)
+            beside = beside.repeat_interleave(self.per_item, 0)
+        seen = network.inputs(parts, what.flatten(1), beside)
+        value = seen[-1].reshape(label.shape)
+        if self.output == "implicit":
+            loss, slope = softplus(value) - label * value, value.sigmoid() - label
+        else:
+            loss, slope = 0.5 * (value - label) ** 2, value - label
         count = real.sum()
-        scale = -rate / count.clamp(min=1)
-        rates = torch.where(index < n_items, self.item_rate, 1.0)[:, None]
-        after = ops.add_rows(table, index, of_rows * (scale * rates)), layers + scale * of_layers
+        down = torch.where(real, slope, 0.0) * (-rate / count.clamp(min=1))
+        steps, of_items, of_beside = network.slopes(parts, seen, beside, down.reshape(-1, 1))
+        of_items = of_items.reshape(what.shape)
+        of_items = torch.cat([self.item_rate * of_items[:, :1], of_items[:, 1:]], 1)
+        of_whose, of_where = of_beside.tensor_split([whose.shape[1] * self.factors], 1)
+        if given[1].blocks:
+            of_whose = of_whose.sum(0)
+            of_where = of_where.reshape(len(label), self.per_item, -1).sum(1)
+        changes = (of_whose.reshape(whose.shape), of_where.reshape(where.shape), of_items)
+        total = torch.where(real, loss, 0.0).sum()
+        after = ops.spread_rows(table, given, changes), [part + step for part, step in zip(parts, steps, strict=True)]
         return *after, torch.stack([total, count])
 
     @property
@@ -284,5 +284,6 @@ def _with_own(items: Described) -> Described:
     return Described(torch.cat([place, row], 1), torch.cat([ones, weight], 1), ahead)
 
 
-def _summed(rows: Tensor, described: Described) -> Tensor:
-    return (described.block @ (rows * described.weight[..., None])).flatten(-2)
+def _bags(described: Described) -> Bags:
+    block = described.block.argmax(0) if described.block.numel() else torch.zeros(0, dtype=torch.int64)
+    return Bags(described.row, described.weight, block.to(described.row.device), len(described.block))
