@@ -190,26 +190,27 @@ class PrivRec(Method):
     def stepped(self, start: Tree, batch: Batch, epochs: int, rate: float, valid: Tensor) -> tuple[Tree, Tensor]:
         """Where SGD leads from here in so many passes, and the mean loss of the last."""
         n_items, table = len(start["item"]), torch.cat([start["item"], start["feature"]])
-        person, around, items = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
-        network = self.network(items.block.shape[0], person.block.shape[0] + around.block.shape[0])
+        described = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
+        person, around, items = (one._replace(row=one.row + n_items) for one in described)
+        network = self.network(len(items.block), len(person.block) + len(around.block))
         parts = network.parts(start["layers"])
-        person, around, items = (one._replace(row=one.row + n_items) for one in (person, around, items))
         whose = _bags(person._replace(row=person.row[None], weight=person.weight[None]))
-        around, items = _bags(around), _bags(_with_own(items))
+        where, what = _bags(around), _bags(_with_own(items))
         size = self.batch_size or len(batch["item"])
         loss = torch.zeros_like(start["layers"][0])
         for epoch in range(epochs):
             place = batch["order"][epoch].long()
             sample, label, real = self._samples(batch, place, epoch, valid)
-            there = [taken(column, place) for column in around[:2]]
-            own = [taken(column, sample.flatten()).reshape(*sample.shape, -1) for column in items[:2]]
-            total = torch.zeros_like(loss).expand(2)
+            there = [taken(column, place) for column in where[:2]]
+            own = [taken(column, sample.flatten()).reshape(*sample.shape, -1) for column in what[:2]]
+            loss = torch.zeros_like(loss)
             for label_, real_, *now in ops.minibatches(size, label, real, *there, *own):
-                where = around._replace(row=now[0], weight=now[1])
-                what = items._replace(row=now[2].flatten(0, 1), weight=now[3].flatten(0, 1))
-                table, parts, one = self._step(network, table, parts, (whose, where, what), label_, real_, rate)
-                total = total + one
-            loss = total[0] / total[1].clamp(min=1)
+                given = [whose, what._replace(row=now[2].flatten(0, 1), weight=now[3].flatten(0, 1))]
+                if where.blocks:  # otherwise the same for all samples
+                    given.append(where._replace(row=now[0], weight=now[1]))
+                table, parts, one = self._step(network, table, parts, given, label_, real_, rate)
+                loss = loss + one
+            loss = loss / real.sum().clamp(min=1)
         layers = torch.cat([part.flatten() for part in parts])
         return {"item": table[:n_items], "feature": table[n_items:], "layers": layers}, loss
 
@@ -229,36 +230,42 @@ class PrivRec(Method):
         network: ScoreFunction,
         table: Tensor,
         parts: list[Tensor],
-        given: tuple[Bags, Bags, Bags],
+        given: list[Bags],
         label: Tensor,
         real: Tensor,
         rate: float,
     ) -> tuple[Tensor, list[Tensor], Tensor]:
-        """One step on some interactions and their negatives; the sum of the losses, and of how many."""
-        whose, where, what = ops.sum_rows(table, *given)
+        """One step on some interactions and their negatives; the sum of their losses.
+
+        given: the person, the samples, and their circumstances if there are any.
+        """
+        whose, what, *where = ops.sum_rows(table, *given)
         beside = whose.flatten(1)
-        if given[1].blocks:  # otherwise the same for all samples
-            beside = torch.cat([beside.expand(len(label), -1), where.flatten(1)], 1)
-            beside = beside.repeat_interleave(self.per_item, 0)
+        if where:
+            around = torch.cat([beside.expand(len(label), -1), where[0].flatten(1)], 1)
+            beside = around.repeat_interleave(self.per_item, 0)
         seen = network.inputs(parts, what.flatten(1), beside)
         value = seen[-1].reshape(label.shape)
         if self.output == "implicit":
             loss, slope = softplus(value) - label * value, value.sigmoid() - label
         else:
             loss, slope = 0.5 * (value - label) ** 2, value - label
-        count = real.sum()
-        down = torch.where(real, slope, 0.0) * (-rate / count.clamp(min=1))
-        steps, of_items, of_beside = network.slopes(parts, seen, beside, down.reshape(-1, 1))
-        of_items = of_items.reshape(what.shape)
-        of_items = torch.cat([self.item_rate * of_items[:, :1], of_items[:, 1:]], 1)
-        of_whose, of_where = of_beside.tensor_split([whose.shape[1] * self.factors], 1)
-        if given[1].blocks:
-            of_whose = of_whose.sum(0)
-            of_where = of_where.reshape(len(label), self.per_item, -1).sum(1)
-        changes = (of_whose.reshape(whose.shape), of_where.reshape(where.shape), of_items)
-        total = torch.where(real, loss, 0.0).sum()
-        after = ops.spread_rows(table, given, changes), [part + step for part, step in zip(parts, steps, strict=True)]
-        return *after, torch.stack([total, count])
+        down = torch.where(real, slope, 0.0) * (-rate / real.sum().clamp(min=1))
+        steps, of_what, of_beside = network.slopes(parts, seen, beside, down.reshape(-1, 1))
+        changes = [of_beside, of_what.reshape(what.shape) * self._rates(what)]
+        if where:
+            of_around = of_beside.reshape(len(label), self.per_item, -1).sum(1)
+            changes[0], of_where = of_around.tensor_split([whose.numel()], 1)
+            changes = [changes[0].sum(0), changes[1], of_where.reshape(where[0].shape)]
+        changes[0] = changes[0].reshape(whose.shape)
+        table = ops.spread_rows(table, given, changes)
+        parts = [part + step for part, step in zip(parts, steps, strict=True)]
+        return table, parts, torch.where(real, loss, 0.0).sum()
+
+    def _rates(self, what: Tensor) -> Tensor:
+        """(blocks, 1): an item's own row, which is the first, has a step of its own."""
+        own = torch.arange(what.shape[1], device=what.device) == 0
+        return torch.where(own, self.item_rate, 1.0)[:, None]
 
     @property
     def per_item(self) -> int:

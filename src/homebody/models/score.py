@@ -85,7 +85,8 @@ class ScoreFunction:
         found: list[Tensor] = []
         for weight, x in zip(parts[-2:1:-2], seen[-2:0:-1], strict=True):
             found = [x.mT @ slope, slope.sum(0), *found]
-            slope = (slope @ weight.mT) * ((x > 0) if self.activation == "relu" else x * (1 - x))
+            slope = slope @ weight.mT
+            slope = torch.where(x > 0, slope, 0.0) if self.activation == "relu" else slope * (x * (1 - x))
         first, offset = parts[0], slope.sum(0)
         of_person = slope if len(person) > 1 else offset[None]
         found = [torch.cat([person.mT @ of_person, seen[0].mT @ slope]), offset, *found]
