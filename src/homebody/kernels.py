@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+SMALL = 1 << 20
+"""Numbers that one thread has added up before others, where they are busy, have even begun."""
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
@@ -256,33 +258,63 @@ def add_rows(slot, value, scale, table):
                 target[column] += scale * source[column]
 
 
+@nb.njit(inline="always")
+def _sum_rows_of(table, row, weight, block, out):
+    out[:] = 0
+    for i in range(row.shape[0]):
+        for k in range(row.shape[1]):
+            w = weight[i, k]
+            if w != 0:
+                source, target = table[row[i, k]], out[i, block[k]]
+                for column in range(len(source)):
+                    target[column] += w * source[column]
+
+
+@nb.njit(inline="always")
+def _spread_rows_of(row, weight, block, change, table):
+    for i in range(row.shape[0]):
+        for k in range(row.shape[1]):
+            w = weight[i, k]
+            if w != 0:
+                target, source = table[row[i, k]], change[i, block[k]]
+                for column in range(len(target)):
+                    target[column] += w * source[column]
+
+
+@nb.njit(cache=True)
+def _sum_rows(table, row, weight, block, out):
+    for client in range(len(row)):
+        _sum_rows_of(table[client], row[client], weight[client], block[client], out[client])
+
+
 @nb.njit(parallel=True, cache=True)
+def _sum_many_rows(table, row, weight, block, out):
+    for client in nb.prange(len(row)):
+        _sum_rows_of(table[client], row[client], weight[client], block[client], out[client])
+
+
+@nb.njit(cache=True)
+def _spread_rows(row, weight, block, change, table):
+    for client in range(len(row)):
+        _spread_rows_of(row[client], weight[client], block[client], change[client], table[client])
+
+
+@nb.njit(parallel=True, cache=True)
+def _spread_many_rows(row, weight, block, change, table):
+    for client in nb.prange(len(row)):
+        _spread_rows_of(row[client], weight[client], block[client], change[client], table[client])
+
+
 def sum_rows(table, row, weight, block, out):
-    """The weighted sum of some rows of each client's own table in each block, for everything described by them."""
-    for client in nb.prange(len(row)):
-        for i in range(row.shape[1]):
-            for f in range(out.shape[2]):
-                for column in range(out.shape[3]):
-                    out[client, i, f, column] = 0
-            for k in range(row.shape[2]):
-                w = weight[client, i, k]
-                if w != 0:
-                    source, target = table[client, row[client, i, k]], out[client, i, block[client, k]]
-                    for column in range(len(source)):
-                        target[column] += w * source[column]
+    """Sums of some rows of each client's own table with weights, in each block."""
+    kernel = _sum_many_rows if row.size * table.shape[2] > SMALL else _sum_rows
+    kernel(table, row, weight, block, out)
 
 
-@nb.njit(parallel=True, cache=True)
-def spread_rows(row, weight, block, slope, table):
-    """Add to the rows that `sum_rows` takes what each block brings, with the same weights, in place."""
-    for client in nb.prange(len(row)):
-        for i in range(row.shape[1]):
-            for k in range(row.shape[2]):
-                w = weight[client, i, k]
-                if w != 0:
-                    target, source = table[client, row[client, i, k]], slope[client, i, block[client, k]]
-                    for column in range(len(target)):
-                        target[column] += w * source[column]
+def spread_rows(row, weight, block, change, table):
+    """Add to the rows that `sum_rows` takes what their block changes by, with the same weights, in place."""
+    kernel = _spread_many_rows if row.size * table.shape[2] > SMALL else _spread_rows
+    kernel(row, weight, block, change, table)
 
 
 @nb.njit(parallel=True, cache=True)
