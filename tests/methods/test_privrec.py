@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from homebody.core import Batch, Catalogue, Column, Data, Method, Tree
 from homebody.methods.privrec import PrivRec
 from homebody.models.dssm import Vocabulary
+from homebody.models.score import ScoreFunction
 from homebody.rng import Rng
 
 N_ITEMS = 30
@@ -204,6 +205,25 @@ def test_the_kernel_is_what_a_module_and_an_optimiser_come_to(name: str) -> None
         for part, value in tuned.items():
             alike(adapted[part][number] - shared[part], value - shared[part])
     assert all(torch.equal(shared[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+@pytest.mark.parametrize("hidden", [(), (6, 5)])
+@pytest.mark.parametrize("people", [1, 7])
+def test_the_slopes_of_a_score_function_are_those_of_autograd(
+    activation: Any, hidden: tuple[int, ...], people: int
+) -> None:
+    network = ScoreFunction(4, hidden, 3, activation)
+    parts = network.parts(network.start(Rng.of(1)))
+    rows, person, slope = Rng.of(2).normal(7, 4), Rng.of(3).normal(people, 3), Rng.of(4).normal(7, 1)
+
+    def through(parts: list[Tensor], rows: Tensor, person: Tensor) -> Tensor:
+        return (network.through(parts, rows, person) * slope[:, 0]).sum()
+
+    expected = torch.func.grad(through, argnums=(0, 1, 2))(parts, rows, person)
+    found = network.slopes(parts, network.inputs(parts, rows, person), person, slope)
+    torch.testing.assert_close(found[0], list(expected[0]))
+    torch.testing.assert_close(found[1:], expected[1:])
 
 
 def test_who_has_nothing_changes_nothing() -> None:
