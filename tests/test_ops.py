@@ -364,7 +364,7 @@ def test_rows_are_summed_by_block_and_change_with_the_sums(
     way: Callable[[Tensor], Tensor], few: int, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against autograd, client by client; for two of them at once, by their own tables or a common one."""
-    monkeypatch.setattr("homebody.kernels.SMALL", few)
+    monkeypatch.setattr(ops, "SMALL", few)
     tables = torch.arange(16, dtype=torch.float32).reshape(2, 4, 2) if not shared else torch.ones(4, 2)
     changes = [torch.arange(8, dtype=torch.float32).reshape(2, 1, 2, 2), -torch.ones(2, 2, 1, 2)]
     before = tables.clone()

@@ -18,7 +18,9 @@ __all__ = [
     "power",
     "scale",
     "scatter_sum",
+    "spread_many_rows",
     "spread_rows",
+    "sum_many_rows",
     "sum_rows",
     "take_rows",
     "toss",
@@ -26,8 +28,6 @@ __all__ = [
 ]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-SMALL = 1 << 20
-"""Numbers that one thread has added up before others, where they are busy, have even begun."""
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
@@ -282,39 +282,29 @@ def _spread_rows_of(row, weight, block, change, table):
 
 
 @nb.njit(cache=True)
-def _sum_rows(table, row, weight, block, out):
+def sum_rows(table, row, weight, block, out):
+    """Sums of some rows of each client's own table with weights, in each block."""
     for client in range(len(row)):
         _sum_rows_of(table[client], row[client], weight[client], block[client], out[client])
 
 
 @nb.njit(parallel=True, cache=True)
-def _sum_many_rows(table, row, weight, block, out):
+def sum_many_rows(table, row, weight, block, out):
     for client in nb.prange(len(row)):
         _sum_rows_of(table[client], row[client], weight[client], block[client], out[client])
 
 
 @nb.njit(cache=True)
-def _spread_rows(row, weight, block, change, table):
+def spread_rows(row, weight, block, change, table):
+    """Add to the rows that `sum_rows` takes what their block changes by, with the same weights, in place."""
     for client in range(len(row)):
         _spread_rows_of(row[client], weight[client], block[client], change[client], table[client])
 
 
 @nb.njit(parallel=True, cache=True)
-def _spread_many_rows(row, weight, block, change, table):
+def spread_many_rows(row, weight, block, change, table):
     for client in nb.prange(len(row)):
         _spread_rows_of(row[client], weight[client], block[client], change[client], table[client])
-
-
-def sum_rows(table, row, weight, block, out):
-    """Sums of some rows of each client's own table with weights, in each block."""
-    kernel = _sum_many_rows if row.size * table.shape[2] > SMALL else _sum_rows
-    kernel(table, row, weight, block, out)
-
-
-def spread_rows(row, weight, block, change, table):
-    """Add to the rows that `sum_rows` takes what their block changes by, with the same weights, in place."""
-    kernel = _spread_many_rows if row.size * table.shape[2] > SMALL else _spread_rows
-    kernel(row, weight, block, change, table)
 
 
 @nb.njit(parallel=True, cache=True)

@@ -41,6 +41,9 @@ __all__ = [
 
 Tensors = tuple[Tensor, ...]
 
+SMALL = 1 << 20
+"""Numbers that one thread has added up before others, where they are busy, have even begun."""
+
 
 class for_cohort:  # noqa: N801
     """Let one client's code call a function of whole cohorts (first dimension: clients), which is `cohort`."""
@@ -303,7 +306,8 @@ def _sum_rows(table: Tensor, blocks: tuple[int, ...], *parts: Tensor) -> Tensors
         sums = [table.new_empty(*row.shape[:2], size, table.shape[2]) for row, _, _, size in bags]
         for (*three, _), out in zip(bags, sums, strict=True):
             given = (part.contiguous().numpy() for part in (table, *three))
-            kernels.sum_rows(*given, out.numpy())
+            kernel = kernels.sum_many_rows if three[0].numel() * table.shape[2] > SMALL else kernels.sum_rows
+            kernel(*given, out.numpy())
         return tuple(sums)
     rows = (table.gather(1, row.flatten(1)[:, :, None].expand(-1, -1, table.shape[2])) for row, *_ in bags)
     return tuple(
@@ -332,7 +336,8 @@ def _spread_rows(table: Tensor, *parts: Tensor) -> Tensors:
     for row, weight, block, change in zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True):
         if table.device.type == "cpu":
             given = (part.contiguous().numpy() for part in (row, weight, block, change))
-            kernels.spread_rows(*given, out.numpy())
+            kernel = kernels.spread_many_rows if row.numel() * table.shape[2] > SMALL else kernels.spread_rows
+            kernel(*given, out.numpy())
             continue
         value = (_one_hot(block, change.shape[2]).mT[:, None] @ change) * weight[..., None]
         place = row.flatten(1) + torch.arange(len(row), device=row.device)[:, None] * table.shape[1]
