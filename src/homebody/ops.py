@@ -301,12 +301,12 @@ class Bags(NamedTuple):
 
 @for_cohort
 def _sum_rows(table: Tensor, blocks: tuple[int, ...], *parts: Tensor) -> Tensors:
-    bags = [Bags(*three, size) for *three, size in zip(parts[::3], parts[1::3], parts[2::3], blocks, strict=True)]
+    bags = [Bags(*one) for one in zip(parts[::3], parts[1::3], parts[2::3], blocks, strict=True)]
     if table.device.type == "cpu":
         sums = [table.new_empty(*row.shape[:2], size, table.shape[2]) for row, _, _, size in bags]
         for (*three, _), out in zip(bags, sums, strict=True):
-            given = (part.contiguous().numpy() for part in (table, *three))
-            kernel = kernels.sum_many_rows if three[0].numel() * table.shape[2] > SMALL else kernels.sum_rows
+            given = [part.contiguous().numpy() for part in (table, *three)]
+            kernel: Any = kernels.sum_many_rows if three[0].numel() * table.shape[2] > SMALL else kernels.sum_rows
             kernel(*given, out.numpy())
         return tuple(sums)
     rows = (table.gather(1, row.flatten(1)[:, :, None].expand(-1, -1, table.shape[2])) for row, *_ in bags)
@@ -335,8 +335,8 @@ def _spread_rows(table: Tensor, *parts: Tensor) -> Tensors:
     out = table.contiguous().view_as(table)
     for row, weight, block, change in zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True):
         if table.device.type == "cpu":
-            given = (part.contiguous().numpy() for part in (row, weight, block, change))
-            kernel = kernels.spread_many_rows if row.numel() * table.shape[2] > SMALL else kernels.spread_rows
+            given = [part.contiguous().numpy() for part in (row, weight, block, change)]
+            kernel: Any = kernels.spread_many_rows if row.numel() * table.shape[2] > SMALL else kernels.spread_rows
             kernel(*given, out.numpy())
             continue
         value = (_one_hot(block, change.shape[2]).mT[:, None] @ change) * weight[..., None]

@@ -355,10 +355,7 @@ class Clients:
 def _threads_for(interactions: int) -> Iterator[None]:
     """As many of torch's threads as clients with so many interactions can use; compiled kernels have their own."""
     before = torch.get_num_threads()
-    if interactions > ON_ONE_THREAD or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
+    torch.set_num_threads(1 if interactions <= ON_ONE_THREAD else before)
     try:
         yield
     finally:
