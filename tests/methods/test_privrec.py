@@ -108,7 +108,9 @@ class Second(nn.Module):
 def trained(method: PrivRec, shared: Tree, data: Data, batch: Batch, epochs: int, rate: float, latest: int) -> Any:
     """Mini-batches by torch's own SGD, sample by sample; where it leads, and the mean loss of the last pass."""
     model = Second(method, shared, data.catalogue)
-    optimiser = torch.optim.SGD(model.parameters(), lr=rate)
+    others = [one for name, one in model.named_parameters() if name != "item"]
+    own = {"params": [model.item], "lr": rate * method.item_rate}
+    optimiser = torch.optim.SGD([own, {"params": others}], lr=rate)
     n = int(data.valid.sum())
     total, told = 0.0, 0
     for epoch in range(epochs):
@@ -120,12 +122,12 @@ def trained(method: PrivRec, shared: Tree, data: Data, batch: Batch, epochs: int
             for place in chosen:
                 if latest and place < n - latest:
                     continue
-                own = model(data, place, int(data.items[place]))
+                said = model(data, place, int(data.items[place]))
                 if method.output == "explicit":
                     assert data.ratings is not None
-                    losses.append(0.5 * (own - data.ratings[place]) ** 2)
+                    losses.append(0.5 * (said - data.ratings[place]) ** 2)
                     continue
-                losses.append(-nn.functional.logsigmoid(own))
+                losses.append(-nn.functional.logsigmoid(said))
                 drawn = [item for item in batch["negative"][place, epoch].tolist() if item >= 0]
                 losses += [-nn.functional.logsigmoid(-model(data, place, item)) for item in drawn]
             if not losses:
@@ -154,6 +156,7 @@ SETTINGS = {
     "widths of whole vectors and more": replace(SMALL, factors=19, hidden="64,33,16", activation="sigmoid"),
     "ratings": replace(SMALL, output="explicit", hidden="6", learning_rate=0.05),
     "sigmoid": replace(SMALL, activation="sigmoid", learning_rate=1.0),
+    "a step of their own for items' rows": replace(SMALL, item_rate=0.25),
     "one step": replace(SMALL, epochs=1, batch_size=0),
     "the latest alone": replace(SMALL, adapt_items=3),
     "no features": replace(SMALL, features="none"),
