@@ -346,6 +346,60 @@ def test_add_rows_keeps_clients_apart() -> None:
             assert torch.equal(together[client], own)
 
 
+BAGS = (
+    ops.Bags(
+        torch.tensor([[[0, 1, 2]], [[3, 3, 0]]]),
+        torch.tensor([[[0.5, 0.5, 2]], [[1, -1, 4]]]),
+        torch.tensor([0, 0, 1]),
+        2,
+    ),
+    ops.Bags(torch.tensor([[[1], [1]], [[2], [0]]]), torch.tensor([[[1.0], [2]], [[0], [3]]]), torch.tensor([0]), 1),
+)
+
+
+@on_both_ways
+@pytest.mark.parametrize("few", [0, 1 << 20])
+@pytest.mark.parametrize("shared", [True, False])
+def test_rows_are_summed_by_block_and_change_with_the_sums(
+    way: Callable[[Tensor], Tensor], few: int, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against autograd, client by client; for two of them at once, by their own tables or a common one."""
+    monkeypatch.setattr(ops, "SMALL", few)
+    tables = torch.arange(16, dtype=torch.float32).reshape(2, 4, 2) if not shared else torch.ones(4, 2)
+    changes = [torch.arange(8, dtype=torch.float32).reshape(2, 1, 2, 2), -torch.ones(2, 2, 1, 2)]
+    before = tables.clone()
+
+    def own(client: int) -> Tensor:
+        return before if shared else before[client]
+
+    def bags_of(parts: tuple[Tensor, ...]) -> list[ops.Bags]:
+        halves = zip(parts[::2], parts[1::2], BAGS, strict=True)
+        return [bag._replace(row=row, weight=weight) for row, weight, bag in halves]
+
+    def run(table: Tensor, parts: tuple[Tensor, ...], change: list[Tensor]) -> tuple[Any, Tensor]:
+        return ops.sum_rows(table, *bags_of(parts)), ops.spread_rows(table, bags_of(parts), change)
+
+    parts = tuple(part for bag in BAGS for part in bag[:2])
+    sums, after = vmap(run, in_dims=(None if shared else 0, 0, 0))(way(tables), parts, changes)
+    for client in range(2):
+        table = own(client).clone().requires_grad_()
+        expected = []
+        for row, weight, block, blocks in BAGS:
+            found = torch.zeros(row.shape[1], blocks, 2)
+            for i, k in itertools.product(range(row.shape[1]), range(row.shape[2])):
+                where = torch.zeros(found.shape)
+                where[i, block[k]] = weight[client, i, k]
+                found = found + where * table[row[client, i, k]]
+            expected.append(found)
+        total = sum((found * change[client]).sum() for found, change in zip(expected, changes, strict=True))
+        (slope,) = torch.autograd.grad(total, table)
+        for found, right in zip(sums, expected, strict=True):
+            assert torch.equal(plain(found[client]), right.detach())
+        assert torch.equal(plain(after[client]), own(client) + slope)
+    if shared:
+        assert torch.equal(tables, before)
+
+
 @on_both_ways
 @given(
     index=st.lists(st.lists(st.integers(-1, 5), min_size=4, max_size=4), min_size=1, max_size=3),
@@ -413,6 +467,8 @@ def test_the_plain_way_calls_no_kernel() -> None:
     ops.overlay(elsewhere(torch.zeros(2)), data.items, torch.tensor([1]), torch.ones(1), 5)
     ops.labelled(Rng(key), data._replace(items=elsewhere(data.items)), 2)
     ops.add_rows(elsewhere(torch.zeros(3, 2)), torch.tensor([0]), torch.ones(1, 2))
+    bag = ops.Bags(torch.tensor([[0]]), torch.ones(1, 1), torch.tensor([0]), 1)
+    ops.spread_rows(elsewhere(torch.zeros(3, 2)), [bag], ops.sum_rows(elsewhere(torch.ones(3, 2)), bag))
     ops.scatter_sum(torch.tensor([0]), torch.ones(1, 2), elsewhere(torch.zeros(3, 2)))
     ops.coalesced(Rows(elsewhere(torch.tensor([0])), elsewhere(torch.ones(1, 2)), 3))
     ops.scaled(elsewhere(torch.ones(2)), ops.power(elsewhere(torch.ones(2)), 2))

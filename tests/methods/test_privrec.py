@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from homebody.core import Batch, Catalogue, Column, Data, Method, Tree
 from homebody.methods.privrec import PrivRec
 from homebody.models.dssm import Vocabulary
+from homebody.models.score import ScoreFunction
 from homebody.rng import Rng
 
 N_ITEMS = 30
@@ -107,7 +108,9 @@ class Second(nn.Module):
 def trained(method: PrivRec, shared: Tree, data: Data, batch: Batch, epochs: int, rate: float, latest: int) -> Any:
     """Mini-batches by torch's own SGD, sample by sample; where it leads, and the mean loss of the last pass."""
     model = Second(method, shared, data.catalogue)
-    optimiser = torch.optim.SGD(model.parameters(), lr=rate)
+    others = [one for name, one in model.named_parameters() if name != "item"]
+    own = {"params": [model.item], "lr": rate * method.item_rate}
+    optimiser = torch.optim.SGD([own, {"params": others}], lr=rate)
     n = int(data.valid.sum())
     total, told = 0.0, 0
     for epoch in range(epochs):
@@ -119,12 +122,12 @@ def trained(method: PrivRec, shared: Tree, data: Data, batch: Batch, epochs: int
             for place in chosen:
                 if latest and place < n - latest:
                     continue
-                own = model(data, place, int(data.items[place]))
+                said = model(data, place, int(data.items[place]))
                 if method.output == "explicit":
                     assert data.ratings is not None
-                    losses.append(0.5 * (own - data.ratings[place]) ** 2)
+                    losses.append(0.5 * (said - data.ratings[place]) ** 2)
                     continue
-                losses.append(-nn.functional.logsigmoid(own))
+                losses.append(-nn.functional.logsigmoid(said))
                 drawn = [item for item in batch["negative"][place, epoch].tolist() if item >= 0]
                 losses += [-nn.functional.logsigmoid(-model(data, place, item)) for item in drawn]
             if not losses:
@@ -153,6 +156,7 @@ SETTINGS = {
     "widths of whole vectors and more": replace(SMALL, factors=19, hidden="64,33,16", activation="sigmoid"),
     "ratings": replace(SMALL, output="explicit", hidden="6", learning_rate=0.05),
     "sigmoid": replace(SMALL, activation="sigmoid", learning_rate=1.0),
+    "a step of their own for items' rows": replace(SMALL, item_rate=0.25),
     "one step": replace(SMALL, epochs=1, batch_size=0),
     "the latest alone": replace(SMALL, adapt_items=3),
     "no features": replace(SMALL, features="none"),
@@ -204,6 +208,25 @@ def test_the_kernel_is_what_a_module_and_an_optimiser_come_to(name: str) -> None
         for part, value in tuned.items():
             alike(adapted[part][number] - shared[part], value - shared[part])
     assert all(torch.equal(shared[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("activation", ["relu", "sigmoid"])
+@pytest.mark.parametrize("hidden", [(), (6, 5)])
+@pytest.mark.parametrize("people", [1, 7])
+def test_the_slopes_of_a_score_function_are_those_of_autograd(
+    activation: Any, hidden: tuple[int, ...], people: int
+) -> None:
+    network = ScoreFunction(4, hidden, 3, activation)
+    parts = network.parts(network.start(Rng.of(1)))
+    rows, person, slope = Rng.of(2).normal(7, 4), Rng.of(3).normal(people, 3), Rng.of(4).normal(7, 1)
+
+    def through(parts: list[Tensor], rows: Tensor, person: Tensor) -> Tensor:
+        return (network.through(parts, rows, person) * slope[:, 0]).sum()
+
+    expected = torch.func.grad(through, argnums=(0, 1, 2))(parts, rows, person)
+    found = network.slopes(parts, network.inputs(parts, rows, person), person, slope)
+    torch.testing.assert_close(found[0], list(expected[0]))
+    torch.testing.assert_close(found[1:], expected[1:])
 
 
 def test_who_has_nothing_changes_nothing() -> None:

@@ -422,3 +422,23 @@ def test_every_update_passes_the_stages_of_the_channel(split: Split) -> None:
 def test_a_device_that_cannot_be_used_is_an_error(split: Split, device: str) -> None:
     with pytest.raises(HomebodyError, match="cannot be used here"):
         Simulator(split, device=device)
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_few_clients_work_on_one_thread(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    split, before = leave_one_out(load("synthetic:users=6,items=20,mean=5")), torch.get_num_threads()
+    seen: list[int] = []
+
+    class Telling(Counts):
+        def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
+            seen.append(torch.get_num_threads())
+            return super().client(shared, local, batch)
+
+    monkeypatch.setattr(clients, "ON_ONE_THREAD", 1000 if few else 1)
+    try:
+        torch.set_num_threads(2)
+        fit(Telling(), Simulator(split), rounds=1, evaluate_every=0)
+        assert set(seen) == {1 if few else 2}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -22,12 +22,10 @@ with its negatives. With `output=explicit` there are none: the network predicts 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 from torch.nn.functional import softplus
 
 from homebody import ops
@@ -35,6 +33,7 @@ from homebody.core import Batch, Catalogue, Data, Method, Total, Tree, Update, p
 from homebody.methods import privrec_kernels
 from homebody.models.dssm import Described, Vocabulary, vectors
 from homebody.models.score import ScoreFunction, read_widths
+from homebody.ops import Bags
 from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -190,29 +189,29 @@ class PrivRec(Method):
 
     def stepped(self, start: Tree, batch: Batch, epochs: int, rate: float, valid: Tensor) -> tuple[Tree, Tensor]:
         """Where SGD leads from here in so many passes, and the mean loss of the last."""
-        n_items = len(start["item"])
-        table, layers = torch.cat([start["item"], start["feature"]]), start["layers"]
-        person, around, items = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
-        network = self.network(items.block.shape[0], person.block.shape[0] + around.block.shape[0])
-        person, around, items = (one._replace(row=one.row + n_items) for one in (person, around, items))
-        items = _with_own(items)
+        n_items, table = len(start["item"]), torch.cat([start["item"], start["feature"]])
+        described = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
+        person, around, items = (one._replace(row=one.row + n_items) for one in described)
+        network = self.network(len(items.block), len(person.block) + len(around.block))
+        parts = network.parts(start["layers"])
+        whose = _bags(person._replace(row=person.row[None], weight=person.weight[None]))
+        where, what = _bags(around), _bags(_with_own(items))
         size = self.batch_size or len(batch["item"])
-        loss = torch.zeros_like(layers[0])
+        loss = torch.zeros_like(start["layers"][0])
         for epoch in range(epochs):
             place = batch["order"][epoch].long()
             sample, label, real = self._samples(batch, place, epoch, valid)
-            there = [taken(column, place) for column in (around.row, around.weight)]
-            own = [taken(column, sample.flatten()).reshape(*sample.shape, -1) for column in (items.row, items.weight)]
-            total = torch.zeros_like(loss).expand(2)
-            for label_, real_, *parts in ops.minibatches(size, label, real, *there, *own):
-                given = (
-                    person,
-                    around._replace(row=parts[0], weight=parts[1]),
-                    items._replace(row=parts[2], weight=parts[3]),
-                )
-                table, layers, one = self._step(network, table, layers, given, label_, real_, rate, n_items)
-                total = total + one
-            loss = total[0] / total[1].clamp(min=1)
+            there = [taken(column, place) for column in where[:2]]
+            own = [taken(column, sample.flatten()).reshape(*sample.shape, -1) for column in what[:2]]
+            loss = torch.zeros_like(loss)
+            for label_, real_, *now in ops.minibatches(size, label, real, *there, *own):
+                given = [whose, what._replace(row=now[2].flatten(0, 1), weight=now[3].flatten(0, 1))]
+                if where.blocks:  # otherwise the same for all samples
+                    given.append(where._replace(row=now[0], weight=now[1]))
+                table, parts, one = self._step(network, table, parts, given, label_, real_, rate)
+                loss = loss + one
+            loss = loss / real.sum().clamp(min=1)
+        layers = torch.cat([part.flatten() for part in parts])
         return {"item": table[:n_items], "feature": table[n_items:], "layers": layers}, loss
 
     def _samples(self, batch: Batch, place: Tensor, epoch: int, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -230,35 +229,43 @@ class PrivRec(Method):
         self,
         network: ScoreFunction,
         table: Tensor,
-        layers: Tensor,
-        given: tuple[Described, ...],
+        parts: list[Tensor],
+        given: list[Bags],
         label: Tensor,
         real: Tensor,
         rate: float,
-        n_items: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """One step on some interactions and their negatives; the sum of the losses, and of how many."""
-        index = torch.cat([one.row.flatten() for one in given])
-        ends = list(accumulate(one.row.numel() for one in given))[:-1]
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        """One step on some interactions and their negatives; the sum of their losses.
 
-        def loss(parts: list[Tensor], rows: list[Tensor]) -> Tensor:
-            who, where, what = (_summed(some, one) for some, one in zip(rows, given, strict=True))
-            if where.shape[-1]:  # otherwise the same for all samples
-                who = torch.cat([who.expand(len(label), -1), where], -1).repeat_interleave(self.per_item, 0)
-            value = network.through(parts, what.flatten(0, 1), who).reshape(label.shape)
-            error = softplus(value) - label * value if self.output == "implicit" else 0.5 * (value - label) ** 2
-            return torch.where(real, error, 0.0).sum()
+        given: the person, the samples, and their circumstances if there are any.
+        """
+        whose, what, *where = ops.sum_rows(table, *given)
+        beside = whose.flatten(1)
+        if where:
+            around = torch.cat([beside.expand(len(label), -1), where[0].flatten(1)], 1)
+            beside = around.repeat_interleave(self.per_item, 0)
+        seen = network.inputs(parts, what.flatten(1), beside)
+        value = seen[-1].reshape(label.shape)
+        if self.output == "implicit":
+            loss, slope = softplus(value) - label * value, value.sigmoid() - label
+        else:
+            loss, slope = 0.5 * (value - label) ** 2, value - label
+        down = torch.where(real, slope, 0.0) * (-rate / real.sum().clamp(min=1))
+        steps, of_what, of_beside = network.slopes(parts, seen, beside, down.reshape(-1, 1))
+        changes = [of_beside, of_what.reshape(what.shape) * self._rates(what)]
+        if where:
+            of_around = of_beside.reshape(len(label), self.per_item, -1).sum(1)
+            changes[0], of_where = of_around.tensor_split([whose.numel()], 1)
+            changes = [changes[0].sum(0), changes[1], of_where.reshape(where[0].shape)]
+        changes[0] = changes[0].reshape(whose.shape)
+        table = ops.spread_rows(table, given, changes)
+        parts = [part + step for part, step in zip(parts, steps, strict=True)]
+        return table, parts, torch.where(real, loss, 0.0).sum()
 
-        taken = ops.take_rows(table, index).tensor_split(ends)
-        rows = [part.reshape(*one.row.shape, self.factors) for part, one in zip(taken, given, strict=True)]
-        slopes, total = grad_and_value(loss, argnums=(0, 1))(network.parts(layers), rows)
-        of_layers = torch.cat([part.flatten() for part in slopes[0]])
-        of_rows = torch.cat([part.flatten(0, -2) for part in slopes[1]])
-        count = real.sum()
-        scale = -rate / count.clamp(min=1)
-        rates = torch.where(index < n_items, self.item_rate, 1.0)[:, None]
-        after = ops.add_rows(table, index, of_rows * (scale * rates)), layers + scale * of_layers
-        return *after, torch.stack([total, count])
+    def _rates(self, what: Tensor) -> Tensor:
+        """(blocks, 1): an item's own row, which is the first, has a step of its own."""
+        own = torch.arange(what.shape[1], device=what.device) == 0
+        return torch.where(own, self.item_rate, 1.0)[:, None]
 
     @property
     def per_item(self) -> int:
@@ -284,5 +291,6 @@ def _with_own(items: Described) -> Described:
     return Described(torch.cat([place, row], 1), torch.cat([ones, weight], 1), ahead)
 
 
-def _summed(rows: Tensor, described: Described) -> Tensor:
-    return (described.block @ (rows * described.weight[..., None])).flatten(-2)
+def _bags(described: Described) -> Bags:
+    block = described.block.argmax(0) if described.block.numel() else torch.zeros(0, dtype=torch.int64)
+    return Bags(described.row, described.weight, block.to(described.row.device), len(described.block))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ __all__ = ["SAMPLES_AT_ONCE", "Clients", "usable_device"]
 SAMPLES_AT_ONCE = 1 << 15
 """Padded interactions that clients work on together: large enough to be fast, small enough for caches."""
 SCORES_AT_ONCE = 1 << 21
+ON_ONE_THREAD = 1 << 9
+"""Padded interactions of so few clients that torch's threads would wait for each other longer than they work."""
 USERS_AT_ONCE = 24
 """Scored together at least, however large the catalogue."""
 ADAPTED_BYTES = 64 << 20
@@ -122,7 +125,8 @@ class Clients:
         streams = self._streams(rng, users)
         data = self._data(users, width, avoided=method.draws_negatives)
         batches = self._batches(method, streams, data)
-        update, kept = work(shared, self._locals(method, shared, users), batches)
+        with _threads_for(data[0].numel()):
+            update, kept = work(shared, self._locals(method, shared, users), batches)
         channel = method.uplink
         update = self._leave(channel, update, streams, noise=noise) if channel.stages else written(update)
         return update, kept, vmap(method.asks)(batches) if channel.asks else {}
@@ -328,7 +332,9 @@ class Clients:
         fused = self.fused and method.kernel_of("adapt", "adapt_cohort")
         work = method.adapt_cohort if fused else vmap(method.adapt, in_dims=(None, 0, 0))
         streams = self._streams(self._rng.fold("adapt"), users)
-        adapted: Tree = work(shared, locals_, self._batches(method, streams, data))
+        batches = self._batches(method, streams, data)
+        with _threads_for(data[0].numel()):
+            adapted: Tree = work(shared, locals_, batches)
         return adapted
 
     def _asked(self) -> Iterator[Asked]:
@@ -350,6 +356,17 @@ class Clients:
             yield block
         if size <= CACHED_BYTES:
             self._kept = kept
+
+
+@contextmanager
+def _threads_for(interactions: int) -> Iterator[None]:
+    """As many of torch's threads as clients with so many interactions can use; compiled kernels have their own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if interactions <= ON_ONE_THREAD else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _place_in_group(group: Tensor) -> Tensor:
