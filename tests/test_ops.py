@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
 
-from homebody import ops
+from homebody import bags, ops
 from homebody.core import Catalogue, Data, Rows
 from homebody.rng import Rng
 
@@ -62,6 +62,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
             raise AssertionError(f"the plain-torch way called the compiled {name}")
 
     monkeypatch.setattr(ops, "kernels", Forbidden())
+    monkeypatch.setattr(bags, "bag_kernels", Forbidden())
 
 
 def limit(cells: int) -> float:
@@ -347,13 +348,13 @@ def test_add_rows_keeps_clients_apart() -> None:
 
 
 BAGS = (
-    ops.Bags(
+    bags.Bags(
         torch.tensor([[[0, 1, 2]], [[3, 3, 0]]]),
         torch.tensor([[[0.5, 0.5, 2]], [[1, -1, 4]]]),
         torch.tensor([0, 0, 1]),
         2,
     ),
-    ops.Bags(torch.tensor([[[1], [1]], [[2], [0]]]), torch.tensor([[[1.0], [2]], [[0], [3]]]), torch.tensor([0]), 1),
+    bags.Bags(torch.tensor([[[1], [1]], [[2], [0]]]), torch.tensor([[[1.0], [2]], [[0], [3]]]), torch.tensor([0]), 1),
 )
 
 
@@ -364,7 +365,7 @@ def test_rows_are_summed_by_block_and_change_with_the_sums(
     way: Callable[[Tensor], Tensor], few: int, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against autograd, client by client; for two of them at once, by their own tables or a common one."""
-    monkeypatch.setattr(ops, "SMALL", few)
+    monkeypatch.setattr(bags, "SMALL", few)
     tables = torch.arange(16, dtype=torch.float32).reshape(2, 4, 2) if not shared else torch.ones(4, 2)
     changes = [torch.arange(8, dtype=torch.float32).reshape(2, 1, 2, 2), -torch.ones(2, 2, 1, 2)]
     before = tables.clone()
@@ -372,12 +373,12 @@ def test_rows_are_summed_by_block_and_change_with_the_sums(
     def own(client: int) -> Tensor:
         return before if shared else before[client]
 
-    def bags_of(parts: tuple[Tensor, ...]) -> list[ops.Bags]:
+    def bags_of(parts: tuple[Tensor, ...]) -> list[bags.Bags]:
         halves = zip(parts[::2], parts[1::2], BAGS, strict=True)
         return [bag._replace(row=row, weight=weight) for row, weight, bag in halves]
 
     def run(table: Tensor, parts: tuple[Tensor, ...], change: list[Tensor]) -> tuple[Any, Tensor]:
-        return ops.sum_rows(table, *bags_of(parts)), ops.spread_rows(table, bags_of(parts), change)
+        return bags.sum_rows(table, *bags_of(parts)), bags.spread_rows(table, bags_of(parts), change)
 
     parts = tuple(part for bag in BAGS for part in bag[:2])
     sums, after = vmap(run, in_dims=(None if shared else 0, 0, 0))(way(tables), parts, changes)
@@ -467,8 +468,8 @@ def test_the_plain_way_calls_no_kernel() -> None:
     ops.overlay(elsewhere(torch.zeros(2)), data.items, torch.tensor([1]), torch.ones(1), 5)
     ops.labelled(Rng(key), data._replace(items=elsewhere(data.items)), 2)
     ops.add_rows(elsewhere(torch.zeros(3, 2)), torch.tensor([0]), torch.ones(1, 2))
-    bag = ops.Bags(torch.tensor([[0]]), torch.ones(1, 1), torch.tensor([0]), 1)
-    ops.spread_rows(elsewhere(torch.zeros(3, 2)), [bag], ops.sum_rows(elsewhere(torch.ones(3, 2)), bag))
+    bag = bags.Bags(torch.tensor([[0]]), torch.ones(1, 1), torch.tensor([0]), 1)
+    bags.spread_rows(elsewhere(torch.zeros(3, 2)), [bag], bags.sum_rows(elsewhere(torch.ones(3, 2)), bag))
     ops.scatter_sum(torch.tensor([0]), torch.ones(1, 2), elsewhere(torch.zeros(3, 2)))
     ops.coalesced(Rows(elsewhere(torch.tensor([0])), elsewhere(torch.ones(1, 2)), 3))
     ops.scaled(elsewhere(torch.ones(2)), ops.power(elsewhere(torch.ones(2)), 2))

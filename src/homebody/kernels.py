@@ -18,10 +18,6 @@ __all__ = [
     "power",
     "scale",
     "scatter_sum",
-    "spread_many_rows",
-    "spread_rows",
-    "sum_many_rows",
-    "sum_rows",
     "take_rows",
     "toss",
     "touch",
@@ -256,55 +252,6 @@ def add_rows(slot, value, scale, table):
             target, source = table[client, slot[client, i]], value[client, i]
             for column in range(len(target)):
                 target[column] += scale * source[column]
-
-
-@nb.njit(inline="always")
-def _sum_rows_of(table, row, weight, block, out):
-    out[:] = 0
-    for i in range(row.shape[0]):
-        for k in range(row.shape[1]):
-            w = weight[i, k]
-            if w != 0:
-                source, target = table[row[i, k]], out[i, block[k]]
-                for column in range(len(source)):
-                    target[column] += w * source[column]
-
-
-@nb.njit(inline="always")
-def _spread_rows_of(row, weight, block, change, table):
-    for i in range(row.shape[0]):
-        for k in range(row.shape[1]):
-            w = weight[i, k]
-            if w != 0:
-                target, source = table[row[i, k]], change[i, block[k]]
-                for column in range(len(target)):
-                    target[column] += w * source[column]
-
-
-@nb.njit(cache=True)
-def sum_rows(table, row, weight, block, out):
-    """Sums of some rows of each client's own table with weights, in each block."""
-    for client in range(len(row)):
-        _sum_rows_of(table[client], row[client], weight[client], block[client], out[client])
-
-
-@nb.njit(parallel=True, cache=True)
-def sum_many_rows(table, row, weight, block, out):
-    for client in nb.prange(len(row)):
-        _sum_rows_of(table[client], row[client], weight[client], block[client], out[client])
-
-
-@nb.njit(cache=True)
-def spread_rows(row, weight, block, change, table):
-    """Add to the rows that `sum_rows` takes what their block changes by, with the same weights, in place."""
-    for client in range(len(row)):
-        _spread_rows_of(row[client], weight[client], block[client], change[client], table[client])
-
-
-@nb.njit(parallel=True, cache=True)
-def spread_many_rows(row, weight, block, change, table):
-    for client in nb.prange(len(row)):
-        _spread_rows_of(row[client], weight[client], block[client], change[client], table[client])
 
 
 @nb.njit(parallel=True, cache=True)

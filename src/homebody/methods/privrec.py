@@ -29,11 +29,11 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from homebody import ops
+from homebody.bags import Bags, spread_rows, sum_rows
 from homebody.core import Batch, Catalogue, Data, Method, Total, Tree, Update, param
 from homebody.methods import privrec_kernels
 from homebody.models.dssm import Described, Vocabulary, vectors
 from homebody.models.score import ScoreFunction, read_widths
-from homebody.ops import Bags
 from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -239,7 +239,7 @@ class PrivRec(Method):
 
         given: the person, the samples, and their circumstances if there are any.
         """
-        whose, what, *where = ops.sum_rows(table, *given)
+        whose, what, *where = sum_rows(table, *given)
         beside = whose.flatten(1)
         if where:
             around = torch.cat([beside.expand(len(label), -1), where[0].flatten(1)], 1)
@@ -258,7 +258,7 @@ class PrivRec(Method):
             changes[0], of_where = of_around.tensor_split([whose.numel()], 1)
             changes = [changes[0].sum(0), changes[1], of_where.reshape(where[0].shape)]
         changes[0] = changes[0].reshape(whose.shape)
-        table = ops.spread_rows(table, given, changes)
+        table = spread_rows(table, given, changes)
         parts = [part + step for part, step in zip(parts, steps, strict=True)]
         return table, parts, torch.where(real, loss, 0.0).sum()
 
