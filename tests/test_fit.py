@@ -27,8 +27,9 @@ from homebody.core import (
     Users,
 )
 from homebody.errors import Abandoned, HomebodyError
-from homebody.fit import Progress, Round, carry, choose, fit
+from homebody.fit import carry, choose, fit
 from homebody.privacy import Budget, Channel, Charge, Clip, Laplace, Ledger
+from homebody.progress import Progress, Round
 from homebody.rng import Rng
 
 CLIENTS = 12

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,76 +14,17 @@ import torch
 from homebody import __version__
 from homebody.core import Cohort, Evaluated, Method, Newcomer, Phase, Recommended, Runtime, Tree, Users
 from homebody.counts import several
-from homebody.errors import Abandoned, Diverged, HomebodyError, unknown_name
-from homebody.evaluation.metrics import ERRORS
+from homebody.errors import Abandoned, Diverged, HomebodyError
 from homebody.privacy import Budget, Charge, Ledger
 from homebody.privacy.ledger import DELTA
+from homebody.progress import Best, Checkpoints, Progress, Round, better
 from homebody.reference import Reference
 from homebody.rng import Rng, SystemRng
 
-__all__ = ["Best", "Checkpoints", "Fitted", "Progress", "Round", "better", "carry", "choose", "diverged", "fit"]
+__all__ = ["Fitted", "carry", "choose", "diverged", "fit"]
 
 ATTEMPTS = 5
 """At one round, before a runtime whose devices do not answer is given up: each attempt is charged."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """What is known after a round; one line of the run record."""
-
-    phase: str
-    round: int
-    """Within the phase, from 1."""
-    step: int
-    """Over all phases."""
-    clients: int
-    loss: float | None
-    metrics: dict[str, float]
-    """Empty where the round was not evaluated."""
-    epsilon: dict[str, float]
-    bytes_up: int
-    bytes_down: int
-    seconds: float
-    """Of wall time, for training."""
-    evaluation_seconds: float
-    delta: float = DELTA
-    """What ε is stated at."""
-
-
-@dataclass
-class Best:
-    """The round chosen on validation."""
-
-    step: int
-    evaluated: Evaluated
-    shared: Tree
-    clients: Tree
-
-
-@dataclass
-class Progress:
-    """Everything a run needs to go on from where it stood."""
-
-    step: int = 0
-    """Rounds done, over all phases."""
-    shared: Tree = field(default_factory=dict)
-    server: Tree = field(default_factory=dict)
-    clients: Tree = field(default_factory=dict)
-    """Filled for a checkpoint alone; otherwise the runtime holds them."""
-    best: Best | None = None
-
-
-class Checkpoints(Protocol):
-    """Where a run's progress survives the process."""
-
-    def load(self) -> Progress | None:
-        """The last progress that was saved whole."""
-
-    def due(self) -> bool:
-        """Whether it is time to save again."""
-
-    def save(self, progress: Progress) -> None:
-        """Replace the saved progress, all or nothing."""
 
 
 @dataclass(frozen=True)
@@ -401,32 +342,6 @@ def _stopped(budget: Budget, ledger: Ledger, charges: Sequence[Charge], number: 
 def _code(method: Method) -> str:
     """What causes a release: for whoever reads the ledger."""
     return f"{type(method).__name__}, homebody {__version__}"
-
-
-def better(new: Evaluated, best: Evaluated | None, select: str) -> bool:
-    """Whether this round is the one to keep so far; a runtime may answer with no metrics at all.
-
-    Where nothing is held out for validation, it is always the latest: test must not choose.
-
-    >>> better(Evaluated({"valid/hr@10": 0.5}), Evaluated({"valid/hr@10": 0.6}), "valid/hr@10")
-    False
-    >>> better(Evaluated({"hr@10": 0.5}), Evaluated({"hr@10": 0.6}), "valid/hr@10")
-    True
-    >>> better(Evaluated({"valid/rmse": 1.5}), Evaluated({"valid/rmse": math.nan}), "valid/rmse")
-    True
-    """
-    if not new.metrics:
-        return False
-    if not any(name.startswith("valid/") for name in new.metrics) and select.startswith("valid/"):
-        return True
-    if select not in new.metrics:
-        raise unknown_name("metric to choose the round by", select, new.metrics)
-    if best is None:
-        return True
-    found, before = new.metrics[select], best.metrics[select]
-    if math.isnan(before):  # which nothing is above or below
-        return True
-    return found < before if select.rpartition("/")[2] in ERRORS else found > before
 
 
 def _refuse_nonsense(method: Method, before: dict[str, torch.Size], shared: Tree, number: int) -> None:

@@ -22,11 +22,12 @@ from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
 from homebody.errors import Diverged, HomebodyError
 from homebody.evaluation import describe, measure, sliced
-from homebody.fit import Best, Fitted, Round, better, diverged, fit
+from homebody.fit import Fitted, diverged, fit
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate, Shuffle
 from homebody.privacy.limits import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
 from homebody.privacy.specs import stage_texts, with_noise
+from homebody.progress import Best, Round, better
 from homebody.recipe import Recipe
 from homebody.reference import Reference
 from homebody.report import RunFolder

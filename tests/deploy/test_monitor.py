@@ -18,7 +18,7 @@ from homebody.deploy.monitor import Monitor, exposition, health
 from homebody.deploy.plan import Plan
 from homebody.deploy.records import Records
 from homebody.errors import HomebodyError
-from homebody.fit import Round
+from homebody.progress import Round
 from homebody.recipe import Recipe
 
 SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")

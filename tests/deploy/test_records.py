@@ -23,8 +23,8 @@ from homebody.deploy.epochs import Epochs
 from homebody.deploy.proxies import Proxies
 from homebody.deploy.records import COMPONENT, Device, Records
 from homebody.errors import HomebodyError
-from homebody.fit import Best, Checkpoints, Progress, Round
 from homebody.privacy import Charge, NonPrivate
+from homebody.progress import Best, Checkpoints, Progress, Round
 
 TOLD = [Charge("server", "user", NonPrivate("plain updates"))]
 
@@ -542,7 +542,7 @@ import numpy as np, torch
 from homebody.core import Cohort
 from homebody.database import connect
 from homebody.deploy.records import Records
-from homebody.fit import Progress
+from homebody.progress import Progress
 from homebody.privacy import Charge, NonPrivate
 torch.set_num_threads(1)  # a child that is forked must not wait for threads that stayed behind
 where, lives = sys.argv[1], int(sys.argv[2])

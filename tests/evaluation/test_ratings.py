@@ -18,8 +18,9 @@ from homebody.data.features import Features
 from homebody.data.partitions import split
 from homebody.errors import HomebodyError
 from homebody.evaluation import Block, questions, summarise
-from homebody.fit import better, fit
+from homebody.fit import fit
 from homebody.methods.fedmf import FedMF
+from homebody.progress import better
 from homebody.recipe import Recipe
 from homebody.run import execute
 from homebody.runtime import Simulator

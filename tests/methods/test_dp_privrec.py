@@ -18,12 +18,13 @@ from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import HomebodyError
-from homebody.fit import Progress, Round, fit
+from homebody.fit import fit
 from homebody.methods.contrastive import VIEWS, Contrastive
 from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.privrec import PrivRec
 from homebody.models.sequences import GRU, FeedForward
 from homebody.privacy import Budget, Channel, Clip, Gaussian, Laplace, Ledger, SecureSum
+from homebody.progress import Progress, Round
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import execute, reopen, resume

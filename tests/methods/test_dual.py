@@ -18,7 +18,7 @@ from homebody.data.population import Population
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import Diverged, HomebodyError
-from homebody.fit import Round, choose, fit
+from homebody.fit import choose, fit
 from homebody.methods.alone import Alone
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
@@ -28,6 +28,7 @@ from homebody.methods.network_kernels import logits
 from homebody.methods.pfedrec import PFedRec
 from homebody.models.score import ScoreFunction
 from homebody.privacy import AskRows, Channel, Clip, SecureSum
+from homebody.progress import Round
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import Watcher, execute, resume

@@ -16,11 +16,12 @@ from homebody.data import load
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.fit import Fitted, Progress, fit
+from homebody.fit import Fitted, fit
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import Budget, Channel, Clip, Gaussian, Laplace, Ledger, OneBit, SecureSum
 from homebody.privacy.budget import most_rounds
 from homebody.privacy.limits import calibrated
+from homebody.progress import Progress
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.run import Watcher, execute, resume

@@ -16,10 +16,11 @@ from homebody.data import load
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.fit import Round, fit
+from homebody.fit import fit
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import AskRows, Channel, Clip, Gaussian, Laplace, Ledger, OneBit, SecureSum
 from homebody.privacy.channel import Stage
+from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 

@@ -13,7 +13,7 @@ import torch
 
 from homebody.core import Evaluated
 from homebody.errors import HomebodyError
-from homebody.fit import Best, Progress, Round
+from homebody.progress import Best, Progress, Round
 from homebody.report import RunFolder, jsonable
 from homebody.report import record as records
 

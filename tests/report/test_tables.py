@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from homebody.errors import HomebodyError
-from homebody.fit import Round
 from homebody.privacy import OBSERVERS, Charge, Ledger, NonPrivate
+from homebody.progress import Round
 from homebody.report import RunFolder
 from homebody.report.tables import epsilon_text, print_comparison, print_result, print_run
 

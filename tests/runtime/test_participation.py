@@ -12,7 +12,7 @@ from homebody.core import Data, Method, Tree
 from homebody.data import load
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
-from homebody.fit import Fitted, Round, choose, fit
+from homebody.fit import Fitted, choose, fit
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import (
@@ -26,6 +26,7 @@ from homebody.privacy import (
     SecureSum,
     event_from_json,
 )
+from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 

@@ -43,9 +43,10 @@ from homebody.core import (
     Users,
 )
 from homebody.errors import HomebodyError
-from homebody.fit import Round, fit
+from homebody.fit import fit
 from homebody.privacy import OBSERVERS, AskRows, Channel, Charge, Clip, Gaussian, Laplace, NonPrivate, OneBit, SecureSum
 from homebody.privacy.ledger import DELTA
+from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 

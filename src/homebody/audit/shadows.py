@@ -13,7 +13,8 @@ from homebody.audit.outsiders import Outsider
 from homebody.core import Method, Tree, Users
 from homebody.counts import several
 from homebody.data.splits import Split
-from homebody.fit import Round, choose, fit
+from homebody.fit import choose, fit
+from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 

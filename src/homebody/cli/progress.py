@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from homebody.cli.data import fetching
 
 if TYPE_CHECKING:
-    from homebody.fit import Round
+    from homebody.progress import Round
     from homebody.run import Watcher
 
 __all__ = ["Interrupted", "watching"]

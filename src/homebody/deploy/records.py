@@ -18,8 +18,8 @@ from homebody.errors import HomebodyError
 
 if TYPE_CHECKING:
     from homebody.core import Cohort
-    from homebody.fit import Progress, Round
     from homebody.privacy import Ledger
+    from homebody.progress import Progress, Round
 
 __all__ = ["COMPONENT", "Device", "Records", "check_text", "now"]
 

@@ -27,8 +27,9 @@ from homebody.deploy.plan import Plan
 from homebody.deploy.records import Records
 from homebody.errors import Abandoned, HomebodyError, Unavailable
 from homebody.evaluation import describe
-from homebody.fit import Fitted, Round, fit
+from homebody.fit import Fitted, fit
 from homebody.privacy.specs import stage_texts
+from homebody.progress import Round
 from homebody.report.record import jsonable
 from homebody.runtime.flower import Flower
 from homebody.runtime.flower_link import Link

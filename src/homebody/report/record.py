@@ -35,7 +35,7 @@ from torch import Tensor
 from homebody.core import Evaluated
 from homebody.counts import several
 from homebody.errors import HomebodyError
-from homebody.fit import Best, Progress, Round
+from homebody.progress import Best, Progress, Round
 
 __all__ = ["RunFolder", "jsonable", "packed", "unpacked"]
 

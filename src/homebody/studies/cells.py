@@ -20,7 +20,7 @@ from typing import Any, Literal
 from homebody import __version__
 from homebody.data.fetch import sha256
 from homebody.errors import Diverged, HomebodyError
-from homebody.fit import Round
+from homebody.progress import Round
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
 from homebody.run import QUIET, Watcher, execute, resume

@@ -48,7 +48,7 @@ def _listen(source: BinaryIO, tasks: queue.SimpleQueue[bytes]) -> None:
 
 def _work(task: dict[str, Any], out: BinaryIO) -> None:
     from homebody.errors import Diverged, HomebodyError
-    from homebody.fit import Round
+    from homebody.progress import Round
     from homebody.recipe import Recipe
     from homebody.run import Watcher
     from homebody.studies.cells import run_cell

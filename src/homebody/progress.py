@@ -1,0 +1,99 @@
+"""What is known after a round, and what a run needs to go on from where it stood."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from homebody.core import Evaluated, Tree
+from homebody.errors import unknown_name
+from homebody.evaluation.metrics import ERRORS
+from homebody.privacy.ledger import DELTA
+
+__all__ = ["Best", "Checkpoints", "Progress", "Round", "better"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What is known after a round; one line of the run record."""
+
+    phase: str
+    round: int
+    """Within the phase, from 1."""
+    step: int
+    """Over all phases."""
+    clients: int
+    loss: float | None
+    metrics: dict[str, float]
+    """Empty where the round was not evaluated."""
+    epsilon: dict[str, float]
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    """Of wall time, for training."""
+    evaluation_seconds: float
+    delta: float = DELTA
+    """What ε is stated at."""
+
+
+@dataclass
+class Best:
+    """The round chosen on validation."""
+
+    step: int
+    evaluated: Evaluated
+    shared: Tree
+    clients: Tree
+
+
+@dataclass
+class Progress:
+    """Everything a run needs to go on from where it stood."""
+
+    step: int = 0
+    """Rounds done, over all phases."""
+    shared: Tree = field(default_factory=dict)
+    server: Tree = field(default_factory=dict)
+    clients: Tree = field(default_factory=dict)
+    """Filled for a checkpoint alone; otherwise the runtime holds them."""
+    best: Best | None = None
+
+
+class Checkpoints(Protocol):
+    """Where a run's progress survives the process."""
+
+    def load(self) -> Progress | None:
+        """The last progress that was saved whole."""
+
+    def due(self) -> bool:
+        """Whether it is time to save again."""
+
+    def save(self, progress: Progress) -> None:
+        """Replace the saved progress, all or nothing."""
+
+
+def better(new: Evaluated, best: Evaluated | None, select: str) -> bool:
+    """Whether this round is the one to keep so far; a runtime may answer with no metrics at all.
+
+    Where nothing is held out for validation, it is always the latest: test must not choose.
+
+    >>> better(Evaluated({"valid/hr@10": 0.5}), Evaluated({"valid/hr@10": 0.6}), "valid/hr@10")
+    False
+    >>> better(Evaluated({"hr@10": 0.5}), Evaluated({"hr@10": 0.6}), "valid/hr@10")
+    True
+    >>> better(Evaluated({"valid/rmse": 1.5}), Evaluated({"valid/rmse": math.nan}), "valid/rmse")
+    True
+    """
+    if not new.metrics:
+        return False
+    if not any(name.startswith("valid/") for name in new.metrics) and select.startswith("valid/"):
+        return True
+    if select not in new.metrics:
+        raise unknown_name("metric to choose the round by", select, new.metrics)
+    if best is None:
+        return True
+    found, before = new.metrics[select], best.metrics[select]
+    if math.isnan(before):  # which nothing is above or below
+        return True
+    return found < before if select.rpartition("/")[2] in ERRORS else found > before
