@@ -118,6 +118,14 @@ class TestCommands:
         )
         assert sorted(described) == sorted(METHODS)
 
+    def test_the_rounds_of_methods_are_those_of_the_table(self) -> None:
+        text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+        told = dict(re.findall(r"^\| `([\w-]+)` \| [a-z][^|]* \| (\d*) ?\|$", text, re.MULTILINE))
+        assert sorted(told) == sorted(METHODS)
+        assert {name: int(rounds) for name, rounds in told.items() if rounds} == {
+            name: find(name).default_rounds for name, rounds in told.items() if rounds
+        }
+
 
 class TestPython:
     def test_the_readme_runs_as_it_stands(

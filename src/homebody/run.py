@@ -35,7 +35,7 @@ from homebody.rng import Rng
 from homebody.run_notes import environment, guessing, notes_of, parameters_of, unheld
 from homebody.runtime import Simulator, usable_device
 
-__all__ = ["Watcher", "check", "execute", "population_of", "prepare", "reopen", "resume", "simulator"]
+__all__ = ["Watcher", "check", "cohort_of", "execute", "population_of", "prepare", "reopen", "resume", "simulator"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
     name: what the folder is called, exactly; by default after the recipe and the time.
     """
     method, split = prepare(recipe, watcher)
-    recipe = replace(recipe, rounds=_rounds(recipe, method), cohort=_cohort(recipe, method, split))
+    recipe = replace(recipe, rounds=_rounds(recipe, method), cohort=cohort_of(recipe, method, split))
     recipe, method = _calibrated(recipe, method, split, watcher)
     stamped = f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     there = out.exists()
@@ -207,7 +207,7 @@ def _refuse_unrated(recipe: Recipe, population: Population) -> None:
 def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequence[Charge], int]]:
     """What each phase's rounds will be charged, and how many there are; nothing where all is public."""
     members = int((split.learn & (split.lengths > 0)).sum())
-    asked = _cohort(recipe, method, split)
+    asked = cohort_of(recipe, method, split)
     size = asked or members
     cohort = Cohort(np.arange(size), "fixed" if asked else "all", size, members, split.n_items)
     rounds = _rounds(recipe, method)
@@ -238,7 +238,7 @@ def _calibrated(
     return recipe, built
 
 
-def _cohort(recipe: Recipe, method: Method | Reference, split: Split) -> int | None:
+def cohort_of(recipe: Recipe, method: Method | Reference, split: Split) -> int | None:
     """Clients a round; a method's own number where nobody says, as far as there are so many."""
     own = method.default_cohort if isinstance(method, Method) else None
     if recipe.cohort is not None or own is None:

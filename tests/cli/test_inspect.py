@@ -39,6 +39,15 @@ def test_a_table_in_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "Gaussian noise, 1 × the ℓ2 sensitivity" in " ".join(table.split())
 
 
+def test_a_round_has_as_many_people_as_a_run_of_the_method_draws(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given, people in ((), 30), (("--cohort", "20"), 20):
+        text = " ".join(called(monkeypatch, capsys, "dp-privrec", *DATA, *given)[0].split())
+        assert f"Only the sum over the {people} people" in text
+        assert f"{people} of 60 drawn" in text
+
+
 def test_a_request_for_rows_and_what_it_tells(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

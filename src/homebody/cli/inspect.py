@@ -47,14 +47,14 @@ def inspect(
         )
     from homebody.audit.inspection import inspect as look
     from homebody.core import Method
-    from homebody.run import prepare, simulator
+    from homebody.run import cohort_of, prepare, simulator
 
     with watching(recipe.short_method, quiet=as_json) as watcher:
         built, split = prepare(recipe, watcher)
     assert isinstance(built, Method)
     runtime = simulator(recipe, split)
     number = int(runtime.available()[0]) if user is None else split.population.user(user)
-    found = look(built, runtime, number, cohort=recipe.cohort, seed=seed)
+    found = look(built, runtime, number, cohort=cohort_of(recipe, built, split), seed=seed)
     if as_json:
         typer.echo(json.dumps({"method": recipe.method, "data": given.data, "seed": seed, **found.as_dict()}))
         return
