@@ -146,6 +146,7 @@ def test_lengths_of_histories(made: tuple[dict[str, Any], Path]) -> None:
     page = (folder / "index.html").read_text(encoding="utf-8")
     (chart,) = json.loads(page.split('id="charts">')[1].split("</script>")[0])
     assert chart["views"]["counted"]["series"][0]["mean"] == expected
+    assert chart["views"]["counted"]["series"][0]["x"] == ["0–4", "5", "6–14", "15 or more"]
     assert "| different items | 5 | counted |" in (folder / "RESULTS.md").read_text(encoding="utf-8")
 
 

@@ -114,8 +114,9 @@ def lengths(asked: Asked) -> list[dict[str, Any]]:
     for name, counts in (("different items", different(population)), ("interactions", population.lengths)):
         people = binned(counts, study.values)
         points = [
-            {**_point(value, label, "counted", study.metrics[0], float(count)), "published": {}, "published_sd": {}}
-            for value, label, count in zip(study.values, study.labels, people, strict=True)
+            # By its label: bins of different widths stand side by side.
+            {**_point(label, label, "counted", study.metrics[0], float(count)), "published": {}, "published_sd": {}}
+            for label, count in zip(study.labels, people, strict=True)
         ]
         note = f"{population.n_users:,} people, the one in the middle with {np.median(counts):,.0f}."
         lines.append({"name": name, "note": note, "missing": "", "points": points})
