@@ -118,6 +118,12 @@ class TestCommands:
         )
         assert sorted(described) == sorted(METHODS)
 
+    def test_rounds_by_default_are_those_of_the_methods(self) -> None:
+        text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+        told = re.findall(r"^\| `([\w-]+)` \| [^|]+ \| (\d+) \|$", text, re.MULTILINE)
+        assert {"privrec", "dp-privrec", "fedials"} <= dict(told).keys()
+        assert {name: int(rounds) for name, rounds in told} == {name: find(name).default_rounds for name, _ in told}
+
 
 class TestPython:
     def test_the_readme_runs_as_it_stands(
