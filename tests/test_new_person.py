@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,12 @@ import polars as pl
 import pytest
 import torch
 
-from homebody.core import Data, Method
+from homebody.core import Data, Method, Tree
 from homebody.data import Population, load
 from homebody.data.features import Features
 from homebody.data.partitions import split
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError
+from homebody.errors import Diverged, HomebodyError
 from homebody.fit import Fitted, fit
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
@@ -28,7 +29,7 @@ from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import execute
 from homebody.runtime import Simulator
-from homebody.suggest import recommend_for
+from homebody.suggest import recommend_for, recommend_to
 
 SMALL = PrivRec(factors=4, hidden="8", epochs=2, negatives=2)
 METHODS: dict[str, Method] = {
@@ -279,3 +280,28 @@ def test_one_of_the_runs_own_people_may_ask_in_circumstances(fitted: dict[str, F
     assert told.items == fitted["fedmf"].recommend(3, 5)
     with pytest.raises(HomebodyError, match="There is no circumstance 'moon'"):
         runtime.recommend_in(method, shared, 3, 5, {"moon": "full"})
+
+
+def test_scores_that_are_no_numbers_are_not_taken_for_having_everything(done: Split) -> None:
+    """A device that adapts to ratings beyond all bounds leaves the finite numbers; that is no empty list."""
+    method = replace(SMALL, output="explicit")
+    fitted = fit(method, Simulator(done), rounds=1, cohort=10, seed=1, evaluate_every=0)
+    with pytest.raises(Diverged, match=r"PrivRec adapted to this person until none of its scores was a number: check"):
+        fitted.recommend_for([3, 14], ratings=[1e30, -3.0])
+
+
+def test_what_is_no_number_does_not_push_the_others_out(done: Split) -> None:
+    class Torn(PrivRec):
+        def score(self, shared: Tree, local: Tree, data: Data, items: torch.Tensor) -> torch.Tensor:
+            return torch.where(items % 2 == 0, torch.nan, super().score(shared, local, data, items))
+
+    method = Torn(factors=4, hidden="8", epochs=1)
+    fitted = fit(method, Simulator(done), rounds=1, cohort=10, seed=1, evaluate_every=0)
+    assert {item for item, _ in fitted.recommend_for([3], k=10).items} < set(range(1, 40, 2)) - {3}
+    assert len(fitted.recommend_for([3], k=10).items) == 10
+
+
+@pytest.mark.parametrize("ask", [recommend_for, recommend_to])
+def test_none_asked_for_is_no_answer(ask: Callable[..., object], tmp_path: Path) -> None:
+    with pytest.raises(HomebodyError, match=r"^At least 1 item must be asked for, not 0\.$"):
+        ask(tmp_path, "i1", k=0)

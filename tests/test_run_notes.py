@@ -95,5 +95,6 @@ def test_scores_are_refused_where_none_is_a_number() -> None:
 
     assert len(list(sound([block(nothing), block(something), block(nothing)]))) == 3
     assert list(sound([])) == []
+    assert len(list(sound([block(torch.empty(0, 3))]))) == 1  # where nobody is asked, nothing went wrong
     with pytest.raises(Diverged, match="No score of anybody is a number"):
         list(sound([block(nothing), block(nothing)]))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from homebody.core import Recommended
 from homebody.data import Population
+from homebody.errors import HomebodyError
 from homebody.run import reopen
 from homebody.runtime import Simulator
 
@@ -32,6 +33,7 @@ def recommend_for(
     ratings: Sequence[float] | None = None,
 ) -> Suggested:
     """What a finished run recommends to somebody whom it never met, from a few items by the source's ids or names."""
+    _refuse_few(k)
     fitted, population = reopen(path)
     items = [population.item(name) for name in clicks]
     best = fitted.recommend_for(items, features, now, k, ratings=ratings)
@@ -40,11 +42,17 @@ def recommend_for(
 
 def recommend_to(path: Path, user: str, now: Mapping[str, object] | None = None, k: int = 10) -> Suggested:
     """What a finished run recommends to one of its own people, in the circumstances in which they ask."""
+    _refuse_few(k)
     fitted, population = reopen(path)
     runtime = fitted.runtime
     assert isinstance(runtime, Simulator)
     best = runtime.recommend_in(fitted.method, fitted.shared, population.user(user), k, now or {})
     return _shown(population, best)
+
+
+def _refuse_few(k: int) -> None:
+    if k < 1:
+        raise HomebodyError(f"At least 1 item must be asked for, not {k}.")
 
 
 def _shown(population: Population, best: Recommended) -> Suggested:

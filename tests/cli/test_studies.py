@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from homebody.cli import main
 from homebody.cli.cells import watching_cells
 from homebody.recipe import Recipe
 from homebody.studies.cells import Progress
+from homebody.studies.reproduce import work
 
 DATA = "synthetic:users=40,items=60,mean=12"
 RECIPE = f"""
@@ -219,6 +222,13 @@ def test_how_much_there_is_to_do_is_said_before_it_is_begun(
     assert errors.splitlines()[0] == "tiny: 12 runs, 8 of them finished before."
 
 
+def test_a_single_run_is_not_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: Any = SimpleNamespace(recipes=[Recipe("fedmf", DATA)], probes=[()], asked_for="1")
+    assert work(planned, tmp_path) == "1 run, not finished before."
+    monkeypatch.setattr("homebody.studies.reproduce.kept", lambda *_: 1)
+    assert work(planned, tmp_path) == "1 run, finished before."
+
+
 def test_the_time_left_is_guessed_from_runs_of_this_command_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +243,9 @@ def test_the_time_left_is_guessed_from_runs_of_this_command_alone(
         watch(Progress(2, recipe, done=1, planned=2, finished=2))
         now[0] = 40.0
         watch(Progress(2, recipe, done=2, planned=2, finished=3, result={}))
+        now[0] = 70.0
+        watch(Progress(3, recipe, done=1, planned=2, finished=3))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("tiny: 2 of 6 runs · fedmf synthetic")
     assert lines[1].startswith("tiny: 3 of 6 runs · about 2 min 0 s left · fedmf synthetic")
+    assert lines[2].startswith("tiny: 3 of 6 runs · about 2 min 0 s left · fedmf synthetic")  # no more than before

@@ -48,15 +48,17 @@ def watching_cells(
     )
     task = bar.add_task(label, total=total, told="")
     finished, last = 0, time.monotonic()
-    began, before = last, set[int]()
+    began, before, took = last, set[int](), 0.0
 
     def watch(progress: Progress) -> None:
-        nonlocal finished, last
+        nonlocal finished, last, took
+        if progress.finished > finished:
+            took = time.monotonic() - began  # until then: a long cell in the middle does not make the rest longer
         finished = progress.finished
         if progress.result is not None and not progress.planned:
             before.add(progress.cell)  # finished by an earlier command, or refused at once: no measure of the others
         recipe = progress.recipe
-        rest = left(time.monotonic() - began, finished - len(before), total - finished)
+        rest = left(took, finished - len(before), total - finished)
         told = f"{rest} · " if rest else ""
         told += f"{recipe.short_method} {recipe.data} {recipe.protocol} seed {recipe.seed}"
         if progress.planned:

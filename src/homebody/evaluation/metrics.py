@@ -234,7 +234,7 @@ def sound(blocks: Iterable[Block]) -> Iterator[Block]:
     """The same blocks; refused where no score of any is a number: zeros everywhere would look like a poor model."""
     number, some = False, False
     for block in blocks:
-        number, some = number or not bool(torch.isnan(block.scores).all()), True
+        number, some = number or not bool(torch.isnan(block.scores).all()), some or block.scores.numel() > 0
         yield block
     if some and not number:
         raise Diverged("No score of anybody is a number.")

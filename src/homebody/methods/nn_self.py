@@ -11,7 +11,7 @@ the network of PrivRec, whose authors compare with it.
 The gradient of the query loss goes back through the inner steps to where they began: second derivatives of the support
 loss, unless `first_order` takes the steps as given. All of them are held in memory until then, so there are few, and
 each is of all the support set (`batch_size=0`). A device with a single interaction has nothing to ask itself about: it
-sends zeros. Before it ranks, a device takes the same steps on all it has.
+sends zeros. Before it ranks, a device takes such steps on all it has, `adapt_epochs` of `adapt_rate`.
 """
 
 from __future__ import annotations

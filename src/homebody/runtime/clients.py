@@ -14,7 +14,7 @@ from torch.func import vmap
 
 from homebody.core import Batch, Data, Evaluated, Method, Newcomer, Recommended, Rows, Tree, Update, Users, written
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError
+from homebody.errors import Diverged, HomebodyError
 from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, sound, summarise
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -190,6 +190,12 @@ class Clients:
         users = np.array([user])
         everything = torch.arange(self.catalogue.n_items, device=self.device)
         scores = self._scores(method, shared, users, self._data(users), everything, now).flatten(0, -2)[0].cpu()
+        if len(scores) and bool(torch.isnan(scores).all()):
+            raise Diverged(
+                f"{type(method).__name__} adapted to this person until none of its scores was a number: check the "
+                "ratings that were given, if any, or train with a smaller step of adapting."
+            )
+        scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf)  # topk puts what is no number first
         scores[torch.from_numpy(self.split.population.history(user).astype(np.int64))] = -torch.inf
         best = torch.topk(scores, min(k, len(scores)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -40,6 +40,8 @@ def work(planned: Plan, out: Path) -> str:
     if not total:
         return ""
     done = "all of them finished before" if before == total else f"{before:,} of them finished before"
+    if total == 1:
+        done = "finished before" if before else "not finished before"
     whole = not (planned.asked_for or before == total)
     narrower = "; --table and --figure ask for one part, --data, --protocol and --seeds for less of it" if whole else ""
     return f"{several(total, 'run')}, {done}{narrower}."
