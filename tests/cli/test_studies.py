@@ -124,6 +124,20 @@ def test_a_failed_run_does_not_end_as_if_all_were_well(
     assert "failed" in (here / "runs/reproduce/tiny/RESULTS.md").read_text(encoding="utf-8")
 
 
+def test_a_row_that_is_known_to_diverge_fails_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = here / "experiments/tiny/recipe.toml"
+    wild = 'name = "wild", method = "fedmf", fields = { learning_rate = 1e30, item_rate = 1e30 }'
+    recipe.write_text(RECIPE.replace('name = "iALS", method = "ials"', wild), encoding="utf-8")
+    _, errors = typed(monkeypatch, capsys, "reproduce", "tiny", "--seeds", "1", code=2)
+    assert "wild on" in errors
+    recipe.write_text(RECIPE.replace('name = "iALS", method = "ials"', f"{wild}, diverges = true"), encoding="utf-8")
+    output, errors = typed(monkeypatch, capsys, "reproduce", "tiny", "--seeds", "1")
+    assert "diverged" in output
+    assert "failed" not in output + errors
+
+
 def test_without_plotly_a_sentence_says_so(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

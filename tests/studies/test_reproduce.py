@@ -306,6 +306,7 @@ def test_cut_short_and_gone_on_with(tmp_path: Path, write_paper: Write, counted:
         "n": 0,
         "metrics": {},
         "errors": [],
+        "diverged": False,
         "seconds": None,
         "chosen_rounds": [],
         "cells": [],
@@ -375,6 +376,36 @@ def test_a_run_that_fails_is_told_of_and_stops_nothing(tmp_path: Path, write_pap
     assert "| failed |" in told
     assert error.split(".")[0][:30] in told
     assert str(tmp_path) not in told
+
+
+def test_what_is_known_to_diverge_is_a_result_if_it_does(
+    tmp_path: Path, write_paper: Write, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(text: str, out: str) -> tuple[dict[str, Any], str]:
+        paper = read_paper(write_paper(tmp_path / out, text))
+        result = reproduce.reproduce(plan(paper, table="1", seeds=1), tmp_path / out / "runs")
+        return part(result, "Table 1")["rows"][1], (
+            tmp_path / out / "runs" / "reproduce" / "tiny" / "RESULTS.md"
+        ).read_text(encoding="utf-8")
+
+    known = tiny.replace('method = "fedmf"\n', 'method = "fedmf"\ndiverges = true\n', 1)
+    row, text = told(known.replace("learning_rate = 0.05", "learning_rate = 1e30, item_rate = 1e30"), "diverging")
+    assert row["diverges"]
+    assert row["obtained"]["strict"]["diverged"]
+    assert "| diverged |" in text
+    assert "diverged, as it is known to (strict): Training diverged" in text
+    assert "failed" not in text
+    row, text = told(known, "learning")
+    assert row["obtained"]["strict"]["n"] == 1
+    assert "diverged" not in text
+
+    def failing(*arguments: Any, **named: Any) -> dict[str, Any]:
+        raise HomebodyError("It broke.")
+
+    monkeypatch.setattr(cells, "execute", failing)
+    row, text = told(known, "failing")
+    assert "failed (strict): It broke." in text
+    assert "diverged" not in text
 
 
 def test_a_failure_tells_no_path(tmp_path: Path, write_paper: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "gathered",
     "grids",
     "has_published",
+    "known_to_diverge",
     "missing_or",
     "noted",
     "obtained",
@@ -119,13 +120,18 @@ def gathered(study: Mapping[str, Any], line: Mapping[str, Any], found: Mapping[s
     return percent(found["mean"], found["sd"])
 
 
+def known_to_diverge(line: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+    """Whether it went wrong just as the recipe says: that is a result."""
+    return bool(line.get("diverges") and found.get("diverged"))
+
+
 def missing_or(part: Mapping[str, Any], line: Mapping[str, Any], protocol: str) -> str:
     """Why there is no figure."""
     found = line["obtained"].get(protocol)
     if line["missing"] or found is None:
         return "not run"
     if found["errors"]:
-        return "failed"
+        return "diverged" if known_to_diverge(line, found) else "failed"
     return "–" if found["n"] or protocol not in part["protocols"] else "not finished"
 
 
@@ -142,8 +148,13 @@ def remarks(study: Mapping[str, Any], line: Mapping[str, Any], tolerance: float)
     said = [f"not run: {line['missing']}."] if line["missing"] and not line.get("improvement") else []
     groups = [line, *line.get("points", [])]
     for protocol in study["protocols"]:
-        found = [error for group in groups for error in group.get("obtained", {}).get(protocol, {}).get("errors", [])]
-        said += [f"failed ({protocol}): {error}" for error in dict.fromkeys(found)]
+        found = [group["obtained"][protocol] for group in groups if protocol in group.get("obtained", {})]
+        told = {
+            error: "diverged, as it is known to" if known_to_diverge(line, one) else "failed"
+            for one in found
+            for error in one["errors"]
+        }
+        said += [f"{how} ({protocol}): {error}" for error, how in told.items()]
     said += [f"failed: {error}" for error in line.get("errors", [])]
     if any(group.get("short") for group in groups):
         said.append(f"{SHORT} short by more than {tolerance:g} points. {line['note'] or UNKNOWN}")

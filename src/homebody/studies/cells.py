@@ -315,7 +315,9 @@ class _Cells:
             raise error
         recipe = self._recipe(key)
         named = {"method": recipe.method, "data": recipe.data, "protocol": recipe.protocol, "seed": recipe.seed}
-        self._finish(key, {"error": str(error), **named, "run": str(self.root / key)})
+        self._finish(
+            key, {"error": str(error), "diverged": isinstance(error, Diverged), **named, "run": str(self.root / key)}
+        )
 
     def _finish(self, key: str, result: dict[str, Any]) -> None:
         self.results[key] = result

@@ -140,7 +140,8 @@ LINES: dict[str, Callable[[Runs], list[dict[str, Any]]]] = {
 
 def _named(row: Row, data: str) -> dict[str, Any]:
     reason = row.missing if row.method is None else ""
-    return {"name": row.name, "note": row.note_on(data), "missing": reason}
+    named: dict[str, Any] = {"name": row.name, "note": row.note_on(data), "missing": reason}
+    return named | ({"diverges": True} if row.diverges else {})
 
 
 def _figures(runs: Runs, row: Row, point: int = 0) -> dict[str, Any]:
@@ -180,6 +181,7 @@ def _obtained(results: Sequence[Mapping[str, Any]], names: Mapping[str, str]) ->
         "n": len(runs),
         "metrics": found,
         "errors": list(dict.fromkeys(_errors(results))),
+        "diverged": len(runs) < len(results) and all(one.get("diverged") for one in results if "error" in one),
         "seconds": statistics.fmean(float(run["seconds"]) for run in runs) if runs else None,
         "chosen_rounds": [run["chosen_round"] for run in runs],
         "cells": [Path(run["run"]).name for run in runs],

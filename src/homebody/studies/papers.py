@@ -314,6 +314,7 @@ def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -
         values=reader.take("values", list, []),
         slice=reader.take("slice", dict, row.slice),
         fixed=reader.take("fixed", bool, False),
+        diverges=reader.take("diverges", bool, False),
     )
     reader.done()
     return row

@@ -58,6 +58,8 @@ class Row:
     """By data set, the group of users that this row is about."""
     fixed: bool = False
     """In a sweep, whether the values do not concern it: a line to hold the others against."""
+    diverges: bool = False
+    """Whether training is known to diverge: that is then what the row shows, and no failure."""
     release: dict[str, Any] = field(default_factory=dict)
     """In an account, what a round tells; the study's own is for all rows."""
 
