@@ -95,7 +95,7 @@ class Rng:
         return (-torch.sign(centred) * torch.log1p(-centred.abs())).to(torch.float32)
 
     def laplace_sum(self, count: int, *shape: int) -> Tensor:
-        """Sums of so many independent Laplace variables of scale 1, each sum drawn at once; not under vmap.
+        """Sums of so many independent Laplace variables of scale 1, in doubles, each drawn at once; not under vmap.
 
         A Laplace variable is a normal one whose variance is twice an exponential one. Variances add up, and
         exponential variables add up to a Gamma: so the sum is exactly √(2 Gamma(count)) × a normal variable.
@@ -104,10 +104,10 @@ class Rng:
         (torch.Size([3]), [0.0, 0.0, 0.0])
         """
         if count < 1:
-            return torch.zeros(shape, device=self.key.device)
+            return torch.zeros(shape, dtype=torch.float64, device=self.key.device)
         place = torch.arange(1, math.prod(shape) + 1, device=self.key.device)
         spread = (2.0 * type(self)(self.next_key())._gamma(count, place)).sqrt()
-        return (spread * self._normal_at(place)).to(torch.float32).reshape(shape)
+        return (spread * self._normal_at(place)).reshape(shape)
 
     def _gamma(self, count: int, place: Tensor) -> Tensor:
         """Doubles of Gamma(count), one for each place (Marsaglia and Tsang, 2000): who is refused draws again."""

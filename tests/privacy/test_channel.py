@@ -146,7 +146,7 @@ def test_noise_on_the_sum_tells_the_server_everything() -> None:
         assert found == dict.fromkeys(("clients", "public"), GaussianRelease(1.5, "replace-one", DRAWN))
         assert events(channel, EVERYONE)["public"] == GaussianRelease(1.5, "replace-one")
     added = events(Channel(Clip(3.0), Gaussian(1.5, "add-remove")), EVERYONE)
-    assert added["public"] == GaussianRelease(1.5, "add-remove")
+    assert added["public"] == GaussianRelease(0.75, "replace-one")  # a mean over everyone moves twice as far
     laplace = events(Channel(Clip(3.0, order=1), Laplace(12.0, where="sum")), SOME)
     assert isinstance(laplace["server"], NonPrivate)
     assert laplace["public"] == LaplaceRelease(2.0, "replace-one", DRAWN)

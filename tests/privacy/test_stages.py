@@ -25,6 +25,7 @@ from homebody.errors import HomebodyError
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import Channel, Clip, Gaussian, GaussianRelease, Laplace, OneBit, SecureSum, Shuffle, stages
 from homebody.privacy.accountant import epsilon
+from homebody.privacy.grid import gaussian
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 
@@ -177,8 +178,8 @@ def test_noise_of_half_the_scale_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
     channel, delta = Channel(Clip(1.0), Gaussian(1.0)), 1e-3
     certified = epsilon([(GaussianRelease(1.0, "replace-one"), 1)], delta).epsilon
     assert lower_bound(channel, 2.0, 2.0, delta) <= certified
-    right = stages._noised
-    monkeypatch.setattr(stages, "_noised", lambda tree, scale, *rest: right(tree, scale / 2, *rest))
+    right = stages.gaussian
+    monkeypatch.setattr(stages, "gaussian", lambda rng, depth, *shape: right(rng, depth - 1, *shape))
     assert lower_bound(channel, 2.0, 2.0, delta) > certified
 
 
@@ -264,7 +265,10 @@ def test_two_clients_through_a_channel_by_hand(few: Split) -> None:
     got = collect(method, few, [3, 5])
     clipped = sum(one * min(1.0, bound / float(one.norm())) for one in alone)
     stream = Rng.of(0, "round").private.fold("server").fold(2).fold("item")
-    noise = 0.01 * 2 * bound * stream.normal(*alone[0].shape)
+    grid = method.uplink.grid
+    assert grid is not None
+    assert grid.step * 2**grid.depth == pytest.approx(0.01 * 2 * bound)
+    noise = grid.doubles(gaussian(stream, grid.depth, *alone[0].shape))
     assert torch.allclose(got.total.sum["item"].double(), clipped + noise, rtol=1e-4, atol=1e-5 * bound)
     assert got.bytes_up == 2 * 4 * alone[0].numel()  # whole tables: rows would tell what was touched
     assert len(collect(plain, few, [3]).total.sum["item"].nonzero()) < alone[0].numel()

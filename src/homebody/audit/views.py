@@ -42,7 +42,8 @@ def decoded(channel: Channel, sums: Update) -> Tree:
     for stage in reversed(channel.stages):
         if not getattr(stage, "on_sum", False):
             total = stage.server(total, Rng.of(0))
-    return total.sum
+    grid = channel.grid
+    return {name: grid.values(value) for name, value in total.sum.items()} if grid else total.sum
 
 
 def sees(method: Method, cohort: Cohort) -> dict[str, str]:

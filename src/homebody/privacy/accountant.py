@@ -27,6 +27,7 @@ from homebody.privacy.mechanisms import (
     LaplaceTerm,
     PureTerm,
     ShuffledTerm,
+    Term,
     Terms,
     amplified,
     composed_pld,
@@ -39,6 +40,8 @@ from homebody.privacy.shuffle import closed_form
 __all__ = ["Accountant", "Bound", "epsilon"]
 
 Accountant = Literal["basic", "optimal", "analytic", "rdp", "pld", "rdp + pld", "closed-form shuffle", "none"]
+_SAMPLER = 2.0**-64
+"""Of δ, kept back for the sampler of Gaussian noise: a draw is off by under 2⁻²⁴⁰, which covers 2³⁶ draws at ε ≤ 96."""
 _SMALLEST = 1e-11
 """A PLD is composed by Fourier transforms, whose rounding may reach this: no smaller δ is read off it."""
 
@@ -90,7 +93,8 @@ def epsilon(
     if reasons:
         return Bound(math.inf, delta, relation, "none", {}, tuple(f"Not private: {why}." for why in sorted(reasons)))
     ran = terms(counted.items(), relation, notes)
-    bounds = _of_group(ran, delta, group, only) if group > 1 else _all(ran, delta, only)
+    left = max(0.0, delta - _SAMPLER) if any(isinstance(term, GaussianTerm) for term in ran) else delta
+    bounds = _of_group(ran, left, group, only) if group > 1 else _all(ran, left, only)
     if group > 1:
         notes.add(f"For {group} units that change together.")
     smallest = min(bounds.values(), default=math.inf)
@@ -272,7 +276,7 @@ def _closed_form(ran: Terms, delta: float) -> float | None:
         after = closed_form(term.epsilon, term.users, each)
         if after is None:
             return None
-        known[PureTerm(after, each)] = count
+        _add(known, PureTerm(after, each), count)
     return min(_all(known, delta, ("basic", "optimal", "rdp")).values())
 
 
@@ -284,14 +288,19 @@ def _of_group(
     for term, count in ran.items():
         match term:
             case GaussianTerm() if not term.sampling.amplifies:
-                scaled[GaussianTerm(term.multiplier / group)] = count
+                _add(scaled, GaussianTerm(term.multiplier / group), count)
             case LaplaceTerm(rate=1.0):
-                scaled[LaplaceTerm(term.multiplier / group)] = count
+                _add(scaled, LaplaceTerm(term.multiplier / group), count)
             case PureTerm(delta=0.0):
-                scaled[PureTerm(term.epsilon * group)] = count
+                _add(scaled, PureTerm(term.epsilon * group), count)
             case _:
                 return _by_steps(ran, delta, group, only)
     return _all(scaled, delta, only)
+
+
+def _add(ran: Terms, term: Term, count: int) -> None:
+    """Count a term, which may be there already: different terms can become the same."""
+    ran[term] = ran.get(term, 0) + count
 
 
 def _by_steps(ran: Terms, delta: float, group: int, only: tuple[Accountant, ...] | None) -> dict[Accountant, float]:

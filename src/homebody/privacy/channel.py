@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+from torch import Tensor
 from torch.func import vmap
 
-from homebody.core import Cohort, Total, Tree, Update, written
+from homebody.core import Cohort, Rows, Total, Tree, Update, written
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
+from homebody.privacy.grid import Grid
 from homebody.privacy.requests import AskRows
 from homebody.privacy.stages import Clip, Message
 from homebody.rng import Rng
@@ -21,11 +23,12 @@ __all__ = ["Channel", "Stage"]
 class Stage(Protocol):
     """One step of the way out: half on the device, half on the server.
 
-    With `on_sum = True` it acts on the sum and comes after all that act on a device. With
-    `place(message) -> (stage, message)` it takes its place among the others: see `homebody.privacy.stages`. One
-    without may do as it likes, and nothing private is claimed for it. With `noise_of_many(sums, devices, rng)` a stage
-    that adds noise on the device can draw the sum of many devices' noise at once, for simulations; whoever changes its
-    `device` must change both. With `devices(update, rng)` a first stage that looks at a few entries does the work of
+    With `on_sum = True` it acts on the sum and comes after all that act on a device; its `device` may still put the
+    update into another form. With `place(message) -> (stage, message)` it takes its place among the others: see
+    `homebody.privacy.stages`. One without may do as it likes, and nothing private is claimed for it. With
+    `noise_of_many(sums, devices, rng)` a stage that adds noise on the device can draw the sum of many devices' noise at
+    once, for simulations, and add it to sums of what its `before_noise(update)` gives; whoever changes its `device`
+    must change all three. With `devices(update, rng)` a first stage that looks at a few entries does the work of
     `device` for many clients at once, and reads formulas (`homebody.core.Computed`) where it needs them. With
     `read(messages, sums)` its half on the server begins with each message instead of their sum: it adds what many of
     them, stacked, say to the sums that its `server` is given and uses up. It is then the last stage.
@@ -53,6 +56,8 @@ class _Reader(Protocol):
 
 class _Noise(Protocol):
     """A stage that knows what the noise of many devices adds up to."""
+
+    def before_noise(self, update: Update) -> Update: ...
 
     def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree: ...
 
@@ -144,20 +149,30 @@ before it.
         """Whether a device looks at a few entries of its update alone: the rest need not be worked out."""
         return bool(self._working) and hasattr(self._working[0], "devices")
 
-    def bounded(self, update: Update) -> Update:
+    def bounded(self, update: Update, clean: Callable[[Tree], Tree] = lambda tree: tree) -> Update:
         """An update as it came to the server, clipped once more: a device that leaves its clip out gains nothing.
 
         Only where nothing but clips happens on the device: what was added to a clipped update may exceed the clip.
+        clean: what else the server does to the numbers before it clips them.
 
         >>> import torch
         >>> from homebody.privacy import Clip, Gaussian
         >>> Channel(Clip(1), Gaussian(z=1)).bounded({"w": torch.tensor([30.0, 40.0])})["w"].tolist()
         [0.59..., 0.79...]
         """
-        if self.plain:
-            for stage in self._working:
-                update = update if _on_sum(stage) else stage.device(update, Rng.of(0))
-        return update
+        if not self.plain:
+            return update
+        grid = self.grid
+        known = clean(_mapped(update, grid.doubles) if grid else update)
+        for stage in self._working:
+            known = known if _on_sum(stage) else stage.device(known, Rng.of(0))
+        return _mapped(known, grid.whole) if grid else known
+
+    @property
+    def grid(self) -> Grid | None:
+        """What the numbers of a message are whole steps of; None where they are plain numbers."""
+        grids = (getattr(stage, "grid", None) for stage in self._working if _on_sum(stage))
+        return next((grid for grid in grids if grid is not None), None)
 
     @property
     def plain(self) -> bool:
@@ -166,7 +181,11 @@ before it.
 
     def before_noise(self, update: Update, rng: Rng) -> Update:
         """The device's half of a channel that ends in noise, up to the noise."""
-        return self._device(self._working[: self._last_noise()], update, rng)
+        number = self._last_noise()
+        if number is None:
+            raise HomebodyError("This channel does not end in noise on the device.")
+        noise: _Noise = self._working[number]  # type: ignore[assignment]
+        return noise.before_noise(self._device(self._working[:number], update, rng))
 
     def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
         """Sums of what came `before_noise`, with the noise of so many devices: distributed as if each had drawn its
@@ -223,6 +242,13 @@ before it.
         if self.stages:
             reason = "no noise is added to what leaves the device, and the next shared model is computed from the sum"
         return [Charge(observer, "user", NonPrivate(reason)) for observer in OBSERVERS]
+
+
+def _mapped(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
+    return {
+        name: Rows(value.index, change(value.value), value.size) if isinstance(value, Rows) else change(value)
+        for name, value in tree.items()
+    }
 
 
 def _on_sum(stage: Stage) -> bool:

@@ -6,16 +6,17 @@ in `homebody.privacy.requests`.
 | stage | on the device | on the server | told |
 |---|---|---|---|
 | `Clip` | bounds the update | | nothing is hidden by it alone |
-| `Gaussian` | | adds noise to the sum | the server ∞; others by `GaussianRelease` |
-| `Laplace` | adds noise, or the server does | | by `LaplaceRelease`, to the server too where it is on the device |
+| `Gaussian` | rounds to a grid | adds noise to the sum | the server ∞; others by `GaussianRelease` |
+| `Laplace` | rounds to a grid, adds noise | or adds it here | by `LaplaceRelease`; on the device to the server too |
 | `OneBit` | sends k bits of k random entries | makes an estimate of them | everyone, by `Reports` |
 | `Shuffle` | | | everyone behind the proxy, by `ShuffledReports` |
 | `RandomisedResponse` | sends a bit for every entry | sums them and their products | everyone, as its method says |
 | `SecureSum` | sends all of a table, not rows of it | | the sum alone, which is not noise |
 | `AskRows` | asks for the rows it works on | | the server ∞; others as the rest of the channel says |
 
-A stage takes its place in a channel by `place`: it is told what is known of the message so far, refuses what makes no
-sense, and says what is known after it. Its noise comes from the stream that it is handed, and from nowhere else.
+Noise is exact: see `homebody.privacy.grid`. A stage takes its place in a channel by `place`: it is told what is known
+of the message so far, refuses what makes no sense, and says what is known after it. Its noise comes from the stream
+that it is handed, and from nowhere else.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from homebody.privacy.events import (
     Relation,
     Sampling,
 )
+from homebody.privacy.grid import COARSEST, Grid, gaussian, laplace
 from homebody.rng import Rng
 
 __all__ = ["Clip", "Gaussian", "Laplace", "Message", "SecureSum", "Step"]
@@ -174,13 +176,16 @@ class Gaussian(Step):
     """Noise that the server adds to the sum, of z × the ℓ2 sensitivity, in every coordinate.
 
     The server adds it, so it sees the sum without it: ε = ∞ against the server. The others see the noised sum, and do
-    not learn who was in the cohort.
+    not learn who was in the cohort. Devices send whole numbers of the grid's steps; the noise is a normal variable,
+    rounded to the grid.
     """
 
     z: float
     relation: Relation = "replace-one"
     sensitivity: float | None = field(default=None, kw_only=True, repr=False)
     """ℓ2, under the relation; a channel takes it from its clip."""
+    grid: Grid | None = field(default=None, kw_only=True, repr=False, compare=False)
+    """What updates are rounded to; None where there is no noise."""
 
     on_sum: ClassVar[bool] = True
 
@@ -194,21 +199,28 @@ class Gaussian(Step):
         return self.z * _placed(self.sensitivity, "Gaussian noise")
 
     def place(self, message: Message) -> tuple[Self, Message]:
-        known = _sensitivity(message.bound(2, "Gaussian noise"), self.relation)
-        return replace(self, sensitivity=known), replace(message, hidden="Gaussian noise")
+        bound = message.bound(2, "Gaussian noise")
+        known = _sensitivity(bound, self.relation)
+        grid = Grid.fitted(self.z * known, bound) if self.z else None
+        return replace(self, sensitivity=known, grid=grid), replace(message, hidden="Gaussian noise")
+
+    def device(self, update: Update, rng: Rng) -> Update:
+        return _on_grid(update, self.grid) if self.grid else update
 
     def server(self, total: Total, rng: Rng) -> Total:
-        return Total(_noised(total.sum, self.scale, rng, Rng.normal), total.clients)
+        _placed(self.sensitivity, "Gaussian noise")
+        return Total(_noised(total.sum, self.grid, rng, gaussian), total.clients) if self.grid else total
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         if not self.z:
             return _everyone(NonPrivate("Gaussian noise with z = 0 is no noise"))
-        return _noise_on_sum(GaussianRelease(self.z, self.relation, sampling(cohort)))
+        relation, share = _counted(self.relation, cohort)
+        return _noise_on_sum(GaussianRelease(self.z * share, relation, sampling(cohort)))
 
 
 @dataclass(frozen=True)
 class Laplace(Step):
-    """Noise of scale b in every coordinate, against an ℓ1 clip.
+    """Discrete Laplace noise of scale b in every coordinate, against an ℓ1 clip.
 
     On the device nobody sees the update without it, so it holds against the server as well, which learns who took
     part: nothing is amplified there. On the sum it is like Gaussian noise. `unbounded` adds it to an upload that
@@ -221,6 +233,8 @@ class Laplace(Step):
     unbounded: bool = False
     sensitivity: float | None = field(default=None, kw_only=True, repr=False)
     """ℓ1, under the relation; a channel takes it from its clip."""
+    grid: Grid | None = field(default=None, kw_only=True, repr=False, compare=False)
+    """What updates are rounded to; None where there is no noise, or nothing bounds what it is added to."""
 
     dense: ClassVar[bool] = True
 
@@ -246,35 +260,56 @@ class Laplace(Step):
             if message.norms:
                 raise HomebodyError("The update is clipped, so Laplace noise is bounded here: leave out unbounded.")
             return self, replace(message, hidden="Laplace noise")
-        known = _sensitivity(message.bound(1, "Laplace noise"), self.relation)
-        return replace(self, sensitivity=known), replace(message, hidden="Laplace noise")
+        bound = message.bound(1, "Laplace noise")
+        grid = Grid.fitted(self.b, bound, coarsest=COARSEST) if self.b else None
+        known = _sensitivity(bound, self.relation)
+        return replace(self, sensitivity=known, grid=grid), replace(message, hidden="Laplace noise")
 
     def device(self, update: Update, rng: Rng) -> Update:
-        return update if self.on_sum else self._noised(update, rng)
+        whole = self.before_noise(update)
+        return whole if self.on_sum else self._noised(whole, rng)
 
     def server(self, total: Total, rng: Rng) -> Total:
         return Total(self._noised(total.sum, rng), total.clients) if self.on_sum else total
 
+    def before_noise(self, update: Update) -> Update:
+        return _on_grid(update, self.grid) if self.grid else update
+
     def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
-        """These sums of updates with the noise that so many devices add between them, drawn at once."""
-        return self._noised(sums, rng, lambda own, *shape: own.laplace_sum(devices, *shape))
+        """These sums of updates, before their noise, with the noise that so many devices add between them.
+
+        It is drawn at once. Where there are several, it is the sum of as many continuous variables, rounded: of the
+        sum of discrete ones that differs by a relative 2⁻⁴⁰ and less in its variance, and it serves simulations alone.
+        """
+        return self._noised(sums, rng, devices)
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         if self.unbounded:
             return _everyone(NonPrivate("Laplace noise is added to an update that nothing bounds"))
         if not self.b:
             return _everyone(NonPrivate("Laplace noise with b = 0 is no noise"))
-        event = LaplaceRelease(self.b / _placed(self.sensitivity, "Laplace noise"), self.relation, sampling(cohort))
+        relation, share = _counted(self.relation, cohort) if self.on_sum else (self.relation, 1.0)
+        event = LaplaceRelease(share * self.b / _placed(self.sensitivity, "Laplace noise"), relation, sampling(cohort))
         if self.on_sum:
             return _noise_on_sum(event)
         # The server picks the cohort, so being drawn hides nobody from it.
         known = replace(event, sampling=Sampling())
         return [Charge(who, "user", known if who == "server" else event) for who in OBSERVERS]
 
-    def _noised(self, tree: Tree, rng: Rng, draw: Callable[..., Tensor] = Rng.laplace) -> Tree:
-        if not self.unbounded:
-            _placed(self.sensitivity, "Laplace noise")
-        return _noised(tree, self.b, rng, draw)
+    def _noised(self, tree: Tree, rng: Rng, devices: int = 1) -> Tree:
+        if self.unbounded:
+            return _blurred(tree, self.b, rng, devices)
+        _placed(self.sensitivity, "Laplace noise")
+        if self.grid is None:
+            return {name: real(dense(value)) for name, value in tree.items()}
+        if devices == 1:
+            return _noised(tree, self.grid, rng, laplace)
+        scale = 2.0**self.grid.depth
+
+        def draw(own: Rng, depth: int, *shape: int) -> Tensor:
+            return (scale * own.laplace_sum(devices, *shape)).round().to(torch.int64)
+
+        return _noised(tree, self.grid, rng, draw)
 
 
 @dataclass(frozen=True)
@@ -303,6 +338,16 @@ class SecureSum(Step):
 def sampling(cohort: Cohort) -> Sampling:
     """How the cohort was drawn, for those who do not learn who is in it."""
     return Sampling("fixed", cohort.size, cohort.population) if cohort.sampling == "fixed" else Sampling()
+
+
+def _counted(relation: Relation, cohort: Cohort) -> tuple[Relation, float]:
+    """The relation that noise on a sum is accounted under, and by how much its multiplier shrinks there.
+
+    Where everyone takes part, a sum is divided by how many they are, and a departure changes that too: the mean moves
+    by as much as by a replacement. So the number of people is taken for public, and the noise is measured against a
+    replacement, which moves the sum twice as far.
+    """
+    return ("replace-one", 0.5) if relation == "add-remove" and cohort.sampling == "all" else (relation, 1.0)
 
 
 def _everyone(event: Event) -> list[Charge]:
@@ -336,12 +381,34 @@ def real(value: Tensor) -> Tensor:
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
-def _noised(tree: Tree, scale: float, rng: Rng, draw: Callable[..., Tensor]) -> Tree:
-    """Noise in every coordinate, also in those that nobody touched: which ones are zero would tell."""
+def _on_grid(update: Update, grid: Grid) -> Update:
+    """An update in whole numbers of the grid's steps."""
+    return {
+        name: Rows(value.index, grid.whole(value.value), value.size) if isinstance(value, Rows) else grid.whole(value)
+        for name, value in update.items()
+    }
+
+
+def _noised(tree: Tree, grid: Grid, rng: Rng, draw: Callable[..., Tensor]) -> Tree:
+    """Exact noise in every coordinate, also in those that nobody touched: which ones are zero would tell.
+
+    What is not in steps yet is rounded to them first.
+    """
     out = {}
     for name, value in tree.items():
-        whole = real(dense(value))
-        out[name] = whole + scale * draw(rng.fold(name), *whole.shape).to(whole.dtype)
+        whole = dense(value)
+        steps = (grid.whole(whole) if whole.is_floating_point() else whole).to(torch.int64)
+        out[name] = grid.values(steps + draw(rng.fold(name), grid.depth, *steps.shape))
+    return out
+
+
+def _blurred(tree: Tree, scale: float, rng: Rng, devices: int) -> Tree:
+    """Laplace noise in floating point, which certifies nothing."""
+    out = {}
+    for name, value in tree.items():
+        whole, own = real(dense(value)), rng.fold(name)
+        noise = own.laplace(*whole.shape) if devices == 1 else own.laplace_sum(devices, *whole.shape)
+        out[name] = whole + (scale * noise).to(whole.dtype)
     return out
 
 

@@ -187,7 +187,7 @@ class Flower:
     ) -> Letters | Reports:
         """How what people are asked for comes back."""
         if not shuffled(method.uplink):
-            return Letters(wanted, within, lambda tree: method.uplink.bounded(clean(tree)))
+            return Letters(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
         assert self._intake is not None  # refused when the phase began
         asks = about({**task, "shared": wire.digest(wire.pack(shared, half=self.settings.half))})
         name = f"{self._description['run']}/{self._attempt()}{'' if task['do'] == 'train' else '/telemetry'}"

@@ -21,6 +21,7 @@ from homebody.core import Rows, Tree, Update
 from homebody.counts import several
 from homebody.errors import Abandoned
 from homebody.privacy import Channel, Clip, OneBit, Shuffle
+from homebody.privacy.grid import STEPS
 from homebody.runtime import wire
 from homebody.runtime.correspondence import PAUSE
 
@@ -213,19 +214,24 @@ def bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
             most, rows = 1.0, stage.k
         elif not getattr(stage, "on_sum", False):  # noise, or what is not known here
             most = otherwise
-    return most, rows
+    return most / channel.grid.step if channel.grid else most, rows
 
 
 def summed(answers: Sequence[Part], wanted: Mapping[str, wire.Expected]) -> Tree:
-    """The sum in order of the clients' numbers, in doubles: the same whoever was first."""
+    """The sum in order of the clients' numbers, in doubles, or exactly where they are whole steps of a grid."""
     sums = {
-        name: torch.zeros(shape if size is None else (size, *shape), dtype=torch.float64)
-        for name, (shape, size, _) in wanted.items()
+        name: torch.zeros(
+            shape if size is None else (size, *shape), dtype=torch.int64 if kind in STEPS else torch.float64
+        )
+        for name, (shape, size, kind) in wanted.items()
     }
     for _, tree in answers:
         for name, value in tree.items():
             if isinstance(value, Rows):
-                sums[name].index_add_(0, value.index, value.value.to(torch.float64))
+                sums[name].index_add_(0, value.index, value.value.to(sums[name].dtype))
             else:
                 sums[name] += value
-    return {name: total.to(torch.promote_types(wanted[name].kind, torch.float32)) for name, total in sums.items()}
+    return {
+        name: total if total.dtype == torch.int64 else total.to(torch.promote_types(wanted[name].kind, torch.float32))
+        for name, total in sums.items()
+    }

@@ -12,6 +12,7 @@ from homebody import ops
 from homebody.core import Cohort, Collected, Method, Opened, Rows, Total, Tree, Users
 from homebody.errors import HomebodyError
 from homebody.privacy import Charge
+from homebody.privacy.grid import STEPS
 from homebody.rng import Rng
 from homebody.runtime.clients import SAMPLES_AT_ONCE, Clients
 
@@ -99,7 +100,8 @@ def _add(update: Tree, sums: Tree) -> int:
     bits = 0
     for name, value in update.items():
         rows = value.value if isinstance(value, Rows) else value
-        kind = torch.promote_types(rows.dtype, torch.float32)
+        # Whole steps of a channel's grid stay whole: their sum is exact.
+        kind = torch.int64 if rows.dtype in STEPS else torch.promote_types(rows.dtype, torch.float32)
         width = 1 if rows.dtype == torch.bool else 8 * rows.element_size()
         if isinstance(value, Rows):
             if value.index.numel() and int(value.index.max()) >= value.size:

@@ -1,0 +1,194 @@
+"""Exact noise: whole numbers on a public grid.
+
+Noise in floating point can be taken off again: a zero and another number plus such noise fall on different numbers
+(Mironov, 2012). So what is to be noised becomes a whole number of steps first, the noise is drawn in whole numbers, and
+only their sum is scaled. Whatever is made of a whole number afterwards, in whatever precision, tells no more than it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from homebody.ops import for_cohort
+from homebody.privacy import noise_kernels
+from homebody.rng import Rng, SystemRng
+
+__all__ = ["COARSEST", "STEPS", "Grid", "gaussian", "laplace"]
+
+STEPS = (torch.int32, torch.int64)
+"""What whole numbers of steps are sent in."""
+
+COARSEST = 20
+"""The scale of Laplace noise is at least 2 to this power steps, unless it is tiny beside what it hides."""
+_FINEST = 40
+_MOST = 1 << 44
+"""Steps in one number of one message: so many of them, with their noise, add up within 64 bits."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Whole numbers of a step, of which the scale of the noise is a power of two.
+
+    >>> grid = Grid.fitted(scale=2.0, bound=1.0)
+    >>> grid.depth, grid.step == 2.0**-28
+    (29, True)
+    >>> steps = grid.whole(torch.tensor([0.5, -0.25]))
+    >>> steps.dtype, grid.values(steps).tolist()
+    (torch.int32, [0.5, -0.25])
+    """
+
+    step: float
+    depth: int
+    """The noise's scale is 2 to this power steps."""
+    kind: torch.dtype
+    """What a message's numbers fit in."""
+
+    @classmethod
+    def fitted(cls, scale: float, bound: float, *, coarsest: int = 0) -> Grid:
+        """The grid for noise of this scale on numbers within the bound: 2²⁸ steps to the bound, where that can be."""
+        wanted = 28 + math.ceil(math.log2(scale) - math.log2(bound))
+        depth = min(max(wanted, coarsest), _FINEST)
+        step = scale * 2.0**-depth
+        return cls(step, depth, torch.int32 if bound < step * 2**31 else torch.int64)
+
+    def whole(self, value: Tensor) -> Tensor:
+        """Steps, rounded toward zero: that lengthens no vector, so what bounds a norm bounds it on the grid."""
+        (steps,) = _whole(value.flatten(), self.step, self.kind)
+        return steps.reshape(value.shape)
+
+    def values(self, steps: Tensor) -> Tensor:
+        return self.doubles(steps).to(torch.float32)
+
+    def doubles(self, steps: Tensor) -> Tensor:
+        return steps.to(torch.float64) * self.step
+
+
+@for_cohort
+def _whole(value: Tensor, step: float, kind: torch.dtype) -> tuple[Tensor, ...]:
+    if value.device.type == "cpu" and value.dtype == torch.float32 and value.is_contiguous():
+        out = torch.empty(value.shape, dtype=kind)
+        noise_kernels.steps(value.detach().numpy(), step, float(_most(kind)), out.numpy())
+        return (out,)
+    steps = (value.to(torch.float64) / step).trunc().nan_to_num(0.0)
+    return (steps.clamp(-_most(kind), _most(kind)).to(kind),)
+
+
+def _most(kind: torch.dtype) -> int:
+    return min(_MOST, torch.iinfo(kind).max)
+
+
+def laplace(rng: Rng, depth: int, *shape: int) -> Tensor:
+    """Discrete Laplace noise, exactly: k with probability proportional to exp(−|k| / 2^depth).
+
+    >>> laplace(Rng.of(0), 1, 8).dtype
+    torch.int64
+    """
+    return _drawn(rng, "laplace", depth, shape)
+
+
+def gaussian(rng: Rng, depth: int, *shape: int) -> Tensor:
+    """Normal noise of standard deviation 2^depth, rounded to whole numbers.
+
+    Rounding comes after the noise, though it is done before: for a whole x, x + round(N) is round(x + N). So all that
+    is known of Gaussian noise holds for it.
+
+    >>> gaussian(Rng.of(0), 0, 3).shape
+    torch.Size([3])
+    """
+    return _drawn(rng, "gaussian", depth, shape)
+
+
+Name = Literal["laplace", "gaussian"]
+
+
+def _drawn(rng: Rng, name: Name, depth: int, shape: tuple[int, ...]) -> Tensor:
+    count = math.prod(shape)
+    if isinstance(rng, SystemRng):
+        return torch.from_numpy(_from_system(name, depth, count)).reshape(shape)
+    (drawn,) = _keyed(rng.next_key(), name, depth, count)
+    return drawn.reshape(shape)
+
+
+@for_cohort
+def _keyed(keys: Tensor, name: Name, depth: int, count: int) -> tuple[Tensor, ...]:
+    out = torch.empty(len(keys), count, dtype=torch.int64)
+    own = keys.cpu().contiguous().numpy()
+    if name == "laplace":
+        noise_kernels.laplace_keyed(own, depth, out.numpy())
+    else:
+        noise_kernels.gaussian_keyed(own, depth, *_table(), out.numpy())
+    return (out.to(keys.device),)
+
+
+_AT_ONCE = 1 << 16
+_UNITS = {"laplace": 13, "gaussian": 6}
+"""Units of 32 random bits that a draw reads, a little more than on average."""
+
+
+def _from_system(name: Name, depth: int, count: int) -> npt.NDArray[np.int64]:
+    """Drawn from the operating system's bits, by two threads where there are many."""
+    out = np.empty(count, dtype=np.int64)
+    parts = [out[start : start + _AT_ONCE] for start in range(0, count, _AT_ONCE)]
+    if len(parts) < 2:
+        for part in parts:
+            _fill(name, depth, part)
+    else:
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda part: _fill(name, depth, part), parts))
+    return out
+
+
+def _fill(name: Name, depth: int, out: npt.NDArray[np.int64]) -> None:
+    while len(out):
+        units = np.frombuffer(os.urandom(4 * (noise_kernels.MOST_UNITS + _UNITS[name] * len(out))), dtype=np.uint32)
+        if name == "laplace":
+            done = noise_kernels.laplace_read(units, depth, out)
+        else:
+            done = noise_kernels.gaussian_read(units, depth, *_table(), out)
+        out = out[done:]
+
+
+Words = npt.NDArray[np.uint64]
+
+
+@lru_cache(maxsize=1)
+def _table() -> tuple[Words, Words, npt.NDArray[np.int64]]:
+    """Cells of 1/256 of the deviation: the chance of one or of those before it, as 256 bits; and where to look first.
+
+    The chances are proportional to exp(−c²/2¹⁷), c from 0 to 20 deviations, worked out in whole numbers of 384 bits.
+    """
+    ratio, shrink = _exp_minus(17), _exp_minus(16)  # from exp(−c²/2¹⁷) to the next: × exp(−(2c + 1)/2¹⁷)
+    weight, total, sums = 1 << _BITS, 0, []
+    for _ in range(20 * 256):
+        total += weight
+        sums.append(total)
+        weight, ratio = weight * ratio >> _BITS, ratio * shrink >> _BITS
+    scaled = [min((part << 256) // total, (1 << 256) - 1) for part in sums]
+    words = np.array([[part >> shift & (2**64 - 1) for shift in (192, 128, 64, 0)] for part in scaled], dtype=np.uint64)
+    high = np.ascontiguousarray(words[:, 0])
+    first = np.arange(4096, dtype=np.uint64) << np.uint64(52)
+    return high, np.ascontiguousarray(words[:, 1:]), np.searchsorted(high, first).astype(np.int64)
+
+
+_BITS = 384
+
+
+def _exp_minus(bits: int) -> int:
+    """exp(−2^−bits) as a fraction of 2 to the power of `_BITS`, by its series."""
+    term = total = 1 << _BITS
+    k = 0
+    while term:
+        k += 1
+        term = (term >> bits) // k
+        total += -term if k % 2 else term
+    return total

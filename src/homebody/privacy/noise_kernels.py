@@ -1,0 +1,201 @@
+"""Compiled samplers of exact noise: whole numbers, made of random bits by whole-number arithmetic alone.
+
+Random bits come in units of 32. A stream of them is `state` (key, position, units read) and `units`: where `units` is
+empty they are hashed from key and position, as `homebody.rng.Rng` does; otherwise they are read from it in order.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from homebody.kernels import GOLDEN, mix
+
+__all__ = ["MOST_UNITS", "gaussian_keyed", "gaussian_read", "laplace_keyed", "laplace_read", "steps"]
+
+MOST_UNITS = 1024
+"""One draw reads more with probability under 2⁻²⁰⁰."""
+_AT_ONCE = 2048
+"""Draws that one thread makes in a row."""
+_MASK = np.uint64(0xFFFFFFFF)
+
+
+@nb.njit(inline="always")
+def _unit(state, units):
+    count = state[2]
+    state[2] = count + np.uint64(1)
+    if len(units):
+        return np.uint64(units[min(np.int64(count), len(units) - 1)])
+    return mix(mix(state[0] + (count + np.uint64(1)) * GOLDEN) + (state[1] + np.uint64(1)) * GOLDEN) >> np.uint64(32)
+
+
+@nb.njit(inline="always")
+def _word(state, units):
+    high = _unit(state, units)
+    return (high << np.uint64(32)) | _unit(state, units)
+
+
+@nb.njit(inline="always")
+def _less(high, low, state, units):
+    """True with probability (high · 2⁶⁴ + low) / 2¹²⁸: a random fraction is compared until a unit differs."""
+    for limb in (high >> np.uint64(32), high & _MASK, low >> np.uint64(32), low & _MASK):
+        drawn = _unit(state, units)
+        if drawn != limb:
+            return drawn < limb
+    return False
+
+
+@nb.njit(inline="always")
+def _one_of(count, state, units):
+    """True with probability 1 / count."""
+    usable = np.uint64(2**32) - np.uint64(2**32) % count
+    drawn = _unit(state, units)
+    while drawn >= usable:
+        drawn = _unit(state, units)
+    return drawn % count == 0
+
+
+@nb.njit
+def _survives(high, low, state, units):
+    """True with probability e^−γ, where γ < 1 is this fraction of 2¹²⁸ (Canonne, Kamath and Steinke, Algorithm 1).
+
+    The first k at which an event of probability γ / k fails is odd with that probability.
+    """
+    k = np.uint64(1)
+    while _less(high, low, state, units) and (k == np.uint64(1) or _one_of(k, state, units)):
+        k += np.uint64(1)
+    return k & np.uint64(1) == np.uint64(1)
+
+
+@nb.njit
+def _survives_one(state, units):
+    """True with probability 1 / e: as above with γ = 1, whose first event never fails."""
+    k = np.uint64(2)
+    while _one_of(k, state, units):
+        k += np.uint64(1)
+    return k & np.uint64(1) == np.uint64(1)
+
+
+@nb.njit
+def _laplace(depth, state, units):
+    """k with probability proportional to exp(−|k| / 2^depth), exactly, for a depth of at most 40."""
+    shift = np.uint64(63 - depth)
+    while True:
+        word = _word(state, units)
+        within = (word >> np.uint64(1)) >> shift  # below 2^depth; the lowest bit of the word is free for the sign
+        if not _survives((within << shift) << np.uint64(1), np.uint64(0), state, units):
+            continue
+        times = np.int64(0)
+        while _survives_one(state, units):
+            times += 1
+        size = (times << depth) + np.int64(within)
+        if not word & np.uint64(1):
+            return size
+        if size:  # zero has one sign
+            return -size
+
+
+@nb.njit(inline="always")
+def _wide(a, b):
+    """The product of two 64-bit numbers in 128 bits."""
+    a1, a0, b1, b0 = a >> np.uint64(32), a & _MASK, b >> np.uint64(32), b & _MASK
+    low, middle_1, middle_2 = a0 * b0, a0 * b1, a1 * b0
+    middle = (low >> np.uint64(32)) + (middle_1 & _MASK) + (middle_2 & _MASK)
+    high = a1 * b1 + (middle_1 >> np.uint64(32)) + (middle_2 >> np.uint64(32)) + (middle >> np.uint64(32))
+    return high, (middle << np.uint64(32)) | (low & _MASK)
+
+
+@nb.njit
+def _settled(cell, word, high, low, state, units):
+    """The cell of a random fraction whose first 64 bits are those of a boundary: by 192 bits more."""
+    first, second, third = _word(state, units), _word(state, units), _word(state, units)
+    while cell < len(high) - 1 and high[cell] == word:
+        rest = low[cell]
+        if first < rest[0] or (first == rest[0] and (second < rest[1] or (second == rest[1] and third < rest[2]))):
+            break
+        cell += 1
+    return cell
+
+
+@nb.njit
+def _gaussian(depth, high, low, guide, state, units):
+    """A normal variable of standard deviation 2^depth, rounded to a whole number.
+
+    Its size, in cells of 1/256 of the deviation, is cell c plus a fraction u of it. A table gives c with probability
+    proportional to exp(−c²/2¹⁷), and (c, u) is kept with probability exp(−(2cu + u²)/2¹⁷): together that is the density
+    of a half normal. Two things are not exact. Of u, 44 bits are drawn, and the middle of what they leave open stands
+    for it: the density is off by a factor within 1 ± 2⁻¹⁰⁰. The table has 256 bits and ends at 20 deviations: that is
+    under 2⁻²⁴⁰ in total variation.
+    """
+    while True:
+        word = _word(state, units)
+        cell = guide[word >> np.uint64(52)]
+        while high[cell] < word:
+            cell += 1
+        if high[cell] == word:
+            cell = _settled(cell, word, high, low, state, units)
+        bits = _word(state, units)
+        fraction = bits >> np.uint64(20)
+        middle = (fraction << np.uint64(1)) | np.uint64(1)  # u · 2⁴⁵
+        above, below = _wide(middle, (np.uint64(cell) << np.uint64(46)) + middle)  # (2cu + u²) · 2⁹⁰
+        above = (above << np.uint64(21)) | (below >> np.uint64(43))  # a fraction of 2¹²⁸: shifted by 128 − 90 − 17
+        if _survives(above, below << np.uint64(21), state, units):
+            size = (np.uint64(cell) << np.uint64(44)) | fraction  # in 2⁻⁵² of the deviation
+            shift = np.uint64(52 - depth)
+            size = np.int64((size + (np.uint64(1) << (shift - np.uint64(1)))) >> shift)
+            return -size if bits & np.uint64(1) else size
+
+
+@nb.njit(parallel=True, cache=True)
+def laplace_keyed(keys, depth, out):
+    units = np.empty(0, dtype=np.uint32)
+    width = out.shape[1]
+    blocks = (width + _AT_ONCE - 1) // _AT_ONCE
+    for block in nb.prange(len(keys) * blocks):
+        row, state = block // blocks, np.zeros(3, dtype=np.uint64)
+        for place in range(block % blocks * _AT_ONCE, min(width, (block % blocks + 1) * _AT_ONCE)):
+            state[0], state[1], state[2] = np.uint64(keys[row]), np.uint64(place), np.uint64(0)
+            out[row, place] = _laplace(depth, state, units)
+
+
+@nb.njit(parallel=True, cache=True)
+def gaussian_keyed(keys, depth, high, low, guide, out):
+    units = np.empty(0, dtype=np.uint32)
+    width = out.shape[1]
+    blocks = (width + _AT_ONCE - 1) // _AT_ONCE
+    for block in nb.prange(len(keys) * blocks):
+        row, state = block // blocks, np.zeros(3, dtype=np.uint64)
+        for place in range(block % blocks * _AT_ONCE, min(width, (block % blocks + 1) * _AT_ONCE)):
+            state[0], state[1], state[2] = np.uint64(keys[row]), np.uint64(place), np.uint64(0)
+            out[row, place] = _gaussian(depth, high, low, guide, state, units)
+
+
+@nb.njit(cache=True, nogil=True)
+def laplace_read(units, depth, out):
+    """As many draws as these units are enough for; answers how many."""
+    state, done = np.zeros(3, dtype=np.uint64), 0
+    while done < len(out) and len(units) - np.int64(state[2]) >= MOST_UNITS:
+        out[done] = _laplace(depth, state, units)
+        done += 1
+    return done
+
+
+@nb.njit(cache=True, nogil=True)
+def gaussian_read(units, depth, high, low, guide, out):
+    """As many draws as these units are enough for; answers how many."""
+    state, done = np.zeros(3, dtype=np.uint64), 0
+    while done < len(out) and len(units) - np.int64(state[2]) >= MOST_UNITS:
+        out[done] = _gaussian(depth, high, low, guide, state, units)
+        done += 1
+    return done
+
+
+@nb.njit(parallel=True, cache=True)
+def steps(value, step, most, out):
+    """Each number as whole steps, toward zero, at most so many; what is no number is 0."""
+    for row in nb.prange(len(value)):
+        for place in range(value.shape[1]):
+            count = np.trunc(np.float64(value[row, place]) / step)
+            if count != count:
+                count = 0.0
+            out[row, place] = np.int64(min(max(count, -most), most))
