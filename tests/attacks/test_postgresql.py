@@ -383,7 +383,7 @@ def test_a_federation_whose_database_is_stopped_read_only_and_locked(
     campaign: Campaign,
 ) -> None:
     """Real devices, a real server: it ends with the model and the charges of an undisturbed run."""
-    times = campaign.size(200, least=3)
+    times = campaign.size(60, least=3)
     recipe = Recipe("pfedrec", "devices", rounds=4 * times, seed=4, evaluate_every=0)
     federation = world(few, 2, recipe, deadline=120.0, database=own_server.url)
     federation.start(once=True)
