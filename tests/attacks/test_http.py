@@ -168,7 +168,9 @@ class Sender:
         raw = head + headers + extra + b"\r\n" + body
         if rng.random() < 0.15:
             return self._bytes(raw), False
-        return raw, honest and not extra
+        # After HEAD no body comes, whatever its length; after CONNECT or another version nothing more is read.
+        usual = version == b"HTTP/1.1" and method not in (b"HEAD", b"CONNECT")
+        return raw, honest and usual and not extra
 
     def _bytes(self, raw: bytes) -> bytes:
         for _ in range(int(self.rng.integers(1, 4))):
