@@ -35,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class PostgresServer:
-    """A real PostgreSQL server of the tests' own, from the wheel, on a socket in a folder; skips where it cannot run."""
+    """A real PostgreSQL server of the tests' own, from the wheel, on a socket in a folder; skips where none can run."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hb-"))  # short: a socket's path has about 100 characters

@@ -188,7 +188,7 @@ class TestRules:
         ]
         apart = [epsilon([part], 1e-6 / len(parts)).epsilon for part in parts]
         together = epsilon(parts, 1e-6)
-        assert together.accountant == "rdp + pld"
+        assert together.accountant == "by parts"
         assert max(epsilon([part], 1e-6).epsilon for part in parts) < together.epsilon < sum(apart)
         # The cohort of fixed size by RDP, all the rest by PLD, each with half of δ.
         halves = epsilon(parts[:1], 5e-7, only=("rdp",)), epsilon(parts[1:], 5e-7, only=("pld",))

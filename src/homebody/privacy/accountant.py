@@ -2,13 +2,13 @@
 
 | accountant | what it covers |
 |---|---|
-| `basic` | anything with an ε of its own: sums ε and δ; the only one at δ = 0 |
+| `basic` | anything: ε and δ of every release add up; the only one at δ = 0 |
 | `optimal` | one (ε, δ)-DP mechanism many times: Kairouz, Oh and Viswanath, exactly |
 | `analytic` | Gaussian noise without sampling, exactly (Balle and Wang); one sampled Gaussian release |
 | `closed-form shuffle` | shuffles alone, within the condition of their theorem |
 | `rdp` | Rényi divergences of `dp-accounting`: all but shuffles |
 | `pld` | privacy loss distributions of `dp-accounting`: all but Gaussian noise on cohorts of fixed size |
-| `rdp + pld` | each on what it covers, with half of δ, where neither covers all |
+| `by parts` | sampled Gaussian noise beside something else: each part by its best bound, with a share of δ |
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -39,7 +40,7 @@ from homebody.privacy.shuffle import closed_form
 
 __all__ = ["Accountant", "Bound", "epsilon"]
 
-Accountant = Literal["basic", "optimal", "analytic", "rdp", "pld", "rdp + pld", "closed-form shuffle", "none"]
+Accountant = Literal["basic", "optimal", "analytic", "rdp", "pld", "by parts", "closed-form shuffle", "none"]
 _SAMPLER = 2.0**-64
 """Of δ, kept back for the sampler of Gaussian noise: a draw is off by under 2⁻²⁴⁰, which covers 2³⁶ draws at ε ≤ 96."""
 _SMALLEST = 1e-11
@@ -131,21 +132,23 @@ def _all(ran: Terms, delta: float, only: tuple[Accountant, ...] | None = None) -
         "closed-form shuffle": _closed_form,
         "rdp": _rdp,
         "pld": _pld,
-        "rdp + pld": _both,
+        "by parts": partial(_parts, only=only),
     }
     found = {name: rule(ran, delta) for name, rule in derive.items() if only is None or name in only}
     return {name: value for name, value in found.items() if value is not None and not math.isnan(value)}
 
 
 def _basic(ran: Terms, delta: float) -> float | None:
-    """ε and δ add up."""
-    spent = failed = 0.0
+    """ε and δ add up; what has no δ of its own shares evenly what the others leave."""
+    failed = sum(count * term.delta for term, count in ran.items() if isinstance(term, PureTerm))
+    normal = sum(count for term, count in ran.items() if isinstance(term, GaussianTerm))
+    if failed > delta * (1 + 1e-12) or (normal and failed >= delta):
+        return None
+    spent = 0.0
     for term, count in ran.items():
-        if isinstance(term, GaussianTerm):
-            return None
-        spent += count * term.epsilon
-        failed += count * term.delta if isinstance(term, PureTerm) else 0.0
-    return spent if failed <= delta * (1 + 1e-12) else None
+        each = _alone(term, (delta - failed) / normal) if isinstance(term, GaussianTerm) else term.epsilon
+        spent += count * each
+    return spent
 
 
 def _optimal(ran: Terms, delta: float) -> float | None:
@@ -189,20 +192,22 @@ def _analytic(ran: Terms, delta: float) -> float | None:
     """Balle and Wang 2018. Gaussians compose to one Gaussian: the squares of their 1/multiplier add up."""
     if delta == 0:
         return None
-    from dp_accounting import get_epsilon_gaussian
-
     precision = 0.0
     for term, count in ran.items():
         if not isinstance(term, GaussianTerm):
             return None
         if term.sampling.amplifies:
-            if sum(ran.values()) > 1:
-                return None
-            # One release of a sample: Balle, Barthe and Gaboardi 2018.
-            rate = term.sampling.rate
-            return amplified(float(get_epsilon_gaussian(term.multiplier, min(delta / rate, 1.0))), rate)
+            return _alone(term, delta) if sum(ran.values()) == 1 else None
         precision += count / term.multiplier**2
-    return float(get_epsilon_gaussian(1 / math.sqrt(precision), delta))
+    return _alone(GaussianTerm(1 / math.sqrt(precision)), delta)
+
+
+def _alone(term: GaussianTerm, delta: float) -> float:
+    """One Gaussian release, exactly; one of a sample by Balle, Barthe and Gaboardi 2018."""
+    from dp_accounting import get_epsilon_gaussian
+
+    rate = term.sampling.rate if term.sampling.amplifies else 1.0
+    return amplified(float(get_epsilon_gaussian(term.multiplier, min(delta / rate, 1.0))), rate)
 
 
 def _rdp(ran: Terms, delta: float) -> float | None:
@@ -248,16 +253,21 @@ def _interval(ran: Terms) -> float:
     return max(1e-4, 2.0 ** math.ceil(math.log2(max(reach, 1e-9) / steps)))
 
 
-def _both(ran: Terms, delta: float) -> float | None:
-    """Where one accountant cannot cover all: each on its part, with half of δ."""
+def _parts(ran: Terms, delta: float, only: tuple[Accountant, ...] | None = None) -> float | None:
+    """Part by part, each by whatever bounds it best with its share of δ: no accountant is good at everything.
+
+    Gaussian noise on cohorts of fixed size apart from the rest, which has a PLD; and every mechanism by itself.
+    """
     sampled: Terms = {
         term: n for term, n in ran.items() if isinstance(term, GaussianTerm) and term.sampling.kind == "fixed"
     }
-    rest = {term: n for term, n in ran.items() if term not in sampled}
-    if not sampled or not any(isinstance(term, ShuffledTerm) for term in rest):
+    if not sampled or len(ran) == 1:
         return None
-    first, second = _all(sampled, delta / 2), _all(rest, delta / 2)
-    return min(first.values()) + min(second.values()) if first and second else None
+    rest = {term: n for term, n in ran.items() if term not in sampled}
+    ways = [[part for part in (sampled, rest) if part]] if rest else []
+    ways.append([{term: n} for term, n in ran.items()])
+    found = [[min(_all(part, delta / len(way), only).values(), default=math.inf) for part in way] for way in ways]
+    return min(sum(way) for way in found)
 
 
 def _closed_form(ran: Terms, delta: float) -> float | None:

@@ -194,7 +194,16 @@ def amplified(epsilon: float, rate: float) -> float:
 
 @lru_cache(maxsize=256)
 def rdp(term: Term) -> NDArray[np.float64] | None:
-    """The Rényi divergence at each order; nothing where no theorem gives it."""
+    """The Rényi divergence at each order; nothing where no theorem gives it.
+
+    It is a logarithm divided by order − 1, and may be off by the rounding of that. Where it is so small that nothing
+    else is left, it may even be negative, which `dp-accounting` takes for ε = 0: so that much is added.
+    """
+    found, orders = _rdp(term), rdp_orders()
+    return None if found is None else np.maximum(found, 0.0) + 1e-14 * (1 + 1 / (orders - 1))
+
+
+def _rdp(term: Term) -> NDArray[np.float64] | None:
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
