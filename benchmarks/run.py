@@ -250,6 +250,41 @@ def privrec_ml_1m() -> list[Figure]:
     return [*figures, _figure("PrivRec, ml-1m, peak memory", _peak_mb(), None, "MB")]
 
 
+def exact_noise() -> list[Figure]:
+    """Draws of exact noise, and a round of noised FedMF beside one without noise."""
+    from homebody.data import load
+    from homebody.data.partitions import leave_one_out
+    from homebody.fit import fit
+    from homebody.methods.fedmf import FedMF
+    from homebody.privacy import Channel, Clip, Gaussian
+    from homebody.privacy.grid import gaussian, laplace
+    from homebody.rng import Rng, SystemRng
+    from homebody.runtime import Simulator
+
+    figures, count = [], 5_000_000
+    for draw in (laplace, gaussian):
+        for source, rng in (("seed", Rng.of(0)), ("system", SystemRng())):
+            draw(rng, 28, 1000)  # compiles
+            began = time.perf_counter()
+            draw(rng, 28, count)
+            speed = count / (time.perf_counter() - began) / 1e6
+            figures.append(_figure(f"exact {draw.__name__} noise, {source}", speed, 5.0, "M/s"))
+    split = leave_one_out(load("ml-100k"))
+    for name, channel in (("clip", Channel(Clip(1.0))), ("clip and noise", Channel(Clip(1.0), Gaussian(1.0)))):
+        seconds: list[float] = []
+        for rounds in (1, 20):
+            method = FedMF(uplink=channel)
+            fit(
+                method,
+                Simulator(split),
+                rounds=rounds,
+                evaluate_every=0,
+                on_round=lambda one: seconds.append(one.seconds),
+            )
+        figures.append(_figure(f"FedMF round, ml-100k, {name}", sorted(seconds[1:])[10], None, "s"))
+    return figures
+
+
 def help_text() -> list[Figure]:
     return [_figure("homebody --help", _command("--help"), 0.5, "s")]
 
@@ -332,6 +367,7 @@ CASES: dict[str, Callable[[], list[Figure]]] = {
     "privrec": privrec_ml_1m,
     "fmf-ldp": fmf_ldp_of_the_papers_size,
     "maml": maml_against_reptile,
+    "exact-noise": exact_noise,
     "pfedrec-ml-1m": pfedrec_ml_1m,
 }
 
