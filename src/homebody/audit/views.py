@@ -8,6 +8,7 @@ from torch import Tensor
 from homebody.core import Cohort, Method, Rows, Total, Tree, Update
 from homebody.counts import several
 from homebody.privacy import Channel, Gaussian, Laplace, OneBit, RandomisedResponse, SecureSum, Shuffle
+from homebody.privacy.grid import STEPS
 from homebody.rng import Rng
 
 __all__ = ["decoded", "hides_senders", "noise_on_sum", "sees", "whole"]
@@ -26,7 +27,8 @@ def noise_on_sum(channel: Channel) -> bool:
 def whole(value: Tensor | Rows) -> Tensor:
     """The table that rows were sent of, in numbers that can be summed."""
     table = value.value if isinstance(value, Rows) else value
-    numbers = table.to(torch.promote_types(table.dtype, torch.float32))
+    kind = torch.int64 if table.dtype in STEPS else torch.promote_types(table.dtype, torch.float32)
+    numbers = table.to(kind)
     return Rows(value.index, numbers, value.size).dense() if isinstance(value, Rows) else numbers
 
 
