@@ -118,7 +118,16 @@ def test_a_contradiction_is_said_and_ends_with_1(
     ("attack", "words"),
     [
         ("interactions", ["the message", "popularity alone", "server ∞", "nothing bounds what it reads"]),
-        ("canary", ["with canaries", "one-run estimator", "95% confidence", "any lower bound agrees"]),
+        (
+            "canary",
+            [
+                "one-run bound",
+                "(replace-one)",
+                "at most 0.05",
+                "any lower bound agrees",
+                "clients: not contradicted; with probability 90 %",
+            ],
+        ),
     ],
 )
 def test_tables_fit_80_columns(call: Call, runs: dict[str, Path], attack: str, words: list[str]) -> None:

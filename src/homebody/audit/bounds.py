@@ -154,16 +154,16 @@ def independent_p_value(coins: int, guesses: int, right: int, epsilon: float, de
     >>> independent_p_value(coins=10, guesses=3, right=3, epsilon=0.0, delta=0.0)
     0.125
     """
-    from scipy import special, stats
+    from scipy import special
 
+    if right <= 0:
+        return 1.0
     chance = special.expit(epsilon)
-    if delta == 0:
-        return float(stats.binom.sf(right - 1, guesses, chance))
-    certain = np.arange(guesses + 1)
-    mass = stats.binom.pmf(certain, coins, delta)
-    mass[-1] = stats.binom.sf(guesses - 1, coins, delta)
-    reached = stats.binom.sf(right - certain - 1, guesses - certain, chance)
-    return min(1.0, float(mass @ np.where(certain >= right, 1.0, reached)))
+    # P[K = k] for k under `right`, and what is left: as many certain guesses are enough.
+    certain = np.arange(right)
+    mass = np.diff(special.bdtr(certain, coins, delta), prepend=0.0)
+    reached = special.bdtrc(right - certain - 1, guesses - certain, chance)
+    return min(1.0, float(mass @ reached + special.bdtrc(right - 1, coins, delta)))
 
 
 def gaussian(scores: Scores, coins: Coins, delta: float, confidence: float = 0.95) -> Lower:

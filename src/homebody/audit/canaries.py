@@ -34,7 +34,6 @@ from torch.func import vmap
 from homebody.audit.bounds import (
     FEWEST,
     Counted,
-    Curve,
     Lower,
     clopper_pearson,
     count_guesses,
@@ -65,6 +64,7 @@ from homebody.privacy import (
     Channel,
     Charge,
     Clip,
+    Event,
     Gaussian,
     GaussianRelease,
     Laplace,
@@ -73,6 +73,7 @@ from homebody.privacy import (
     Observer,
     OneBit,
     RandomisedResponse,
+    Relation,
     SecureSum,
 )
 from homebody.privacy.events import event_from_json
@@ -121,6 +122,10 @@ class Finding:
     counted: Counted | None = None
     """Right guesses beside what the ledger allows at all δ together; None where it allows all."""
     visible: Visible | None = None
+    relation: Relation = "replace-one"
+    """Which two data sets a coin decides between."""
+    in_sight: bool = False
+    """Whether it is charged as if a draw hid people whom it sees drawn: no number is needed to refute that."""
 
     @property
     def at_least(self) -> float | None:
@@ -131,16 +136,18 @@ class Finding:
     def contradicted(self) -> bool:
         """Whether the ledger's claim is refuted."""
         above = self.at_least is not None and self.at_least > self.certified
-        return above or (self.counted is not None and self.counted.too_many)
+        return above or self.in_sight or (self.counted is not None and self.counted.too_many)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         parts = {name: getattr(self, name) for name in ("lower", "gaussian", "counted", "visible")}
         return {
             "observer": self.observer,
+            "relation": self.relation,
             "certified": self.certified if math.isfinite(self.certified) else "inf",
             "at_least": self.at_least,
             **{name: None if part is None else asdict(part) for name, part in parts.items()},
+            "in_sight": self.in_sight,
             "contradicted": self.contradicted,
         }
 
@@ -169,6 +176,7 @@ def plant(
     scores: dict[str, list[Tensor]] = {}
     straight: list[Tensor] = []
     ledger = Ledger()
+    relation: Relation = "replace-one"
     for trial in range(trials):
         own = Rng.of(seed, "canary", trial)
         watched = _Watched(simulator, (own.fold("coins").bits(count) & 1).bool(), own)
@@ -186,7 +194,7 @@ def plant(
             evaluate_every=0,
             on_round=tell,
         )
-        ledger = fitted.ledger
+        ledger, relation = fitted.ledger, watched.nest.relation
         coins.append(watched.coins)
         for observer, found in {**watched.scores, "public": watched.in_model(fitted.shared)}.items():
             if found is not None:
@@ -196,52 +204,49 @@ def plant(
     truth = torch.cat(coins).numpy()
     seen = {name: torch.cat(parts).numpy().astype(np.float64) for name, parts in scores.items()}
     sums = torch.cat(straight).numpy().astype(np.float64) if len(straight) == trials else None
-    certified = ledger.epsilons(delta)
+    wanted = (delta, *(one for one in DELTAS if one > delta))
+    curves = [(ledger.epsilons(one), one) for one in wanted]
+    certified = curves[0][0]
     claims = {
-        name: _curve(ledger, name, delta) for name in OBSERVERS if name in seen and math.isfinite(certified[name])
+        name: [(found[name], one) for found, one in curves if math.isfinite(found[name])]
+        for name in OBSERVERS
+        if name in seen and math.isfinite(certified[name])
     }
     error = (1 - confidence) / max(1, len(claims))
+    estimate = clopper_pearson if count == 1 else one_run
     findings = []
     for observer in OBSERVERS:
-        if observer not in seen:
-            findings.append(Finding(observer, certified[observer], None))
-            continue
-        estimate = clopper_pearson if count == 1 else one_run
-        if observer not in claims:
-            findings.append(Finding(observer, math.inf, estimate(seen[observer], truth, delta, confidence)))
-            continue
-        normal = sums if observer == "clients" and _only_gaussian(ledger, observer) else None
-        sure = 1 - error / (2 if normal is None else 3)
-        findings.append(
-            Finding(
-                observer,
-                certified[observer],
-                estimate(seen[observer], truth, delta, sure),
-                None if normal is None else gaussian(normal, truth, delta, sure),
-                count_guesses(seen[observer], truth, claims[observer], sure),
-                Visible(
+        # The server draws every cohort.
+        in_sight = observer == "server" and any(one.sampling.amplifies for one in _charged(ledger, observer))
+        finding = Finding(observer, certified[observer], None, relation=relation, in_sight=in_sight)
+        if observer in claims:
+            normal = sums if observer == "clients" and _only_gaussian(ledger, observer) else None
+            sure = 1 - error / (2 if normal is None else 3)
+            finding = replace(
+                finding,
+                lower=estimate(seen[observer], truth, delta, sure),
+                gaussian=None if normal is None else gaussian(normal, truth, delta, sure),
+                counted=count_guesses(seen[observer], truth, claims[observer], sure),
+                visible=Visible(
                     *share_found(claims[observer], len(truth), sure),
                     None if normal is None else noise_found(certified[observer], len(truth), delta, sure),
                 ),
             )
-        )
+        elif observer in seen:
+            finding = replace(finding, lower=estimate(seen[observer], truth, delta, confidence))
+        findings.append(finding)
     return findings
 
 
-def _curve(ledger: Ledger, observer: Observer, delta: float) -> Curve:
-    """What the ledger certifies at many δ."""
-    wanted = (delta, *(one for one in DELTAS if one > delta))
-    pairs = [(ledger.epsilon(observer, delta=one).epsilon, one) for one in wanted]
-    return [pair for pair in pairs if math.isfinite(pair[0])]
+def _charged(ledger: Ledger, observer: Observer) -> list[Event]:
+    """What this observer is charged for, about one person."""
+    rows = [entry for entry in ledger.entries() if entry.observer == observer and entry.unit == "user"]
+    return [event_from_json(entry.event) for entry in rows]
 
 
 def _only_gaussian(ledger: Ledger, observer: Observer) -> bool:
     """Whether all that this observer is charged for is Gaussian noise, and no sampling hides anybody."""
-    events = [
-        event_from_json(entry.event)
-        for entry in ledger.entries()
-        if entry.observer == observer and entry.unit == "user"
-    ]
+    events = _charged(ledger, observer)
     return bool(events) and all(isinstance(one, GaussianRelease) and not one.sampling.amplifies for one in events)
 
 
@@ -286,6 +291,11 @@ class _Nest:
         values, tails = (scale * signs).float(), 0 if relations == {"add-remove"} else -1
         nest = cls(names, shapes, places, values, values, coins, tails, channel)
         return replace(nest, kept=nest._clipped()) if clipped else nest
+
+    @property
+    def relation(self) -> Relation:
+        """Which two data sets a coin decides between."""
+        return "replace-one" if self.tails else "add-remove"
 
     @property
     def size(self) -> int:
@@ -338,14 +348,17 @@ class _Nest:
         peaked = any(isinstance(stage, Laplace) for stage in self.channel.stages)
         return found.clamp(float(self.tails), 1.0) if peaked else found
 
-    def beside(self, sums: Tree) -> list[Tensor]:
-        """What is released beside the update's own tensors and has the shape of one, laid out in its place."""
+    def beside(self, sums: Tree, known: Tensor) -> list[Tensor]:
+        """What is released beside the update's own tensors and has the shape of one, laid out in its place, less as
+        much as is in it of what is known."""
         out = []
         for other, value in sums.items():
             for name, shape in zip(self.names, self.shapes, strict=True):
                 if other not in self.names and value.shape == shape:
                     blank = {one: torch.zeros(side) for one, side in zip(self.names, self.shapes, strict=True)}
-                    out.append(self.flat({**blank, name: value}))
+                    there = self.flat({**blank, name: torch.ones(shape)}) * known
+                    found = self.flat({**blank, name: value})
+                    out.append(found - there * ((found @ there) / (there @ there).clamp(min=1e-30)))
         return out
 
     def chunks(self, which: Tensor) -> list[Tensor]:
@@ -434,7 +447,7 @@ class _Watched:
         real = replace(cohort, users=cohort.users[cohort.users < self.first])
         got = self.inner.collect(replace(method, uplink=joined), shared, real, rng, step)  # type: ignore[type-var]
         # ε holds against those who know everyone else's data, if not their noise.
-        nest, known = self.nest, torch.zeros(())
+        nest, known = self.nest, torch.zeros(self.nest.size)
         if not self.nest.random and joined.others:
             known = nest.flat(decoded(method.uplink, joined.others))
         if hides_senders(method.uplink):
@@ -445,7 +458,7 @@ class _Watched:
         rate = cohort.size / cohort.population if cohort.sampling == "fixed" else 1.0
         found = nest.along(shown)
         self.scores["clients"] += _evidence(nest.told_by(found), rate, nest.tails)
-        for flat in nest.beside(got.total.sum):
+        for flat in nest.beside(got.total.sum, known):
             self.scores["clients"] += _evidence(nest.along(flat), rate, nest.tails)
         if self.straight is not None:
             self.straight = self.straight + found if rate == 1 and not nest.random else None
