@@ -82,7 +82,7 @@ def test_it_reads_less_behind_a_sum_and_nothing_from_bits(call: Call, runs: dict
 
 
 def test_the_same_seed_says_the_same(call: Call, runs: dict[str, Path]) -> None:
-    for attack in (["interactions", "--users", 10], ["canary", "--canaries", 40]):
+    for attack in (["interactions", "--users", 10], ["canary", "--canaries", 200]):
         first, again, other = (found(call, runs["noised"], "--attack", *attack, "--seed", seed) for seed in (1, 1, 2))
         assert first == again
         assert first | {"seed": 2} != other
@@ -118,7 +118,16 @@ def test_a_contradiction_is_said_and_ends_with_1(
     ("attack", "words"),
     [
         ("interactions", ["the message", "popularity alone", "server ∞", "nothing bounds what it reads"]),
-        ("canary", ["with canaries", "one-run estimator", "95% confidence", "any lower bound agrees"]),
+        (
+            "canary",
+            [
+                "one-run bound",
+                "(replace-one)",
+                "at most 0.05",
+                "any lower bound agrees",
+                "clients: not contradicted; with probability 90 %",
+            ],
+        ),
     ],
 )
 def test_tables_fit_80_columns(call: Call, runs: dict[str, Path], attack: str, words: list[str]) -> None:

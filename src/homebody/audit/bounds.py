@@ -1,12 +1,20 @@
 """Lower bounds on ε from guesses: what a claim of (ε, δ) would make too unlikely to have happened.
 
-Both estimators are given a score of each secret coin, larger where the attacker thinks it fell on `True`. Their bounds
-hold with the stated confidence whatever the scores are; a poor attack only makes them small.
+Every estimator is given a score of each secret coin, larger where the attacker thinks it fell on `True`. A poor attack
+only makes a bound small; it never makes it wrong. What a bound assumes, beside fair coins:
+
+| estimator | assumes | compares |
+|---|---|---|
+| `one_run` | nothing: coins may have been used together | right guesses with one (ε, δ) |
+| `count_guesses` | scores are independent, each depends on its own coin | right guesses with every (ε, δ) of a curve |
+| `gaussian` | the same, and scores are normal with one spread | the distance of the means with a Gaussian mechanism |
+| `clopper_pearson` | one coin in each of many runs | both error rates with one (ε, δ) |
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,17 +22,35 @@ import numpy as np
 import numpy.typing as npt
 
 from homebody.errors import HomebodyError
+from homebody.privacy import GaussianRelease
+from homebody.privacy.accountant import epsilon as epsilon_of
 
-__all__ = ["Lower", "clopper_pearson", "one_run", "one_run_p_value"]
+__all__ = [
+    "Counted",
+    "Curve",
+    "Lower",
+    "clopper_pearson",
+    "count_guesses",
+    "gaussian",
+    "independent_p_value",
+    "noise_found",
+    "one_run",
+    "one_run_p_value",
+    "share_found",
+]
 
 FEWEST = 8
 """Guesses; fewer could not show anything."""
 LARGEST = 50.0
 """No bound beyond this is looked for."""
 _THRESHOLDS = 400
+SEEN = 0.9
+"""The probability with which the smallest violation that an audit can see is seen."""
 
 Coins = npt.NDArray[np.bool_]
 Scores = npt.NDArray[np.float64]
+Curve = Sequence[tuple[float, float]]
+"""A claim at many δ: pairs of ε and δ, all of which are said to hold."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +59,26 @@ class Lower:
 
     epsilon: float
     confidence: float
-    estimator: Literal["one-run", "Clopper–Pearson"]
+    estimator: Literal["one-run", "Clopper–Pearson", "Gaussian"]
     guesses: int
     right: int
     coins: int
     """Guesses could be withheld."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How many guesses were right, beside how many a claim allows."""
+
+    guesses: int
+    right: int
+    most: int
+    """More right guesses than this are less likely than the error, if the claim holds."""
+    coins: int
+
+    @property
+    def too_many(self) -> bool:
+        return self.right > self.most
 
 
 def one_run(scores: Scores, coins: Coins, delta: float, confidence: float = 0.95) -> Lower:
@@ -54,17 +95,11 @@ def one_run(scores: Scores, coins: Coins, delta: float, confidence: float = 0.95
     0.0
     """
     _check(scores, coins, confidence)
-    total = len(scores)
-    ladder = [total]
-    while ladder[-1] // 2 >= FEWEST:
-        ladder.append(ladder[-1] // 2)
-    order = np.argsort(scores, kind="stable")
-    best = Lower(0.0, confidence, "one-run", total, 0, total)
-    for place, guesses in enumerate(ladder):
-        low = guesses // 2
-        right = int((~coins[order[:low]]).sum() + coins[order[total - (guesses - low) :]].sum())
+    total, ladder = len(scores), _ladder(scores, coins)
+    best = Lower(0.0, confidence, "one-run", total, ladder[0][1], total)
+    for guesses, right in ladder:
         found = _largest(total, guesses, right, delta, (1 - confidence) / len(ladder))
-        if found > best.epsilon or place == 0:
+        if found > best.epsilon:
             best = Lower(found, confidence, "one-run", guesses, right, total)
     return best
 
@@ -86,6 +121,112 @@ def one_run_p_value(coins: int, guesses: int, right: int, epsilon: float, delta:
     steps = np.arange(1, right + 1)
     near = (stats.binom.sf(right - steps - 1, guesses, chance) - reached) / steps
     return min(1.0, reached + 2 * coins * delta * float(near.max()))
+
+
+def count_guesses(scores: Scores, coins: Coins, curve: Curve, confidence: float = 0.95) -> Counted:
+    """Right guesses beside the most that a claimed curve allows, where scores are independent of one another.
+
+    Guesses are withheld as in `one_run`. Every pair of the curve bounds the same probability, so the smallest of these
+    bounds holds, and many pairs cost nothing. The number of guesses that comes nearest to a refutation is given.
+
+    >>> coins = np.arange(400) % 2 == 0
+    >>> count_guesses(np.where(coins, 1.0, -1.0), coins, [(1.0, 1e-6)]).too_many
+    True
+    >>> count_guesses(np.zeros(400), coins, [(1.0, 1e-6)]).too_many
+    False
+    """
+    _check(scores, coins, confidence)
+    total, tried = len(scores), _useful(len(scores), curve, 1 - confidence)
+    ladder = [(guesses, right) for guesses, right in _ladder(scores, coins) if guesses in tried]
+    _, guesses, right = min((_allowed_by(total, guesses, right, curve), guesses, right) for guesses, right in ladder)
+    return Counted(guesses, right, _most(total, guesses, curve, (1 - confidence) / len(tried)), total)
+
+
+def independent_p_value(coins: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """How likely at least so many right guesses are at most, if (ε, δ) held and coins were told independently.
+
+    What is told of one coin under (ε, δ) can be computed from this: with probability δ the coin itself, otherwise the
+    coin with probability e^ε/(1 + e^ε) and its opposite with the rest. So of the guesses K are certain, where
+    K ~ Bin(coins, δ) is capped by the number of guesses, and the others are right as tosses of that chance.
+
+    >>> round(independent_p_value(coins=3, guesses=3, right=3, epsilon=0.0, delta=0.5), 6)  # (½ + ½ · ½)³
+    0.421875
+    >>> independent_p_value(coins=10, guesses=3, right=3, epsilon=0.0, delta=0.0)
+    0.125
+    """
+    from scipy import special
+
+    if right <= 0:
+        return 1.0
+    chance = special.expit(epsilon)
+    # P[K = k] for k under `right`, and what is left: as many certain guesses are enough.
+    certain = np.arange(right)
+    mass = np.diff(special.bdtr(certain, coins, delta), prepend=0.0)
+    reached = special.bdtrc(right - certain - 1, guesses - certain, chance)
+    return min(1.0, float(mass @ reached + special.bdtrc(right - 1, coins, delta)))
+
+
+def gaussian(scores: Scores, coins: Coins, delta: float, confidence: float = 0.95) -> Lower:
+    """Where scores are normal around two means with one spread: a lower bound on the means' distance, in spreads.
+
+    That distance is μ of Gaussian differential privacy (Dong, Roth and Su 2022), and ε at δ follows from it. Student's
+    t of the two samples has a noncentral distribution whose parameter is μ √(heads · tails / coins): the bound is the
+    exact one.
+
+    >>> generator = np.random.default_rng(0)
+    >>> coins = generator.random(1000) < 0.5
+    >>> found = gaussian(generator.normal(size=1000) + np.where(coins, 1.0, -1.0), coins, delta=1e-6)  # μ = 2
+    >>> round(found.epsilon, 1)  # 11.0 is the ε of μ = 2
+    9.7
+    """
+    _check(scores, coins, confidence)
+    heads, tails = scores[coins], scores[~coins]
+    total, right = len(scores), 0
+    nothing = Lower(0.0, confidence, "Gaussian", total, right, total)
+    if min(len(heads), len(tails)) < 2:
+        return nothing
+    middle = (heads.mean() + tails.mean()) / 2
+    right = int(((scores > middle) == coins).sum())
+    size = math.sqrt(len(heads) * len(tails) / total)
+    spread = math.sqrt((((heads - heads.mean()) ** 2).sum() + ((tails - tails.mean()) ** 2).sum()) / (total - 2))
+    apart = float(heads.mean() - tails.mean())
+    ratio = min(apart / max(spread, 1e-300), _LARGEST_MU)
+    mu = _noncentral(ratio * size, total - 2, 1 - confidence) / size
+    return Lower(_of_gaussian(mu, delta), confidence, "Gaussian", total, right, total)
+
+
+def noise_found(epsilon: float, coins: int, delta: float, confidence: float) -> float:
+    """The share of the stated noise that `gaussian` would find too little with probability `SEEN`.
+
+    epsilon: what is certified at δ, of a Gaussian mechanism; half of the coins are heads.
+
+    >>> round(noise_found(2.55, coins=1000, delta=1e-6, confidence=0.95), 2)
+    0.75
+    """
+    mu, size, freedom = _mu_of(epsilon, delta), math.sqrt(coins) / 2, coins - 2
+    low, high = 0.0, _LARGEST_MU * size * 2
+    while high - low > 1e-6:  # the t that just refutes μ
+        middle = (low + high) / 2
+        low, high = (low, middle) if _noncentral(middle, freedom, 1 - confidence) > mu * size else (middle, high)
+    # And the parameter at which t exceeds that often enough.
+    return min(1.0, mu * size / _noncentral(high, freedom, SEEN))
+
+
+def share_found(curve: Curve, coins: int, confidence: float) -> tuple[float, float | None]:
+    """The share of right guesses that a claim allows on average, and the share that `count_guesses` would find too
+    large with probability `SEEN`, if all coins are guessed; None where even sure guesses would not be.
+
+    >>> allowed, found = share_found([(0.5, 0.0)], coins=1000, confidence=0.95)
+    >>> round(allowed, 3), found is not None and round(found, 3)
+    (0.622, 0.679)
+    """
+    from scipy import stats
+
+    allowed = min((math.exp(-e) * d + 1) / (1 + math.exp(-e)) for e, d in curve)
+    most = _most(coins, coins, curve, (1 - confidence) / len(_useful(coins, curve, 1 - confidence)))
+    if most >= coins:
+        return min(1.0, allowed), None
+    return min(1.0, allowed), float(stats.beta.ppf(SEEN, most + 1, coins - most))
 
 
 def clopper_pearson(scores: Scores, coins: Coins, delta: float, confidence: float = 0.95) -> Lower:
@@ -132,6 +273,83 @@ def _largest(coins: int, guesses: int, right: int, delta: float, error: float) -
     while high - low > 1e-6:
         middle = (low + high) / 2
         low, high = (low, middle) if one_run_p_value(coins, guesses, right, middle, delta) > error else (middle, high)
+    return low
+
+
+def _ladder(scores: Scores, coins: Coins) -> list[tuple[int, int]]:
+    """Guesses of the highest and lowest scores, and how many are right: of all coins, of half of them, and so on."""
+    total, order = len(scores), np.argsort(scores, kind="stable")
+    out = []
+    for guesses in _rungs(total):
+        low = guesses // 2
+        right = int((~coins[order[:low]]).sum() + coins[order[total - (guesses - low) :]].sum())
+        out.append((guesses, right))
+    return out
+
+
+def _rungs(total: int) -> list[int]:
+    """The numbers of guesses that are tried."""
+    return [total >> place for place in range(max(1, (total // FEWEST).bit_length()))]
+
+
+def _useful(coins: int, curve: Curve, error: float) -> list[int]:
+    """Of these the ones that could refute a claim, were all guesses right; the others need no share of the error."""
+    rungs = _rungs(coins)
+    found = [one for one in rungs if _allowed_by(coins, one, one, curve) <= error / len(rungs)]
+    return found or [coins]
+
+
+def _allowed_by(coins: int, guesses: int, right: int, curve: Curve) -> float:
+    """How likely so many right guesses are at most, by all pairs of a curve."""
+    return min(independent_p_value(coins, guesses, right, epsilon, delta) for epsilon, delta in curve)
+
+
+def _most(coins: int, guesses: int, curve: Curve, error: float) -> int:
+    """The largest number of right guesses that is no less likely than the error."""
+    low, high = 0, guesses + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        likely = _allowed_by(coins, guesses, middle, curve) > error
+        low, high = (middle, high) if likely else (low, middle)
+    return low
+
+
+_LARGEST_MU = 20.0
+
+
+def _noncentral(t: float, freedom: int, error: float) -> float:
+    """The noncentrality at which Student's t reaches this value with this probability; 0 where it is negative.
+
+    P[T ≥ t] is the mean of Φ(noncentrality − t s) over s, the root of a mean of `freedom` squares of normal numbers.
+    """
+    from scipy import special, stats
+
+    first, last = (math.sqrt(float(stats.chi2.ppf(one, freedom)) / freedom) for one in (1e-12, 1 - 1e-12))
+    s = np.linspace(first, last, 2001)
+    weight = np.exp(stats.chi2.logpdf(freedom * s**2, freedom) + np.log(s))
+    weight /= weight.sum()
+    low, high = 0.0, max(t, 0.0) * last + 40
+    if float(weight @ special.ndtr(-t * s)) >= error:
+        return 0.0
+    while high - low > 1e-9 * (1 + high):
+        middle = (low + high) / 2
+        low, high = (middle, high) if float(weight @ special.ndtr(middle - t * s)) < error else (low, middle)
+    return low
+
+
+def _of_gaussian(mu: float, delta: float) -> float:
+    """ε of a Gaussian mechanism whose noise is 1/μ of what one person changes."""
+    if mu < 1e-9 or delta <= 0:
+        return 0.0
+    found = epsilon_of([(GaussianRelease(1 / mu, "replace-one"), 1)], delta, only=("analytic",)).epsilon
+    return min(found, LARGEST)
+
+
+def _mu_of(epsilon: float, delta: float) -> float:
+    low, high = 0.0, _LARGEST_MU
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _of_gaussian(middle, delta) > epsilon else (middle, high)
     return low
 
 

@@ -1,18 +1,22 @@
 """Second attack: canaries. People who do not exist take part in the training, each by a fair coin, and the attacker
-guesses the coins from what an observer sees. Guesses better than (ε, δ) allows refute it.
+guesses the coins from what an observer sees. Guesses better than the ledger allows refute it.
 
-A canary always sends the same update: a random direction, as long as the clip allows, or of ones where one-bit reports
-project on [−1, 1]. What the coin decides is what the certified ε is about:
+A canary always sends the same update: a random direction, as long as the clip allows, or of ones where reports of one
+bit are made of it. Directions are orthogonal: no two canaries move the same entry, so noise on one says nothing about
+another. The coin decides what the certified ε is about:
 
 | relation | heads | tails |
 |---|---|---|
 | replace-one | the canary takes part | someone with the opposite update does, in its place |
-| add-remove | the canary takes part | nobody does |
+| add-remove | the canary takes part | its seat stays empty |
 
-The training is the run's own: the same method, stages, rounds and cohort, with real clients beside the canaries. They
-make the population larger, so ε of the audited training is derived anew, by its own ledger, and that is what the lower
-bound is held against. An attacker among the clients sees every round's sum as it is released. It knows everyone else's
-update too where all take part and the server adds the noise: ε covers that. The public sees the final model alone.
+The training is the run's own: the same method, stages, phases, rounds and cohort, with real clients beside the
+canaries; each canary's message passes the whole channel. Canaries make the population larger, so ε of the audited
+training is derived anew, by its own ledger, and every bound is held against that one. One coin is one neighbouring
+pair: the claim must hold for each of them whatever the others do, so many canaries do not weaken it.
+
+An attacker among the clients sees every round's sum as it is released, and knows everyone else's update: ε covers that.
+It does not know whether a canary was drawn into a cohort. The public sees the final model alone.
 """
 
 from __future__ import annotations
@@ -27,7 +31,17 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.audit.bounds import FEWEST, Lower, clopper_pearson, one_run
+from homebody.audit.bounds import (
+    FEWEST,
+    Counted,
+    Lower,
+    clopper_pearson,
+    count_guesses,
+    gaussian,
+    noise_found,
+    one_run,
+    share_found,
+)
 from homebody.audit.views import decoded, hides_senders, whole
 from homebody.core import (
     Cohort,
@@ -44,20 +58,54 @@ from homebody.core import (
 )
 from homebody.errors import HomebodyError
 from homebody.fit import fit
-from homebody.privacy import OBSERVERS, AskRows, Channel, Charge, Clip, Gaussian, Laplace, NonPrivate, OneBit, SecureSum
+from homebody.privacy import (
+    OBSERVERS,
+    AskRows,
+    Channel,
+    Charge,
+    Clip,
+    Event,
+    Gaussian,
+    GaussianRelease,
+    Laplace,
+    Ledger,
+    NonPrivate,
+    Observer,
+    OneBit,
+    RandomisedResponse,
+    Relation,
+    SecureSum,
+)
+from homebody.privacy.events import event_from_json
 from homebody.privacy.ledger import DELTA
 from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 
-__all__ = ["Finding", "plant"]
+__all__ = ["Finding", "Visible", "plant"]
 
+CANARIES = 1000
+"""In a training, where nobody says how many and there is room for them."""
 ENTRIES_AT_ONCE = 1 << 23
 """Of canaries' messages that are worked on together."""
 MOST_ENTRIES = 1 << 28
 """Of all canaries' directions."""
 MEASURED = 25
 """Messages whose length a canary takes where no clip says one."""
+DELTAS = (1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)
+"""Where the ledger is asked for ε beside the run's own δ: it certifies all of these at once."""
+
+
+@dataclass(frozen=True)
+class Visible:
+    """The smallest violation that an audit sees with probability 90 %."""
+
+    allowed: float
+    """The share of right guesses that the ledger allows on average."""
+    share: float | None
+    """The share that would have been found too large; None: even sure guesses would not have been."""
+    noise: float | None = None
+    """Of Gaussian noise: what share of the stated scale would have been found too little."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +117,39 @@ class Finding:
     """ε of the audited training."""
     lower: Lower | None
     """None: nothing this observer sees can be held against the canaries' directions."""
+    gaussian: Lower | None = None
+    """Where all that the observer is charged for is Gaussian noise on sums over everyone."""
+    counted: Counted | None = None
+    """Right guesses beside what the ledger allows at all δ together; None where it allows all."""
+    visible: Visible | None = None
+    relation: Relation = "replace-one"
+    """Which two data sets a coin decides between."""
+    in_sight: bool = False
+    """Whether it is charged as if a draw hid people whom it sees drawn: no number is needed to refute that."""
+
+    @property
+    def at_least(self) -> float | None:
+        """The largest lower bound on ε."""
+        return max((one.epsilon for one in (self.lower, self.gaussian) if one is not None), default=None)
 
     @property
     def contradicted(self) -> bool:
-        """Whether the certified ε is refuted, at the bound's confidence."""
-        return self.lower is not None and self.lower.epsilon > self.certified
+        """Whether the ledger's claim is refuted."""
+        above = self.at_least is not None and self.at_least > self.certified
+        return above or self.in_sight or (self.counted is not None and self.counted.too_many)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        certified = self.certified if math.isfinite(self.certified) else "inf"
-        lower = None if self.lower is None else asdict(self.lower)
-        return {"observer": self.observer, "certified": certified, "lower": lower, "contradicted": self.contradicted}
+        parts = {name: getattr(self, name) for name in ("lower", "gaussian", "counted", "visible")}
+        return {
+            "observer": self.observer,
+            "relation": self.relation,
+            "certified": self.certified if math.isfinite(self.certified) else "inf",
+            "at_least": self.at_least,
+            **{name: None if part is None else asdict(part) for name, part in parts.items()},
+            "in_sight": self.in_sight,
+            "contradicted": self.contradicted,
+        }
 
 
 def plant(
@@ -88,7 +158,7 @@ def plant(
     *,
     rounds: int,
     cohort: int | None = None,
-    canaries: int = 200,
+    canaries: int | None = None,
     trials: int = 1,
     confidence: float = 0.95,
     delta: float = DELTA,
@@ -97,20 +167,22 @@ def plant(
 ) -> list[Finding]:
     """Train with canaries, `trials` times anew, and bound ε from below for each observer.
 
-    With several canaries in a training it is the one-run estimator, over the coins of all trials; with one, trials are
-    independent and it is Clopper and Pearson's. on_round: told how many rounds of how many are done.
+    canaries: None takes 1,000, or as many as there is room for. Where the ledger is right, the probability that
+    anything at all is contradicted is at most 1 − confidence. on_round: told how many rounds of how many are done.
     """
-    _check(method, canaries, trials)
+    count = _check(method, simulator, canaries, trials, Rng.of(seed, "room"))
+    ends = [phase.rounds or rounds for phase in method.phases]
     coins: list[Tensor] = []
     scores: dict[str, list[Tensor]] = {}
-    certified: dict[str, float] = {}
+    straight: list[Tensor] = []
+    ledger = Ledger()
+    relation: Relation = "replace-one"
     for trial in range(trials):
         own = Rng.of(seed, "canary", trial)
-        nest = _Nest.of(method, simulator, canaries, own)
-        watched = _Watched(simulator, nest)
+        watched = _Watched(simulator, (own.fold("coins").bits(count) & 1).bool(), own)
 
         def tell(line: Round, trial: int = trial) -> None:
-            on_round(trial * rounds + line.step, trials * rounds)
+            on_round(trial * sum(ends) + line.step, trials * sum(ends))
 
         fitted = fit(
             method,
@@ -122,19 +194,60 @@ def plant(
             evaluate_every=0,
             on_round=tell,
         )
-        certified = fitted.ledger.epsilons(delta)
-        coins.append(nest.coins)
-        for observer, found in {**watched.scores, "public": nest.in_model(watched.before, fitted.shared)}.items():
+        ledger, relation = fitted.ledger, watched.nest.relation
+        coins.append(watched.coins)
+        for observer, found in {**watched.scores, "public": watched.in_model(fitted.shared)}.items():
             if found is not None:
                 scores.setdefault(observer, []).append(found)
+        if watched.straight is not None:
+            straight.append(watched.straight)
     truth = torch.cat(coins).numpy()
-    estimate = clopper_pearson if canaries == 1 else one_run
+    seen = {name: torch.cat(parts).numpy().astype(np.float64) for name, parts in scores.items()}
+    sums = torch.cat(straight).numpy().astype(np.float64) if len(straight) == trials else None
+    wanted = (delta, *(one for one in DELTAS if one > delta))
+    curves = [(ledger.epsilons(one), one) for one in wanted]
+    certified = curves[0][0]
+    claims = {
+        name: [(found[name], one) for found, one in curves if math.isfinite(found[name])]
+        for name in OBSERVERS
+        if name in seen and math.isfinite(certified[name])
+    }
+    error = (1 - confidence) / max(1, len(claims))
+    estimate = clopper_pearson if count == 1 else one_run
     findings = []
     for observer in OBSERVERS:
-        guessed = torch.cat(scores[observer]).numpy().astype(np.float64) if observer in scores else None
-        lower = None if guessed is None else estimate(guessed, truth, delta, confidence)
-        findings.append(Finding(observer, certified[observer], lower))
+        # The server draws every cohort.
+        in_sight = observer == "server" and any(one.sampling.amplifies for one in _charged(ledger, observer))
+        finding = Finding(observer, certified[observer], None, relation=relation, in_sight=in_sight)
+        if observer in claims:
+            normal = sums if observer == "clients" and _only_gaussian(ledger, observer) else None
+            sure = 1 - error / (2 if normal is None else 3)
+            finding = replace(
+                finding,
+                lower=estimate(seen[observer], truth, delta, sure),
+                gaussian=None if normal is None else gaussian(normal, truth, delta, sure),
+                counted=count_guesses(seen[observer], truth, claims[observer], sure),
+                visible=Visible(
+                    *share_found(claims[observer], len(truth), sure),
+                    None if normal is None else noise_found(certified[observer], len(truth), delta, sure),
+                ),
+            )
+        elif observer in seen:
+            finding = replace(finding, lower=estimate(seen[observer], truth, delta, confidence))
+        findings.append(finding)
     return findings
+
+
+def _charged(ledger: Ledger, observer: Observer) -> list[Event]:
+    """What this observer is charged for, about one person."""
+    rows = [entry for entry in ledger.entries() if entry.observer == observer and entry.unit == "user"]
+    return [event_from_json(entry.event) for entry in rows]
+
+
+def _only_gaussian(ledger: Ledger, observer: Observer) -> bool:
+    """Whether all that this observer is charged for is Gaussian noise, and no sampling hides anybody."""
+    events = _charged(ledger, observer)
+    return bool(events) and all(isinstance(one, GaussianRelease) and not one.sampling.amplifies for one in events)
 
 
 @dataclass(frozen=True)
@@ -146,51 +259,43 @@ class _Nest:
     places: Tensor | None
     """(canaries, n) the entries that each moves, no two the same; None: all of them."""
     values: Tensor
-    """(canaries, n) by how much, after the clip."""
+    """(canaries, n) by how much, before the channel."""
+    kept: Tensor
+    """The same after the clip: what is looked for."""
     coins: Tensor
     tails: int
     """What tails multiplies the update by."""
     channel: Channel
 
     @classmethod
-    def of(cls, method: Method, simulator: Simulator, count: int, rng: Rng) -> _Nest:
-        channel = method.uplink
+    def of(cls, method: Method, simulator: Simulator, coins: Tensor, rng: Rng) -> _Nest:
+        channel, count = method.uplink, len(coins)
         model, length = _model(method, simulator, rng)
         names, shapes = tuple(model), tuple(value.shape for value in model.values())
         size = sum(value.numel() for value in model.values())
-        reports = any(isinstance(stage, OneBit) for stage in channel.stages)
-        noise = [stage for stage in channel.stages if isinstance(stage, Laplace) and not stage.unbounded]
-        if not reports and count > size:
-            raise HomebodyError(
-                f"An update has {size:,} entries, so at most {size:,} canaries keep apart, not {count}."
-            )
-        # Laplace noise is weakest where a whole update is in one entry; Gaussian noise is the same in any direction.
-        each = size if reports else 1 if noise else size // count
-        if count * each > MOST_ENTRIES:
-            raise HomebodyError(
-                f"{count:,} canaries of {each:,} entries each do not fit: give at most {MOST_ENTRIES // each:,}."
-            )
+        if count > (most := _room(channel, size)):
+            why = "they would not fit" if _reports(channel) else "no two may move the same entry"
+            raise HomebodyError(f"An update of {size:,} entries has room for {most:,} canaries, not {count:,}: {why}.")
+        each = _entries_each(channel, size, count)
         signs = 2.0 * (rng.fold("signs").bits(count, each) & 1) - 1.0
         places = None
-        if not reports:
+        if not _reports(channel):
             order = np.random.default_rng(int(rng.fold("places").key) % 2**64).permutation(size)
             places = torch.from_numpy(order[: count * each].reshape(count, each))
         # Far over any bound, so that the clip, of the whole or of each tensor, brings it to exactly that.
         clipped = any(isinstance(stage, Clip) for stage in channel.stages)
-        scale = 1e6 if clipped else 1.0 if reports else length * each**-0.5
+        scale = 1e6 if clipped else 1.0 if _reports(channel) else length * each**-0.5
         relations = {
             one.event.relation for one in method.releases(_everyone(simulator)) if not isinstance(one.event, NonPrivate)
         }
-        nest = cls(
-            names,
-            shapes,
-            places,
-            (scale * signs).float(),
-            (rng.fold("coins").bits(count) & 1).bool(),
-            0 if relations == {"add-remove"} else -1,
-            channel,
-        )
-        return replace(nest, values=nest._clipped()) if clipped else nest
+        values, tails = (scale * signs).float(), 0 if relations == {"add-remove"} else -1
+        nest = cls(names, shapes, places, values, values, coins, tails, channel)
+        return replace(nest, kept=nest._clipped()) if clipped else nest
+
+    @property
+    def relation(self) -> Relation:
+        """Which two data sets a coin decides between."""
+        return "replace-one" if self.tails else "add-remove"
 
     @property
     def size(self) -> int:
@@ -225,7 +330,7 @@ class _Nest:
 
     def along(self, flat: Tensor, which: Tensor | None = None) -> Tensor:
         """How much of each canary's update is in one flat tree, or in a row of its own for each; 1 is all of it."""
-        values = self.values if which is None else self.values[which]
+        values = self.kept if which is None else self.kept[which]
         places = self.places if which is None or self.places is None else self.places[which]
         power = (values * values).sum(1).clamp(min=1e-30)
         if flat.ndim == 1:
@@ -238,21 +343,27 @@ class _Nest:
         """What the coins multiply these canaries' updates by."""
         return torch.where(self.coins[which], 1.0, float(self.tails))
 
+    def told_by(self, found: Tensor) -> Tensor:
+        """What a round says of the coins: Laplace noise tells no more beyond what the two sides would send."""
+        peaked = any(isinstance(stage, Laplace) for stage in self.channel.stages)
+        return found.clamp(float(self.tails), 1.0) if peaked else found
+
+    def beside(self, sums: Tree, known: Tensor) -> list[Tensor]:
+        """What is released beside the update's own tensors and has the shape of one, laid out in its place, less as
+        much as is in it of what is known."""
+        out = []
+        for other, value in sums.items():
+            for name, shape in zip(self.names, self.shapes, strict=True):
+                if other not in self.names and value.shape == shape:
+                    blank = {one: torch.zeros(side) for one, side in zip(self.names, self.shapes, strict=True)}
+                    there = self.flat({**blank, name: torch.ones(shape)}) * known
+                    found = self.flat({**blank, name: value})
+                    out.append(found - there * ((found @ there) / (there @ there).clamp(min=1e-30)))
+        return out
+
     def chunks(self, which: Tensor) -> list[Tensor]:
         size = max(1, ENTRIES_AT_ONCE // self.size)
         return [which[start : start + size] for start in range(0, len(which), size)]
-
-    def in_model(self, before: Tree, after: Tree) -> Tensor | None:
-        """The canaries' share of how far the model moved; None where updates are not changes of what is shared."""
-        moved = {}
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            fits = name in before and before[name].shape == shape
-            moved[name] = after[name] - before[name] if fits else torch.zeros(shape)
-            if not fits and len(self.names) == 1:
-                return None
-        if not any(bool(part.any()) for part in moved.values()):
-            return None
-        return self.along(self.flat(moved))
 
     def _clipped(self) -> Tensor:
         """The values after every clip of the channel."""
@@ -270,7 +381,7 @@ class _Nest:
 class _Joined(Channel):
     """A channel whose sum other messages join before the server's half; it remembers the sum as the server had it."""
 
-    def __init__(self, channel: Channel, messages: Update) -> None:
+    def __init__(self, channel: Channel, messages: Sequence[Update]) -> None:
         super().__init__(*channel.stages)
         object.__setattr__(self, "_messages", messages)
         object.__setattr__(self, "joined", {})
@@ -280,30 +391,46 @@ class _Joined(Channel):
     others: Tree
 
     def server(self, total: Total, rng: Rng) -> Total:
-        more: Update = self._messages  # type: ignore[attr-defined]
-        self.others.update(total.sum)
-        for name in dict.fromkeys((*total.sum, *more)):
-            parts = [tree[name] for tree in (total.sum, more) if name in tree]
-            self.joined[name] = parts[0] if len(parts) == 1 else parts[0] + parts[1].to(parts[0].device)
+        more: Sequence[Update] = self._messages  # type: ignore[attr-defined]
+        self.others.update({name: value.clone() for name, value in total.sum.items()})
+        self.joined.update(total.sum)
+        for stacked in more:
+            if self.reads:
+                self.read(stacked, self.joined)
+                continue
+            for name, value in stacked.items():
+                there = self.joined.get(name)
+                self.joined[name] = value if there is None else there + value.to(there.device)
         return super().server(Total(dict(self.joined), total.clients), rng)
 
 
 class _Watched:
     """A simulator with canaries among its clients, and with every observer's notes on them."""
 
-    def __init__(self, inner: Simulator, nest: _Nest) -> None:
-        self.inner, self.nest = inner, nest
+    def __init__(self, inner: Simulator, coins: Tensor, rng: Rng) -> None:
+        self.inner, self.coins, self.rng = inner, coins, rng
         self.catalogue, self.device, self.simulated = inner.catalogue, inner.device, True
         self.first = inner.split.n_users
         self.before: Tree = {}
-        self.scores: dict[str, Tensor] = {name: torch.zeros(len(nest.coins)) for name in ("server", "clients")}
+        self.scores: dict[str, Tensor] = {name: torch.zeros(len(coins)) for name in ("server", "clients")}
+        self.straight: Tensor | None = torch.zeros(len(coins))
+        """The plain sum of what each canary is found to be in every round; None where chance decided who took part, or
+        devices add noise, so that it is not normal."""
+        self.phases = 0
+        self._kept: tuple[list[Update], Tensor] | None = None
+        """What all canaries send together, and how the server reads each, where that is the same in every round."""
+
+    nest: _Nest
 
     def available(self, *, public: bool = False) -> Users:
         if public:
             return self.inner.available(public=True)
-        return np.concatenate([self.inner.available(), self.first + np.arange(len(self.nest.coins))])
+        return np.concatenate([self.inner.available(), self.first + np.arange(len(self.coins))])
 
     def begin(self, method: Method, rng: Rng) -> None:
+        self.phases += 1
+        self.nest = _Nest.of(method, self.inner, self.coins, self.rng.fold("phase", self.phases))
+        self.before, self._kept = {}, None
         self.inner.begin(method, rng)
 
     def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
@@ -319,17 +446,35 @@ class _Watched:
         joined = _Joined(method.uplink, messages)
         real = replace(cohort, users=cohort.users[cohort.users < self.first])
         got = self.inner.collect(replace(method, uplink=joined), shared, real, rng, step)  # type: ignore[type-var]
+        # ε holds against those who know everyone else's data, if not their noise.
+        nest, known = self.nest, torch.zeros(self.nest.size)
+        if not self.nest.random and joined.others:
+            known = nest.flat(decoded(method.uplink, joined.others))
         if hides_senders(method.uplink):
             # The server has the sum, and knows who is in it.
-            seen = self.nest.along(self.nest.flat(decoded(method.uplink, joined.joined)))
+            seen = nest.along(nest.flat(decoded(method.uplink, joined.joined)) - known)
             self.scores["server"][drawn] += seen[drawn]
-        shown = self.nest.flat(got.total.sum)
-        if cohort.sampling == "all" and not self.nest.random and joined.others:
-            # ε holds against those who know everyone else's data; who was drawn, or others' noise, they may not know.
-            shown = shown - self.nest.flat(decoded(method.uplink, joined.others))
+        shown = nest.flat(got.total.sum) - known
         rate = cohort.size / cohort.population if cohort.sampling == "fixed" else 1.0
-        self.scores["clients"] += _evidence(self.nest.along(shown), rate, self.nest.tails)
+        found = nest.along(shown)
+        self.scores["clients"] += _evidence(nest.told_by(found), rate, nest.tails)
+        for flat in nest.beside(got.total.sum, known):
+            self.scores["clients"] += _evidence(nest.along(flat), rate, nest.tails)
+        if self.straight is not None:
+            self.straight = self.straight + found if rate == 1 and not nest.random else None
         return got
+
+    def in_model(self, after: Tree) -> Tensor | None:
+        """The canaries' share of how far the last phase moved the model; None where updates are not changes of it."""
+        nest, moved = self.nest, {}
+        for name, shape in zip(nest.names, nest.shapes, strict=True):
+            fits = name in self.before and self.before[name].shape == shape
+            moved[name] = after[name] - self.before[name] if fits else torch.zeros(shape)
+            if not fits and len(nest.names) == 1:
+                return None
+        if not any(bool(part.any()) for part in moved.values()):
+            return None
+        return nest.along(nest.flat(moved))
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         return Evaluated({})
@@ -346,36 +491,37 @@ class _Watched:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         self.inner.load_state(state)
 
-    def _messages(self, drawn: Tensor, rng: Rng) -> Update:
-        """The sum of what these canaries send; the server's notes on each, where it sees them one by one."""
-        nest, alone = self.nest, not hides_senders(self.nest.channel)
+    def _messages(self, drawn: Tensor, rng: Rng) -> list[Update]:
+        """What these canaries send, summed, or stacked where the server reads each; and the server's notes on each,
+        where it sees them one by one."""
+        nest, everyone = self.nest, len(drawn) == len(self.coins)
+        if self._kept is None or not everyone:
+            sent, read = self._sent(drawn, rng)
+            if everyone and not nest.random:
+                self._kept = sent, read
+        else:
+            sent, read = self._kept
+        if not hides_senders(nest.channel):
+            self.scores["server"][drawn] += nest.told_by(read)
+        return sent
+
+    def _sent(self, drawn: Tensor, rng: Rng) -> tuple[list[Update], Tensor]:
+        nest, channel = self.nest, self.nest.channel
+        stacks: list[Update] = []
         total: Update = {}
-        if not nest.random:
-            flat, factor = torch.zeros(nest.size), nest.factor(drawn)
-            if nest.places is not None:
-                flat[nest.places[drawn]] = factor[:, None] * nest.values[drawn]
-            else:
-                flat = factor @ nest.values[drawn]
-            if alone:
-                self.scores["server"][drawn] += factor
-            return nest.tree(flat)
+        notes = []
         for some in nest.chunks(drawn):
             update = nest.tree(nest.factor(some)[:, None] * nest.laid_out(some))
             keys = rng.fold(some).key
-            sent = vmap(lambda key, own: self._noised(own, Rng(key)))(keys, update)
-            if alone:
-                read = vmap(lambda own: decoded(nest.channel, own))(sent)
-                self.scores["server"][some] += nest.along(nest.flat(read, batched=True), some)
+            sent = vmap(lambda key, own: channel.device(own, Rng(key)))(keys, update)
+            read = vmap(lambda own: decoded(channel, own))(sent)
+            notes.append(nest.along(nest.flat(read, batched=True), some))
+            if channel.reads:
+                stacks.append(sent)
+                continue
             for name, value in vmap(_whole)(sent).items():
                 total[name] = total[name] + value.sum(0) if name in total else value.sum(0)
-        return total
-
-    def _noised(self, update: Update, rng: Rng) -> Update:
-        """What the devices do after the clip."""
-        for number, stage in enumerate(self.nest.channel.stages):
-            if not isinstance(stage, Clip):
-                update = stage.device(update, rng.fold(number))
-        return update
+        return stacks if channel.reads else [total], torch.cat(notes) if notes else torch.zeros(0)
 
 
 def _whole(update: Update) -> Update:
@@ -397,13 +543,36 @@ def _evidence(shown: Tensor, rate: float, tails: int) -> Tensor:
     return likelihood(1) - likelihood(tails)
 
 
+def _reports(channel: Channel) -> bool:
+    """Whether devices tell bits of their entries, each on its own."""
+    return any(isinstance(stage, OneBit | RandomisedResponse) for stage in channel.stages)
+
+
+def _entries_each(channel: Channel, size: int, count: int) -> int:
+    """How many entries a canary moves. All where it tells bits of them; Laplace noise is weakest where a whole update
+    is in one entry; Gaussian noise is the same in any direction."""
+    if _reports(channel):
+        return size
+    noise = any(isinstance(stage, Laplace) and not stage.unbounded for stage in channel.stages)
+    return 1 if noise else size // count
+
+
+def _room(channel: Channel, size: int) -> int:
+    """How many canaries an update of so many entries has room for."""
+    return MOST_ENTRIES // size if _reports(channel) else size
+
+
 def _model(method: Method, simulator: Simulator, rng: Rng) -> tuple[Update, float]:
-    """An update before its channel, whole; and how long those of a few clients are."""
-    plain: Method = replace(method, uplink=Channel())  # type: ignore[type-var]
+    """An update before its channel, whole; and how long those of a few clients are, where no bound says it.
+
+    Where the server reads each message, a message has the shape of the update.
+    """
+    plain: Method = method if method.uplink.reads else replace(method, uplink=Channel())  # type: ignore[type-var]
     simulator.begin(plain, rng.fold("clients"))
     shared = plain.init_shared(simulator.catalogue, rng.fold("shared"))
     shared = {name: value.to(simulator.device) for name, value in shared.items()}
-    people = simulator.available()[:MEASURED]
+    bounded = any(isinstance(stage, Clip) for stage in method.uplink.stages) or _reports(method.uplink)
+    people = simulator.available()[: 1 if bounded else MEASURED]
     trees = [
         {name: whole(value) for name, value in simulator.message(plain, shared, int(user), rng).items()}
         for user in people
@@ -417,19 +586,17 @@ def _everyone(simulator: Simulator) -> Cohort:
     return Cohort(everyone, "all", len(everyone), len(everyone), simulator.catalogue.n_items)
 
 
-def _check(method: Method, canaries: int, trials: int) -> None:
+def _check(method: Method, simulator: Simulator, canaries: int | None, trials: int, rng: Rng) -> int:
+    """How many canaries there are in a training."""
+    if canaries is None:
+        stages = [phase.method or method for phase in method.phases if not phase.public]
+        models = [(one.uplink, _model(one, simulator, rng)[0]) for one in stages]
+        rooms = [_room(channel, sum(part.numel() for part in model.values())) for channel, model in models]
+        canaries = min(CANARIES, *rooms)
     if canaries < 1 or trials < 1:
         raise HomebodyError(f"An audit takes at least 1 canary and 1 trial, not {canaries} and {trials}.")
     if canaries * trials < FEWEST:
         raise HomebodyError(
             f"{canaries * trials} coins can show nothing: let canaries × trials be at least {FEWEST}, better hundreds."
         )
-    if method.uplink.reads:
-        raise HomebodyError(
-            f"{type(method).__name__}'s server reads each message, and canaries are found in sums: use --attack "
-            "interactions."
-        )
-    if len(method.phases) > 1:
-        raise HomebodyError(
-            f"{type(method).__name__} trains in {len(method.phases)} phases; canaries are for methods with one."
-        )
+    return canaries

@@ -17,7 +17,7 @@ from homebody.counts import several
 from homebody.errors import HomebodyError, unknown_name
 
 if TYPE_CHECKING:
-    from homebody.audit.canaries import Finding
+    from homebody.audit.canaries import Finding, Visible
     from homebody.recipe import Recipe
 
 __all__ = ["audit"]
@@ -41,9 +41,9 @@ def audit(
         str,
         typer.Option(
             "--attack",
-            help="interactions: the server reads uploads; canary: a lower bound on ε from people we made up; linkage: "
-            "the server looks for reports of one device behind the proxy; membership: the public asks of the final "
-            "model whether someone was in its training.",
+            help="interactions: the server reads uploads; canary: is the ledger's ε true? made-up people take part, "
+            "and observers look for them; linkage: the server looks for reports of one device behind the proxy; "
+            "membership: the public asks of the final model whether someone was in its training.",
         ),
     ],
     users: Annotated[
@@ -51,13 +51,19 @@ def audit(
         typer.Option("--users", help="interactions, linkage: clients to attack.", show_default="100, 300"),
     ] = None,
     canaries: Annotated[
-        int | None, typer.Option("--canaries", help="canary: made-up people in a training.", show_default="200")
+        int | None,
+        typer.Option(
+            "--canaries",
+            help="canary: made-up people in a training; the more, the smaller a mistake is found.",
+            show_default="1,000, or as many as an update has entries",
+        ),
     ] = None,
     trials: Annotated[
         int | None, typer.Option("--trials", help="canary: how many times to train.", show_default="1")
     ] = None,
     confidence: Annotated[
-        float | None, typer.Option("--confidence", help="canary: of the lower bound.", show_default="0.95")
+        float | None,
+        typer.Option("--confidence", help="canary: that a right ledger is not contradicted.", show_default="0.95"),
     ] = None,
     people: Annotated[
         int | None,
@@ -140,7 +146,7 @@ def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[st
     method = recipe.build()
     assert isinstance(method, Method)
     assert isinstance(fitted.runtime, Simulator)
-    wanted = {"canaries": 200, "trials": 1, "confidence": 0.95, **given}
+    wanted = {"trials": 1, "confidence": 0.95, **given}
     with _bar("rounds with canaries", quiet) as step:
         findings = plant(
             method,
@@ -152,7 +158,9 @@ def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[st
             on_round=step,
             **wanted,
         )
+    coins = next(one.lower.coins for one in findings if one.lower is not None)
     found = {
+        "canaries": coins // wanted["trials"],
         **wanted,
         "rounds": rounds,
         **_about(recipe, fitted.epsilon, fitted.delta),
@@ -319,29 +327,53 @@ def _print_findings(findings: list[Finding], found: dict[str, Any], method: str)
     canaries, trainings = several(found["canaries"], "canary", "canaries"), several(found["trials"], "training")
     title = f"{method}: {canaries}, {trainings} of {several(found['rounds'], 'round')}"
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("observer")
-    for heading in ("ε certified,\nthe run", "ε certified,\nwith canaries", "ε at\nleast", "guesses\nright"):
+    table.add_column("observer", no_wrap=True)
+    headings = (
+        "ε, the\nrun",
+        "ε, with\ncanaries",
+        "at least\none run",
+        "at least\nGaussian",
+        "guesses",
+        "right",
+        "allowed",
+    )
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for one in findings:
-        lower = one.lower
+        lower, counted = one.lower, one.counted
         table.add_row(
             one.observer,
             epsilon_text(found["epsilon"][one.observer]),
             epsilon_text(one.certified),
             "not measured" if lower is None else f"{lower.epsilon:.2f}",
-            "" if lower is None else f"{lower.right:,} of {lower.guesses:,}",
+            "" if one.gaussian is None else f"{one.gaussian.epsilon:.2f}",
+            "" if lower is None else f"{(counted or lower).guesses:,}",
+            "" if lower is None else f"{(counted or lower).right:,}",
+            "" if lower is None else "all" if counted is None else f"{counted.most:,}",
         )
     console.print(table)
     for line in _remarks(findings, found):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
+COINS = {
+    "replace-one": "the canary takes part, or someone with the opposite update in its place (replace-one)",
+    "add-remove": "the canary takes part, or its seat stays empty (add-remove)",
+}
+
+
 def _remarks(findings: list[Finding], found: dict[str, Any]) -> Iterator[str]:
-    estimator = next((one.lower.estimator for one in findings if one.lower), "one-run")
+    yield f"a fair coin for each canary: {COINS[findings[0].relation]}"
     how = (
-        "one-run estimator of Steinke, Nasr and Jagielski" if estimator == "one-run" else "Clopper and Pearson's rates"
+        "Clopper and Pearson's error rates" if found["canaries"] == 1 else "Steinke, Nasr and Jagielski's one-run bound"
     )
-    yield f"at least: by the {how}, {found['confidence']:.0%} confidence for each observer; δ = {found['delta']:g}"
+    yield (
+        f"at least: lower bounds on ε with canaries, by {how} and by how far Gaussian noise leaves the two sides of "
+        f"the coins apart; δ = {found['delta']:g}"
+    )
+    yield "allowed: the right guesses that the ledger's ε leaves possible, at this δ and at all others"
+    error = 1 - found["confidence"]
+    yield f"if the ledger is right, anything is contradicted with a probability of at most {error:.3g}"
     if found["stages"]:
         yield f"stages: {' → '.join(found['stages'])}"
     if any(one.certified == float("inf") for one in findings):
@@ -349,11 +381,31 @@ def _remarks(findings: list[Finding], found: dict[str, Any]) -> Iterator[str]:
     for one in findings:
         if one.lower is None:
             yield f"{one.observer}: the final model does not hold updates as they were sent, so nothing is measured"
-        if one.contradicted and one.lower is not None:
-            yield (
-                f"{one.observer}: CONTRADICTED: ε is at least {one.lower.epsilon:.2f} with "
-                f"{found['confidence']:.0%} confidence, and {one.certified:.2f} is certified"
-            )
+        elif one.contradicted:
+            yield f"{one.observer}: CONTRADICTED: {_reason(one)}"
+        elif one.visible is not None:
+            yield f"{one.observer}: not contradicted; {_would_be_found(one.visible)}"
+
+
+def _reason(finding: Finding) -> str:
+    if finding.in_sight:
+        return "it is charged as if a draw hid who takes part, and it draws them itself"
+    if finding.at_least is not None and finding.at_least > finding.certified:
+        return f"ε is at least {finding.at_least:.2f}, and {finding.certified:.2f} is certified"
+    assert finding.counted is not None
+    right, guesses, most = finding.counted.right, finding.counted.guesses, finding.counted.most
+    return f"{right:,} of {guesses:,} guesses are right, and the ledger allows {most:,}"
+
+
+def _would_be_found(visible: Visible) -> str:
+    """The smallest violation that would have shown."""
+    if visible.share is None:
+        return "so large an ε allows every guess to be right, so that nothing could be"
+    noise = "" if visible.noise is None else f"noise of {visible.noise:.2f} × the stated scale, or "
+    return (
+        f"with probability 90 % this would have found {noise}guesses that are right in {visible.share:.1%} of all "
+        f"cases, where {visible.allowed:.1%} are allowed"
+    )
 
 
 @contextmanager
