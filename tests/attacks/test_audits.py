@@ -43,8 +43,10 @@ def contradicted(findings: dict[str, Finding]) -> list[str]:
 
 class HalfNoise(Gaussian):
     def server(self, total: Total, rng: Rng) -> Total:
-        noised = super().server(total, rng)
-        return replace(noised, sum={name: (value + total.sum[name]) / 2 for name, value in noised.sum.items()})
+        noised, grid = super().server(total, rng), self.grid
+        assert grid is not None
+        plain = {name: grid.values(value) for name, value in total.sum.items()}
+        return replace(noised, sum={name: (value + plain[name]) / 2 for name, value in noised.sum.items()})
 
 
 class DoubleClip(Clip):
@@ -59,8 +61,9 @@ class BesideNoise(Gaussian):
     """Releases the sum without noise too, under another name; the method makes nothing of it."""
 
     def server(self, total: Total, rng: Rng) -> Total:
-        noised = super().server(total, rng)
-        return replace(noised, sum={**noised.sum, "diagnostic": total.sum["item"]})
+        noised, grid = super().server(total, rng), self.grid
+        assert grid is not None
+        return replace(noised, sum={**noised.sum, "diagnostic": grid.values(total.sum["item"])})
 
 
 class HalfNoiseOnDevice(Laplace):

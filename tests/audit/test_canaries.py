@@ -17,7 +17,7 @@ from homebody.errors import HomebodyError
 from homebody.fit import fit
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
-from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle
+from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle, stages
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 
@@ -105,12 +105,12 @@ def test_a_secure_sum_without_noise_tells_the_server_and_a_shuffle_does_not(simu
 
 
 @pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
-def test_noise_of_a_twentieth_is_caught_in_training(
+def test_noise_of_a_sixteenth_is_caught_in_training(
     simulator: Simulator, monkeypatch: pytest.MonkeyPatch, relation: str
 ) -> None:
     """Where training is audited as a whole, only a gross mistake shows: see test_release for the fine ones."""
-    right = Gaussian.scale
-    monkeypatch.setattr(Gaussian, "scale", property(lambda self: 0.05 * right.fget(self)))  # type: ignore[attr-defined]
+    right = stages.gaussian
+    monkeypatch.setattr(stages, "gaussian", lambda rng, depth, *shape: right(rng, depth - 4, *shape))
     uplink = Channel(Clip(1.0), Gaussian(z=3, relation=relation))  # type: ignore[arg-type]
     findings = found(simulator, uplink, rounds=1, canaries=400)
     assert findings["clients"].contradicted
@@ -230,8 +230,9 @@ class TestNest:
         }
 
     def test_tails_is_what_the_relation_compares_with(self, simulator: Simulator) -> None:
-        assert self.nest(simulator, Channel(Clip(1.0), Gaussian(z=1, relation="add-remove"))).tails == 0
-        for uplink in (Channel(), Channel(Clip(1.0), Gaussian(z=1)), Channel(OneBit(1.0))):
+        # Where everyone takes part, noise for a removal is accounted as for a replacement.
+        removal = Channel(Clip(1.0), Gaussian(z=1, relation="add-remove"))
+        for uplink in (Channel(), Channel(Clip(1.0), Gaussian(z=1)), Channel(OneBit(1.0)), removal):
             assert self.nest(simulator, uplink).tails == -1
 
 
