@@ -186,7 +186,12 @@ def _part(name: str, value: Tensor | Rows) -> Part:
 
 
 def _told(update: Update, channel: Channel) -> list[str]:
-    """What a message gives away by its form alone."""
+    """What a message gives away by its form alone, and how its numbers are to be read."""
+    steps = [f"Its numbers are whole steps of {channel.grid.step:.3g}."] if channel.grid else []
+    return [*_given_away(update, channel), *steps]
+
+
+def _given_away(update: Update, channel: Channel) -> list[str]:
     if any(isinstance(stage, SecureSum) for stage in channel.stages):
         return ["Behind the secure sum nobody reads this message alone; a simulation just sums it."]
     if any(isinstance(stage, OneBit) for stage in channel.stages):
