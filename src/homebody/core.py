@@ -290,6 +290,12 @@ class Method:
         """Personalise on the device, sending nothing: by default one round whose update is thrown away."""
         return self.client(shared, local, batch)[1]
 
+    def takes_in(self, catalogue: Catalogue) -> tuple[str, ...]:
+        """Which features of people and of circumstances it looks at: all there are, where it needs or uses any."""
+        taken = (*self.needs, *self.uses)
+        people = catalogue.people if "user features" in taken else ()
+        return (*people, *(catalogue.contexts if "contexts" in taken else ()))
+
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round tells each observer: what its channel says, unless the method knows better."""
         return self.uplink.charges(cohort)

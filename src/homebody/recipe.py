@@ -12,6 +12,7 @@ from typing import Any
 import tomli_w
 
 from homebody.core import Method
+from homebody.data.vocabularies import ALL, parse
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import find
 from homebody.params import KINDS, params
@@ -23,7 +24,8 @@ from homebody.reference import Reference
 
 __all__ = ["Recipe", "own_channel", "parse_fields"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""From the second on, vocabularies are declared; those of a recipe of the first are taken as found."""
 SELECT = "valid/ndcg@10"
 """What chooses the round of whatever ranks."""
 
@@ -69,6 +71,8 @@ class Recipe:
     item_features: str | None = None
     kinds: dict[str, str] = field(default_factory=dict)
     """What columns of features are: categorical, multi-hot, numeric or text."""
+    vocabularies: dict[str, str] = field(default_factory=dict)
+    """Where values of features come from, by name: see `homebody.data.vocabularies`. The data set says the others."""
     impressions: str | None = None
     """A CSV or Parquet file, a row an item that was shown."""
     filters: dict[str, Any] = field(default_factory=dict)
@@ -155,6 +159,10 @@ class Recipe:
         for spec_text in self.stages:
             if type(spec_text) is not str:
                 raise HomebodyError(f"A stage is a text such as 'clip:norm=0.5', not {spec_text!r}.")
+        for name, text in self.vocabularies.items():
+            if type(text) is not str:
+                raise HomebodyError(f"The vocabulary of '{name}' is a text such as 'hash:64', not {text!r}.")
+            parse(name, text)
         if self.calibrate and self.budget is None:
             raise HomebodyError("--calibrate finds the noise that spends a budget: give one, such as --budget eps=8.")
         self.allowed()
@@ -193,8 +201,9 @@ class Recipe:
                 words.append("--calibrate")
             elif spec.name == "columns":
                 words += [word for name, one in value.items() for word in (f"--{name.replace('_', '-')}", one)]
-            elif spec.name in ("kinds", "filters"):
-                words += [word for name, one in value.items() for word in (option.removesuffix("s"), f"{name}={one}")]
+            elif spec.name in ("kinds", "filters", "vocabularies"):
+                single = "--vocabulary" if spec.name == "vocabularies" else option.removesuffix("s")
+                words += [word for name, one in value.items() for word in (single, f"{name}={one}")]
             elif spec.name in ("slices", "stages"):
                 words += [word for one in value for word in (option.removesuffix("s"), one)]
             else:
@@ -216,6 +225,8 @@ class Recipe:
         schema = values.pop("schema", SCHEMA_VERSION)
         if type(schema) is not int:
             raise HomebodyError(f"The recipe's schema must be a whole number, not {schema!r}.")
+        if schema < 2:
+            values = {"vocabularies": {ALL: "found"}, **values}
         if schema > SCHEMA_VERSION:
             raise HomebodyError("The recipe was written by a newer Homebody; update to run it.")
         names = {spec.name for spec in fields(cls)}
@@ -250,7 +261,7 @@ _TYPES: dict[str, type] = {
     **dict.fromkeys(("method", "data", "split", "protocol", "held_out", "select", "device", "data_dir"), str),
     **dict.fromkeys(("user_features", "item_features", "impressions", "budget"), str),
     **dict.fromkeys(("rounds", "seed", "negatives", "cohort", "evaluate_every"), int),
-    **dict.fromkeys(("fields", "columns", "kinds", "filters"), dict),
+    **dict.fromkeys(("fields", "columns", "kinds", "filters", "vocabularies"), dict),
     **dict.fromkeys(("cutoffs", "slices", "stages"), list),
     **dict.fromkeys(("fused", "calibrate"), bool),
     **dict.fromkeys(("delta", "public"), float),

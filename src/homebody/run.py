@@ -32,7 +32,7 @@ from homebody.recipe import Recipe
 from homebody.reference import Reference
 from homebody.report import RunFolder
 from homebody.rng import Rng
-from homebody.run_notes import environment, guessing, notes_of, parameters_of, unheld
+from homebody.run_notes import counted, environment, guessing, notes_of, parameters_of, refuse_found, unheld
 from homebody.runtime import Simulator, usable_device
 
 __all__ = ["Watcher", "check", "cohort_of", "execute", "population_of", "prepare", "reopen", "resume", "simulator"]
@@ -149,6 +149,7 @@ def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
         user_features=recipe.user_features,
         item_features=recipe.item_features,
         kinds=recipe.kinds,
+        vocabularies=recipe.vocabularies,
         impressions=recipe.impressions,
         filters=recipe.filters,
         say=watcher.say,
@@ -187,9 +188,12 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
             raise HomebodyError(f"{recipe.method} learns from public people here, and nobody is: give --public 0.1.")
         # Charges that cannot be stated are refused now, and so is a budget that no round fits into.
         planned = _planned(recipe, method, split)
+        told = [charges for charges, _ in planned]
+        refuse_found(method, split, told)
         if (budget := recipe.allowed()) and not recipe.calibrate:
-            for charges, _ in planned:
-                budget.refuse_hopeless(charges)
+            before = [charge for own in counted(method, split, told).values() for charge in own]
+            for charges in told:
+                budget.refuse_hopeless([*charges, *before])
     return method, split
 
 
@@ -225,7 +229,9 @@ def _calibrated(
     fixed: Method = method
 
     def planned(channel: Channel) -> list[tuple[Sequence[Charge], int]]:
-        return _planned(recipe, replace(fixed, uplink=channel), split)  # type: ignore[type-var]
+        rounds = _planned(recipe, replace(fixed, uplink=channel), split)  # type: ignore[type-var]
+        before = counted(fixed, split, [charges for charges, _ in rounds])
+        return [*rounds, *((charges, 1) for charges in before.values())]
 
     noise = calibrated(method.uplink, budget, planned)
     stages = recipe.stages or stage_texts(method.uplink)
@@ -336,6 +342,9 @@ def _federated(
         folder.add_round(line)
         watcher.on_round(line)
 
+    told = [charges for charges, _ in _planned(recipe, method, split)]
+    for release, charges in counted(method, split, told).items():
+        ledger.charge(release, charges, repeat=True)
     return fit(
         method,
         simulator(recipe, split),

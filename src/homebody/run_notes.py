@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,17 @@ import numpy.typing as npt
 import torch
 
 from homebody.core import Evaluated, Method, Rows
+from homebody.counts import several
 from homebody.data.splits import Split
+from homebody.data.vocabularies import Counted, Declaration, Found, found_in
+from homebody.errors import HomebodyError
 from homebody.fit import Fitted
+from homebody.privacy import OBSERVERS, Charge, NonPrivate, PureRelease
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
 from homebody.rng import Rng
 
-__all__ = ["environment", "guessing", "notes_of", "parameters_of", "unheld"]
+__all__ = ["counted", "environment", "guessing", "notes_of", "parameters_of", "refuse_found", "unheld"]
 
 
 def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dict[str, Any]:
@@ -41,6 +46,7 @@ def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dic
             {name: np.ascontiguousarray(part).data for name, part in _parts(split, method)}
         ),
         "method_fingerprint": fingerprint({"file": Path(file).read_bytes()}) if own and file else "",
+        "outside": _outside(recipe, method, split),
     }
 
 
@@ -51,6 +57,11 @@ def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.
         yield "ratings", ratings
     for unit, encoded in split.encoded.items():
         yield from ((f"{unit}/{name}", column.values) for name, column in encoded.columns.items())
+        for name, one in _features(split, unit).items():
+            if not isinstance(one, Found):
+                # Its size shapes the model, also where nobody has some of its values.
+                text = json.dumps(encoded.codes[name].to_json())
+                yield f"{unit}/{name}/vocabulary", np.frombuffer(text.encode(), dtype=np.uint8)
     if split.shown is not None and (shown := split.population.impressions):
         yield from (("shown", shown.items), ("to", shown.users), ("in", shown.indptr), ("clicked", shown.clicked))
 
@@ -71,12 +82,104 @@ def _taken_as_public(method: Method | Reference, split: Split) -> list[str]:
     """What ε does not cover, where updates pass noise: the words that people are described in."""
     if not isinstance(method, Method) or not method.uplink.stages:
         return []
-    taken = {"user features": "users", "contexts": "contexts"}
-    units = [taken[need] for need in dict.fromkeys((*method.needs, *method.uses)) if need in taken]
-    if not any(split.encoded[unit].columns for unit in units):
+    return _as_found(_found(method, split))
+
+
+def _as_found(names: Collection[str]) -> list[str]:
+    if not names:
         return []
-    said = "Which values the features of people and circumstances take, and the scale of numbers, count as known to "
-    return [said + "everyone: ε does not cover them."]
+    listed = ", ".join(names)
+    return [f"The values of {listed}, and the scale of numbers, are those of the people who train: ε leaves them out."]
+
+
+def _features(split: Split, unit: str) -> Mapping[str, Declaration]:
+    """What is declared of the features of `users`, `items` or `contexts`."""
+    tables = {"users": "user_features", "items": "item_features", "contexts": "contexts"}
+    table = getattr(split.population, tables[unit])
+    return {} if table is None else table.declared
+
+
+def _taken(method: Method, split: Split) -> list[str]:
+    """The features of people and circumstances that any of its phases takes in."""
+    known = split.catalogue()
+    return list(dict.fromkeys(name for phase in method.phases for name in (phase.method or method).takes_in(known)))
+
+
+def _found(method: Method, split: Split) -> dict[str, bool]:
+    """The features of people whose values come from those who train, and whether somebody said that they may."""
+    population, taken = split.population, _taken(method, split)
+    return {**found_in(population.user_features, taken), **found_in(population.contexts, taken)}
+
+
+def refuse_found(method: Method, split: Split, planned: Sequence[Sequence[Charge]]) -> None:
+    """Refuse to state a finite ε over values of people's features that nobody declared, and ε would leave out."""
+    bare = [name for name, said in _found(method, split).items() if not said]
+    if not bare or not any(_bounded(planned, observer) for observer in OBSERVERS):
+        return
+    kinds = {
+        name: kind
+        for table in (split.population.user_features, split.population.contexts)
+        if table is not None
+        for name, kind in table.kinds.items()
+    }
+    say = {"categorical": "hash:64", "multi-hot": "many:hash:64", "text": "text:hash:4096", "numeric": "range:LOW:HIGH"}
+    options = " ".join(f"--vocabulary {name}={say[kinds[name]]}" for name in bare)
+    raise HomebodyError(
+        f"The values of {', '.join(bare)} would come from the people who train, which ε does not cover: a value that "
+        f"one person alone has would show in the model's shape. Declare them ({options}), or accept it (--vocabulary "
+        f"{bare[0]}=found); docs/your-own-data.md says how."
+    )
+
+
+def counted(method: Method, split: Split, planned: Sequence[Sequence[Charge]]) -> dict[str, list[Charge]]:
+    """What vocabularies that are counted with noise tell, by the name of the release; they are charged before training.
+
+    The server sees people's values before it adds the noise.
+    """
+    population, taken = split.population, _taken(method, split)
+    tables = [table for table in (population.user_features, population.contexts) if table is not None]
+    private = {
+        name: one
+        for table in tables
+        for name, one in table.declared.items()
+        if name in taken and isinstance(one, Counted)
+    }
+    relations = {charge.event.relation for charges in planned for charge in charges if charge.observer != "server"}
+    out = {}
+    for name, one in private.items():
+        # The noise is for two counts that change; where a person is added or removed, one does.
+        event = (
+            PureRelease(one.epsilon / 2, one.delta, "add-remove")
+            if relations == {"add-remove"}
+            else PureRelease(one.epsilon, one.delta)
+        )
+        raw = NonPrivate(f"the server counts people's values of {name} before it adds noise")
+        others: list[Charge] = [Charge(observer, "user", event) for observer in OBSERVERS if observer != "server"]
+        out[f"vocabulary of {name}"] = [Charge("server", "user", raw), *others]
+    return out
+
+
+def _bounded(planned: Sequence[Sequence[Charge]], observer: str) -> bool:
+    """Whether rounds are charged to this observer, and all of them with noise."""
+    events = [charge.event for charges in planned for charge in charges if charge.observer == observer]
+    return bool(events) and not any(isinstance(event, NonPrivate) for event in events)
+
+
+def _outside(recipe: Recipe, method: Method | Reference, split: Split) -> list[str]:
+    """What of the data shapes a model without being charged, for the run's privacy statement."""
+    if not isinstance(method, Method):
+        return []
+    said = _as_found(_found(method, split))
+    population = split.population
+    own = not (population.user_features is None and population.contexts is None)
+    if own and recipe.user_features is None and _taken(method, split) and Path(recipe.data).is_file():
+        said.append("Which columns of the file describe people, items or interactions was read off its rows.")
+    if recipe.data.partition(":")[0] != "synthetic" or recipe.filters:
+        said.append(
+            f"The catalogue is derived from interactions: its {several(split.n_items, 'item')} and their features are "
+            "known because somebody interacted with them."
+        )
+    return said
 
 
 def guessing(evaluated: Evaluated, split: Split) -> list[str]:

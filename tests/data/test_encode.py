@@ -23,7 +23,7 @@ class TestCategorical:
         assert found.columns["x"].values.tolist() == [2, 1, 0, 2, 0]
         assert found.columns["x"].values.dtype == np.int64
         assert (found.columns["x"].size, found.columns["x"].kind) == (3, "one")
-        assert found.vocabularies["x"].to_list() == [9, 10]
+        assert found.codes["x"].values == ("9", "10")
         assert found.notes == (
             "1 of 5 users has no 'x'; it counts as unknown.",
             "1 of 5 users has a 'x' that none in training has; it counts as unknown.",
@@ -45,7 +45,7 @@ class TestCategorical:
         values, known = [value for value, _ in rows], [seen for _, seen in rows]
         found = encoded("categorical", pl.Series(values, dtype=pl.String), known)
         vocabulary = {value for value, seen in rows if seen and value is not None}
-        meaning = [None, *found.vocabularies["x"].to_list()]
+        meaning = [None, *found.codes["x"].values]
         assert [meaning[code] for code in found.columns["x"].values] == [
             value if value in vocabulary else None for value in values
         ]
@@ -75,7 +75,7 @@ class TestMultiHot:
         values, known = [value for value, _ in rows], [seen for _, seen in rows]
         found = encoded("multi-hot", pl.Series(values, dtype=pl.List(pl.String)), known)
         vocabulary = {part for value, seen in rows if seen for part in value or []}
-        meaning = ["", *found.vocabularies["x"].to_list()]
+        meaning = ["", *found.codes["x"].values]
         matrix = found.columns["x"].values
         assert [{meaning[code] for code in line if code >= 0} for line in matrix] == [
             set(value or []) & vocabulary for value in values
@@ -115,7 +115,7 @@ class TestText:
 
     def test_they_are_encoded_as_a_set(self) -> None:
         found = encoded("text", pl.Series(["cat cat", "cats", None]), [True, False, False], "items")
-        assert found.vocabularies["x"].to_list() == ["#ca", "at#", "cat"]
+        assert found.codes["x"].values == ("#ca", "at#", "cat")
         assert found.columns["x"].values.tolist() == [[1, 2, 3], [1, 3, -1], [-1, -1, -1]]
         assert found.columns["x"].kind == "many"
         assert found.notes == (

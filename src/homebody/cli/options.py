@@ -142,6 +142,15 @@ class Given:
             rich_help_panel=OWN,
         ),
     ] = None
+    vocabularies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vocabulary",
+            help="feature=where its values come from: A,B,C, file:PATH, hash:64, range:0:100, private:0.5 or found; "
+            "repeat.",
+            rich_help_panel=PRIVACY,
+        ),
+    ] = None
     impressions: Annotated[
         Path | None, typer.Option(help="A CSV or Parquet file, a row an item that was shown.", rich_help_panel=OWN)
     ] = None
@@ -169,6 +178,7 @@ class Given:
             user_features=_optional(self.user_features),
             item_features=_optional(self.item_features),
             kinds=pairs(self.kinds, "--kind"),
+            vocabularies=_vocabularies(self.vocabularies),
             impressions=_optional(self.impressions),
             filters={name: _number(value) for name, value in pairs(self.filters, "--filter").items()},
             cutoffs=[_cutoff(text) for text in self.cutoffs.split(",")],
@@ -217,6 +227,24 @@ def pairs(given: list[str] | None, option: str) -> dict[str, str]:
         if name in found:
             raise HomebodyError(f"{option} says twice what '{name}' is; leave one out.")
         found[name] = value
+    return found
+
+
+def _vocabularies(given: list[str] | None) -> dict[str, str]:
+    """What is said of features; files by their whole paths.
+
+    >>> _vocabularies(["town=hash:64", "job=cook,vet"])
+    {'town': 'hash:64', 'job': 'cook,vet'}
+    """
+    found: dict[str, str] = {}
+    for text in given or []:
+        name, equals, said = (part.strip() for part in text.partition("="))
+        if not equals or not name or not said:
+            raise HomebodyError(f"--vocabulary takes FEATURE=VALUES, such as town=hash:64, not '{text}'.")
+        if name in found:
+            raise HomebodyError(f"--vocabulary says twice what '{name}' is; leave one out.")
+        before, file, path = said.partition("file:")
+        found[name] = f"{before}file:{_file_anywhere(path)}" if file and before in ("", "many:", "text:") else said
     return found
 
 

@@ -92,6 +92,7 @@ def _described(
         kept = [name for name in old.names if name not in kinds]
         rows = old.table.select(kept).hstack(rows)
         kinds = {**{name: old.kinds[name] for name in kept}, **kinds}
+        return Features(rows, kinds, {name: one for name, one in old.declared.items() if name in kept}), titles
     return Features(rows, kinds), titles
 
 
@@ -172,7 +173,9 @@ def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features
         for name in features.names
         if kinds[name] != features.kinds[name]
     )
-    return Features(table, kinds)
+    # What was declared for another kind does not fit.
+    declared = {name: one for name, one in features.declared.items() if kinds[name] == features.kinds[name]}
+    return Features(table, kinds, declared)
 
 
 def _nothing(message: str) -> None:

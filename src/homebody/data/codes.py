@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,19 +22,34 @@ __all__ = ["Code", "Scale", "encode_one"]
 Numbers = npt.NDArray[Any]
 SHOWN = 60
 """Characters of a value that a sentence repeats."""
+LARGEST = 1 << 20
+"""Buckets of a hashed vocabulary, and columns of a row of several codes, at most."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How a number is standardised: by the largest first, so that squares of large ones stay finite."""
+    """How a number is standardised: by the largest first, so that squares of large ones stay finite.
+
+    >>> Scale.within(0, 100).standard(np.array([0.0, 50.0, 900.0])).astype(int).tolist()
+    [-1, 0, 1]
+    """
 
     largest: float = 1.0
     mean: float = 0.0
     spread: float = 1.0
+    most: float = math.inf
+    """What a standardised number is clipped to, on both sides."""
+
+    @classmethod
+    def within(cls, low: float, high: float) -> Scale:
+        """That of numbers spread evenly over these bounds; numbers beyond them are clipped."""
+        largest = max(abs(low), abs(high))
+        low, high = low / largest, high / largest
+        return cls(largest, (low + high) / 2, (high - low) / math.sqrt(12), math.sqrt(3))
 
     def standard(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
         """Standardised; what is missing is 0, the mean."""
-        limit = np.finfo(np.float32).max
+        limit = min(self.most, float(np.finfo(np.float32).max))
         with np.errstate(over="ignore", invalid="ignore"):
             standard = np.clip((numbers / self.largest - self.mean) / self.spread, -limit, limit)
         return np.where(np.isfinite(numbers), standard, 0.0).astype(np.float32)
@@ -41,13 +57,16 @@ class Scale:
 
 @dataclass(frozen=True)
 class Code:
-    """One feature's numbers: of categories and pieces of texts their places, of amounts the scale.
+    """One feature's numbers: of categories and pieces of texts their places or buckets, of amounts the scale.
 
     >>> job = Code("one", ("cook", "vet"))
     >>> job.of("job", "vet"), job.of("job", "spy"), job.of("job", None)
     ((array(2), ''), (array(0), "'spy' is no job that training knows; it counts as unknown."), (array(0), ''))
     >>> Code("many", ("Drama", "War")).of("genres", "War|Drama|Noir")[0].tolist()
     [1, 2]
+    >>> town = Code("one", buckets=64)
+    >>> town.size, town.of("town", "Ulm")
+    (65, (array(42), ''))
     """
 
     kind: Literal["one", "many", "number"]
@@ -58,11 +77,20 @@ class Code:
     scale: Scale = Scale()
     width: int = 1
     """Columns of a row of several codes, where nobody has more."""
+    buckets: int = 0
+    """Into how many buckets values are hashed in place of a vocabulary; 0: they are listed in `values`."""
 
     @property
     def size(self) -> int:
         """Codes are below it."""
-        return 1 if self.kind == "number" else len(self.values) + 1
+        return 1 if self.kind == "number" else (self.buckets or len(self.values)) + 1
+
+    def place(self, value: str) -> int:
+        """The code of a value; 0 where it has none. A hash is the same in every version and on every machine."""
+        if not self.buckets:
+            return self._places.get(value, 0)
+        digest = hashlib.blake2b(value.encode(errors="surrogatepass"), digest_size=8).digest()
+        return 1 + int.from_bytes(digest, "big") % self.buckets
 
     @cached_property
     def _places(self) -> dict[str, int]:
@@ -82,8 +110,9 @@ class Code:
         if self.kind == "number":
             return self._amount(name, value)
         parts = [_plain(value)] if self.kind == "one" else self._parts(value)
-        codes = sorted({self._places[part] for part in parts if part in self._places})
-        strange = [part for part in parts if part not in self._places]
+        places = {part: self.place(part) for part in parts}
+        codes = sorted({place for place in places.values() if place})
+        strange = [part for part in parts if not places[part]]
         note = ""
         if self.text and strange:
             shares = f"{len(set(strange))} of {len(set(parts))} 3-grams"
@@ -117,7 +146,15 @@ class Code:
     def to_json(self) -> dict[str, Any]:
         """What can travel; the inverse is `from_json`."""
         scale = [self.scale.largest, self.scale.mean, self.scale.spread]
-        return {"kind": self.kind, "values": list(self.values), "text": self.text, "scale": scale, "width": self.width}
+        if math.isfinite(self.scale.most):
+            scale.append(self.scale.most)
+        told = {"values": list(self.values), "text": self.text, "scale": scale, "width": self.width}
+        # A version that knows no buckets, or no clipping, must not read it as something else.
+        return (
+            {"kind": self.kind, **told}
+            if not self.buckets
+            else {"kind": f"hashed-{self.kind}", **told, "buckets": self.buckets}
+        )
 
     @classmethod
     def from_json(cls, told: Any) -> Code:
@@ -130,14 +167,17 @@ class Code:
         try:
             kind, values, width = told["kind"], told["values"], told["width"]
             scale = [float(number) for number in told["scale"]]
-            text = told["text"]
+            text, buckets = told["text"], 0
+            if kind in ("hashed-one", "hashed-many"):
+                kind, buckets = kind.removeprefix("hashed-"), told["buckets"]
         except (KeyError, TypeError, ValueError):
             raise _not_a_code() from None
-        fit = kind in ("one", "many", "number") and type(text) is bool and type(width) is int and 1 <= width <= 1 << 20
+        fit = kind in ("one", "many", "number") and type(text) is bool and type(width) is int and 1 <= width <= LARGEST
         fit = fit and isinstance(values, list) and all(type(one) is str for one in values)
-        if not fit or len(scale) != 3 or not all(map(math.isfinite, scale)) or not scale[0] or not scale[2]:
+        fit = fit and type(buckets) is int and 0 <= buckets <= LARGEST and not (buckets and values)
+        if not fit or len(scale) not in (3, 4) or not all(map(math.isfinite, scale)) or not scale[0] or not scale[2]:
             raise _not_a_code()
-        return cls(kind, tuple(values), text, Scale(*scale), width)
+        return cls(kind, tuple(values), text, Scale(*scale), width, buckets)
 
 
 def encode_one(

@@ -1,4 +1,4 @@
-"""Features as numbers for models. What was not seen in training is unknown, and counted."""
+"""Features as numbers for models. What their vocabularies do not have is unknown, and counted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import numpy.typing as npt
 import polars as pl
 
 from homebody.data.codes import Code, Scale
-from homebody.data.features import Features
+from homebody.data.features import Features, Kind
+from homebody.data.vocabularies import Counted
 from homebody.data.words import Pairs, codes, listed, trigrams
 from homebody.errors import HomebodyError
+from homebody.rng import Rng
 
 __all__ = ["Encoded", "EncodedColumn", "encode"]
 
@@ -40,36 +42,29 @@ class Encoded:
 
     columns: dict[str, EncodedColumn]
     notes: tuple[str, ...]
-    vocabularies: dict[str, pl.Series] = field(default_factory=dict)
-    """What the codes of a column mean: code c is in place c - 1."""
-    scales: dict[str, Scale] = field(default_factory=dict)
-    """How the numbers of a column were standardised."""
-
-    @property
-    def codes(self) -> dict[str, Code]:
-        """How each column is written in numbers, for whoever comes later."""
-        return {
-            name: Code(
-                column.kind,
-                tuple(self.vocabularies[name].cast(pl.String)) if name in self.vocabularies else (),
-                column.text,
-                self.scales.get(name, Scale()),
-                column.values.shape[1] if column.kind == "many" else 1,
-            )
-            for name, column in self.columns.items()
-        }
+    codes: Mapping[str, Code] = field(default_factory=dict)
+    """How each column is written in numbers, for whoever comes later."""
 
     def rows(self, numbers: Mapping[str, npt.NDArray[Any]]) -> Encoded:
         """These rows in place of its own, encoded as they were."""
         return replace(self, columns={name: one._replace(values=numbers[name]) for name, one in self.columns.items()})
 
 
-def encode(features: Features, known: npt.NDArray[np.bool_], *, unit: str = "rows") -> Encoded:
-    """Numbers for every row, by what the `known` rows (of training users, or items) have.
+def encode(
+    features: Features,
+    known: npt.NDArray[np.bool_],
+    *,
+    unit: str = "rows",
+    owners: npt.NDArray[np.int64] | None = None,
+    rng: Rng | None = None,
+) -> Encoded:
+    """Numbers for every row, by the vocabularies that are declared, or by what the `known` rows have.
 
-    Categories are numbered from 1 in sorted order. A text is the set of the character 3-grams of its words
-    (`trigrams`). Numbers are standardised by the known rows' mean and standard deviation; a missing one is 0,
-    the mean. `unit` is what the notes call the rows.
+    The known rows are those of training users, items or interactions. Categories are numbered from 1, in sorted
+    order where they are found. A text is the set of the character 3-grams of its words (`trigrams`). Numbers are
+    standardised by their declared scale, or by the known rows' mean and standard deviation; a missing one is 0, the
+    mean. `unit` is what the notes call the rows. owners: whose each row is, where a person may have several. rng:
+    what noise on counts is drawn from.
 
     >>> jobs = Features(pl.DataFrame({"job": ["cook", "vet", None, "spy"]}), {"job": "categorical"})
     >>> found = encode(jobs, np.array([True, True, True, False]), unit="users")
@@ -84,21 +79,33 @@ def encode(features: Features, known: npt.NDArray[np.bool_], *, unit: str = "row
             f"The known rows must be marked by {len(features)} booleans, not {known.shape} {known.dtype}."
         )
     columns: dict[str, EncodedColumn] = {}
-    vocabularies: dict[str, pl.Series] = {}
-    scales: dict[str, Scale] = {}
+    written: dict[str, Code] = {}
     notes: list[str] = []
+    owner = np.arange(len(features)) if owners is None else owners
     for name, kind in features.kinds.items():
-        values, note = features.table[name], _Notes(name, unit, len(features), notes)
+        said, values = features.declared.get(name), features.table[name]
+        note = _Notes(name, unit, len(features), notes, listed=isinstance(said, Code))
         if kind == "numeric":
-            columns[name], scales[name] = _number(values, known, note)
-        elif kind == "categorical":
-            columns[name], vocabularies[name] = _one(values, known, note)
-        elif kind == "multi-hot":
-            columns[name], vocabularies[name] = _many(listed(values), values, known, note, "value")
+            code = said if isinstance(said, Code) else _scaled(values, known, note)
+            columns[name], written[name] = _number(values, code, note), code
+            continue
+        pairs = _pairs(values, kind)
+        if isinstance(said, Code):
+            code = said
         else:
-            column, vocabularies[name] = _many(trigrams(values), values, known, note, "3-gram")
-            columns[name] = column._replace(text=True)
-    return Encoded(columns, tuple(notes), vocabularies, scales)
+            kept = np.zeros(len(pairs.distinct), dtype=np.bool_)
+            usable = known[pairs.row]
+            if isinstance(said, Counted):
+                drawn = (rng or Rng.of(0)).fold("vocabulary", name).private
+                kept = said.kept(owner[pairs.row[usable]], pairs.value[usable], len(kept), drawn)
+            else:
+                kept[pairs.value[usable]] = True
+            vocabulary = pairs.distinct.filter(pl.Series(kept)).cast(pl.String)
+            code = Code("one" if kind == "categorical" else "many", tuple(vocabulary), text=kind == "text")
+        column = _one(pairs, values, code, note) if code.kind == "one" else _many(pairs, values, code, note)
+        width = column.values.shape[1] if code.kind == "many" else 1
+        columns[name], written[name] = column, replace(code, width=width)
+    return Encoded(columns, tuple(notes), written)
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,12 @@ class _Notes:
     unit: str
     of: int
     kept: list[str]
+    listed: bool
+
+    @property
+    def strange(self) -> str:
+        """Why a value is unknown."""
+        return "its vocabulary does not list" if self.listed else "none in training has"
 
     def add(self, count: int, what: str) -> None:
         if count:
@@ -114,51 +127,72 @@ class _Notes:
             self.kept.append(f"{count:,} of {self.of:,} {self.unit} {has} {what}.")
 
 
-def _one(values: pl.Series, known: npt.NDArray[np.bool_], note: _Notes) -> tuple[EncodedColumn, pl.Series]:
+def _pairs(values: pl.Series, kind: Kind) -> Pairs:
+    """Which rows have which values."""
+    if kind == "multi-hot":
+        return listed(values)
+    if kind == "text":
+        return trigrams(values)
     if values.dtype in (pl.Categorical, pl.Enum):
         # Those sort by their first appearance, which the order of rows decides.
         values = values.cast(pl.String)
-    vocabulary = values.filter(pl.Series(known)).drop_nulls().unique().sort()
-    coded = codes(values, vocabulary)
-    missing = values.is_null().to_numpy()
-    note.add(int(missing.sum()), f"no '{note.column}'; it counts as unknown")
-    unseen = int(((coded == 0) & ~missing).sum())
-    note.add(unseen, f"a '{note.column}' that none in training has; it counts as unknown")
-    return EncodedColumn(coded, len(vocabulary) + 1, "one"), vocabulary
+    distinct = values.drop_nulls().unique().sort()
+    place = codes(values, distinct) - 1
+    row = np.flatnonzero(place >= 0)
+    return Pairs(row, place[row], distinct)
 
 
-def _many(
-    pairs: Pairs, values: pl.Series, known: npt.NDArray[np.bool_], note: _Notes, what: str
-) -> tuple[EncodedColumn, pl.Series]:
-    seen = np.zeros(len(pairs.distinct), dtype=np.bool_)
-    seen[pairs.value[known[pairs.row]]] = True
-    vocabulary, size = pairs.distinct.filter(pl.Series(seen)), int(seen.sum()) + 1
-    usable = seen[pairs.value]
+def _places(pairs: Pairs, code: Code) -> npt.NDArray[np.int64]:
+    """The code of each pair; 0 where the value has none."""
+    place = np.array([code.place(value) for value in pairs.distinct.cast(pl.String)], dtype=np.int64)
+    return place[pairs.value]
+
+
+def _one(pairs: Pairs, values: pl.Series, code: Code, note: _Notes) -> EncodedColumn:
+    coded = np.zeros(len(values), dtype=np.int64)
+    coded[pairs.row] = _places(pairs, code)
+    note.add(values.null_count(), f"no '{note.column}'; it counts as unknown")
+    unseen = len(pairs.row) - int(np.count_nonzero(coded))
+    note.add(unseen, f"a '{note.column}' that {note.strange}; it counts as unknown")
+    return EncodedColumn(coded, code.size, "one")
+
+
+def _many(pairs: Pairs, values: pl.Series, code: Code, note: _Notes) -> EncodedColumn:
+    place, size = _places(pairs, code), code.size
+    usable = place > 0
     # One number for a row and its code: the set of them, sorted, is the matrix read line by line.
-    both = np.sort(pairs.row[usable] * size + np.cumsum(seen)[pairs.value[usable]])
+    both = np.sort(pairs.row[usable] * size + place[usable])
     both = both[np.diff(both, prepend=-1) > 0]
-    row, code = both // size, both % size
+    row, own = both // size, both % size
     counts = np.bincount(row, minlength=len(values))
     matrix = np.full((len(values), max(1, int(counts.max(initial=0)))), -1, dtype=np.int64)
-    matrix[row, np.arange(len(both)) - (np.cumsum(counts) - counts)[row]] = code
+    matrix[row, np.arange(len(both)) - (np.cumsum(counts) - counts)[row]] = own
     note.add(values.null_count(), f"no '{note.column}'")
-    note.add(
-        int(np.count_nonzero(np.bincount(pairs.row[~usable]))),
-        f"a {what} of '{note.column}' that none in training has ({int((~seen).sum()):,} different); it is dropped",
-    )
-    return EncodedColumn(matrix, size, "many"), vocabulary
+    lost = int(np.count_nonzero(np.bincount(pairs.row[~usable])))
+    different = len(np.unique(pairs.value[~usable]))
+    what = "3-gram" if code.text else "value"
+    note.add(lost, f"a {what} of '{note.column}' that {note.strange} ({different:,} different); it is dropped")
+    return EncodedColumn(matrix, size, "many", code.text)
 
 
-def _number(values: pl.Series, known: npt.NDArray[np.bool_], note: _Notes) -> tuple[EncodedColumn, Scale]:
-    number = values.cast(pl.Float64).fill_null(np.nan).to_numpy()
-    missing = ~np.isfinite(number)
-    seen = number[known & ~missing]
+def _amounts(values: pl.Series) -> npt.NDArray[np.float64]:
+    return np.asarray(values.cast(pl.Float64).fill_null(np.nan).to_numpy())
+
+
+def _scaled(values: pl.Series, known: npt.NDArray[np.bool_], note: _Notes) -> Code:
+    """By the mean and the standard deviation of the known rows."""
+    number = _amounts(values)
+    seen = number[known & np.isfinite(number)]
     largest = float(np.abs(seen).max(initial=0.0)) or 1.0
     mean, spread = (float((seen / largest).mean()), float((seen / largest).std())) if len(seen) else (0.0, 0.0)
-    note.add(int(missing.sum()), f"no '{note.column}'; it counts as the mean")
     if len(seen) == 0 or seen.min() == seen.max():
         spread = 1.0
         same = "the same for all" if len(seen) else "unknown of all"
         note.kept.append(f"'{note.column}' is {same} {note.unit} in training, so it says nothing.")
-    scale = Scale(largest, mean, spread or 1.0)
-    return EncodedColumn(scale.standard(number), 1, "number"), scale
+    return Code("number", scale=Scale(largest, mean, spread or 1.0))
+
+
+def _number(values: pl.Series, code: Code, note: _Notes) -> EncodedColumn:
+    number = _amounts(values)
+    note.add(int((~np.isfinite(number)).sum()), f"no '{note.column}'; it counts as the mean")
+    return EncodedColumn(code.scale.standard(number), 1, "number")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from homebody.errors import HomebodyError, unknown_name
+
+if TYPE_CHECKING:
+    from homebody.data.vocabularies import Declaration
 
 __all__ = ["KINDS", "Features", "Kind"]
 
@@ -32,6 +35,8 @@ class Features:
 
     table: pl.DataFrame
     kinds: Mapping[str, Kind]
+    declared: Mapping[str, Declaration] = field(default_factory=dict)
+    """Where the vocabulary of a column, or the scale of its numbers, comes from; without one, from those who train."""
 
     def __post_init__(self) -> None:
         if list(self.kinds) != self.table.columns:
@@ -51,4 +56,4 @@ class Features:
 
     def rows(self, numbers: npt.NDArray[np.integer[Any]]) -> Features:
         """These rows, in this order."""
-        return Features(self.table[numbers], self.kinds)
+        return Features(self.table[numbers], self.kinds, self.declared)

@@ -5,6 +5,9 @@ of times it happened, `cnt`. Every row is an interaction, its circumstance the `
 `cnt` exists only for what happened, so it must never become a feature of the app: there it would give away the
 label. There are no times; a history stands in the order of the file.
 
+Which countries and cities there are is published nowhere but in people's rows, so these are hashed; the other
+circumstances have fixed lists.
+
 Of the apps' shop pages (`meta.csv`) these are features: category, downloads (a range), developer and language as
 categories; price in dollars and the shop's mean stars as numbers; name and short description as texts. The package,
 the icon's address and the long description are left out. The word `unknown` becomes null, as does a price in
@@ -19,6 +22,7 @@ from pathlib import Path
 import polars as pl
 
 from homebody.data.builder import build
+from homebody.data.codes import Code
 from homebody.data.features import Features, Kind
 from homebody.data.population import Population
 from homebody.data.reading import member_bytes, read_rows, rows_for
@@ -29,6 +33,16 @@ CONTEXTS: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(("daytime", "weekday", "isweekend", "homework", "cost", "weather", "country"), pl.String),
     # Cities are numbers that name none.
     "city": pl.Int32,
+}
+DECLARED = {
+    "daytime": Code("one", ("afternoon", "evening", "morning", "night", "noon", "sunrise", "sunset")),
+    "weekday": Code("one", ("friday", "monday", "saturday", "sunday", "thursday", "tuesday", "wednesday")),
+    "isweekend": Code("one", ("weekend", "workday")),
+    "homework": Code("one", ("home", "work")),
+    "cost": Code("one", ("free", "paid")),
+    "weather": Code("one", ("cloudy", "drizzle", "foggy", "rainy", "sleet", "snowy", "stormy", "sunny")),
+    "country": Code("one", buckets=256),
+    "city": Code("one", buckets=1024),
 }
 USES: dict[str, type[pl.DataType]] = {"user": pl.Int32, "item": pl.Int32, "cnt": pl.Float32, **CONTEXTS}
 APPS = (
@@ -58,7 +72,7 @@ def read_frappe(folder: Path) -> Population:
         uses["user"],
         uses["item"],
         ratings=uses["cnt"],
-        contexts=Features(circumstances, dict.fromkeys(CONTEXTS, "categorical")),
+        contexts=Features(circumstances, dict.fromkeys(CONTEXTS, "categorical"), DECLARED),
     )
     apps = rows_for(people.item_ids, _apps(archive))
     assert apps is not None

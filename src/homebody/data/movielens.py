@@ -7,9 +7,10 @@ equal populations. The others are read from their zip without unpacking, or from
 larger ones. There only the movies someone rated are items. Files that describe users or items may be absent:
 then the population has no features or titles.
 
-Features of users: age, gender, occupation (none in the larger ones). MovieLens-100K has ages in years, a number;
-MovieLens-1M has seven ranges, which are categories. Features of items: genres, the year, and the title as
-published (with its year) as a text.
+Features of users: age, gender, occupation (none in the larger ones). MovieLens-100K has ages in years, a number
+from 0 to 100; MovieLens-1M has seven ranges, which are categories. Their vocabularies are the published lists
+(`u.occupation`, and the README of MovieLens-1M), whoever is in the data. Features of items: genres, the year, and the
+title as published (with its year) as a text.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import polars as pl
 
 from homebody.data.builder import build
+from homebody.data.codes import Code, Scale
 from homebody.data.features import Features, Kind
 from homebody.data.population import Population
 from homebody.data.reading import file_bytes, member_bytes, read_rows, rows_for
@@ -73,6 +76,24 @@ OCCUPATIONS = (
     "writer",
 )
 
+# As in u.occupation.
+JOBS = (
+    *("administrator", "artist", "doctor", "educator", "engineer", "entertainment", "executive", "healthcare"),
+    *("homemaker", "lawyer", "librarian", "marketing", "none", "other", "programmer", "retired", "salesman"),
+    *("scientist", "student", "technician", "writer"),
+)
+GENDERS = Code("one", ("F", "M"))
+PEOPLE_100K = {
+    "age": Code("number", scale=Scale.within(0, 100)),
+    "gender": GENDERS,
+    "occupation": Code("one", JOBS),
+}
+PEOPLE_1M = {
+    "age": Code("one", ("1", "18", "25", "35", "45", "50", "56")),
+    "gender": GENDERS,
+    "occupation": Code("one", tuple(sorted(OCCUPATIONS))),
+}
+
 ITEM_KINDS: dict[str, Kind] = {"genres": "multi-hot", "year": "numeric", "title": "text"}
 RATINGS = {"user": pl.Int32, "item": pl.Int32, "rating": pl.Float32, "time": pl.Int64}
 LARGE_RATINGS = {"userId": pl.Int32, "movieId": pl.Int32, "rating": pl.Float32, "timestamp": pl.Int64}
@@ -90,7 +111,7 @@ def read_ml_100k(folder: Path) -> Population:
         ratings = _ratings(file_bytes(path), path, header=True)
         people = _described_by(folder / "ml-100k.user", _people_100k, header=True)
         movies = _described_by(folder / "ml-100k.item", _movies_recbole, header=True)
-    return _population("ml-100k", ratings, people, movies, age="numeric")
+    return _population("ml-100k", ratings, people, movies, PEOPLE_100K)
 
 
 def read_ml_1m(folder: Path) -> Population:
@@ -109,7 +130,7 @@ def read_ml_1m(folder: Path) -> Population:
         for part, describe in (("users.dat", _people_1m), ("movies.dat", _movies_1m))
     )
     ratings = _ratings(tabbed["ratings.dat"], folder / "ratings.dat")
-    return _population("ml-1m", ratings, people, movies, age="categorical")
+    return _population("ml-1m", ratings, people, movies, PEOPLE_1M)
 
 
 def read_ml_20m(folder: Path) -> Population:
@@ -148,8 +169,7 @@ def _population(
     ratings: pl.DataFrame,
     people: pl.DataFrame | None,
     movies: pl.DataFrame | None,
-    *,
-    age: Kind = "numeric",
+    declared: Mapping[str, Code] = MappingProxyType({}),
 ) -> Population:
     bare = build(name, ratings["user"], ratings["item"], times=ratings["time"], ratings=ratings["rating"])
     about_users = rows_for(bare.user_ids, people)
@@ -157,10 +177,12 @@ def _population(
     names = None
     if about_items is not None and bare.item_ids is not None:
         names = about_items["title"].fill_null(bare.item_ids.cast(pl.String))
-    user_kinds: dict[str, Kind] = {"age": age, "gender": "categorical", "occupation": "categorical"}
+    kinds: dict[str, Kind] = {
+        name: "numeric" if one.kind == "number" else "categorical" for name, one in declared.items()
+    }
     return replace(
         bare,
-        user_features=None if about_users is None else Features(about_users, user_kinds),
+        user_features=None if about_users is None else Features(about_users, kinds, declared),
         item_names=names,
         item_features=None if about_items is None else Features(about_items, ITEM_KINDS),
     )

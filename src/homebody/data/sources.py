@@ -55,6 +55,7 @@ def load(
     user_features: str | Path | None = None,
     item_features: str | Path | None = None,
     kinds: Mapping[str, str] | None = None,
+    vocabularies: Mapping[str, str] | None = None,
     impressions: str | Path | None = None,
     filters: Mapping[str, Any] | None = None,
     say: Callable[[str], None] | None = None,
@@ -65,7 +66,8 @@ def load(
     A named dataset that is not on this machine is fetched; `say` then gets a line about it, and `progress`
     the bytes. The columns are for files: see `homebody.data.table.read_table`, which also takes features from the
     other columns of such a file. Files of features (with the `kinds` of their columns) and of impressions are
-    joined to it, see `homebody.data.attach`; then the `filters` are applied, see `homebody.data.filters`.
+    joined to it, see `homebody.data.attach`; the `vocabularies` say which values features have, see
+    `homebody.data.vocabularies`; then the `filters` are applied, see `homebody.data.filters`.
 
     >>> load("synthetic:users=30,items=20,mean=6").n_users
     30
@@ -83,6 +85,10 @@ def load(
         "rating_col": rating_col,
         "feature_cols": feature_cols,
     }
+    if vocabularies:
+        from homebody.data.vocabularies import kinds_of
+
+        kinds = kinds_of(vocabularies, kinds or {})
     population = _read(source, columns, kinds, data_dir, say, progress)
     notes: list[str] = []
     if user_features or item_features or kinds or impressions:
@@ -96,6 +102,10 @@ def load(
             impressions=impressions,
             say=notes.append,
         )
+    if vocabularies:
+        from homebody.data.vocabularies import declare
+
+        population = declare(population, vocabularies)
     if filters:
         from homebody.data.filters import apply
 

@@ -179,10 +179,15 @@ class Split:
         people, items, contexts = (
             getattr(self.population, name) for name in ("user_features", "item_features", "contexts")
         )
+        rng, nothing = Rng.of(self.seed), Encoded({}, ())
+        owners = np.repeat(np.arange(self.n_users), self.population.lengths)
+        around = (
+            None if contexts is None else encode(contexts, self._learnt, unit="interactions", owners=owners, rng=rng)
+        )
         return {
-            "users": Encoded({}, ()) if people is None else encode(people, self.learn, unit="users"),
-            "items": Encoded({}, ()) if items is None else encode(items, known, unit="items"),
-            "contexts": Encoded({}, ()) if contexts is None else encode(contexts, self._learnt, unit="interactions"),
+            "users": nothing if people is None else encode(people, self.learn, unit="users", rng=rng),
+            "items": nothing if items is None else encode(items, known, unit="items"),
+            "contexts": around or nothing,
         }
 
     @property

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from homebody.data.codes import Code, Scale
+from homebody.data.codes import Code
 from homebody.data.encode import Encoded, encode
 from homebody.data.features import Features
 from homebody.data.kinds import as_kind, guess_of_items
+from homebody.data.vocabularies import parse
 from homebody.errors import HomebodyError
 from homebody.runtime.sheet import Sheet
 
@@ -36,30 +36,28 @@ def declare(items: Features | None, people: Features | None, given: Sequence[str
 
 
 def person_code(text: str) -> tuple[str, Code]:
-    """What `--person-feature` says: categories, several of them at once, or a number with its mean and spread.
+    """What `--person-feature` says: categories, several of them at once, hashed ones, or a number with its scale.
 
-    >>> person_code("gender=F,M")
-    ('gender', Code(kind='one', values=('F', 'M'), text=False, scale=Scale(largest=1.0, mean=0.0, spread=1.0), width=1))
+    >>> person_code("gender=F,M")[1].values, person_code("town=hash:64")[1].size
+    (('F', 'M'), 65)
     >>> person_code("height=number:170:10")[1].of("height", "180")[0].tolist()
     1.0
     >>> person_code("hobbies=many:chess,golf")[1].kind
     'many'
     """
     name, equals, said = (part.strip() for part in text.partition("="))
-    if equals and name and said.startswith("number:"):
-        try:
-            mean, spread = (float(part) for part in said.removeprefix("number:").split(":"))
-        except ValueError:
-            mean, spread = math.nan, math.nan
-        if math.isfinite(mean) and math.isfinite(spread) and spread > 0:
-            return name, Code("number", scale=Scale(1.0, mean, spread))
-    several = said.startswith("many:")
-    values = [part.strip() for part in said.removeprefix("many:").split(",")]
-    if not equals or not name or said.startswith("number:") or not all(values):
-        raise HomebodyError(
-            f"--person-feature takes NAME=VALUE,VALUE, NAME=many:VALUE,VALUE or NAME=number:MEAN:SPREAD, not '{text}'."
-        )
-    return name, Code("many" if several else "one", tuple(dict.fromkeys(values)))
+    try:
+        found = parse(name, said) if equals and name else None
+    except HomebodyError:
+        if said.rpartition("file:")[1]:
+            raise
+        found = None
+    if isinstance(found, Code) and not found.text:
+        return name, found
+    raise HomebodyError(
+        f"--person-feature takes NAME=VALUE,VALUE, NAME=many:VALUE,VALUE, NAME=hash:SIZE, NAME=number:MEAN:SPREAD or "
+        f"NAME=range:LOW:HIGH, not '{text}'."
+    )
 
 
 def features_of_items(path: Path, table: pl.DataFrame, others: Sequence[str]) -> Features | None:
@@ -76,5 +74,6 @@ def _encoded(features: Features | None, unit: str) -> Encoded:
     if features is None:
         return Encoded({}, ())
     kept = [name for name, kind in features.kinds.items() if kind != "text"]
-    chosen = Features(features.table.select(kept), {name: features.kinds[name] for name in kept})
+    declared = {name: one for name, one in features.declared.items() if name in kept}
+    chosen = Features(features.table.select(kept), {name: features.kinds[name] for name in kept}, declared)
     return encode(chosen, np.ones(len(chosen), dtype=np.bool_), unit=unit)

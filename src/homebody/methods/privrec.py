@@ -110,6 +110,10 @@ class PrivRec(Method):
             "layers": network.start(rng.fold("layers")),
         }
 
+    def takes_in(self, catalogue: Catalogue) -> tuple[str, ...]:
+        known = Vocabulary.of(catalogue, self.features)
+        return (*known.users, *known.contexts)
+
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
 

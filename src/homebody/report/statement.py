@@ -48,6 +48,14 @@ SELECTION = (
     "Evaluation, the choice of the round by validation, and any tuning of hyper-parameters read people's data and are "
     "not charged: they are outside the guarantee."
 )
+MEMBERSHIP = (
+    "Membership of the population: how many people there are, and that somebody is one of them, counts as known. "
+    "Filters and splits read people's data to choose them."
+)
+UNRECORDED = (
+    "This run's record does not say where vocabularies and scales of features come from: if from the people who train, "
+    "they are outside the guarantee. So is a catalogue that is derived from interactions."
+)
 FOLDER = "The run's own folder holds every simulated client's state, losses and counts: it is as private as the data."
 FLOATS = "The bounds are about real-valued noise; that noise is drawn with floating-point numbers is not covered."
 SIMULATED = (
@@ -119,7 +127,8 @@ def _gathered(
     kinds = list({release.told: release for release in releases}.values())
     rows = _observed(ledger, releases, kinds, delta)
     simulated = str(environment.get("randomness", "simulated")).startswith("simulated")
-    outside = [SELECTION, *([SIMULATED] if simulated and not central else [])]
+    outside = [SELECTION, *([] if central else [MEMBERSHIP, *environment.get("outside", [UNRECORDED])])]
+    outside += [SIMULATED] if simulated and not central else []
     outside += [*([FLOATS] if any(math.isfinite(row["epsilon"]) for row in rows) else []), FOLDER]
     found = {
         "schema": SCHEMA_VERSION,

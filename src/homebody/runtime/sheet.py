@@ -97,7 +97,11 @@ class Sheet:
             name: EncodedColumn(self._of_items(name, n_items), code.size, code.kind, code.text)
             for name, code in self.items.items()
         }
-        return {"users": Encoded(people, ()), "items": Encoded(items, ()), "contexts": Encoded({}, ())}
+        return {
+            "users": Encoded(people, (), self.people),
+            "items": Encoded(items, (), self.items),
+            "contexts": Encoded({}, ()),
+        }
 
     def notes(self, profile: Mapping[str, str]) -> list[str]:
         """What of somebody's profile counts for nothing, in sentences."""
