@@ -60,7 +60,7 @@ def test_a_recipe_builds_its_method() -> None:
     ("text", "said"),
     [
         ("method = ", "not valid TOML"),
-        ("schema = 2\n" + MINIMAL, "newer Homebody"),
+        ("schema = 3\n" + MINIMAL, "newer Homebody"),
         (MINIMAL + "round = 3\n", "did you mean 'rounds'"),
         ('data = "synthetic"\n', "names no method"),
         ('method = "fedmf"\n', "names no data"),

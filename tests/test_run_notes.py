@@ -44,12 +44,15 @@ def test_a_method_without_features_says_one_line_of_them_at_most(own: Recipe, tm
 
 
 def test_where_noise_is_certified_what_it_leaves_out_is_said(own: Recipe, tmp_path: Path) -> None:
-    covered = "Which values the features of people and circumstances take, and the scale of numbers, count as known to "
+    left = "The values of age, weather, and the scale of numbers, are those of the people who train: ε leaves them out."
     stages = ["clip:norm=1", "gaussian:z=1"]
-    assert f"{covered}everyone: ε does not cover them." in said(replace(own, stages=stages), tmp_path / "runs")
-    assert not any("ε does not cover" in note for note in said(own, tmp_path / "runs"))
+    accepted = replace(own, stages=stages, vocabularies={"*": "found"})
+    assert left in said(accepted, tmp_path / "runs")
+    assert not any("ε leaves" in note for note in said(own, tmp_path / "runs"))
+    declared = replace(accepted, vocabularies={"age": "range:0:100", "weather": "sunny,rainy"})
+    assert not any("ε leaves" in note for note in said(declared, tmp_path / "runs"))
     plain = replace(own, method="fedmf", fields={"factors": 4}, stages=stages)
-    assert not any("ε does not cover" in note for note in said(plain, tmp_path / "runs"))
+    assert not any("ε leaves" in note for note in said(plain, tmp_path / "runs"))
 
 
 @pytest.mark.parametrize("there", [False, True])
