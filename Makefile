@@ -13,7 +13,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-faults attack check bench clean
+.PHONY: help setup demo test test-faults test-random attack check bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -32,13 +32,16 @@ demo: $(STAMP)  ## compare four recommenders on MovieLens-100K
 	$(BIN)/homebody compare popularity fedials fedmf pfedrec --data ml-100k --seeds 1
 
 # Workers already fill the cores: one thread of linear algebra each.
-test test-faults attack: export OMP_NUM_THREADS ?= 1
-test test-faults attack: export NUMBA_NUM_THREADS ?= 1
+test test-faults test-random attack: export OMP_NUM_THREADS ?= 1
+test test-faults test-random attack: export NUMBA_NUM_THREADS ?= 1
 test: $(STAMP)  ## run all tests, doctests and the notebook (WORKERS=n, ARGS="-k name")
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8 $(ARGS)
 
 test-faults: $(STAMP)  ## kill processes, cut networks, fill a disk: nothing acknowledged is lost
 	$(BIN)/python -m pytest -m faults $(ARGS)
+
+test-random: $(STAMP)  ## repeat every test that draws from the system (REPEAT=200)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8 -m random_draws --repeat $(or $(REPEAT),200) $(ARGS)
 
 attack: $(STAMP)  ## run the long fuzzers and the kills, and count them (HOMEBODY_ATTACKS=0.01 for a short one, ARGS="-k name")
 	$(BIN)/python -m pytest -m attack tests/attacks $(ARGS)

@@ -17,6 +17,18 @@ import pytest
 from homebody.database import Database, connect
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--repeat", type=int, default=1, help="how often tests that draw from the system are run")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests whose outcome depends on the system's randomness as often as `--repeat` says."""
+    times = metafunc.config.getoption("--repeat")
+    if times > 1 and metafunc.definition.get_closest_marker("random_draws"):
+        metafunc.fixturenames.append("time")
+        metafunc.parametrize("time", range(times))
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of published datasets; tests that need it are skipped where there is none."""

@@ -325,9 +325,12 @@ def test_telemetry_asked_again_after_a_kill_is_answered_the_same(
     assert len(one.told()) == 3
 
 
+@pytest.mark.random_draws
 def test_telemetry_leaves_through_a_noisy_channel_and_is_charged(
     town: Callable[..., Any], people: Callable[..., Any]
 ) -> None:
+    """Fails by chance if noise is 0 in half of at least 30 numbers, or the same in all of two runs; each is with a
+    chance below 1e-3 of one number: below C(30, 15) · 1e-45 < 1e-36."""
     plain = replace(PLAN, evaluate_every=1, rounds=2)
     noisy = replace(plain, stages=["clip:norm=5,order=1", "laplace:b=0.001"])
     one, other, exact = (town(people(), (3, 1, 3), plan) for plan in (noisy, noisy, plain))
@@ -343,7 +346,8 @@ def test_telemetry_leaves_through_a_noisy_channel_and_is_charged(
     # What leaves is noise in every coordinate, not what was measured.
     (body,) = [body for mark, kind, body in one.mail.answers if (mark, kind) == ("mark1", "evaluate")][:1]
     told = wire.unpack(wire.open_letter(body)[1]["3"])
-    assert int((told["metrics"] == 0).sum()) == 0
+    assert told["metrics"].numel() >= 30
+    assert (told["metrics"] == 0).double().mean() < 0.5
 
 
 NOISY = replace(PLAN, stages=["clip:norm=1,order=1", "laplace:b=1"])
@@ -429,22 +433,32 @@ def test_a_clipped_update_is_what_a_simulation_clips(town: Callable[..., Any], p
     one.near(one.fit().shared, one.simulated().shared)
 
 
+@pytest.mark.random_draws
 @pytest.mark.parametrize("stages", [["clip:norm=1,order=1", "laplace:b=1"], ["clip:norm=1", "gaussian:z=1"]])
 def test_noise_comes_from_the_operating_system(
     town: Callable[..., Any], people: Callable[..., Any], stages: list[str]
 ) -> None:
-    """On the device or on the server: the same seed gives other noise each time, and the simulator's is none of it."""
+    """On the device or on the server: the same seed gives other noise each time, and the simulator's is none of it.
+
+    Two draws are within 1e-4 with a chance below 1e-3, so that half of at least 50 numbers are with one below
+    C(50, 25) · 1e-75 < 1e-60.
+    """
     plan = replace(PLAN, rounds=1, stages=stages)
     one, other = (town(people(), (3, 1, 3), plan) for _ in range(2))
     first, second, simulated = one.fit().shared["item"], other.fit().shared["item"], one.simulated().shared["item"]
-    assert not torch.isclose(first, second, atol=1e-4).any(dim=1).all()
-    assert int((first == second).sum()) == int((first == simulated).sum()) == 0
+    assert first.numel() >= 50
+    for one_more in (second, simulated):
+        assert torch.isclose(first, one_more, atol=1e-4).double().mean() < 0.5
 
 
+@pytest.mark.random_draws
 def test_two_devices_of_the_same_data_and_seed_draw_other_noise(
     town: Callable[..., Any], people: Callable[..., Any]
 ) -> None:
-    """Only what is agreed upon is drawn from the key: without noise their answers are the same, bit by bit."""
+    """Only what is agreed upon is drawn from the key: without noise their answers are the same, bit by bit.
+
+    With noise, at least 50 numbers would have to agree by chance, each with one below 1e-3: below 1e-150.
+    """
     for plan, same in ((PLAN, True), (NOISY, False)):
         twins = [town(people((6,)), (1,), replace(plan, rounds=1)) for _ in range(2)]
         for one in twins:
