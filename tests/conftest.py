@@ -13,8 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from homebody.database import Database, connect
+
+# Property tests try the same examples each time, however slow the machine is; `--hypothesis-profile=default` tries new
+# ones.
+settings.register_profile("seeded", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("seeded")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -214,7 +214,10 @@ def test_nothing_says_in_which_heap_a_sender_reported(
     ]  # fmt: skip
 
 
+@pytest.mark.random_draws
 def test_rows_of_one_message_lie_under_keys_that_have_nothing_in_common(kept: Callable[..., Kept]) -> None:
+    """Each byte of 200 keys takes 139 of 256 values on average. McDiarmid's bound: 70 or fewer have a chance of at most
+    16 exp(-2 · 68² / 200) < 2e-19, over all 16 bytes."""
     here = kept()
     here.epoch(k=200)
     sealed = reports(200)
@@ -222,8 +225,8 @@ def test_rows_of_one_message_lie_under_keys_that_have_nothing_in_common(kept: Ca
     rows = here.ask("SELECT key, report FROM held")
     assert sorted(report for _, report in rows) == sorted(split(sealed))
     assert {len(key) for key, _ in rows} == {16}
-    for place in range(16):  # 139 values of each byte are expected; 100 would be seven standard deviations away
-        assert len({key[place] for key, _ in rows}) > 100
+    for place in range(16):
+        assert len({key[place] for key, _ in rows}) > 70
     assert [name for (name,) in here.ask("SELECT name FROM pragma_table_info('held')")] == ["heap", "key", "report"]
 
 
