@@ -24,6 +24,7 @@ from homebody.fit import Fitted
 from homebody.privacy import OBSERVERS, Charge, NonPrivate, PureRelease
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
+from homebody.report.ledger_lines import VOCABULARY
 from homebody.rng import Rng
 
 __all__ = ["counted", "environment", "guessing", "notes_of", "parameters_of", "refuse_found", "unheld"]
@@ -155,7 +156,7 @@ def counted(method: Method, split: Split, planned: Sequence[Sequence[Charge]]) -
         )
         raw = NonPrivate(f"the server counts people's values of {name} before it adds noise")
         others: list[Charge] = [Charge(observer, "user", event) for observer in OBSERVERS if observer != "server"]
-        out[f"vocabulary of {name}"] = [Charge("server", "user", raw), *others]
+        out[f"{VOCABULARY}{name}"] = [Charge("server", "user", raw), *others]
     return out
 
 

@@ -172,7 +172,9 @@ def test_a_private_vocabulary_is_charged_once_before_training(tmp_path: Path) ->
     alone.charge("train/1", [_charge(entry) for entry in rounds])
     assert ledger.epsilon("public", delta=1e-6).epsilon > alone.epsilon("public", delta=1e-6).epsilon
     ledger.close()
-    lines = statement(RunFolder.open(run))["ledger"]["lines"]
+    said = statement(RunFolder.open(run))
+    assert {row["observer"]: row for row in said["certified"]}["public"]["epsilon_of_one_round"] < 8.0
+    lines = said["ledger"]["lines"]
     assert [line["rounds"] for line in lines[:2]] == ["vocabulary of city", "vocabulary of weather"]
 
 
@@ -254,6 +256,34 @@ def test_noise_on_counts_has_the_distribution_that_the_threshold_counts_on() -> 
         tail = math.exp(-k / 2) / (1 + math.exp(-1 / 2))
         assert float((drawn >= k).mean()) == pytest.approx(tail, abs=5 * math.sqrt(tail / 200_000))
         assert float((drawn <= -k).mean()) == pytest.approx(tail, abs=5 * math.sqrt(tail / 200_000))
+
+
+def test_a_run_belongs_to_the_vocabulary_that_it_began_with(tmp_path: Path) -> None:
+    """Also where nobody has the value that was added: the model has a row for it."""
+    (tmp_path / "cities.txt").write_text("Bonn\nUlm\n")
+    own = written(tmp_path / "own", strange=False)
+    recipe = replace(own, vocabularies={**HASHED, "city": f"file:{tmp_path / 'cities.txt'}"})
+    run = Path(execute(recipe, tmp_path / "runs")["run"])
+    reopen(run)
+    (tmp_path / "cities.txt").write_text("Bonn\nUlm\nAtlantis\n")
+    with pytest.raises(HomebodyError, match="The data changed since"):
+        reopen(run)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"city": "hash:0"}, "The vocabulary of 'city' is found, VALUE,VALUE"),
+        ({"city": "range:0:1"}, "'city' of .* must hold numbers"),
+        ({"*": "hash:9"}, "can be taken as found alone"),
+        ({"town": "hash:9"}, "There is no feature 'town'"),
+        ({"city": "file:/no/such/file"}, "cannot be read"),
+        ({"city": "private:0"}, "needs ε above 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, said: dict[str, str], sentence: str) -> None:
+    with pytest.raises(HomebodyError, match=sentence):
+        check(replace(written(tmp_path / "own", strange=False), vocabularies=said))
 
 
 def test_a_run_of_the_first_schema_opens_as_it_was(tmp_path: Path) -> None:

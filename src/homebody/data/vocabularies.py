@@ -156,7 +156,7 @@ def kinds_of(vocabularies: Mapping[str, str], kinds: Mapping[str, str]) -> dict[
     said = {}
     for name, text in vocabularies.items():
         found = parse(name, text)
-        if isinstance(found, Found):
+        if isinstance(found, Found) or name == ALL:
             continue
         said[name] = kind = _kind(found)
         if kinds.get(name, kind) != kind:

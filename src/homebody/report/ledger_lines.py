@@ -9,8 +9,10 @@ from typing import Any, cast
 
 from homebody.privacy import Charge, Entry, Ledger, Observer, Unit, event_from_json
 
-__all__ = ["Release", "lines_of", "releases_of"]
+__all__ = ["VOCABULARY", "Release", "lines_of", "releases_of"]
 
+VOCABULARY = "vocabulary of "
+"""How releases begin that are no rounds: counts of people's values, before training."""
 _ROUND = re.compile(r"(?P<phase>.+)/(?P<round>\d+)(?:#(?P<again>\d+))?")
 
 

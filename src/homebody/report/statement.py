@@ -23,7 +23,7 @@ from homebody.privacy.ledger import DELTA
 from homebody.privacy.limits import check_delta
 from homebody.privacy.papers import PAPERS, paper
 from homebody.privacy.specs import parse_channel, split_stage, with_noise
-from homebody.report.ledger_lines import Release, lines_of, releases_of
+from homebody.report.ledger_lines import VOCABULARY, Release, lines_of, releases_of
 from homebody.report.record import RunFolder, jsonable
 
 __all__ = ["SCHEMA_VERSION", "figure", "recipe_of", "stated_at", "statement"]
@@ -212,6 +212,7 @@ def _certified(
     each = [
         Ledger().epsilon(observer, unit, delta=delta, also=release.charges() + _unstated(release, observer, unit))
         for release in kinds
+        if not release.name.startswith(VOCABULARY)
     ]
     events = {
         text: event_from_json(text)
