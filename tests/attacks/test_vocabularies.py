@@ -123,6 +123,21 @@ def test_named_data_is_declared(real_data: Path, data: str, column: str, value: 
     assert other.encoded["users"].columns[column].size == split.encoded["users"].columns[column].size
 
 
+def test_circumstances_of_named_data_are_declared(real_data: Path) -> None:
+    _, split = prepare(Recipe("privrec", "frappe", rounds=1, fields=SMALL, data_dir=str(real_data), held_out="random"))
+    around = split.population.contexts
+    assert around is not None
+    assert all(isinstance(around.declared[name], Code) for name in around.names)
+    assert not any("vocabulary does not list" in note for note in split.encoded["contexts"].notes)
+    mine = np.flatnonzero(np.repeat(np.arange(split.n_users), split.population.lengths) == VICTIM)
+    table = around.table.with_columns(around.table["country"].scatter(mine, "Atlantis"))
+    other = replace(split, population=replace(split.population, contexts=replace(around, table=table)))
+    for name, column in other.encoded["contexts"].columns.items():
+        before = split.encoded["contexts"].columns[name]
+        assert column.size == before.size
+        assert np.array_equal(np.delete(column.values, mine), np.delete(before.values, mine))
+
+
 def test_a_finite_epsilon_over_values_that_nobody_declared_is_refused(tmp_path: Path) -> None:
     recipe = replace(written(tmp_path / "own", strange=True), stages=NOISE)
     with pytest.raises(HomebodyError) as refused:
