@@ -294,6 +294,7 @@ def test_a_run_belongs_to_the_vocabulary_that_it_began_with(tmp_path: Path) -> N
         ({"town": "hash:9"}, "There is no feature 'town'"),
         ({"city": "file:/no/such/file"}, "cannot be read"),
         ({"city": "private:0"}, "needs ε above 0"),
+        ({"city": "private:1:1e-15"}, "needs ε above 0 and at most 15, and δ from 9e-12"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, said: dict[str, str], sentence: str) -> None:

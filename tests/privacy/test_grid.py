@@ -30,6 +30,7 @@ def chances(draw: Callable[..., Tensor], depth: int, steps: np.ndarray) -> np.nd
     return stats.norm.cdf((steps + 0.5) / scale) - stats.norm.cdf((steps - 0.5) / scale)
 
 
+@pytest.mark.random_draws
 @pytest.mark.parametrize("rng", [Rng.of(11), SystemRng()], ids=["seed", "system"])
 @pytest.mark.parametrize("depth", [0, 2, 5])
 @pytest.mark.parametrize("draw", [laplace, gaussian])

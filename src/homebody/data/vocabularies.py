@@ -33,6 +33,10 @@ FORMS = (
 )
 DELTA = 1e-9
 """The δ of a private vocabulary, unless one is given."""
+LOOSEST = 15.0
+"""The largest ε of a private vocabulary."""
+INEXACT = 2.0**-40
+"""The part of δ for probabilities of noise that are off by 2⁻⁵²: of two counts, at most e^(15 / 2) < 2¹¹ times over."""
 SHAPES: dict[str, tuple[Literal["one", "many"], Kind]] = {
     "one": ("one", "categorical"),
     "many": ("many", "multi-hot"),
@@ -66,9 +70,10 @@ class Counted:
     text: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.epsilon) and self.epsilon > 0 and 0 < self.delta < 1):
+        if not (0 < self.epsilon <= LOOSEST and 10 * INEXACT <= self.delta < 1):
             raise HomebodyError(
-                f"A private vocabulary needs ε above 0 and δ between 0 and 1, not {self.epsilon:g} and {self.delta:g}."
+                f"A private vocabulary needs ε above 0 and at most {LOOSEST:g}, and δ from {10 * INEXACT:.0e} to under "
+                f"1, not {self.epsilon:g} and {self.delta:g}."
             )
 
     @property
@@ -82,7 +87,7 @@ class Counted:
 
         P(X ≥ k) = e^(-k/b) / (1 + e^(-1/b)) for discrete Laplace noise of scale b and k ≥ 1.
         """
-        above = -self.scale * (math.log(self.delta) + math.log1p(math.exp(-1 / self.scale)))
+        above = -self.scale * (math.log(self.delta - INEXACT) + math.log1p(math.exp(-1 / self.scale)))
         return 1 + max(1, math.ceil(above))
 
     @property
@@ -107,7 +112,11 @@ Declaration = Code | Counted | Found
 
 
 def discrete_laplace(scale: float, count: int, rng: Rng) -> Longs:
-    """Integers k with probability proportional to e^(-|k| / scale): differences of two geometric variables."""
+    """Integers k with probability proportional to e^(-|k| / scale): differences of two geometric variables.
+
+    They are made of doubles of 53 bits, so that a probability is off by 2⁻⁵² at most (`INEXACT`). No digit of a double
+    is released: only whether a whole number reaches a threshold.
+    """
     uniform = ((rng.bits(2, count).numpy().view(np.uint64) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     geometric = np.floor(-scale * np.log(uniform)).astype(np.int64)
     return np.asarray(geometric[0] - geometric[1])
