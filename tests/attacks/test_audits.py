@@ -16,7 +16,7 @@ import pytest
 
 import homebody.fit
 from homebody.audit.canaries import Finding, plant
-from homebody.core import Cohort, Method, Rows, Total, Update, Users
+from homebody.core import Cohort, Method, Rows, Total, Tree, Update, Users
 from homebody.methods.dplcf import DPLCF
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import Channel, Charge, Clip, Gaussian, Laplace, OneBit, RandomisedResponse, SecureSum
@@ -41,11 +41,15 @@ def contradicted(findings: dict[str, Finding]) -> list[str]:
     return [name for name, one in findings.items() if one.contradicted]
 
 
+def without_noise(stage: Gaussian, total: Total) -> Tree:
+    """A sum in whole steps of a grid, as the numbers that it stands for."""
+    assert stage.grid is not None
+    return {name: stage.grid.values(value) for name, value in total.sum.items()}
+
+
 class HalfNoise(Gaussian):
     def server(self, total: Total, rng: Rng) -> Total:
-        noised, grid = super().server(total, rng), self.grid
-        assert grid is not None
-        plain = {name: grid.values(value) for name, value in total.sum.items()}
+        noised, plain = super().server(total, rng), without_noise(self, total)
         return replace(noised, sum={name: (value + plain[name]) / 2 for name, value in noised.sum.items()})
 
 
@@ -61,9 +65,8 @@ class BesideNoise(Gaussian):
     """Releases the sum without noise too, under another name; the method makes nothing of it."""
 
     def server(self, total: Total, rng: Rng) -> Total:
-        noised, grid = super().server(total, rng), self.grid
-        assert grid is not None
-        return replace(noised, sum={**noised.sum, "diagnostic": grid.values(total.sum["item"])})
+        noised = super().server(total, rng)
+        return replace(noised, sum={**noised.sum, "diagnostic": without_noise(self, total)["item"]})
 
 
 class HalfNoiseOnDevice(Laplace):
@@ -124,7 +127,7 @@ GAUSSIAN = Channel(Clip(1.0), Gaussian(z=4))
     "uplink",
     [
         Channel(Clip(1.0), HalfNoise(z=4)),
-        Channel(Clip(1.0), SecureSum(), HalfNoise(z=4, relation="add-remove")),
+        Channel(Clip(1.0), SecureSum(), HalfNoise(z=8, relation="add-remove")),
         Channel(DoubleClip(1.0), Gaussian(z=4)),
         Channel(DoubleClip({"item": 0.3}), Gaussian(z=4)),
     ],
@@ -192,7 +195,7 @@ def test_a_release_that_is_not_charged_is_found(simulator: Simulator, method: Me
 @pytest.mark.parametrize(
     "method",
     [
-        FedMF(factors=4, uplink=Channel(Clip(1.0, order=1), HalfNoiseOnDevice(b=8))),
+        FedMF(factors=4, uplink=Channel(Clip(1.0, order=1), HalfNoiseOnDevice(b=4))),
         FedMF(factors=4, uplink=Channel(HalfOfBits(epsilon=1.0, k=4))),
         DPLCF(uplink=Channel(HalfOfAnswers(epsilon=0.1))),
     ],
