@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,17 @@ from homebody.errors import HomebodyError
 from homebody.fit import fit
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
-from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle, stages
+from homebody.privacy import (
+    Channel,
+    Charge,
+    Clip,
+    Gaussian,
+    GaussianRelease,
+    Laplace,
+    OneBit,
+    SecureSum,
+    Shuffle,
+)
 from homebody.rng import Rng
 from homebody.runtime import Simulator
 
@@ -102,18 +113,6 @@ def test_the_server_that_adds_the_noise_reads_every_coin(simulator: Simulator) -
 def test_a_secure_sum_without_noise_tells_the_server_and_a_shuffle_does_not(simulator: Simulator) -> None:
     assert lower(found(simulator, Channel(Clip(1.0), SecureSum()))["server"]) > 2
     assert lower(found(simulator, Channel(OneBit(epsilon=0.5, k=2), Shuffle()))["server"]) < 0.5
-
-
-@pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
-def test_noise_of_a_sixteenth_is_caught_in_training(
-    simulator: Simulator, monkeypatch: pytest.MonkeyPatch, relation: str
-) -> None:
-    """Where training is audited as a whole, only a gross mistake shows: see test_release for the fine ones."""
-    right = stages.gaussian
-    monkeypatch.setattr(stages, "gaussian", lambda rng, depth, *shape: right(rng, depth - 4, *shape))
-    uplink = Channel(Clip(1.0), Gaussian(z=3, relation=relation))  # type: ignore[arg-type]
-    findings = found(simulator, uplink, rounds=1, canaries=400)
-    assert findings["clients"].contradicted
 
 
 def test_one_canary_in_many_trainings(simulator: Simulator) -> None:
@@ -230,10 +229,32 @@ class TestNest:
         }
 
     def test_tails_is_what_the_relation_compares_with(self, simulator: Simulator) -> None:
-        # Where everyone takes part, noise for a removal is accounted as for a replacement.
-        removal = Channel(Clip(1.0), Gaussian(z=1, relation="add-remove"))
-        for uplink in (Channel(), Channel(Clip(1.0), Gaussian(z=1)), Channel(OneBit(1.0)), removal):
-            assert self.nest(simulator, uplink).tails == -1
+        for uplink in (Channel(), Channel(Clip(1.0), Gaussian(z=1)), Channel(OneBit(1.0))):
+            assert self.nest(simulator, uplink).relation == "replace-one"
+        method, coins = OrNobody(factors=4, uplink=Channel(Clip(1.0), Gaussian(z=1))), torch.tensor([True, False])
+        nest = _Nest.of(method, simulator, coins, Rng.of(3))
+        assert (nest.relation, nest.factor(torch.arange(2)).tolist()) == ("add-remove", [1.0, 0.0])
+
+
+@dataclass(frozen=True)
+class OrNobody(FedMF):
+    """States its noise against an empty seat, which moves a sum half as far as a replacement."""
+
+    def charges(self, cohort: Cohort) -> Sequence[Charge]:
+        return [
+            replace(one, event=GaussianRelease(2 * one.event.multiplier, "add-remove"))
+            if isinstance(one.event, GaussianRelease)
+            else one
+            for one in self.uplink.charges(cohort)
+        ]
+
+
+def test_an_empty_seat_is_told_from_a_canary(simulator: Simulator) -> None:
+    uplink = Channel(Clip(1.0), Gaussian(z=1))
+    clients = plant(OrNobody(factors=4, uplink=uplink), simulator, rounds=2, canaries=400)[1]
+    assert clients.relation == "add-remove"
+    assert clients.gaussian is not None
+    assert 0.4 * clients.certified < clients.gaussian.epsilon < clients.certified
 
 
 def test_evidence_by_hand() -> None:

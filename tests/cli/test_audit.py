@@ -12,8 +12,10 @@ import pytest
 
 from homebody.cli import main
 from homebody.cli.audit import _bar
+from homebody.core import Total
 from homebody.privacy import Gaussian
 from homebody.recipe import Recipe
+from homebody.rng import Rng
 from homebody.run import execute
 
 DATA = "synthetic:users=120,items=80,mean=12"
@@ -103,7 +105,11 @@ def test_canaries_stay_under_what_is_certified(call: Call, runs: dict[str, Path]
 def test_a_contradiction_is_said_and_ends_with_1(
     call: Call, runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Gaussian, "scale", property(lambda self: 1e-6))
+    def unchanged(self: Gaussian, total: Total, rng: Rng) -> Total:
+        assert self.grid is not None
+        return Total({name: self.grid.values(value) for name, value in total.sum.items()}, total.clients)
+
+    monkeypatch.setattr(Gaussian, "server", unchanged)
     out, _ = call(runs["noised"].parent / "quiet", "--attack", "canary", code=2)
     assert out == ""
     recipe = Recipe("fedmf", DATA, rounds=1, fields={"factors": 4}, stages=["clip:norm=1", "gaussian:z=3"])

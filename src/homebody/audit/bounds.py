@@ -315,6 +315,7 @@ def _most(coins: int, guesses: int, curve: Curve, error: float) -> int:
 
 
 _LARGEST_MU = 20.0
+"""No distance of means beyond this is looked for: an ε of about 300."""
 
 
 def _noncentral(t: float, freedom: int, error: float) -> float:
@@ -341,8 +342,7 @@ def _of_gaussian(mu: float, delta: float) -> float:
     """ε of a Gaussian mechanism whose noise is 1/μ of what one person changes."""
     if mu < 1e-9 or delta <= 0:
         return 0.0
-    found = epsilon_of([(GaussianRelease(1 / mu, "replace-one"), 1)], delta, only=("analytic",)).epsilon
-    return min(found, LARGEST)
+    return epsilon_of([(GaussianRelease(1 / mu, "replace-one"), 1)], delta, only=("analytic",)).epsilon
 
 
 def _mu_of(epsilon: float, delta: float) -> float:

@@ -385,6 +385,8 @@ def _remarks(findings: list[Finding], found: dict[str, Any]) -> Iterator[str]:
             yield f"{one.observer}: CONTRADICTED: {_reason(one)}"
         elif one.visible is not None:
             yield f"{one.observer}: not contradicted; {_would_be_found(one.visible)}"
+    if any(one.contradicted and not one.in_sight for one in findings):
+        yield "to rule out chance, repeat it with another --seed and --confidence 0.999"
 
 
 def _reason(finding: Finding) -> str:
