@@ -287,7 +287,7 @@ def _stages(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
     channel = parse_channel(with_noise(specs) if recipe.get("calibrate") else specs)
     out = []
     for spec, stage in zip(specs, channel.stages, strict=True):
-        own = {one.name: getattr(stage, one.name) for one in fields(cast(Any, stage))}
+        own = {one.name: getattr(stage, one.name) for one in fields(cast(Any, stage)) if one.name != "grid"}
         settings = {name: value for name, value in own.items() if value is not None}
         if "sensitivity" in settings and hasattr(stage, "scale"):
             settings["scale"] = stage.scale
