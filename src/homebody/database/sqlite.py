@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from homebody.database.base import PATIENCE, Cursor, Database
 from homebody.errors import HomebodyError, Unavailable
+from homebody.files import is_full, touch
 
 __all__ = ["SQLite", "statements"]
 
@@ -26,6 +28,12 @@ class SQLite(Database):
         super().__init__(name or ("in memory" if where is None else str(where)), what)
         db = None
         try:
+            if where is not None and not Path(where).exists():
+                touch(Path(where))  # SQLite would let others read it, and would follow a link
+        except OSError as error:
+            kind = Unavailable if is_full(error) else HomebodyError
+            raise kind(f"The {what} {self.name} cannot be opened: {error.strerror}.") from error
+        try:
             place = ":memory:" if where is None else where
             db = sqlite3.connect(place, isolation_level=None, timeout=PATIENCE, check_same_thread=False)
             self._db = db
@@ -35,7 +43,9 @@ class SQLite(Database):
             if db is not None:
                 db.close()
             kind = Unavailable if error.sqlite_errorcode & 0xFF in _PASSING else HomebodyError
-            raise kind(f"The {what} {self.name} cannot be opened: {error}.") from error
+            locked = where is not None and not os.access(Path(where).parent, os.W_OK)
+            why = "nothing can be written to its folder" if locked else error
+            raise kind(f"The {what} {self.name} cannot be opened: {why}.") from error
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Cursor:
         with self._lock:
