@@ -36,7 +36,8 @@ from homebody.evaluation.metrics import METRICS
 from homebody.privacy import Charge
 from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
-from homebody.runtime.correspondence import PAUSE, Correspondence, Post, Registry
+from homebody.runtime.answers import Answer
+from homebody.runtime.correspondence import MOST_FAULTS, PAUSE, Correspondence, Post, Registry
 from homebody.runtime.returns import Intake, Letters, Part, Reports, about, bounds, shuffled
 from homebody.runtime.sheet import Sheet
 
@@ -65,6 +66,8 @@ class Settings:
     """Seconds that reports may come after that, where a proxy holds them until there are enough."""
     cutoffs: tuple[int, ...] = (5, 10, 20)
     """Lengths of the lists that telemetry looks at."""
+    most_faults: int = MOST_FAULTS
+    """Broken answers of one device before it is set aside."""
 
 
 class _Brought(NamedTuple):
@@ -105,7 +108,7 @@ class Flower:
         if self._sheet.digest:
             self._description["features"] = self._sheet.digest
         self.catalogue = self._sheet.catalogue(registry.n_items())
-        self._letters = Correspondence(post, registry, log)
+        self._letters = Correspondence(post, registry, log, self.settings.most_faults)
         self._key, self._release = 0, registry.notes().get("opened", "").partition(" ")[0].partition("#")[0]
         self._step, self._keep, self._intake = 0, keep, intake
 
@@ -205,7 +208,7 @@ class Flower:
         letter = {**task, **way.letter()}
         end = time.monotonic() + min(self.settings.deadline, way.left())
         self._await(users, end)
-        answers, up, down = self._ask(kind, letter, shared, users, way.wanted, end, way.bounds)
+        answers, up, down = self._ask(kind, letter, shared, users, end, way.read)
         if len(answers) < needed:
             declined = len(self._letters.declined)
             raise Abandoned(
@@ -268,7 +271,7 @@ class Flower:
         numbers = [number for one in there.values() for number in one.active]
         had, end = set(known), time.monotonic() + self.settings.deadline
         for node, _ in self._write("query.adapt", task, shared, numbers, end, only=set(there)):
-            known.add(self._letters.known[node].device.fingerprint)
+            known.add(there[node].device.fingerprint)
         if known != had:
             self._log("published", devices=len(known - had), items=self.catalogue.n_items)
         return known
@@ -293,7 +296,7 @@ class Flower:
 
     def _write(
         self, kind: str, task: Mapping[str, Any], shared: Tree, users: list[int], end: float, **more: Any
-    ) -> Iterator[tuple[int, tuple[dict[str, Any], dict[str, bytes]]]]:
+    ) -> Iterator[tuple[int, Answer]]:
         body = wire.pack(shared, half=self.settings.half)
         return self._letters.letters(
             kind, task, body, self.catalogue.n_items, users, end, sheet=self._sheet.content, **more
@@ -314,30 +317,14 @@ class Flower:
         task: Mapping[str, Any],
         shared: Tree,
         users: list[int],
-        wanted: Mapping[str, wire.Expected],
         end: float,
-        within: tuple[float, int | None],
+        update: Callable[[bytes], Tree],
     ) -> tuple[list[Part], int, int]:
         """Every person's answer that is as it should be, by number; and the bytes that came and went."""
         found: dict[int, Tree] = {}
-        traffic, most = [0, 0], wire.longest(wanted)
-        for node, (header, parts) in self._write(kind, task, shared, users, end, traffic=traffic):
-            theirs = set(self._letters.known[node].active) & set(users)
-            for name, part in parts.items():
-                number = int(name) if name.isdecimal() and len(name) < 19 else -1
-                if number not in theirs or number in found:
-                    self._letters.refuse(node, "someone else's number", theirs)
-                    continue
-                try:
-                    if len(part) > most:
-                        raise wire.Malformed("The update is larger than any of its method's.")
-                    tree = wire.unpack(part)
-                    wire.check(tree, wanted, *within)
-                except wire.Malformed as error:
-                    self._letters.refuse(node, error, {number})
-                    continue
-                found[number] = tree
-            self._letters.note_declined(header.get("declined"), theirs - found.keys())
+        traffic = [0, 0]
+        for _, answer in self._write(kind, task, shared, users, end, traffic=traffic, update=update):
+            found.update(answer.updates)
         return [Part(number, found[number]) for number in sorted(found)], traffic[0], traffic[1]
 
     def _catalogue(self) -> Catalogue:

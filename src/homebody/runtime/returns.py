@@ -10,7 +10,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -106,7 +105,11 @@ class Letters:
     def __init__(
         self, wanted: Mapping[str, wire.Expected], bounds: tuple[float, int | None], clean: Callable[[Tree], Tree]
     ) -> None:
-        self.wanted, self.bounds, self._clean = wanted, bounds, clean
+        self._wanted, self._bounds, self._clean = wanted, bounds, clean
+
+    def read(self, part: bytes) -> Tree:
+        """What one person sent, checked and cleaned: nothing that came from a device is looked at before."""
+        return self._clean(_read(part, self._wanted, self._bounds))
 
     def before(self, needed: int, asked: int) -> tuple[Tree, int] | None:
         """What came of it, where that is known already, and of how many."""
@@ -122,16 +125,13 @@ class Letters:
 
     def sum(self, answers: Sequence[Part], needed: int, asked: int) -> tuple[Tree, int]:
         """Of all that came back, and the bytes of it that were in no letter."""
-        return summed([Part(number, self._clean(tree)) for number, tree in answers], self.wanted), 0
+        return summed(answers, self._wanted), 0
 
 
 class Reports:
     """As sealed reports, in an epoch of the intake's."""
 
     proxied = True
-
-    wanted: Mapping[str, wire.Expected] = MappingProxyType({})
-    bounds = (0.0, 0)
 
     def __init__(
         self,
@@ -146,6 +146,10 @@ class Reports:
         self._k = next(stage.k for stage in channel.stages if isinstance(stage, OneBit))
         self._among = next(stage.users or 1 for stage in channel.stages if isinstance(stage, Shuffle))
         self._told, self._seconds = told, seconds
+
+    def read(self, part: bytes) -> Tree:
+        """In a letter stands nothing but that reports were sent."""
+        return _read(part, {}, (0.0, 0))
 
     def before(self, needed: int, asked: int) -> tuple[Tree, int] | None:
         """An epoch that was closed before the round was cut short."""
@@ -202,6 +206,14 @@ class Reports:
 def _size(one: wire.Expected) -> int:
     assert one.size is not None
     return one.size
+
+
+def _read(part: bytes, wanted: Mapping[str, wire.Expected], bounds: tuple[float, int | None]) -> Tree:
+    if len(part) > wire.longest(wanted):
+        raise wire.Malformed("The update is larger than any of its method's.")
+    tree = wire.unpack(part)
+    wire.check(tree, wanted, *bounds)
+    return tree
 
 
 def bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
