@@ -6,7 +6,7 @@ an *Update*; it leaves through the method's channel, and the server sees a *Tota
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
@@ -370,6 +370,8 @@ class Collected:
     """Mean loss on the devices. Known in a simulation alone."""
     answered: int | None = None
     """How many clients took part; None: the whole cohort."""
+    spoiled: Callable[[str], None] | None = None
+    """Where clients may lie: to be told that the server's step failed on this total, and why."""
 
 
 @dataclass(frozen=True)

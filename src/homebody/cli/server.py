@@ -77,6 +77,9 @@ def init(
         float, typer.Option(help="The share of a round that must answer, or it is abandoned and tried again.")
     ] = 0.5,
     least: Annotated[int, typer.Option(help="People that must be connected before a round begins.", min=1)] = 1,
+    most_faults: Annotated[
+        int, typer.Option(help="Broken answers of one device before it is set aside.", min=1)
+    ] = 5,
     half: Annotated[bool, typer.Option("--half", help="Send numbers in 16 bits instead of 32.")] = False,
     person_features: Annotated[
         list[str] | None,
@@ -119,6 +122,7 @@ def init(
         quorum=quorum,
         least=least,
         half=half,
+        most_faults=most_faults,
     )
     made = make(folder, plan, items, host or [], person_features or [])
     if as_json:
@@ -167,6 +171,18 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
         typer.echo(json.dumps(found))
         return
     _print_status(folder, found)
+
+
+@app.command()
+def readmit(
+    folder: Dir, which: Annotated[str, typer.Argument(help="The device's name or its key's fingerprint.")]
+) -> None:
+    """Ask a device again that was set aside for broken answers, also while the server runs."""
+    from homebody.deploy.admin import opened
+
+    with opened(folder) as (_, records):
+        back = records.readmit_device(which)
+    typer.echo(f"{back.name} takes part again.")
 
 
 @app.command()
@@ -306,6 +322,15 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
         numbers = str(one["first"]) if one["people"] == 1 else f"{one['first']}–{last}"
         table.add_row(one["name"], numbers, one["added"] if not one["removed"] else "removed", one["fingerprint"][:12])
     console.print(table)
+    for one in found["devices"]:
+        if one["set_aside"] and not one["removed"]:
+            console.print(
+                f"{one['name']} is set aside since {one['set_aside']}: {several(one['faults'], 'answer')} of it could "
+                f"not be read; once it is mended: homebody server readmit {folder} '{one['name']}'",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
     for one in found["proxies"]:
         console.print(f"proxy {one['name']}: added {one['added']}", highlight=False, markup=False)
     if found["running"] and (rest := found["resting"]):

@@ -207,6 +207,8 @@ def report(plan: Plan, records: Records) -> dict[str, Any]:
                     "people": one.people,
                     "added": one.added,
                     "removed": one.removed,
+                    "faults": one.faults,
+                    "set_aside": one.set_aside,
                 }
                 for one in records.devices()
             ],

@@ -98,7 +98,9 @@ def exposition(records: Records) -> str:
 
     devices = [one for one in records.devices() if not one.removed]
     tell("rounds_total", "counter", "Rounds done.", {"": len(lines)})
-    tell("devices", "gauge", "Devices that may take part.", {"": len(devices)})
+    aside = sum(one.set_aside is not None for one in devices)
+    tell("devices", "gauge", "Devices that may take part.", {"": len(devices) - aside})
+    tell("devices_aside", "gauge", "Devices that are set aside for broken answers.", {"": aside})
     tell("people", "gauge", "People of those devices.", {"": sum(one.people for one in devices)})
     tell("items", "gauge", "Items of the catalogue.", {"": records.n_items()})
     for way, said in (("up", "came from devices"), ("down", "went to devices")):

@@ -322,6 +322,13 @@ class Correspondence:
             self._log("set aside", device=device.fingerprint[:12], faults=self._most_faults)
             del self.known[node]
 
+    def suspect(self, number: int | None) -> None:
+        """Blame a round whose total broke the server's step on this person's device: its people are left alone."""
+        for node, one in list(self.known.items()):
+            if number in one.active:
+                self.refuse(node, wire.Malformed("it spoiled a round"), one.active)
+                self._tell_rests()
+
     def _devices(self) -> dict[str, Device]:
         """Whoever may take part; the network is told of those who are new, and of those who are no more."""
         devices = {one.fingerprint: one for one in self._registry.devices() if not one.removed}

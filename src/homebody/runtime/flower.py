@@ -38,7 +38,7 @@ from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
 from homebody.runtime.answers import Answer
 from homebody.runtime.correspondence import MOST_FAULTS, PAUSE, Correspondence, Post, Registry
-from homebody.runtime.returns import Intake, Letters, Part, Reports, about, bounds, shuffled
+from homebody.runtime.returns import Intake, Letters, Part, Reports, about, bounds, largest, shuffled
 from homebody.runtime.sheet import Sheet
 
 __all__ = ["Flower", "Settings", "metric_names", "telemetry"]
@@ -77,6 +77,8 @@ class _Brought(NamedTuple):
     answered: int
     up: int
     down: int
+    parts: Sequence[Part] = ()
+    """What each sent, where that came in letters."""
 
 
 class Flower:
@@ -176,8 +178,14 @@ class Flower:
             self._give_up(reason=str(error))
             raise
         total = method.uplink.server(Total(got.tree, cohort.size), SystemRng().fold("server"))
-        self._step = step
-        return Collected(total, got.up, got.down, answered=got.answered)
+        before, self._step = self._step, step
+
+        def spoiled(reason: str) -> None:
+            self._step = before
+            self._letters.suspect(largest(got.parts))
+            self._give_up(reason=reason)
+
+        return Collected(total, got.up, got.down, answered=got.answered, spoiled=spoiled)
 
     def _way(
         self,
@@ -204,7 +212,7 @@ class Flower:
         needed = max(1, math.ceil(self.settings.quorum * len(users)))
         before = way.before(needed, len(users))
         if before is not None:
-            return _Brought(*before, 0, 0)
+            return _Brought(*before, up=0, down=0)
         letter = {**task, **way.letter()}
         end = time.monotonic() + min(self.settings.deadline, way.left())
         self._await(users, end)
@@ -217,7 +225,7 @@ class Flower:
                 f"{': does the proxy run, and do devices reach it?' if declined and way.proxied else '.'}"
             )
         tree, beside = way.sum(answers, needed, len(users))
-        return _Brought(tree, len(answers), up + beside, down)
+        return _Brought(tree, len(answers), up + beside, down, answers)
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
         users = self._gathered()

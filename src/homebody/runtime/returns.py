@@ -24,7 +24,7 @@ from homebody.privacy.grid import STEPS
 from homebody.runtime import wire
 from homebody.runtime.correspondence import PAUSE
 
-__all__ = ["Intake", "Letters", "Part", "Reports", "about", "flat", "shuffled"]
+__all__ = ["Intake", "Letters", "Part", "Reports", "about", "bounds", "flat", "largest", "shuffled", "summed"]
 
 ROUNDING = 1.001
 """By how much a number in 16 bits may be over its bound."""
@@ -227,6 +227,20 @@ def bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
         elif not getattr(stage, "on_sum", False):  # noise, or what is not known here
             most = otherwise
     return most / channel.grid.step if channel.grid else most, rows
+
+
+def largest(answers: Sequence[Part]) -> int | None:
+    """Who sent the largest number; None where nobody sent any.
+
+    >>> largest([Part(4, {"w": torch.ones(2)}), Part(7, {"w": torch.tensor([0.0, -3.0])})])
+    7
+    """
+
+    def most(part: Part) -> float:
+        tensors = [value.value if isinstance(value, Rows) else value for value in part.tree.values()]
+        return max((float(one.to(torch.float64).abs().max()) for one in tensors if one.numel()), default=0.0)
+
+    return max(answers, key=most).number if answers else None
 
 
 def summed(answers: Sequence[Part], wanted: Mapping[str, wire.Expected]) -> Tree:
