@@ -351,9 +351,12 @@ def _step(method: Method, progress: Progress, got: Collected, number: int, *, la
         shared, server = method.server(progress.shared, progress.server, got.total)
         _refuse_nonsense(method, before, shared, number)
     except Exception as error:
-        if got.spoiled is None or last:
+        if got.spoiled is None:
             raise
-        got.spoiled(str(error) if isinstance(error, HomebodyError) else type(error).__name__)
+        reason = str(error) if isinstance(error, HomebodyError) else type(error).__name__
+        if last:
+            raise Diverged(f"The server's step failed {ATTEMPTS} times in round {number}: {reason}") from error
+        got.spoiled(reason)
         return False
     progress.shared, progress.server = shared, server
     return True

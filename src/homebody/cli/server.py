@@ -77,9 +77,7 @@ def init(
         float, typer.Option(help="The share of a round that must answer, or it is abandoned and tried again.")
     ] = 0.5,
     least: Annotated[int, typer.Option(help="People that must be connected before a round begins.", min=1)] = 1,
-    most_faults: Annotated[
-        int, typer.Option(help="Broken answers of one device before it is set aside.", min=1)
-    ] = 5,
+    most_faults: Annotated[int, typer.Option(help="Broken answers of one device before it is set aside.", min=1)] = 5,
     half: Annotated[bool, typer.Option("--half", help="Send numbers in 16 bits instead of 32.")] = False,
     person_features: Annotated[
         list[str] | None,

@@ -238,9 +238,10 @@ def largest(answers: Sequence[Part]) -> int | None:
 
     def most(part: Part) -> float:
         tensors = [value.value if isinstance(value, Rows) else value for value in part.tree.values()]
-        return max((float(one.to(torch.float64).abs().max()) for one in tensors if one.numel()), default=0.0)
+        return max((float(one.to(torch.float64).abs().max()) for one in tensors if one.numel()), default=-1.0)
 
-    return max(answers, key=most).number if answers else None
+    found = max(answers, key=most, default=None)
+    return None if found is None or most(found) < 0 else found.number
 
 
 def summed(answers: Sequence[Part], wanted: Mapping[str, wire.Expected]) -> Tree:
@@ -254,7 +255,8 @@ def summed(answers: Sequence[Part], wanted: Mapping[str, wire.Expected]) -> Tree
     for _, tree in answers:
         for name, value in tree.items():
             if isinstance(value, Rows):
-                sums[name].index_add_(0, value.index, value.value.to(sums[name].dtype))
+                there = value.index >= 0  # rows that a clip has added up leave padding behind
+                sums[name].index_add_(0, value.index[there], value.value[there].to(sums[name].dtype))
             else:
                 sums[name] += value
     return {
