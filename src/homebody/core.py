@@ -382,6 +382,10 @@ class Evaluated:
     """Test under bare names, validation under `valid/`."""
     per_user: dict[str, Tensor] = field(default_factory=dict)
     """Where each user's test item stood: known in a simulation alone."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """The standard error that noise leaves in each metric, where any was added on the way."""
+    unclipped: dict[str, float] = field(default_factory=dict)
+    """What was estimated of those metrics that are clipped to their range, for noise carried them beyond it."""
 
 
 class Runtime(Protocol):

@@ -181,7 +181,14 @@ def fit(
                 evaluated = _asked(acting, runtime, progress, select, _Account(ledger, budget, phase.name, number))
                 spent = time.perf_counter() - trained
                 epsilon = ledger.epsilons(delta)
-                line = replace(line, metrics=evaluated.metrics, epsilon=epsilon, evaluation_seconds=spent)
+                line = replace(
+                    line,
+                    metrics=evaluated.metrics,
+                    epsilon=epsilon,
+                    evaluation_seconds=spent,
+                    errors=evaluated.errors,
+                    unclipped=evaluated.unclipped,
+                )
             if runtime.simulated or not checkpoints or line.metrics:
                 _tell(on_round, line)
             if checkpoints and (step == end or checkpoints.due()):

@@ -307,6 +307,7 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     from rich.table import Table
 
     from homebody.report.words import epsilon as epsilon_text
+    from homebody.report.words import measured
 
     console = Console()
     alive = "running" if found["running"] else "not running"
@@ -314,6 +315,17 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in found["epsilon"].items())
     console.print(f"rounds {found['rounds']} of {found['planned']}; {several(found['items'], 'item')}", highlight=False)
     console.print(f"ε certified, one user, so far: {epsilon}; δ = {found['delta']:g}", highlight=False)
+    if last := found["measured"]:
+        shown = [name for name in (found["selects"], "hr@10", "ndcg@10") if name in last["metrics"]]
+        said = measured({name: last["metrics"][name] for name in shown}, last["errors"])
+        console.print(f"measured after round {last['round']}: {said}", highlight=False, soft_wrap=True)
+        if last["unclipped"]:
+            console.print(
+                f"{several(len(last['unclipped']), 'metric')} of {len(last['metrics'])} clipped to 0 … 1: noise carried "
+                "the estimate beyond",
+                highlight=False,
+                soft_wrap=True,
+            )
     table = Table("device", "clients", "added", "key")
     for one in found["devices"]:
         last = one["first"] + one["people"] - 1

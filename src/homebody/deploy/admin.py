@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -197,6 +197,8 @@ def report(plan: Plan, records: Records) -> dict[str, Any]:
             "rounds": len(lines),
             "planned": sum(phase.rounds or rounds for phase in method.phases),
             "items": records.n_items(),
+            "measured": _measured(lines),
+            "selects": plan.recipe.selects(),
             "epsilon": ledger.epsilons(plan.recipe.stated_at),
             "delta": plan.recipe.stated_at,
             "devices": [
@@ -218,6 +220,16 @@ def report(plan: Plan, records: Records) -> dict[str, Any]:
         }
     )
     return report
+
+
+def _measured(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What devices measured last: each metric within its range, with the standard error of the noise in it."""
+    asked = [line for line in lines if line["metrics"]]
+    if not asked:
+        return None
+    last = asked[-1]
+    names = ("metrics", "errors", "unclipped")
+    return {"round": last["step"], **{name: last.get(name, {}) for name in names}}
 
 
 def restored(folder: Path, file: Path) -> int:

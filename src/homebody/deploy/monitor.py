@@ -110,6 +110,12 @@ def exposition(records: Records) -> str:
         tell("round_seconds", "gauge", "Seconds that the last round took.", {"": last["seconds"]})
         epsilon = {f'{{observer="{who}"}}': _number(value) for who, value in last["epsilon"].items()}
         tell("epsilon", "gauge", "Certified epsilon of one person.", epsilon)
+    if asked := [line for line in lines if line["metrics"]]:
+        for name, helped, values in (
+            ("measured", "What devices measured last, within its range.", asked[-1]["metrics"]),
+            ("measured_error", "The standard error of the noise in it.", asked[-1].get("errors", {})),
+        ):
+            tell(name, "gauge", helped, {f'{{metric="{_quoted(metric)}"}}': _number(v) for metric, v in values.items()})
     return "\n".join(out) + "\n" + counters(records)
 
 

@@ -41,7 +41,7 @@ from homebody.runtime.correspondence import MOST_FAULTS, PAUSE, Correspondence, 
 from homebody.runtime.returns import Intake, Letters, Part, Reports, about, bounds, largest, shuffled
 from homebody.runtime.sheet import Sheet
 
-__all__ = ["Flower", "Settings", "metric_names", "telemetry"]
+__all__ = ["Flower", "Settings", "metric_names", "telemetry", "within_range"]
 
 NOBODY_PUBLIC = "No device's data is public: leave out public people, and stages that learn from them alone."
 BACK_SECONDS = 20.0
@@ -247,7 +247,8 @@ class Flower:
         asked, names = float(sums["asked"]), metric_names(self.settings.cutoffs)
         if not asked >= 1:
             return Evaluated({})
-        return Evaluated({name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)})
+        found = {name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)}
+        return within_range(found, method.uplink.deviation(len(names) + 1, got.answered) / asked)
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")
@@ -346,6 +347,25 @@ def _as_it_is(tree: Tree) -> Tree:
 
 def _shares(tree: Tree) -> Tree:
     return {name: value.clamp(0, 1) for name, value in tree.items()}
+
+
+def within_range(estimates: Mapping[str, float], deviation: float) -> Evaluated:
+    """Shares that were estimated as one noisy sum over another, clipped to 0 … 1, each with its standard error.
+
+    deviation: of the noise of a sum, over the sum that is divided by.
+
+    >>> found = within_range({"hr@10": 0.5, "ndcg@10": -0.25}, 0.25)
+    >>> found.metrics, found.unclipped
+    ({'hr@10': 0.5, 'ndcg@10': 0.0}, {'ndcg@10': -0.25})
+    >>> {name: round(error, 3) for name, error in found.errors.items()}
+    {'hr@10': 0.28, 'ndcg@10': 0.25}
+    """
+    metrics = {name: min(1.0, max(0.0, value)) for name, value in estimates.items()}
+    if deviation == 0:
+        return Evaluated(metrics)
+    # To the first order, a quotient moves with what is above by 1, and with what is below by the quotient itself.
+    errors = {name: deviation * math.hypot(1.0, value) for name, value in metrics.items()}
+    return Evaluated(metrics, {}, errors, {name: value for name, value in estimates.items() if metrics[name] != value})
 
 
 def metric_names(cutoffs: Sequence[int]) -> list[str]:
