@@ -25,7 +25,7 @@ import pytest
 import homebody
 from homebody.deploy.keys import make_authority, make_device_key
 from homebody.runtime import guard, web
-from homebody.runtime.flower_link import Fleet, Link
+from homebody.runtime.flower_link import Fleet, Link, LinkDown, Refused
 
 # Loopback has 2²⁴ addresses: these are the strangers', and ours is 127.0.0.1.
 STRANGERS = [f"127.0.1.{number}" for number in range(1, 6)]
@@ -69,8 +69,6 @@ class Door:
             until(lambda body=body: self._once(link, fleet, node, body))
 
     def _once(self, link: Link, fleet: Fleet, node: int, body: bytes) -> bool:
-        from homebody.runtime.flower_wire import LinkDown
-
         try:
             (message,) = link.send({node: ("query", body)}, 60)
             letter = fleet.pull(20)
@@ -197,6 +195,54 @@ def test_a_device_keeps_its_connections_while_strangers_come_and_go(door: Door) 
         # Not once is a connection lost that has proved its key.
         for number in range(3):
             assert door._once(link, fleet, node, b"%d" % number)
+
+
+def test_one_key_on_two_devices_answers_each_letter_once_and_harms_nobody_else(door: Door) -> None:
+    """A copied folder: both are the same node, and whoever joins takes the other's place."""
+    public = make_device_key(door.folder / "twin")
+    key, ended = public.with_suffix(".key").read_bytes(), threading.Event()
+    answered: Counter[int] = Counter()
+    with household(door, "bystander") as (link, fleet, node):
+        link.register(public.read_bytes(), "twin")
+
+        def live(who: int, known: list[int]) -> None:
+            own = Fleet(f"localhost:{door.port}", ca=door.ca, key=key, last_node=known[0] if known else None)
+            joined = False
+            while not ended.is_set():
+                try:
+                    if not joined:
+                        known[:] = [own.join()]
+                        joined = True
+                    letter = own.pull(1)
+                    if letter is not None and own.answer(letter, b"%d" % who):
+                        answered[who] += 1
+                except (LinkDown, Refused):
+                    joined = False
+                    time.sleep(0.05)
+            own.leave()
+
+        known: list[int] = []
+        twins = [threading.Thread(target=live, args=(who, known)) for who in (1, 2)]
+        for one in twins:
+            one.start()
+        try:
+            until(lambda: len(link.nodes()) == 2)
+            (twin,) = set(link.nodes().values()) - {node}
+            replies: Counter[str] = Counter()
+            for _ in range(10):
+                sent = link.send({twin: ("query", b"who?")}, 30)
+                end = time.monotonic() + 30
+                while not replies.keys() & sent.keys() and time.monotonic() < end:
+                    replies.update(reply.message for reply in link.receive(set(sent), 1))
+                for _ in range(2):
+                    replies.update(reply.message for reply in link.receive(set(sent), 0.1))
+                door.serves(1, link, fleet, node)
+            assert len(replies) >= 5
+            assert set(replies.values()) == {1}
+        finally:
+            ended.set()
+            for one in twins:
+                one.join(60)
 
 
 @pytest.mark.attack

@@ -159,10 +159,12 @@ class Reports:
     def letter(self) -> dict[str, Any]:
         """Opens the epoch, or comes back to it."""
         self._epoch = self._intake.open(self._name, self._asks, self._k, self._entries, self._seconds, self._among)
+        self._end = time.monotonic() + self._seconds
         return {"epoch": self._epoch.told()}
 
     def left(self) -> float:
-        return self._intake.left(self._epoch)
+        """By the wall clock, which devices and proxies are told; and no longer than planned, should it be set back."""
+        return min(self._intake.left(self._epoch), self._end - time.monotonic())
 
     def sum(self, answers: Sequence[Part], needed: int, asked: int) -> tuple[Tree, int]:
         """Wait for the reports of all who said that they had reported, or until the epoch closes."""
