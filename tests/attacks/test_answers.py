@@ -98,10 +98,8 @@ class Street:
         return sent
 
     def receive(self, messages: Collection[str], wait: float) -> list[Reply]:
-        found = []
-        for name in messages:
-            if (letter := self._waiting.pop(name, None)) is not None:
-                found.append(Reply(name, self._answer(*letter)))
+        there = [(name, self._waiting.pop(name)) for name in messages if name in self._waiting]
+        found = [Reply(name, self._answer(*letter)) for name, letter in there]
         if not found:
             self.clock.sleep(wait)
         return found

@@ -73,7 +73,9 @@ def test_a_proxys_answer_is_not_unpacked_on_a_device(encoding: str) -> None:
             connection, _ = listening.accept()
             with connection:
                 heard.append(connection.recv(65536))
-                head = f"HTTP/1.1 200 OK\r\ncontent-encoding: {encoding}\r\ncontent-length: {len(BOMB[:60_000])}\r\n\r\n"
+                head = (
+                    f"HTTP/1.1 200 OK\r\ncontent-encoding: {encoding}\r\ncontent-length: {len(BOMB[:60_000])}\r\n\r\n"
+                )
                 connection.sendall(head.encode() + BOMB[:60_000])
 
         thread = threading.Thread(target=answer)
