@@ -1,4 +1,4 @@
-"""Few bytes that would become many: nothing that comes in is unpacked, and no answer takes more than its bytes allow."""
+"""Few bytes that would become many: nothing that comes in is unpacked, and no answer takes more than its bytes say."""
 
 from __future__ import annotations
 

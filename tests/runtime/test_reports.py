@@ -525,9 +525,10 @@ def test_what_devices_measure_goes_the_same_way(mixed: Callable[..., Any], monke
     # 7,000 reports, each about one of 89 numbers, count as ±u there, u = 89 / 1,000 / tanh(4) = 0.0891. Each of the
     # following fails with a chance below 5e-10.
     # The reports about `asked` are binomial, μ = 7,000 / 89 = 78.7 on average: by Chernoff, exp(−μ + x(1 + ln(μ/x))),
-    # they are fewer than 26 or more than 145 with a chance of 2.5e-10. Each says no with one of 3.4e-4: 6 or more of 145
-    # do with one of 2e-11. So the estimate A of 7 is between 16 u and 145 u, and over the 1 that it takes.
-    ((error,),) = [{round(errors[name] / math.hypot(1, shares[name]), 9) for name in names}]
+    # they are fewer than 26 or more than 145 with a chance of 2.5e-10. Each says no with one of 3.4e-4: 6 or more of
+    # 145 do with one of 2e-11. So the estimate A of 7 is between 16 u and 145 u, and over the 1 that it takes.
+    error = errors[names[0]] / math.hypot(1, shares[names[0]])
+    assert errors == {name: pytest.approx(error * math.hypot(1, share)) for name, share in shares.items()}
     asked = math.sqrt(89 * 7 / 1000) / math.tanh(4) / error
     assert 16 * 0.089 < asked < 145 * 0.0891
     # The sum over all metrics is 7 × 88 × 0.5 = 308 on average; by Hoeffding, 2 exp(−t² / (2 × 7,000 u²)) < 5e-10 at

@@ -321,8 +321,8 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
         console.print(f"measured after round {last['round']}: {said}", highlight=False, soft_wrap=True)
         if last["unclipped"]:
             console.print(
-                f"{several(len(last['unclipped']), 'metric')} of {len(last['metrics'])} clipped to 0 … 1: noise carried "
-                "the estimate beyond",
+                f"{several(len(last['unclipped']), 'metric')} of {len(last['metrics'])} clipped to 0 … 1: noise "
+                "carried the estimate beyond",
                 highlight=False,
                 soft_wrap=True,
             )
