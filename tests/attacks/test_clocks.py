@@ -1,5 +1,5 @@
-"""A wall clock that is set back or forward on the server or the proxy: nothing waits or is kept for ever, and nothing is
-taken after its time."""
+"""A wall clock that is set back or forward on the server or the proxy: nothing waits or is kept for ever, and nothing
+is taken after its time."""
 
 from __future__ import annotations
 
