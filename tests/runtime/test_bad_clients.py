@@ -334,6 +334,8 @@ def test_nothing_is_taken_that_the_channel_could_not_have_let_through(
     town: Callable[..., Any], people: Callable[..., Any], stages: list[str], value: float, taken: bool
 ) -> None:
     one = town(people(), SIZES, replace(PLAN, rounds=1, stages=stages), quorum=0.5)
+    grid = replace(PLAN, stages=stages).build().uplink.grid
+    step = grid.step if grid else 1.0
 
     def twist(kind: str, letter: bytes, answer: bytes) -> bytes:
         header, parts = wire.open_letter(answer)
@@ -341,7 +343,7 @@ def test_nothing_is_taken_that_the_channel_could_not_have_let_through(
             tree = wire.unpack(parts[str(BAD)])
             for numbers in tree.values():
                 numbers = numbers.value if isinstance(numbers, Rows) else numbers
-                numbers.view(-1)[-1] = value
+                numbers.view(-1)[-1] = value if numbers.is_floating_point() else round(value / step)
             parts[str(BAD)] = wire.pack(tree)
         return wire.seal(header, parts)
 
