@@ -521,7 +521,8 @@ def test_what_devices_measure_goes_the_same_way(mixed: Callable[..., Any], monke
     assert list(shares) == list(errors) == names
     assert len(names) == 88
     assert all(0 <= share <= 1 for share in shares.values())
-    assert {name for name, share in shares.items() if share in (0, 1)} == unclipped.keys()
+    assert all(shares[name] == (0 if estimate < 0 else 1) for name, estimate in unclipped.items())
+    assert not any(0 <= estimate <= 1 for estimate in unclipped.values())
     # 7,000 reports, each about one of 89 numbers, count as ±u there, u = 89 / 1,000 / tanh(4) = 0.0891. Each of the
     # following fails with a chance below 5e-10.
     # The reports about `asked` are binomial, μ = 7,000 / 89 = 78.7 on average: by Chernoff, exp(−μ + x(1 + ln(μ/x))),
