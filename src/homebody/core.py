@@ -6,7 +6,7 @@ an *Update*; it leaves through the method's channel, and the server sees a *Tota
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
@@ -370,6 +370,8 @@ class Collected:
     """Mean loss on the devices. Known in a simulation alone."""
     answered: int | None = None
     """How many clients took part; None: the whole cohort."""
+    spoiled: Callable[[str], None] | None = None
+    """Where clients may lie: to be told that the server's step failed on this total, and why."""
 
 
 @dataclass(frozen=True)
@@ -380,6 +382,10 @@ class Evaluated:
     """Test under bare names, validation under `valid/`."""
     per_user: dict[str, Tensor] = field(default_factory=dict)
     """Where each user's test item stood: known in a simulation alone."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """The standard error that noise leaves in each metric, where any was added on the way."""
+    unclipped: dict[str, float] = field(default_factory=dict)
+    """What was estimated of those metrics that are clipped to their range, for noise carried them beyond it."""
 
 
 class Runtime(Protocol):

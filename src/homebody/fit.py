@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from homebody import __version__
-from homebody.core import Cohort, Evaluated, Method, Newcomer, Phase, Recommended, Runtime, Tree, Users
+from homebody.core import Cohort, Collected, Evaluated, Method, Newcomer, Phase, Recommended, Runtime, Tree, Users
 from homebody.counts import several
 from homebody.errors import Abandoned, Diverged, HomebodyError
 from homebody.privacy import Budget, Charge, Ledger
@@ -153,17 +153,16 @@ def fit(
                 began = time.perf_counter()
                 try:
                     got = runtime.collect(acting, progress.shared, who, rng.fold("round", number), step)
-                    break
+                    if _step(acting, progress, got, number, last=attempts + 1 == ATTEMPTS):
+                        break
+                    attempts += 1
                 except Abandoned as error:
                     attempts += 1
                     if attempts == ATTEMPTS:
                         raise Abandoned(f"{error} Given up after {attempts} attempts at round {number}.") from error
             if stopped:
                 break
-            before = {name: value.shape for name, value in progress.shared.items()}
-            progress.shared, progress.server = acting.server(progress.shared, progress.server, got.total)
             trained = time.perf_counter()
-            _refuse_nonsense(acting, before, progress.shared, number)
             if got.loss is not None and not math.isfinite(got.loss):
                 raise diverged(acting, number, "the devices' loss")
             progress.step = step
@@ -190,7 +189,14 @@ def fit(
                 evaluated = _asked(acting, runtime, progress, select, _Account(ledger, budget, phase.name, number))
                 spent = time.perf_counter() - trained
                 epsilon = ledger.epsilons(delta)
-                line = replace(line, metrics=evaluated.metrics, epsilon=epsilon, evaluation_seconds=spent)
+                line = replace(
+                    line,
+                    metrics=evaluated.metrics,
+                    epsilon=epsilon,
+                    evaluation_seconds=spent,
+                    errors=evaluated.errors,
+                    unclipped=evaluated.unclipped,
+                )
             if runtime.simulated or not checkpoints or line.metrics:
                 _tell(on_round, line)
             if checkpoints and (step == end or checkpoints.due()):
@@ -378,6 +384,25 @@ def _stopped(budget: Budget, ledger: Ledger, charges: Sequence[Charge], number: 
 def _code(method: Method) -> str:
     """What causes a release: for whoever reads the ledger."""
     return f"{type(method).__name__}, homebody {__version__}"
+
+
+def _step(method: Method, progress: Progress, got: Collected, number: int, *, last: bool) -> bool:
+    """The server's step on what a round brought. Where clients may lie, one that fails is no round, and the answer is
+    False: whoever spoiled it is left out of the next attempt, before the last."""
+    try:
+        before = {name: value.shape for name, value in progress.shared.items()}
+        shared, server = method.server(progress.shared, progress.server, got.total)
+        _refuse_nonsense(method, before, shared, number)
+    except Exception as error:
+        if got.spoiled is None:
+            raise
+        reason = str(error) if isinstance(error, HomebodyError) else type(error).__name__
+        if last:
+            raise Diverged(f"The server's step failed {ATTEMPTS} times in round {number}: {reason}") from error
+        got.spoiled(reason)
+        return False
+    progress.shared, progress.server = shared, server
+    return True
 
 
 def _refuse_nonsense(method: Method, before: dict[str, torch.Size], shared: Tree, number: int) -> None:

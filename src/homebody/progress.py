@@ -37,6 +37,10 @@ class Round:
     """What ε is stated at."""
     charged: bool = True
     """Whether the ledger has a charge for it: a round that tells nobody anything has none."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """The standard error that noise leaves in each metric, where any was added on the way."""
+    unclipped: dict[str, float] = field(default_factory=dict)
+    """What was estimated of those metrics that are clipped to their range."""
 
 
 @dataclass
@@ -78,7 +82,7 @@ class Checkpoints(Protocol):
 
 
 def better(new: Evaluated, best: Evaluated | None, select: str) -> bool:
-    """Whether this round is the one to keep so far; a runtime may answer with no metrics at all.
+    """Whether this round is the one to keep so far, by what was estimated; a runtime may answer with no metrics at all.
 
     Where nothing is held out for validation, it is always the latest: test must not choose.
 
@@ -97,7 +101,7 @@ def better(new: Evaluated, best: Evaluated | None, select: str) -> bool:
         raise unknown_name("metric to choose the round by", select, new.metrics)
     if best is None:
         return True
-    found, before = new.metrics[select], best.metrics[select]
+    found, before = (one.unclipped.get(select, one.metrics[select]) for one in (new, best))
     if math.isnan(before):  # which nothing is above or below
         return True
     return found < before if select.rpartition("/")[2] in ERRORS else found > before

@@ -19,6 +19,7 @@ from homebody.deploy.admin import opened
 from homebody.deploy.keys import make_device_key
 from homebody.errors import HomebodyError
 from homebody.privacy import OBSERVERS, Charge, Reports
+from homebody.progress import Round
 from homebody.runtime.report_keys import make_report_key
 
 SHUFFLED = ["--stage", "one-bit:epsilon=1,k=5", "--stage", "shuffle", "--evaluate-every", "0"]
@@ -208,6 +209,38 @@ def test_devices_are_added_and_removed(server: Path, tmp_path: Path) -> None:
     text = said("server", "status", server)
     assert "0–4" in text
     assert "removed" in text
+
+
+def test_a_device_that_was_set_aside_is_shown_and_readmitted(server: Path, tmp_path: Path) -> None:
+    said("keys", "add", server, make_device_key(tmp_path / "one"), "--name", "kitchen")
+    (device,) = answered("server", "status", server)["devices"]
+    assert (device["faults"], device["set_aside"]) == (0, None)
+    assert "The device 'kitchen' is not set aside." in refused("server", "readmit", server, "kitchen")
+    with opened(server) as (_, records):
+        assert [records.add_fault(device["fingerprint"], 3) for _ in range(4)] == [False, False, True, False]
+    (device,) = answered("server", "status", server)["devices"]
+    assert device["faults"] == 4
+    text = said("server", "status", server)
+    assert f"kitchen is set aside since {device['set_aside']}: 4 answers of it could not be read" in text
+    assert f"homebody server readmit {server} 'kitchen'" in text
+    assert "kitchen takes part again." in said("server", "readmit", server, "kitchen")
+    assert answered("server", "status", server)["devices"][0]["set_aside"] is None
+    said("keys", "remove", server, "kitchen")
+    assert "was removed on" in refused("server", "readmit", server, "kitchen")
+    assert "There is no device 'cellar'" in refused("server", "readmit", server, "cellar")
+
+
+def test_what_devices_measured_is_shown_with_its_standard_error(server: Path) -> None:
+    assert answered("server", "status", server)["measured"] is None
+    metrics, errors = {"ndcg@10": 1.0, "valid/ndcg@10": 0.25}, {"ndcg@10": 0.125, "valid/ndcg@10": 0.0854}
+    with opened(server) as (_, records):
+        records.add_round(
+            Round("train", 1, 1, 3, None, metrics, {}, 1, 2, 0.5, 0.25, errors=errors, unclipped={"ndcg@10": 1.5})
+        )
+    assert answered("server", "status", server)["measured"]["unclipped"] == {"ndcg@10": 1.5}
+    text = said("server", "status", server)
+    assert "measured after round 1: valid/ndcg@10 0.2500 ± 0.0854, ndcg@10 1.0000 ± 0.1250" in text
+    assert "1 metric of 2 clipped to 0 … 1" in text
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff\xfe", b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE x"])

@@ -164,6 +164,8 @@ def test_what_is_said_of_a_server(tmp_path: Path, items: str) -> None:
         "delta": 1e-6,
         "proxies": [],
         "resting": None,
+        "measured": None,
+        "selects": "valid/ndcg@10",
         "counters": {"refused: too late": 2},
     }
 

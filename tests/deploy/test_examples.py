@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from homebody.cli import app
 from homebody.deploy.plan import Plan
+from homebody.runtime.superlink import MOST_CONNECTIONS
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "deploy"
 FILES = sorted(path for path in FOLDER.iterdir() if path.is_file())
@@ -80,8 +81,16 @@ def test_a_unit_starts_what_its_name_says_and_gives_up_on_exit_code_2(path: Path
 def test_both_units_are_hardened_alike() -> None:
     server, client = (unit(path)["Service"] for path in reversed(UNITS))
     own = {"User", "Group", "StateDirectory", "CacheDirectory", "EnvironmentFile", "Environment", "ExecStart"}
-    own |= {"RestartSec", "KillMode", "TimeoutStopSec", "Nice"}
+    own |= {"RestartSec", "KillMode", "TimeoutStopSec", "Nice", "LimitNOFILE"}
     assert {n: v for n, v in server.items() if n not in own} == {n: v for n, v in client.items() if n not in own}
+
+
+def test_the_server_may_open_as_many_files_as_its_door_holds_connections() -> None:
+    wanted = MOST_CONNECTIONS + 256
+    (unit_,) = (unit(path)["Service"] for path in UNITS if path.stem == "homebody-server")
+    assert int(unit_["LimitNOFILE"][0]) >= wanted
+    assert services()["server"]["ulimits"]["nofile"] >= wanted
+    assert all(unit(path)["Service"]["LimitNOFILE"] for path in UNITS)
 
 
 def test_the_compose_file_starts_a_server_and_four_devices() -> None:

@@ -93,7 +93,8 @@ def test_what_prometheus_reads(records: Records) -> None:
     records.add_device("cd34", b"key", "study", 2)
     records.remove_device("study")
     records.add_round(line(1))
-    records.add_round(line(2, clients=4, seconds=1.5))
+    measured = {"metrics": {"hr@10": 1.0}, "errors": {"hr@10": 0.125}, "unclipped": {"hr@10": 1.25}}
+    records.add_round(line(2, clients=4, seconds=1.5, **measured))
     records.count("answers_missing", 3)
     for reason in ("too late", 'a "quoted" \\ one', "two\nlines", "x=1,y={2}"):
         records.count(f"refused: {reason}")
@@ -102,12 +103,15 @@ def test_what_prometheus_reads(records: Records) -> None:
     assert found == {
         ("homebody_rounds_total", ()): 2,
         ("homebody_devices", ()): 1,
+        ("homebody_devices_aside", ()): 0,
         ("homebody_people", ()): 3,
         ("homebody_items", ()): 2,
         ("homebody_bytes_up_total", ()): 200,
         ("homebody_bytes_down_total", ()): 4000,
         ("homebody_round_clients", ()): 4,
         ("homebody_round_seconds", ()): 1.5,
+        ("homebody_measured", (("metric", "hr@10"),)): 1.0,
+        ("homebody_measured_error", (("metric", "hr@10"),)): 0.125,
         ("homebody_epsilon", (("observer", "server"),)): float("inf"),
         ("homebody_epsilon", (("observer", "clients"),)): 1.5,
         ("homebody_epsilon", (("observer", "public"),)): 1e-7,

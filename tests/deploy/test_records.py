@@ -482,6 +482,7 @@ def test_a_database_without_proxies_is_brought_forward(database: Database) -> No
     expected = whole(Records(database))
     database.execute("DROP TABLE proxy")
     database.execute("DROP TABLE sheet")
+    database.execute("DROP TABLE fault")
     database.execute("UPDATE homebody_schema SET version = 1 WHERE component = ?", (COMPONENT,))
     assert whole(Records(database)) == expected
     Proxies(Records(database)).add(b"key", "mixer")
@@ -491,6 +492,7 @@ def test_a_database_without_features_is_brought_forward(database: Database, tmp_
     fill(Records(database))
     expected = whole(Records(database))
     database.execute("DROP TABLE sheet")
+    database.execute("DROP TABLE fault")
     database.execute("UPDATE homebody_schema SET version = 2 WHERE component = ?", (COMPONENT,))
     records = Records(database)
     assert (whole(records), records.sheet()) == (expected, None)

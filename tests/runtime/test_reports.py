@@ -4,6 +4,7 @@ sent, whoever is killed."""
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -514,10 +515,26 @@ def test_what_devices_measure_goes_the_same_way(mixed: Callable[..., Any], monke
     assert one.told() == ["train/1", "train/1/telemetry", "train/2", "train/2/telemetry"]
     assert one.own(0, 0) == one.told()
     assert mixer.epochs.named(f"{one.plan.run}/train/2/telemetry").arrived == 7 * 1000
-    # 7,000 reports on 41 numbers: a standard error of about 0.08.
-    shares = list(one.records.rounds()[-1]["metrics"].values())
-    assert len(shares) == len(metric_names((5, 10, 20)))
-    assert np.mean(shares) == pytest.approx(0.5, abs=0.25)
-    assert all(0 < share < 1 for share in shares)
+    line = one.records.rounds()[-1]
+    shares, errors, unclipped = line["metrics"], line["errors"], line["unclipped"]
+    names = metric_names((5, 10, 20))
+    assert list(shares) == list(errors) == names
+    assert len(names) == 88
+    assert all(0 <= share <= 1 for share in shares.values())
+    assert all(shares[name] == (0 if estimate < 0 else 1) for name, estimate in unclipped.items())
+    assert not any(0 <= estimate <= 1 for estimate in unclipped.values())
+    # 7,000 reports, each about one of 89 numbers, count as ±u there, u = 89 / 1,000 / tanh(4) = 0.0891. Each of the
+    # following fails with a chance below 5e-10.
+    # The reports about `asked` are binomial, μ = 7,000 / 89 = 78.7 on average: by Chernoff, exp(−μ + x(1 + ln(μ/x))),
+    # they are fewer than 26 or more than 145 with a chance of 2.5e-10. Each says no with one of 3.4e-4: 6 or more of
+    # 145 do with one of 2e-11. So the estimate A of 7 is between 16 u and 145 u, and over the 1 that it takes.
+    error = errors[names[0]] / math.hypot(1, shares[names[0]])
+    assert errors == {name: pytest.approx(error * math.hypot(1, share)) for name, share in shares.items()}
+    asked = math.sqrt(89 * 7 / 1000) / math.tanh(4) / error
+    assert 16 * 0.089 < asked < 145 * 0.0891
+    # The sum over all metrics is 7 × 88 × 0.5 = 308 on average; by Hoeffding, 2 exp(−t² / (2 × 7,000 u²)) < 5e-10 at
+    # t = 556 u, it is off by 49.6 at most.
+    total = asked * sum(unclipped.get(name, share) for name, share in shares.items())
+    assert abs(total - 308) < 49.6
     parts = [wire.open_letter(body)[1] for _, kind, body in one.mail.answers if kind == "evaluate"]
     assert all(part == wire.pack({}) for letter in parts for part in letter.values())

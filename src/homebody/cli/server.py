@@ -77,6 +77,7 @@ def init(
         float, typer.Option(help="The share of a round that must answer, or it is abandoned and tried again.")
     ] = 0.5,
     least: Annotated[int, typer.Option(help="People that must be connected before a round begins.", min=1)] = 1,
+    most_faults: Annotated[int, typer.Option(help="Broken answers of one device before it is set aside.", min=1)] = 5,
     half: Annotated[bool, typer.Option("--half", help="Send numbers in 16 bits instead of 32.")] = False,
     person_features: Annotated[
         list[str] | None,
@@ -119,6 +120,7 @@ def init(
         quorum=quorum,
         least=least,
         half=half,
+        most_faults=most_faults,
     )
     made = make(folder, plan, items, host or [], person_features or [])
     if as_json:
@@ -167,6 +169,18 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
         typer.echo(json.dumps(found))
         return
     _print_status(folder, found)
+
+
+@app.command()
+def readmit(
+    folder: Dir, which: Annotated[str, typer.Argument(help="The device's name or its key's fingerprint.")]
+) -> None:
+    """Ask a device again that was set aside for broken answers, also while the server runs."""
+    from homebody.deploy.admin import opened
+
+    with opened(folder) as (_, records):
+        back = records.readmit_device(which)
+    typer.echo(f"{back.name} takes part again.")
 
 
 @app.command()
@@ -293,6 +307,7 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     from rich.table import Table
 
     from homebody.report.words import epsilon as epsilon_text
+    from homebody.report.words import measured
 
     console = Console()
     alive = "running" if found["running"] else "not running"
@@ -300,12 +315,32 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in found["epsilon"].items())
     console.print(f"rounds {found['rounds']} of {found['planned']}; {several(found['items'], 'item')}", highlight=False)
     console.print(f"ε certified, one user, so far: {epsilon}; δ = {found['delta']:g}", highlight=False)
+    if last := found["measured"]:
+        shown = [name for name in (found["selects"], "hr@10", "ndcg@10") if name in last["metrics"]]
+        said = measured({name: last["metrics"][name] for name in shown}, last["errors"])
+        console.print(f"measured after round {last['round']}: {said}", highlight=False, soft_wrap=True)
+        if last["unclipped"]:
+            console.print(
+                f"{several(len(last['unclipped']), 'metric')} of {len(last['metrics'])} clipped to 0 … 1: noise "
+                "carried the estimate beyond",
+                highlight=False,
+                soft_wrap=True,
+            )
     table = Table("device", "clients", "added", "key")
     for one in found["devices"]:
         last = one["first"] + one["people"] - 1
         numbers = str(one["first"]) if one["people"] == 1 else f"{one['first']}–{last}"
         table.add_row(one["name"], numbers, one["added"] if not one["removed"] else "removed", one["fingerprint"][:12])
     console.print(table)
+    for one in found["devices"]:
+        if one["set_aside"] and not one["removed"]:
+            console.print(
+                f"{one['name']} is set aside since {one['set_aside']}: {several(one['faults'], 'answer')} of it could "
+                f"not be read; once it is mended: homebody server readmit {folder} '{one['name']}'",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
     for one in found["proxies"]:
         console.print(f"proxy {one['name']}: added {one['added']}", highlight=False, markup=False)
     if found["running"] and (rest := found["resting"]):

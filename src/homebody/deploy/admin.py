@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -190,6 +190,8 @@ def report(plan: Plan, records: Records) -> dict[str, Any]:
             "rounds": len(lines),
             "planned": sum(phase.rounds or rounds for phase in method.phases),
             "items": records.n_items(),
+            "measured": _measured(lines),
+            "selects": plan.recipe.selects(),
             "epsilon": ledger.epsilons(plan.recipe.stated_at),
             "delta": plan.recipe.stated_at,
             "devices": [
@@ -200,6 +202,8 @@ def report(plan: Plan, records: Records) -> dict[str, Any]:
                     "people": one.people,
                     "added": one.added,
                     "removed": one.removed,
+                    "faults": one.faults,
+                    "set_aside": one.set_aside,
                 }
                 for one in records.devices()
             ],
@@ -209,6 +213,16 @@ def report(plan: Plan, records: Records) -> dict[str, Any]:
         }
     )
     return report
+
+
+def _measured(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What devices measured last: each metric within its range, with the standard error of the noise in it."""
+    asked = [line for line in lines if line["metrics"]]
+    if not asked:
+        return None
+    last = asked[-1]
+    names = ("metrics", "errors", "unclipped")
+    return {"round": last["step"], **{name: last.get(name, {}) for name in names}}
 
 
 def restored(folder: Path, file: Path) -> int:

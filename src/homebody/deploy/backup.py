@@ -20,6 +20,7 @@ __all__ = ["backup", "restore"]
 _TABLES = {
     "charge": "id, release, part, observer, unit, event, round, relation, sampling, code, digest, previous, hash",
     "device": "fingerprint, public_key, name, first, people, added, removed",
+    "fault": "fingerprint, count, set_aside",
     "proxy": "public_key, name, added",
     "item": "number, id, name",
     "open_round": "release, users, sampling, size, population",

@@ -36,10 +36,11 @@ from homebody.runtime.sealed import (
     SIGNATURE_BYTES,
     BadEnvelope,
     BadSignature,
+    named_sender,
     open_envelope,
     unseal_reports,
 )
-from homebody.runtime.web import Refusal, Room, answer, declared, from_here, listen, read_body, refusals, serve
+from homebody.runtime.web import Refusal, Room, answer, declared, from_here, listen, proved, read_body, refusals, serve
 
 try:
     from starlette.applications import Starlette
@@ -100,7 +101,9 @@ class Intake:
         size = declared(request, MOST_BYTES)
         with self._room.holding() as share:
             body = await read_body(request, size, share)
-            return await self._threaded(self.take, body)
+            answered: Response = await self._threaded(self.take, body)
+            proved(request, named_sender(body))
+            return answered
 
     async def _epochs_of(self, request: Request) -> Response:
         return await self._threaded(self._epoch, request.path_params["epoch"])

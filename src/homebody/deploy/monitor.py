@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homebody.database import connect
 from homebody.deploy.records import Records
 from homebody.errors import HomebodyError
+from homebody.runtime.web import Limits, answer, listen, refusals, server
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise HomebodyError("Answering over HTTP needs the extra: pip install 'homebody[deploy]'.") from error
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from homebody.deploy.plan import Plan
 
 __all__ = ["Monitor", "counters", "exposition", "health"]
@@ -23,64 +33,52 @@ class Monitor:
     """Answers over HTTP while the server trains; nothing where the plan names no address."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
-        self._server: ThreadingHTTPServer | None = None
+        self._server: uvicorn.Server | None = None
         if not plan.metrics:
             return
         host, _, port = plan.metrics.rpartition(":")
         # A connection of its own, which its threads take turns with: the trainer's is busy.
-        records = self._records = Records(connect(plan.database_in(folder), what="server's database"))
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                try:
-                    status, kind, text = _answer(self.path.partition("?")[0], records)
-                except Exception as error:
-                    # Whoever asks must hear that something is wrong, whatever it is; what it is, is for the operator.
-                    why = str(error) if isinstance(error, HomebodyError) else type(error).__name__
-                    status, kind, text = 503, "application/json", json.dumps({"status": "failing", "why": why})
-                body = text.encode()
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                """Nobody's address is written down."""
-
-        class Server(ThreadingHTTPServer):
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                """Whoever hangs up before the answer is nobody's concern."""
-
+        self._records = Records(connect(plan.database_in(folder), what="server's database"))
         try:
-            self._server = Server((host.strip("[]"), int(port)), Handler)
-        except OSError as error:
-            records.database.close()
+            self._listening = listen(host.strip("[]"), int(port))
+        except HomebodyError as error:
+            self._records.database.close()
+            reason = getattr(error.__cause__, "strerror", None) or error
             raise HomebodyError(
-                f"/metrics cannot be served on {plan.metrics}: {error.strerror}; choose another with --metrics."
+                f"/metrics cannot be served on {plan.metrics}: {reason}; choose another with --metrics."
             ) from error
-        self._server.daemon_threads = True
+        self._server = server(_app(self._records), self._listening, limits=Limits(in_all=64, of_an_address=32))
+        self._thread = threading.Thread(target=self._server.run, args=([self._listening],), daemon=True)
 
     def __enter__(self) -> Monitor:
         if self._server:
-            threading.Thread(target=self._server.serve_forever, daemon=True).start()
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._server:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.should_exit = True
+            self._thread.join()
+            self._listening.close()
             self._records.database.close()
 
 
-def _answer(path: str, records: Records) -> tuple[int, str, str]:
-    if path == "/metrics":
-        return 200, "text/plain; version=0.0.4; charset=utf-8", exposition(records)
-    if path == "/health":
-        return 200, "application/json", json.dumps(health(records)) + "\n"
-    return 404, "text/plain", "There are /metrics and /health here.\n"
+def _app(records: Records) -> Starlette:
+    def told(make: Callable[[], str], kind: str) -> Response:
+        try:
+            return Response(make(), headers={"content-type": kind})
+        except Exception as error:
+            # Whoever asks must hear that something is wrong, whatever it is; what it is, is for the operator.
+            why = str(error) if isinstance(error, HomebodyError) else type(error).__name__
+            return answer(503, {"status": "failing", "why": why})
+
+    def metrics(_: Request) -> Response:
+        return told(lambda: exposition(records), "text/plain; version=0.0.4; charset=utf-8")
+
+    def healthy(_: Request) -> Response:
+        return told(lambda: json.dumps(health(records)) + "\n", "application/json")
+
+    return refusals(Starlette(routes=[Route("/metrics", metrics), Route("/health", healthy)]), lambda _: None)
 
 
 def health(records: Records) -> dict[str, Any]:
@@ -98,7 +96,9 @@ def exposition(records: Records) -> str:
 
     devices = [one for one in records.devices() if not one.removed]
     tell("rounds_total", "counter", "Rounds done.", {"": len(lines)})
-    tell("devices", "gauge", "Devices that may take part.", {"": len(devices)})
+    aside = sum(one.set_aside is not None for one in devices)
+    tell("devices", "gauge", "Devices that may take part.", {"": len(devices) - aside})
+    tell("devices_aside", "gauge", "Devices that are set aside for broken answers.", {"": aside})
     tell("people", "gauge", "People of those devices.", {"": sum(one.people for one in devices)})
     tell("items", "gauge", "Items of the catalogue.", {"": records.n_items()})
     for way, said in (("up", "came from devices"), ("down", "went to devices")):
@@ -110,6 +110,12 @@ def exposition(records: Records) -> str:
         tell("round_seconds", "gauge", "Seconds that the last round took.", {"": last["seconds"]})
         epsilon = {f'{{observer="{who}"}}': _number(value) for who, value in last["epsilon"].items()}
         tell("epsilon", "gauge", "Certified epsilon of one person.", epsilon)
+    if asked := [line for line in lines if line["metrics"]]:
+        for name, helped, values in (
+            ("measured", "What devices measured last, within its range.", asked[-1]["metrics"]),
+            ("measured_error", "The standard error of the noise in it.", asked[-1].get("errors", {})),
+        ):
+            tell(name, "gauge", helped, {f'{{metric="{_quoted(metric)}"}}': _number(v) for metric, v in values.items()})
     return "\n".join(out) + "\n" + counters(records)
 
 

@@ -21,6 +21,7 @@ from homebody.params import KINDS
 from homebody.privacy import Channel, Shuffle
 from homebody.recipe import Recipe
 from homebody.runtime import wire
+from homebody.runtime.correspondence import MOST_FAULTS
 from homebody.runtime.door import is_loopback
 from homebody.runtime.flower import NOBODY_PUBLIC, Settings, metric_names, telemetry
 
@@ -31,7 +32,7 @@ _TYPES: dict[str, type] = {
     **dict.fromkeys(("listen", "metrics", "database", "link", "reports", "run"), str),
     **dict.fromkeys(("tls", "half"), bool),
     **dict.fromkeys(("deadline", "quorum", "largest", "reports_wait"), float),
-    "least": int,
+    **dict.fromkeys(("least", "most_faults"), int),
 }
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 
@@ -67,6 +68,8 @@ class Plan:
     least: int = 1
     half: bool = False
     largest: float = 1e9
+    most_faults: int = MOST_FAULTS
+    """Broken answers of one device before it is set aside."""
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     """What this training is called on devices."""
 
@@ -83,6 +86,8 @@ class Plan:
             raise HomebodyError(f"The quorum is a share above 0 and at most 1, not {self.quorum:g}.")
         if self.least < 1:
             raise HomebodyError(f"A round needs at least 1 client, not {self.least}.")
+        if self.most_faults < 1:
+            raise HomebodyError(f"A device is set aside after 1 broken answer or more, not {self.most_faults}.")
         if not 0 < self.largest < math.inf:
             raise HomebodyError(f"The largest number of an update is a finite one above 0, not {self.largest:g}.")
         for what in (self.listen, *filter(None, (self.metrics, self.link, self.reports))):
@@ -122,6 +127,7 @@ class Plan:
             largest=self.largest,
             reports_wait=self.reports_wait,
             cutoffs=tuple(self.recipe.measured()),
+            most_faults=self.most_faults,
         )
 
     def method(self) -> Method:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,12 +74,16 @@ CREATE TABLE proxy (public_key BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, adde
 _SHEET = """
 CREATE TABLE sheet (number INTEGER PRIMARY KEY, content BLOB NOT NULL);
 """
-_STEPS = (_SCHEMA, _PROXIES, _SHEET)
+_FAULTS = """
+CREATE TABLE fault (fingerprint TEXT PRIMARY KEY, count INTEGER NOT NULL, set_aside TEXT);
+"""
+_STEPS = (_SCHEMA, _PROXIES, _SHEET, _FAULTS)
 # Parameters are noise to a compressor: PostgreSQL would only lose time.
 _IN_POSTGRESQL = (
     f"{_SCHEMA}ALTER TABLE checkpoint_part ALTER COLUMN content SET STORAGE EXTERNAL;\n",
     _PROXIES,
     _SHEET,
+    _FAULTS,
 )
 
 
@@ -96,6 +100,10 @@ class Device:
     added: str
     """When, in UTC."""
     removed: str | None
+    faults: int = 0
+    """Answers of its that were refused because they were broken, since it was last readmitted."""
+    set_aside: str | None = None
+    """Since when it is not asked any more, because of them."""
 
     @property
     def numbers(self) -> range:
@@ -150,23 +158,54 @@ class Records:
 
     def devices(self) -> list[Device]:
         """Every device that was ever registered, in the order of its people's numbers."""
-        columns = "fingerprint, public_key, name, first, people, added, removed"
-        return [Device(*row) for row in self.database.rows(f"SELECT {columns} FROM device ORDER BY first")]
+        columns = "device.fingerprint, public_key, name, first, people, added, removed, COALESCE(count, 0), set_aside"
+        faults = "LEFT JOIN fault ON fault.fingerprint = device.fingerprint"
+        return [Device(*row) for row in self.database.rows(f"SELECT {columns} FROM device {faults} ORDER BY first")]
 
     def remove_device(self, which: str) -> Device:
         """Take a device out, by its name or its key's fingerprint; its people's numbers stay theirs."""
         with self.database.transaction():
-            known = self.devices()
-            found = [one for one in known if one.name == which and not one.removed]
-            found = found or [one for one in known if which in (one.fingerprint, one.name)]
-            if not found:
-                raise HomebodyError(f"There is no device '{which}': give its name or its key's fingerprint.")
-            if (when := found[-1].removed) is not None:
+            device = self._device(which)
+            if (when := device.removed) is not None:
                 raise HomebodyError(f"The device '{which}' was removed already, on {when}.")
             self.database.execute(
-                "UPDATE device SET removed = ? WHERE fingerprint = ?", (when := now(), found[-1].fingerprint)
+                "UPDATE device SET removed = ? WHERE fingerprint = ?", (when := now(), device.fingerprint)
             )
-        return Device(**{**asdict(found[-1]), "removed": when})
+        return replace(device, removed=when)
+
+    def add_fault(self, fingerprint: str, most: int) -> bool:
+        """Count a broken answer of a device; with the last of `most` it is set aside, and the answer is True."""
+        with self.database.transaction():
+            self.database.execute(
+                "INSERT INTO fault (fingerprint, count) VALUES (?, 1) "
+                "ON CONFLICT (fingerprint) DO UPDATE SET count = fault.count + 1",
+                (fingerprint,),
+            )
+            changed = self.database.execute(
+                "UPDATE fault SET set_aside = ? WHERE fingerprint = ? AND count >= ? AND set_aside IS NULL",
+                (now(), fingerprint, most),
+            )
+        return changed.rowcount == 1
+
+    def readmit_device(self, which: str) -> Device:
+        """Ask a device again that was set aside, by its name or its key's fingerprint; its faults are forgotten."""
+        with self.database.transaction():
+            device = self._device(which)
+            if device.removed:
+                raise HomebodyError(f"The device '{which}' was removed on {device.removed}; it needs a new key.")
+            if device.set_aside is None:
+                raise HomebodyError(f"The device '{which}' is not set aside.")
+            self.database.execute("DELETE FROM fault WHERE fingerprint = ?", (device.fingerprint,))
+        return replace(device, faults=0, set_aside=None)
+
+    def _device(self, which: str) -> Device:
+        """By its name or its key's fingerprint; of several of a name, the one that takes part."""
+        known = self.devices()
+        found = [one for one in known if one.name == which and not one.removed]
+        found = found or [one for one in known if which in (one.fingerprint, one.name)]
+        if not found:
+            raise HomebodyError(f"There is no device '{which}': give its name or its key's fingerprint.")
+        return found[-1]
 
     def add_items(self, items: Iterable[tuple[str, str]]) -> tuple[int, int]:
         """Append (id, name) pairs to the catalogue: the first new number, and how many are new.

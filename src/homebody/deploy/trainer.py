@@ -31,6 +31,7 @@ from homebody.fit import Fitted, fit
 from homebody.privacy.specs import stage_texts
 from homebody.progress import Round
 from homebody.report.record import jsonable
+from homebody.report.words import measured
 from homebody.runtime.flower import Flower
 from homebody.runtime.flower_link import Link
 from homebody.runtime.flower_wire import LinkDown, Refused
@@ -79,7 +80,7 @@ def train(folder: Path, *, once: bool = False) -> dict[str, Any]:
 
 def _fit(plan: Plan, method: Method, runtime: Flower, records: Records) -> Fitted:
     recipe = plan.recipe
-    rounds = recipe.rounds or method.default_rounds
+    rounds, select = recipe.rounds or method.default_rounds, recipe.selects()
 
     def on_round(line: Round) -> None:
         records.add_round(line)
@@ -93,6 +94,7 @@ def _fit(plan: Plan, method: Method, runtime: Flower, records: Records) -> Fitte
             bytes_up=line.bytes_up,
             bytes_down=line.bytes_down,
             epsilon=epsilon,
+            **({"measured": measured({select: line.metrics[select]}, line.errors)} if select in line.metrics else {}),
         )
 
     return fit(
@@ -105,7 +107,7 @@ def _fit(plan: Plan, method: Method, runtime: Flower, records: Records) -> Fitte
         budget=recipe.allowed(),
         delta=recipe.stated_at,
         evaluate_every=recipe.every(method),
-        select=recipe.selects(),
+        select=select,
         on_round=on_round,
         checkpoints=records,
     )
@@ -133,6 +135,8 @@ def _result(plan: Plan, method: Method, fitted: Fitted, records: Records, folder
         "chosen_round": fitted.chosen,
         "metrics": {name: value for name, value in metrics.items() if not name.startswith("valid/")},
         "validation": {n.removeprefix("valid/"): v for n, v in metrics.items() if n.startswith("valid/")},
+        "errors": fitted.evaluated.errors,
+        "unclipped": fitted.evaluated.unclipped,
         "epsilon": fitted.epsilon,
         "epsilon_unit": "user",
         "epsilon_delta": fitted.delta,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -221,6 +222,17 @@ before it.
         for number, stage in (*undone, *((number, stage) for number, stage in numbered if _on_sum(stage))):
             total = stage.server(total, rng.fold(number))
         return total
+
+    def deviation(self, entries: int, clients: int) -> float:
+        """The standard deviation of the noise in each number of a sum over so many clients, whose messages have so many
+        numbers before they leave; NaN where a stage does not say.
+
+        >>> from homebody.privacy import Clip, Gaussian
+        >>> Channel(Clip(2), Gaussian(z=1.5)).deviation(entries=10, clients=100)
+        6.0
+        """
+        found = [getattr(stage, "deviation", None) for stage in self.stages]
+        return math.hypot(*(math.nan if one is None else one(entries, clients) for one in found))
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round through this channel tells each observer: as its last mechanism says, if it has one."""

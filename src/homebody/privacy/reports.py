@@ -109,6 +109,10 @@ class OneBit(Step):
             told[name] = (mean / bias).view(sides)
         return Total(read, total.clients, told)
 
+    def deviation(self, entries: int, clients: int) -> float:
+        """Of k × clients reports each is about one entry of all, and counts as ±entries / (k tanh(ε/2)) there."""
+        return math.sqrt(entries * clients / self.k) / math.tanh(self.epsilon / 2)
+
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         return _reports(lambda count: Reports(self.epsilon, count), self.k)
 

@@ -106,6 +106,11 @@ class Step:
     def place(self, message: Message) -> tuple[Self, Message]:
         return self, message
 
+    def deviation(self, entries: int, clients: int) -> float:
+        """The standard deviation of the noise that it leaves in each number of a sum over so many clients, whose
+        messages have so many numbers."""
+        return 0.0
+
 
 @dataclass(frozen=True)
 class Clip(Step):
@@ -207,6 +212,9 @@ class Gaussian(Step):
     def device(self, update: Update, rng: Rng) -> Update:
         return _on_grid(update, self.grid) if self.grid else update
 
+    def deviation(self, entries: int, clients: int) -> float:
+        return self.scale
+
     def server(self, total: Total, rng: Rng) -> Total:
         _placed(self.sensitivity, "Gaussian noise")
         return Total(_noised(total.sum, self.grid, rng, gaussian), total.clients) if self.grid else total
@@ -274,6 +282,9 @@ class Laplace(Step):
 
     def before_noise(self, update: Update) -> Update:
         return _on_grid(update, self.grid) if self.grid else update
+
+    def deviation(self, entries: int, clients: int) -> float:
+        return math.sqrt(2 * (1 if self.on_sum else clients)) * self.b
 
     def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
         """These sums of updates, before their noise, with the noise that so many devices add between them.

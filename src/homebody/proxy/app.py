@@ -22,7 +22,7 @@ from homebody.runtime.sealed import (
     BadSignature,
     open_envelope,
 )
-from homebody.runtime.web import Refusal, Room, answer, declared, from_here, read_body, refusals
+from homebody.runtime.web import Refusal, Room, answer, declared, from_here, proved, read_body, refusals
 
 try:
     from starlette.applications import Starlette
@@ -84,6 +84,7 @@ class Proxy:
         size = declared(request, limit)
         with self.room.holding() as share:
             message = self._opened(await read_body(request, size, share), kind)
+            proved(request, message.key)
             epoch = await self._book.find(message.envelope.epoch, known=True)
             try:
                 outcome = await self._writer.put(message)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -60,6 +61,8 @@ class Store:
         self._secrets = Secrets(folder)
         (self._secret,) = self._db.execute("SELECT secret FROM proxy").fetchone()
         self.transaction = self._db.transaction
+        self._ends: dict[bytes, float] = {}
+        """When each open epoch ends by a clock that nobody sets, which is first told when it is first looked at."""
 
     def close(self) -> None:
         self._db.close()
@@ -119,6 +122,7 @@ class Store:
         row = self._db.execute("SELECT id FROM epochs WHERE epoch = ? AND state = 0", (epoch,)).fetchone()
         if row is None:
             return 0
+        self._ends.pop(epoch, None)
         self._secrets.forget(epoch)  # if nothing can be written then, the epoch still takes no more
         self._db.execute("UPDATE epochs SET facts = '{}', state = ? WHERE id = ?", (_CLOSED, row[0]))
         self.count("epochs_closed", 1)
@@ -251,7 +255,8 @@ class Store:
         ticked = Ticked([], {}, {})
         found = self._db.execute("SELECT id, epoch, closes, k, facts FROM epochs WHERE state = 0").fetchall()
         for row, epoch, closes, k, facts in found:
-            over, few, why = now >= closes or not self._secrets.read(epoch), "too few devices", ""
+            lasted = time.monotonic() >= self._ends.setdefault(epoch, time.monotonic() + closes - now)
+            over, few, why = now >= closes or lasted or not self._secrets.read(epoch), "too few devices", ""
             pool = self._db.execute(
                 "SELECT pool, first, devices, reports FROM pools WHERE epoch = ? AND state = ?", (row, _OPEN)
             ).fetchone()

@@ -268,7 +268,10 @@ def packed(progress: Progress) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors |= _prefixed(best_users=best.evaluated.per_user)
         if best.step != progress.step:
             tensors |= _prefixed(best_shared=best.shared, best_clients=best.clients)
-    chosen = None if best is None else {"step": best.step, "metrics": best.evaluated.metrics}
+    chosen = None
+    if best is not None:
+        found = best.evaluated
+        chosen = {"step": best.step, "metrics": found.metrics, "errors": found.errors, "unclipped": found.unclipped}
     return {"step": progress.step, "best": chosen, "digest": progress.digest}, _own_storage(tensors)
 
 
@@ -281,7 +284,12 @@ def unpacked(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progres
         here = step == progress.step
         progress.best = Best(
             step,
-            Evaluated(about["best"]["metrics"], _part(tensors, "best_users")),
+            Evaluated(
+                about["best"]["metrics"],
+                _part(tensors, "best_users"),
+                about["best"].get("errors", {}),
+                about["best"].get("unclipped", {}),
+            ),
             progress.shared if here else _part(tensors, "best_shared"),
             progress.clients if here else _part(tensors, "best_clients"),
         )

@@ -50,15 +50,15 @@ def kilobytes(count: float) -> str:
 def print_result(result: Mapping[str, Any], console: Console | None = None) -> None:
     """One run: metrics, ε, costs, and where the record is."""
     console = console or Console()
-    metrics, cuts = result["metrics"], _cutoffs(result["metrics"])
+    metrics, cuts, errors = result["metrics"], _cutoffs(result["metrics"]), result.get("errors", {})
     table = Table("", *cuts, title=f"{result['method'].rpartition(':')[2]} on {result['data']}, test")
     first = "among what was shown" if result.get("split", "").startswith("impressions") else "sampled"
     for group in ("", *_slices(metrics)):
         for label, prefix in ((first, group), ("full catalogue", f"{group}full/")):
             users = f", users of {group.rstrip('/')}" if group else ""
             for name in _told(metrics, prefix, cuts):
-                values = (metrics.get(prefix + name + cut) for cut in cuts)
-                shown = (f"{value:.4f}" if value is not None else "" for value in values)
+                asked = [prefix + name + cut for cut in cuts]
+                shown = (words.with_error(metrics[one], errors.get(one)) if one in metrics else "" for one in asked)
                 table.add_row(f"{TITLES[name]}, {label}{users}", *shown)
     if metrics:
         console.print(table)
@@ -66,7 +66,11 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         console.print(
             f"{result['method'].rpartition(':')[2]} on {result['data']}: not measured", highlight=False, markup=False
         )
-    areas = [f"{metrics[p + 'auc']:.4f} {label}" for p, label in (("", first), AREA) if f"{p}auc" in metrics]
+    areas = [
+        f"{words.with_error(metrics[f'{p}auc'], errors.get(f'{p}auc'))} {label}"
+        for p, label in (("", first), AREA)
+        if f"{p}auc" in metrics
+    ]
     for group in ("", *_slices(metrics)):
         if f"{group}rmse" in metrics:
             users = f", users of {group.rstrip('/')}" if group else ""
@@ -83,6 +87,7 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round"
     for line in (
         *([result["meaning"]] if metrics else []),
+        *_noise_line(result),
         f"ε certified, one user, over the whole training: {epsilon}{at_delta(result)}",
         *_reports_line(result),
         *([f"stages: {' → '.join(passed)}"] if passed else []),
@@ -93,6 +98,15 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         f"record: {result['run']}",
     ):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _noise_line(result: Mapping[str, Any]) -> list[str]:
+    """What ± means, and which metrics noise carried out of their range."""
+    if not result.get("errors"):
+        return []
+    clipped = result.get("unclipped", {})
+    beyond = f"; clipped to 0 … 1: {', '.join(sorted(clipped))}" if clipped else ""
+    return [f"± is the standard error of the noise that was added to what devices measured{beyond}"]
 
 
 def _reports_line(result: Mapping[str, Any]) -> list[str]:

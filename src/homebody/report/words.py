@@ -14,11 +14,13 @@ __all__ = [
     "duration",
     "epsilon",
     "figure",
+    "measured",
     "metric_name",
     "number",
     "percent",
     "points",
     "spread",
+    "with_error",
 ]
 
 MINUS = "−"
@@ -147,6 +149,22 @@ def points(difference: float | None) -> str:
         return "–"
     text = f"{abs(difference):.2f}"
     return text if text == "0.00" else f"{'+' if difference > 0 else MINUS}{text}"
+
+
+def measured(metrics: Mapping[str, float], errors: Mapping[str, float]) -> str:
+    """Metrics in a line, each with the standard error of the noise in it, where there is any.
+
+    >>> measured({"hr@10": 0.25, "ndcg@10": 0.0}, {"hr@10": 0.0854, "ndcg@10": 0.08})
+    'hr@10 0.2500 ± 0.0854, ndcg@10 0.0000 ± 0.0800'
+    >>> measured({"hr@10": 0.25}, {})
+    'hr@10 0.2500'
+    """
+    return ", ".join(f"{name} {with_error(value, errors.get(name))}" for name, value in metrics.items())
+
+
+def with_error(value: float, error: float | None) -> str:
+    """A metric and its standard error."""
+    return f"{float(value):.4f}" if error is None else f"{float(value):.4f} ± {float(error):.4f}"
 
 
 def epsilon(value: float | str) -> str:

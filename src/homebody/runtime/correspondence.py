@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from homebody.core import Cohort
-from homebody.runtime import wire
+from homebody.core import Cohort, Tree
+from homebody.runtime import answers, wire
+from homebody.runtime.answers import Answer
 
-__all__ = ["PAUSE", "Answer", "Correspondence", "Device", "Node", "Post", "Registry", "resting"]
+__all__ = ["MOST_FAULTS", "PAUSE", "Correspondence", "Device", "Node", "Post", "Registry", "Reply", "resting"]
 
 ITEMS_AT_ONCE = 50_000
 """Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
@@ -36,6 +37,8 @@ LOOK_SECONDS = 2.0
 """Between looks, in a round, for devices that were away and came back."""
 SILENT_TIMES = 3
 """Rounds in a row that a device may leave unanswered before it is left alone, longer each time."""
+MOST_FAULTS = 5
+"""Broken answers of one device before it is set aside, where nobody says: the operator may readmit it."""
 PAUSE = 0.2
 
 
@@ -69,6 +72,8 @@ class Device(Protocol):
     def people(self) -> int: ...
     @property
     def removed(self) -> Any: ...
+    @property
+    def set_aside(self) -> Any: ...
 
 
 class Registry(Protocol):
@@ -82,9 +87,10 @@ class Registry(Protocol):
     def note(self, name: str, value: str) -> None: ...
     def notes(self) -> Mapping[str, str]: ...
     def count(self, name: str, amount: int = 1) -> None: ...
+    def add_fault(self, fingerprint: str, most: int) -> bool: ...
 
 
-class Answer(Protocol):
+class Reply(Protocol):
     """What comes back for a message: a body, or a sentence why there is none."""
 
     @property
@@ -102,7 +108,7 @@ class Post(Protocol):
     def unregister(self, public_key: bytes) -> None: ...
     def nodes(self) -> dict[str, int]: ...
     def send(self, letters: Mapping[int, tuple[str, bytes]], deadline: float) -> dict[str, int]: ...
-    def receive(self, messages: Collection[str], wait: float) -> Sequence[Answer]: ...
+    def receive(self, messages: Collection[str], wait: float) -> Sequence[Reply]: ...
 
 
 @dataclass
@@ -115,14 +121,18 @@ class Node:
     items: int
     """How much of the catalogue it knows."""
     holds: set[str] = field(default_factory=set)
-    """Shared parameters, and sheets of features, that it has already."""
 
 
 class Correspondence:
-    """With all the devices of a registry, by way of a post."""
+    """With all the devices of a registry, by way of a post.
 
-    def __init__(self, post: Post, registry: Registry, log: Callable[..., None]) -> None:
-        self._post, self._registry, self._log = post, registry, log
+    most_faults: how many broken answers of one device are borne before it is set aside.
+    """
+
+    def __init__(
+        self, post: Post, registry: Registry, log: Callable[..., None], most_faults: int = MOST_FAULTS
+    ) -> None:
+        self._post, self._registry, self._log, self._most_faults = post, registry, log, most_faults
         self.known: dict[int, Node] = {}
         self._greeted: dict[str, tuple[int, float]] = {}
         self._registered: dict[str, Device] = {}
@@ -139,7 +149,11 @@ class Correspondence:
     def look_around(self, greeting: bytes) -> None:
         """Who is there now. A device that is new, or was silent, is greeted and counts once it has answered."""
         devices = self._devices()
-        online = {node: devices[mark] for mark, node in self._post.nodes().items() if mark in devices}
+        online = {
+            node: devices[mark]
+            for mark, node in self._post.nodes().items()
+            if mark in devices and not devices[mark].set_aside
+        }
         for node in set(self.known) - set(online):
             del self.known[node]
         now = time.monotonic()
@@ -154,23 +168,23 @@ class Correspondence:
         self._greeted = {message: one for message, one in self._greeted.items() if one[1] > now and one[0] in online}
         if not self._greeted:
             return
-        for answer in self._post.receive(set(self._greeted), PAUSE):
-            node, _ = self._greeted.pop(answer.message, (0, 0.0))
-            if node not in online or answer.body is None:
+        for reply in self._post.receive(set(self._greeted), PAUSE):
+            node, _ = self._greeted.pop(reply.message, (0, 0.0))
+            if node not in online or reply.body is None:
                 continue
             self._left_alone[node] = time.monotonic() + GREET_SECONDS
             known = self.known.get(node)
-            self.known[node] = Node(online[node], [], 0)
+            one = self.known[node] = Node(online[node], [], 0)
             try:
-                header, _ = wire.open_letter(answer.body)
+                answer = answers.read(reply.body, one.device)
             except wire.Malformed as error:
                 self.refuse(node, error)
-                del self.known[node]
+                self.known.pop(node, None)
                 continue
-            if not self._learn(node, header):
+            if not self._learn(node, answer):
                 del self.known[node]
-            elif known is None or self.known[node].active:
-                self._log("joined", device=online[node].fingerprint[:12], people=len(self.known[node].active))
+            elif known is None or one.active:
+                self._log("joined", device=one.device.fingerprint[:12], people=len(one.active))
 
     def present(self) -> list[int]:
         """The numbers of all people who are there and not resting."""
@@ -200,10 +214,11 @@ class Correspondence:
         only: set[int] | None = None,
         traffic: list[int] | None = None,
         sheet: bytes = b"",
-    ) -> Iterator[tuple[int, tuple[dict[str, Any], dict[str, bytes]]]]:
+        update: Callable[[bytes], Tree] | None = None,
+    ) -> Iterator[tuple[int, Answer]]:
         """Write to everyone concerned, and give the answers as they come, until the deadline.
 
-        sheet: what the task's features are, for whoever does not hold them.
+        sheet: what the task's features are, for whoever does not hold them. update: reads what one person sends.
         """
         name = wire.digest(body)
         traffic = [0, 0] if traffic is None else traffic
@@ -241,31 +256,32 @@ class Correspondence:
             if not waiting:
                 time.sleep(min(left, PAUSE))
                 continue
-            for answer in self._post.receive(set(waiting), min(left, PAUSE if gone else LOOK_SECONDS)):
-                node = waiting.pop(answer.message, None)
+            for reply in self._post.receive(set(waiting), min(left, PAUSE if gone else LOOK_SECONDS)):
+                node = waiting.pop(reply.message, None)
                 if node is None or node not in self.known:
                     continue
-                if answer.body is None:
-                    gone[node] = (time.monotonic() + AWAY_SECONDS, answer.error)
+                if reply.body is None:
+                    gone[node] = (time.monotonic() + AWAY_SECONDS, reply.error)
                     continue
-                traffic[0] += len(answer.body)
+                traffic[0] += len(reply.body)
                 try:
-                    header, parts = wire.open_letter(answer.body)
+                    answer = answers.read(reply.body, self.known[node].device, digests[node], where[node], update)
                 except wire.Malformed as error:
-                    self.refuse(node, error, set(where[node]))
+                    self.refuse(node, error, where[node])
                     continue
-                if header.get("to") != digests[node]:
-                    self.refuse(node, "an answer to another letter", set(where[node]))
-                elif not self._learn(node, header):
-                    self.declined.update(where[node] if "refused" in header else ())
-                    self._rest(set(where[node]))
-                elif "lacks" not in header:
+                if not self._learn(node, answer):
+                    self.declined.update(where[node])
+                    self._rest(where[node])
+                elif not answer.lacks:
                     self._silent.pop(self.known[node].device.fingerprint, None)
-                    yield node, (header, parts)
+                    self._note_declined(answer.declined)
+                    if answer.faults:
+                        self.refuse(node, next(iter(answer.faults.values())), answer.faults)
+                    yield node, answer
                 elif asked[node] < most:
                     write([node])
                 else:
-                    self.refuse(node, "it lacks what it was given", set(where[node]))
+                    self.refuse(node, wire.Malformed("it lacks what it was given"), where[node])
         for node in {*waiting.values(), *gone}:
             self._forget(node, "no answer in time")
         self._tell_rests()
@@ -285,24 +301,33 @@ class Correspondence:
                 self._forget(node, error)
             del gone[node]
 
-    def note_declined(self, declined: Any, theirs: set[int]) -> None:
+    def _note_declined(self, declined: Collection[int]) -> None:
         """Whoever declines is left alone for a while, and longer each time."""
-        for number in declined if isinstance(declined, list) else ():
-            if number in theirs:
-                self._registry.count("declined")
-                self.declined.add(number)
-                self._rest({number})
+        for number in declined:
+            self._registry.count("declined")
+            self.declined.add(number)
+        self._rest(declined)
 
-    def refuse(
-        self, node: int, reason: str | wire.Malformed, people: Collection[int] = (), said: str | None = None
-    ) -> None:
-        """Count and log it, and leave these people alone for a while. What a device says is logged, never counted:
-        it could say anything."""
-        mark = self.known[node].device.fingerprint if node in self.known else ""
-        counted = "another wire version" if isinstance(reason, wire.OtherVersion) else str(reason)
-        self._registry.count(f"refused: {counted}")
-        self._log("refused", device=mark[:12], reason=str(reason), **({} if said is None else {"said": said}))
+    def refuse(self, node: int, reason: wire.Malformed, people: Collection[int] = ()) -> None:
+        """An answer that is broken: count and log it, and leave these people alone for a while. A device that gives too
+        many is set aside; one of another version is not at fault."""
+        device = self.known[node].device
+        known = isinstance(reason, wire.OtherVersion)
+        self._registry.count(f"refused: {'another wire version' if known else reason}")
+        accident = {} if reason.__cause__ is None else {"error": type(reason.__cause__).__name__}
+        self._log("refused", device=device.fingerprint[:12], reason=str(reason), **accident)
         self._rest(people)
+        if not known and self._registry.add_fault(device.fingerprint, self._most_faults):
+            self._registry.count("devices_set_aside")
+            self._log("set aside", device=device.fingerprint[:12], faults=self._most_faults)
+            del self.known[node]
+
+    def suspect(self, number: int | None) -> None:
+        """Blame a round whose total broke the server's step on this person's device: its people are left alone."""
+        for node, one in list(self.known.items()):
+            if number in one.active:
+                self.refuse(node, wire.Malformed("it spoiled a round"), one.active)
+                self._tell_rests()
 
     def _devices(self) -> dict[str, Device]:
         """Whoever may take part; the network is told of those who are new, and of those who are no more."""
@@ -314,28 +339,24 @@ class Correspondence:
         self._registered = devices
         return devices
 
-    def _learn(self, node: int, header: Mapping[str, Any]) -> bool:
-        """What a device says of itself; False, and it is left alone, where it refuses or makes no sense."""
+    def _learn(self, node: int, answer: Answer) -> bool:
+        """What a device says of itself; False where it refuses. Its words are logged, never counted: it could say
+        anything."""
         one = self.known[node]
-        slots, items, holds = header.get("people"), header.get("items"), header.get("holds")
-        if "refused" in header:
-            self.refuse(node, "the device refuses", said=str(header["refused"])[:200])
+        if answer.refused is not None:
+            self._registry.count("refused: the device refuses")
+            self._log(
+                "refused", device=one.device.fingerprint[:12], reason="the device refuses", said=answer.refused[:200]
+            )
             return False
-        sensible = isinstance(slots, list) and all(type(slot) is int and slot >= 0 for slot in slots)
-        if not sensible or type(items) is not int or items < 0 or not isinstance(holds, list) or len(holds) > 64:
-            self.refuse(node, "its answer does not say who it is")
-            return False
-        assert isinstance(slots, list)
-        registered = {slot for slot in slots if slot < one.device.people}
-        if len(registered) < len(slots) and not one.active:  # said once, when it is greeted
+        if answer.unregistered and not one.active:  # said once, when it is greeted
             self._log(
                 "more people than registered",
                 device=one.device.fingerprint[:12],
-                people=len(slots),
+                people=len(answer.people) + answer.unregistered,
                 registered=one.device.people,
             )
-        one.active = sorted(one.device.first + slot for slot in registered)
-        one.items, one.holds = items, {str(name) for name in holds}
+        one.active, one.items, one.holds = list(answer.people), answer.items, set(answer.holds)
         return True
 
     def _rest(self, people: Collection[int]) -> None:

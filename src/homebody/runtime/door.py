@@ -2,7 +2,8 @@
 
 Flower serves three APIs on one port. Devices need one of them, the Fleet API, and sign every request with their key;
 the two others are open to whoever reaches the port, and bodies of any size are read before anybody asks who sent
-them. The door lets strangers reach the Fleet API alone, asks the operator's secret for the rest, and limits bodies.
+them. The door lets strangers reach the Fleet API alone, asks the operator's secret for the rest, and limits bodies:
+each by itself, and all that are read at one time together. It says whose a connection is once a request has proved it.
 It also holds a pull that finds nothing until there is something, so that nobody has to poll.
 """
 
@@ -18,8 +19,11 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+
+from homebody.runtime.guard import Overload, Room, Share, connection_of
 
 __all__ = ["LIMIT", "OPERATOR", "WAIT", "Door", "Headers", "is_loopback", "operator_token", "quiet_flower"]
 
@@ -36,6 +40,10 @@ _OPERATORS_LIMIT = 1 << 30
 _STRANGERS_LIMIT = 64 << 10
 _LONGEST_HOLD = 25.0
 _LONGEST_DRAIN = 10.0
+_ROOM = 1 << 30
+"""Bytes of devices' requests that are read or dealt with at one time."""
+_PATIENCE = 30.0
+"""Seconds for a stranger's body to come, and for each piece of a known device's."""
 
 # What our devices use of it; the rest serves Flower's own, which fetch bundles of code.
 _FLEET = frozenset(
@@ -45,6 +53,8 @@ _FLEET = frozenset(
 _REGISTRATION = frozenset({"/v1/fleet/register-node", "/v1/fleet/unregister-node"})
 _DEVICE_PULLS, _DEVICE_PUSHES = "/v1/fleet/pull-messages", "/v1/fleet/push-messages"
 _SERVER_PULLS, _SERVER_PUSHES = "/v1/runtime/pull-messages", "/v1/runtime/push-messages"
+
+_KEY_HEADER = b"flwr-public-key"
 
 # The server is one; nodes have numbers above 1.
 _SERVER = 1
@@ -142,6 +152,7 @@ class Door:
         self._token = operator_token(secret).encode()
         self._fleet = _FLEET | (_REGISTRATION if open_registration else frozenset())
         self._held: dict[int, set[_Held]] = {}
+        self.room = Room(_ROOM)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -164,45 +175,63 @@ class Door:
         operator = hmac.compare_digest(headers.get(OPERATOR.encode(), b""), self._token)
         if path not in self._fleet and not operator:
             raise _Refusal(404)
+        if operator and (connection := connection_of(scope)) is not None:
+            connection.proved(OPERATOR.encode())
         wait = _seconds(headers.get(WAIT.encode(), b"0"))
-        body = await self._read(headers, receive, operator)
-        if wait and path in {_DEVICE_PULLS, _SERVER_PULLS}:
-            await self._hold(scope, body, receive, send, min(wait, _LONGEST_HOLD))
-            return
-        status = await self._pass(scope, body, receive, send)
-        if status == 200 and path == _SERVER_PUSHES:
-            self._wake(_addressees(body))
-        elif status == 200 and path == _DEVICE_PUSHES:
-            self._wake({_SERVER})
+        with self.room.holding() as share:
+            body = await self._read(scope, headers, receive, None if operator else share)
+            if not (wait and path in {_DEVICE_PULLS, _SERVER_PULLS}):
+                await self._pass(scope, body, receive, send)
+                return
+        await self._hold(scope, body, receive, send, min(wait, _LONGEST_HOLD))
 
-    async def _read(self, headers: Headers, receive: Receive, operator: bool) -> bytes:
-        """The body, of which no more is kept than its sender may send."""
+    async def _read(self, scope: Message, headers: Headers, receive: Receive, share: Share | None) -> bytes:
+        """The body, of which no more is kept than its sender may send. share: None where the operator sends it."""
         declared = _length(headers)
-        limit, refusal = (_OPERATORS_LIMIT if operator else self.limit), 413
+        limit, refusal = (_OPERATORS_LIMIT if share is None else self.limit), 413
         small = declared is not None and declared <= _STRANGERS_LIMIT
-        if not (operator or small) and self.known is not None and not await asyncio.to_thread(self.known, headers):
-            limit, refusal = min(limit, _STRANGERS_LIMIT), 401
+        stranger = share is not None
+        if share is not None and not small and self.known is not None:
+            if await asyncio.to_thread(self.known, headers):
+                stranger = False
+                self._prove(scope)
+            else:
+                limit, refusal = min(limit, _STRANGERS_LIMIT), 401
         if declared is not None and declared > limit:
             await _drain(receive)
             raise _Refusal(refusal)
         parts: list[bytes] = []
         size, more = 0, True
-        while more:
-            part = await receive()
-            if part["type"] != "http.request":
-                raise _Gone
-            piece, more = part.get("body", b""), part.get("more_body", False)
-            size += len(piece)
-            if size > limit:
-                parts.clear()
-                if more:
-                    await _drain(receive)
-                raise _Refusal(refusal)
-            parts.append(piece)
+        try:
+            async with asyncio.timeout(_PATIENCE) as patience:
+                with nullcontext() if share is None else share.coming(patience):
+                    while more:
+                        part = await receive()
+                        if part["type"] != "http.request":
+                            raise _Gone
+                        piece, more = part.get("body", b""), part.get("more_body", False)
+                        size += len(piece)
+                        if size > limit:
+                            break
+                        if share is not None:
+                            share.take(len(piece))
+                        if not stranger:
+                            patience.reschedule(asyncio.get_running_loop().time() + _PATIENCE)
+                        parts.append(piece)
+        except TimeoutError:
+            raise _Refusal(408) from None
+        except Overload:
+            await _drain(receive)
+            raise _Refusal(503) from None
+        if size > limit:
+            parts.clear()
+            if more:
+                await _drain(receive)
+            raise _Refusal(refusal)
         return b"".join(parts)
 
-    async def _pass(self, scope: Message, body: bytes, receive: Receive, send: Send) -> int:
-        status = 0
+    async def _pass(self, scope: Message, body: bytes, receive: Receive, send: Send) -> None:
+        path, status = scope["path"], 0
 
         async def watched(part: Message) -> None:
             nonlocal status
@@ -210,8 +239,21 @@ class Door:
             await send(part)
 
         await self.app(scope, _replayed(body, receive), watched)
-        _note(scope["path"], status)
-        return status
+        _note(path, status)
+        if status != 200:
+            return
+        if path in self._fleet:
+            self._prove(scope)  # the SuperLink has checked the signature
+        if path == _SERVER_PUSHES:
+            self._wake(_addressees(body))
+        elif path == _DEVICE_PUSHES:
+            self._wake({_SERVER})
+
+    def _prove(self, scope: Message) -> None:
+        """The connection is that of the device whose key the request names; where any key may register, nobody's."""
+        key, connection = dict(scope["headers"]).get(_KEY_HEADER), connection_of(scope)
+        if key and connection is not None and self.known is not None:
+            connection.proved(key)
 
     async def _hold(self, scope: Message, body: bytes, receive: Receive, send: Send, seconds: float) -> None:
         """Ask; while there is nothing, wait for a push and ask again.
@@ -236,6 +278,7 @@ class Door:
                 if not proven and whose != _SERVER:
                     # The SuperLink has checked that the sender is who it says.
                     proven = True
+                    self._prove(scope)
                     for older in self._held[whose] - {held}:
                         older.replaced.set()
                         older.news.set()

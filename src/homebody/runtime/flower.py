@@ -36,11 +36,12 @@ from homebody.evaluation.metrics import METRICS
 from homebody.privacy import Charge
 from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
-from homebody.runtime.correspondence import PAUSE, Correspondence, Post, Registry
-from homebody.runtime.returns import Intake, Letters, Part, Reports, about, bounds, shuffled
+from homebody.runtime.answers import Answer
+from homebody.runtime.correspondence import MOST_FAULTS, PAUSE, Correspondence, Post, Registry
+from homebody.runtime.returns import Intake, Letters, Part, Reports, about, bounds, largest, shuffled
 from homebody.runtime.sheet import Sheet
 
-__all__ = ["Flower", "Settings", "metric_names", "telemetry"]
+__all__ = ["Flower", "Settings", "metric_names", "telemetry", "within_range"]
 
 NOBODY_PUBLIC = "No device's data is public: leave out public people, and stages that learn from them alone."
 BACK_SECONDS = 20.0
@@ -65,6 +66,8 @@ class Settings:
     """Seconds that reports may come after that, where a proxy holds them until there are enough."""
     cutoffs: tuple[int, ...] = (5, 10, 20)
     """Lengths of the lists that telemetry looks at."""
+    most_faults: int = MOST_FAULTS
+    """Broken answers of one device before it is set aside."""
 
 
 class _Brought(NamedTuple):
@@ -74,6 +77,8 @@ class _Brought(NamedTuple):
     answered: int
     up: int
     down: int
+    parts: Sequence[Part] = ()
+    """What each sent, where that came in letters."""
 
 
 class Flower:
@@ -105,7 +110,7 @@ class Flower:
         if self._sheet.digest:
             self._description["features"] = self._sheet.digest
         self.catalogue = self._sheet.catalogue(registry.n_items())
-        self._letters = Correspondence(post, registry, log)
+        self._letters = Correspondence(post, registry, log, self.settings.most_faults)
         self._key, self._release = 0, registry.notes().get("opened", "").partition(" ")[0].partition("#")[0]
         self._step, self._keep, self._intake = 0, keep, intake
 
@@ -173,8 +178,14 @@ class Flower:
             self._give_up(reason=str(error))
             raise
         total = method.uplink.server(Total(got.tree, cohort.size), SystemRng().fold("server"))
-        self._step = step
-        return Collected(total, got.up, got.down, answered=got.answered)
+        before, self._step = self._step, step
+
+        def spoiled(reason: str) -> None:
+            self._step = before
+            self._letters.suspect(largest(got.parts))
+            self._give_up(reason=reason)
+
+        return Collected(total, got.up, got.down, answered=got.answered, spoiled=spoiled)
 
     def _way(
         self,
@@ -201,11 +212,11 @@ class Flower:
         needed = max(1, math.ceil(self.settings.quorum * len(users)))
         before = way.before(needed, len(users))
         if before is not None:
-            return _Brought(*before, 0, 0)
+            return _Brought(*before, up=0, down=0)
         letter = {**task, **way.letter()}
         end = time.monotonic() + min(self.settings.deadline, way.left())
         self._await(users, end)
-        answers, up, down = self._ask(kind, letter, shared, users, way.wanted, end, way.bounds)
+        answers, up, down = self._ask(kind, letter, shared, users, end, way.read)
         if len(answers) < needed:
             declined = len(self._letters.declined)
             raise Abandoned(
@@ -214,7 +225,7 @@ class Flower:
                 f"{': does the proxy run, and do devices reach it?' if declined and way.proxied else '.'}"
             )
         tree, beside = way.sum(answers, needed, len(users))
-        return _Brought(tree, len(answers), up + beside, down)
+        return _Brought(tree, len(answers), up + beside, down, answers)
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
         users = self._gathered()
@@ -236,7 +247,8 @@ class Flower:
         asked, names = float(sums["asked"]), metric_names(self.settings.cutoffs)
         if not asked >= 1:
             return Evaluated({})
-        return Evaluated({name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)})
+        found = {name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)}
+        return within_range(found, method.uplink.deviation(len(names) + 1, got.answered) / asked)
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")
@@ -268,7 +280,7 @@ class Flower:
         numbers = [number for one in there.values() for number in one.active]
         had, end = set(known), time.monotonic() + self.settings.deadline
         for node, _ in self._write("query.adapt", task, shared, numbers, end, only=set(there)):
-            known.add(self._letters.known[node].device.fingerprint)
+            known.add(there[node].device.fingerprint)
         if known != had:
             self._log("published", devices=len(known - had), items=self.catalogue.n_items)
         return known
@@ -293,7 +305,7 @@ class Flower:
 
     def _write(
         self, kind: str, task: Mapping[str, Any], shared: Tree, users: list[int], end: float, **more: Any
-    ) -> Iterator[tuple[int, tuple[dict[str, Any], dict[str, bytes]]]]:
+    ) -> Iterator[tuple[int, Answer]]:
         body = wire.pack(shared, half=self.settings.half)
         return self._letters.letters(
             kind, task, body, self.catalogue.n_items, users, end, sheet=self._sheet.content, **more
@@ -314,30 +326,14 @@ class Flower:
         task: Mapping[str, Any],
         shared: Tree,
         users: list[int],
-        wanted: Mapping[str, wire.Expected],
         end: float,
-        within: tuple[float, int | None],
+        update: Callable[[bytes], Tree],
     ) -> tuple[list[Part], int, int]:
         """Every person's answer that is as it should be, by number; and the bytes that came and went."""
         found: dict[int, Tree] = {}
-        traffic, most = [0, 0], wire.longest(wanted)
-        for node, (header, parts) in self._write(kind, task, shared, users, end, traffic=traffic):
-            theirs = set(self._letters.known[node].active) & set(users)
-            for name, part in parts.items():
-                number = int(name) if name.isdecimal() and len(name) < 19 else -1
-                if number not in theirs or number in found:
-                    self._letters.refuse(node, "someone else's number", theirs)
-                    continue
-                try:
-                    if len(part) > most:
-                        raise wire.Malformed("The update is larger than any of its method's.")
-                    tree = wire.unpack(part)
-                    wire.check(tree, wanted, *within)
-                except wire.Malformed as error:
-                    self._letters.refuse(node, error, {number})
-                    continue
-                found[number] = tree
-            self._letters.note_declined(header.get("declined"), theirs - found.keys())
+        traffic = [0, 0]
+        for _, answer in self._write(kind, task, shared, users, end, traffic=traffic, update=update):
+            found.update(answer.updates)
         return [Part(number, found[number]) for number in sorted(found)], traffic[0], traffic[1]
 
     def _catalogue(self) -> Catalogue:
@@ -351,6 +347,25 @@ def _as_it_is(tree: Tree) -> Tree:
 
 def _shares(tree: Tree) -> Tree:
     return {name: value.clamp(0, 1) for name, value in tree.items()}
+
+
+def within_range(estimates: Mapping[str, float], deviation: float) -> Evaluated:
+    """Shares that were estimated as one noisy sum over another, clipped to 0 … 1, each with its standard error.
+
+    deviation: of the noise of a sum, over the sum that is divided by.
+
+    >>> found = within_range({"hr@10": 0.5, "ndcg@10": -0.25}, 0.25)
+    >>> found.metrics, found.unclipped
+    ({'hr@10': 0.5, 'ndcg@10': 0.0}, {'ndcg@10': -0.25})
+    >>> {name: round(error, 3) for name, error in found.errors.items()}
+    {'hr@10': 0.28, 'ndcg@10': 0.25}
+    """
+    metrics = {name: min(1.0, max(0.0, value)) for name, value in estimates.items()}
+    if deviation == 0:
+        return Evaluated(metrics)
+    # To the first order, a quotient moves with what is above by 1, and with what is below by the quotient itself.
+    errors = {name: deviation * math.hypot(1.0, value) for name, value in metrics.items()}
+    return Evaluated(metrics, {}, errors, {name: value for name, value in estimates.items() if metrics[name] != value})
 
 
 def metric_names(cutoffs: Sequence[int]) -> list[str]:

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
-from homebody.runtime.door import OPERATOR, WAIT, operator_token
+from homebody.runtime.door import LIMIT, OPERATOR, WAIT, operator_token
 from homebody.runtime.flower_fleet import Fleet, Letter
 from homebody.runtime.flower_wire import (
     TIMEOUT,
@@ -94,6 +94,7 @@ class _Sent(NamedTuple):
     node: int
     nonce: bytes
     until: float
+    """By the monotonic clock, which nobody sets."""
     since: str
     """When the node had come online, as far as was known."""
 
@@ -106,8 +107,8 @@ class Link:
     """
 
     def __init__(self, address: str, *, ca: bytes | None, secret: bytes) -> None:
-        # What a device may send is limited at the door; many answers may come at once.
-        self._wire = Wire(address, ca, 1 << 30, "homebody")
+        # What a device may send is limited at the door; so many answers come at once, and each may be that long.
+        self._wire = Wire(address, ca, (_ASKED_AT_ONCE + 1) * LIMIT, "homebody")
         self._secret = secret
         self._operator = {OPERATOR: operator_token(secret)}
         self._run, self._token = 0, ""
@@ -174,7 +175,7 @@ class Link:
         may have been sent."""
         if not 0 < deadline < math.inf:
             raise ValueError(f"the deadline is {deadline} seconds")
-        now = time.time()
+        now = time.monotonic()
         for kind, _ in letters.values():
             if not re.fullmatch(r"(train|evaluate|query)(\.[a-z][a-z0-9_]*)?", kind):
                 raise ValueError(f"'{kind}' is no kind of message")
@@ -196,7 +197,7 @@ class Link:
                     created_at=time.time(),
                     ttl=deadline,
                 )
-                self._sent[number] = _Sent(node, nonce, metadata.created_at + deadline, self._since.get(node, ""))
+                self._sent[number] = _Sent(node, nonce, time.monotonic() + deadline, self._since.get(node, ""))
                 messages.append(Message(metadata=metadata, content=sealed(nonce, body)))
             trees = [ObjectTree(object_id=message.metadata.message_id) for message in messages]
             request = runtime.PushAppMessagesRequest(messages_list=messages, message_object_trees=trees)

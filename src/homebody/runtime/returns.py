@@ -10,7 +10,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,7 +24,7 @@ from homebody.privacy.grid import STEPS
 from homebody.runtime import wire
 from homebody.runtime.correspondence import PAUSE
 
-__all__ = ["Intake", "Letters", "Part", "Reports", "about", "flat", "shuffled"]
+__all__ = ["Intake", "Letters", "Part", "Reports", "about", "bounds", "flat", "largest", "shuffled", "summed"]
 
 ROUNDING = 1.001
 """By how much a number in 16 bits may be over its bound."""
@@ -106,7 +105,11 @@ class Letters:
     def __init__(
         self, wanted: Mapping[str, wire.Expected], bounds: tuple[float, int | None], clean: Callable[[Tree], Tree]
     ) -> None:
-        self.wanted, self.bounds, self._clean = wanted, bounds, clean
+        self._wanted, self._bounds, self._clean = wanted, bounds, clean
+
+    def read(self, part: bytes) -> Tree:
+        """What one person sent, checked and cleaned: nothing that came from a device is looked at before."""
+        return self._clean(_read(part, self._wanted, self._bounds))
 
     def before(self, needed: int, asked: int) -> tuple[Tree, int] | None:
         """What came of it, where that is known already, and of how many."""
@@ -122,16 +125,13 @@ class Letters:
 
     def sum(self, answers: Sequence[Part], needed: int, asked: int) -> tuple[Tree, int]:
         """Of all that came back, and the bytes of it that were in no letter."""
-        return summed([Part(number, self._clean(tree)) for number, tree in answers], self.wanted), 0
+        return summed(answers, self._wanted), 0
 
 
 class Reports:
     """As sealed reports, in an epoch of the intake's."""
 
     proxied = True
-
-    wanted: Mapping[str, wire.Expected] = MappingProxyType({})
-    bounds = (0.0, 0)
 
     def __init__(
         self,
@@ -147,6 +147,10 @@ class Reports:
         self._among = next(stage.users or 1 for stage in channel.stages if isinstance(stage, Shuffle))
         self._told, self._seconds = told, seconds
 
+    def read(self, part: bytes) -> Tree:
+        """In a letter stands nothing but that reports were sent."""
+        return _read(part, {}, (0.0, 0))
+
     def before(self, needed: int, asked: int) -> tuple[Tree, int] | None:
         """An epoch that was closed before the round was cut short."""
         done = self._intake.closed(self._name)
@@ -155,10 +159,12 @@ class Reports:
     def letter(self) -> dict[str, Any]:
         """Opens the epoch, or comes back to it."""
         self._epoch = self._intake.open(self._name, self._asks, self._k, self._entries, self._seconds, self._among)
+        self._end = time.monotonic() + self._seconds
         return {"epoch": self._epoch.told()}
 
     def left(self) -> float:
-        return self._intake.left(self._epoch)
+        """By the wall clock, which devices and proxies are told; and no longer than planned, should it be set back."""
+        return min(self._intake.left(self._epoch), self._end - time.monotonic())
 
     def sum(self, answers: Sequence[Part], needed: int, asked: int) -> tuple[Tree, int]:
         """Wait for the reports of all who said that they had reported, or until the epoch closes."""
@@ -204,6 +210,14 @@ def _size(one: wire.Expected) -> int:
     return one.size
 
 
+def _read(part: bytes, wanted: Mapping[str, wire.Expected], bounds: tuple[float, int | None]) -> Tree:
+    if len(part) > wire.longest(wanted):
+        raise wire.Malformed("The update is larger than any of its method's.")
+    tree = wire.unpack(part)
+    wire.check(tree, wanted, *bounds)
+    return tree
+
+
 def bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
     """The largest number and the most rows that can come out of a channel's half on the device."""
     most, rows = otherwise, None
@@ -217,6 +231,21 @@ def bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
     return most / channel.grid.step if channel.grid else most, rows
 
 
+def largest(answers: Sequence[Part]) -> int | None:
+    """Who sent the largest number; None where nobody sent any.
+
+    >>> largest([Part(4, {"w": torch.ones(2)}), Part(7, {"w": torch.tensor([0.0, -3.0])})])
+    7
+    """
+
+    def most(part: Part) -> float:
+        tensors = [value.value if isinstance(value, Rows) else value for value in part.tree.values()]
+        return max((float(one.to(torch.float64).abs().max()) for one in tensors if one.numel()), default=-1.0)
+
+    found = max(answers, key=most, default=None)
+    return None if found is None or most(found) < 0 else found.number
+
+
 def summed(answers: Sequence[Part], wanted: Mapping[str, wire.Expected]) -> Tree:
     """The sum in order of the clients' numbers, in doubles, or exactly where they are whole steps of a grid."""
     sums = {
@@ -228,7 +257,8 @@ def summed(answers: Sequence[Part], wanted: Mapping[str, wire.Expected]) -> Tree
     for _, tree in answers:
         for name, value in tree.items():
             if isinstance(value, Rows):
-                sums[name].index_add_(0, value.index, value.value.to(sums[name].dtype))
+                there = value.index >= 0  # rows that a clip has added up leave padding behind
+                sums[name].index_add_(0, value.index[there], value.value[there].to(sums[name].dtype))
             else:
                 sums[name] += value
     return {

@@ -37,6 +37,7 @@ __all__ = [
     "BadSignature",
     "Envelope",
     "epoch_keys",
+    "named_sender",
     "open_envelope",
     "seal_envelope",
     "seal_reports",
@@ -132,6 +133,12 @@ def seal_envelope(envelope: Envelope, secret: bytes) -> bytes:
     head = _HEAD.pack(_MAGIC, _KINDS.index(envelope.kind), envelope.epoch, envelope.number, envelope.size, secret[32:])
     signed: bytes = sodium.crypto_sign(head + envelope.reports, secret)
     return signed[SIGNATURE_BYTES:] + signed[:SIGNATURE_BYTES]
+
+
+def named_sender(body: bytes) -> bytes:
+    """Whom an envelope names as its sender: believed only once `open_envelope` has checked the signature."""
+    sender: bytes = _HEAD.unpack_from(body)[-1]
+    return sender
 
 
 def open_envelope(body: bytes) -> tuple[bytes, Envelope]:

@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import os
-import socket
 import sys
 import threading
 from base64 import b64decode
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 __all__ = ["Door", "main"]
+
+MOST_CONNECTIONS = 60_000
+"""At one time: a device holds two. The system's limit of open files (LimitNOFILE) may allow fewer."""
 
 
 def _is_known(app: FastAPI, headers: Headers) -> bool:
@@ -88,11 +90,12 @@ def _serve(asked: argparse.Namespace) -> None:
     secret = asked.secret.read_bytes().strip()
     if len(secret) < 16:
         raise HomebodyError(f"The secret in {asked.secret} has {len(secret)} bytes; it takes at least 16.")
-    listening = _listen(asked.host, asked.port)
+    from homebody.runtime.web import Limits, listen, server
+
+    listening = listen(asked.host, asked.port)
     quiet_flower()
     os.environ["FLWR_DATABASE"] = ":flwr-in-memory:"
     try:
-        import uvicorn
         from flwr.superlink.main import create_app
     except ImportError as error:
         raise HomebodyError("The link needs the extra: pip install 'homebody[deploy]'.") from error
@@ -107,43 +110,30 @@ def _serve(asked: argparse.Namespace) -> None:
         open_registration=asked.open_registration,
         known=None if asked.open_registration else lambda headers: _is_known(app, headers),
     )
-    # Warnings are of strangers' malformed requests: as many as they please.
     logging.basicConfig(handlers=[_Lines()], level=logging.ERROR)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            door,
-            ssl_certfile=asked.cert,
-            ssl_keyfile=asked.key,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            # Longer than a device's client keeps an idle connection: it should be the one to close it.
-            timeout_keep_alive=75,
-            # Pulls are held for long, and nothing here is worth waiting for.
-            timeout_graceful_shutdown=1,
-        )
+    answering = server(
+        door,
+        listening,
+        cert=asked.cert,
+        key=asked.key,
+        limits=Limits(in_all=MOST_CONNECTIONS),
+        # Longer than a device's client keeps an idle connection: it should be the one to close it.
+        keep_alive=75,
+        # Pulls are held for long, and nothing here is worth waiting for.
+        farewell=1,
+        # By it devices put their clocks right.
+        date=True,
     )
     if asked.follow_parent:
 
         def follow() -> None:
             while os.read(0, 4096):
                 pass
-            server.should_exit = True
+            answering.should_exit = True
 
         threading.Thread(target=follow, daemon=True).start()
     with listening:
-        server.run(sockets=[listening])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise HomebodyError(
-            f"Nobody can listen on {host}:{port}: {reason}; choose another --host or --port."
-        ) from error
+        answering.run(sockets=[listening])
 
 
 def main(given: list[str] | None = None) -> None:

@@ -1,8 +1,8 @@
 """How a service of ours answers over HTTP: a Starlette app on uvicorn, over TLS beyond this machine.
 
-No address of a peer is kept or logged. Nobody can make the process hold more than it has set aside: bodies are counted
-against a common room as they come, and who is slow, sends endless headers or opens too many connections is
-hung up on.
+No address of a peer is logged, or known when its connection is closed. Nobody can make the process hold more than it
+has set aside: bodies are counted against a common room as they come, and who is slow to begin TLS or a request, sends
+endless headers, does not read its answers, or opens too many connections is hung up on (`homebody.runtime.guard`).
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import asyncio
 import json
 import logging
 import re
-import resource
 import signal
 import socket
 import ssl
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homebody.errors import HomebodyError
 from homebody.runtime.door import is_loopback
+from homebody.runtime.guard import Connection, Guard, Limits, Overload, Room, Share, connection_of
 from homebody.runtime.logs import Lines
 
 try:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Gone",
+    "Limits",
     "Refusal",
     "Room",
     "Share",
@@ -47,6 +48,7 @@ __all__ = [
     "declared",
     "from_here",
     "listen",
+    "proved",
     "read_body",
     "refusals",
     "serve",
@@ -57,14 +59,12 @@ _HEAD_SECONDS = 15.0
 """For the head of a request to come in whole, and for a new connection to begin one."""
 _HEAD_BYTES = 32 << 10
 _BODY_SECONDS = 30.0
-_GRACE_SECONDS = 2.0
-"""For a body to come before it may have to give way to others."""
 _DRAIN_SECONDS, _DRAIN_BYTES = 5.0, 1 << 20
 _FAREWELL_SECONDS = 0.5
-_CROWDED = (
-    b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 5\r\ncontent-type: application/json\r\ncontent-length: 50\r\n"
-    b'connection: close\r\n\r\n{"error": "Too many connections are open; wait."}\n'
-)
+_STUCK_SECONDS = 30.0
+"""For a peer to read something of an answer that waits for it."""
+_BREATH_SECONDS = 0.2
+"""Before new connections are accepted again, where the system has no more for this process."""
 
 
 class Refusal(Exception):
@@ -80,69 +80,6 @@ class Refusal(Exception):
 
 class Gone(Exception):
     """The peer hung up: nobody is there to answer."""
-
-
-class Room:
-    """The bytes that requests may take up together, whether they are being read or wait to be dealt with.
-
-    What has come counts, not what was promised: whoever announces much and sends nothing takes nothing. Where there is
-    no room left, bodies that have been coming for a while give way, the oldest first.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most, self.taken = most, 0
-        self.coming: dict[Share, None] = {}
-        """Those that are being read, the oldest first."""
-
-    @contextmanager
-    def holding(self) -> Iterator[Share]:
-        """A request's share of the room, empty at first; given back at the end."""
-        share = Share(self)
-        try:
-            yield share
-        finally:
-            share.give_back()
-
-
-class Share:
-    """What one request takes up."""
-
-    def __init__(self, room: Room) -> None:
-        self._room, self._since = room, time.monotonic()
-        self._patience: asyncio.Timeout | None = None
-        self.size = 0
-
-    def take(self, size: int) -> None:
-        """So many bytes more, or a refusal."""
-        room = self._room
-        while room.taken + size > room.most:
-            oldest = next(iter(room.coming), self)
-            if oldest is self or time.monotonic() - oldest._since < _GRACE_SECONDS:
-                raise Refusal(
-                    429, "overload", "More has come in than can be dealt with now; send it again later.", retry_after=1
-                )
-            oldest._give_way()
-        room.taken += size
-        self.size += size
-
-    @contextmanager
-    def coming(self, patience: asyncio.Timeout) -> Iterator[None]:
-        """While the body is read, it may have to give way: then its time is up."""
-        self._patience, self._room.coming[self] = patience, None
-        try:
-            yield
-        finally:
-            self._room.coming.pop(self, None)
-
-    def give_back(self) -> None:
-        self._room.taken -= self.size
-        self.size = 0
-
-    def _give_way(self) -> None:
-        del self._room.coming[self]
-        self.give_back()
-        if self._patience is not None and not self._patience.expired():
-            self._patience.reschedule(0)
 
 
 def answer(status: int, said: dict[str, Any], **headers: str) -> Response:
@@ -181,6 +118,10 @@ async def read_body(request: Request, limit: int, share: Share) -> bytes:
         return parts[0] if len(parts) == 1 else b"".join(parts)
     except TimeoutError:
         raise Refusal(408, "too slow", "The body took too long to come; send it again.", retry_after=1) from None
+    except Overload:
+        raise Refusal(
+            429, "overload", "More has come in than can be dealt with now; send it again later.", retry_after=1
+        ) from None
     except ClientDisconnect:
         raise Gone from None
     finally:
@@ -237,6 +178,12 @@ def from_here(request: Request) -> bool:
     return request.client is not None and is_loopback(request.client.host)
 
 
+def proved(request: Request, key: bytes) -> None:
+    """Whoever sent this request has signed it with this key: its connection is no stranger's any more."""
+    if (connection := connection_of(request.scope)) is not None:
+        connection.proved(key)
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens, or a sentence."""
     try:
@@ -248,18 +195,21 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def server(
-    app: Starlette,
+    app: Any,
     listening: socket.socket,
     *,
     cert: Path | None = None,
     key: Path | None = None,
-    most_connections: int = 4000,
+    limits: Limits | None = None,
     keep_alive: int = 5,
+    farewell: int = 10,
+    date: bool = False,
     counted: Callable[[str], None] = lambda _: None,
 ) -> uvicorn.Server:
-    """What answers on a socket; without a certificate it must listen on this machine alone.
+    """What answers on a socket, by an ASGI app; without a certificate it must listen on this machine alone.
 
-    keep_alive: seconds that an idle connection is kept. counted: is told why whenever a connection is hung up on.
+    keep_alive: seconds that an idle connection is kept. farewell: for requests to be answered when it is told to stop.
+    date: whether answers say the time. counted: is told why whenever a connection is hung up on.
     """
     host = str(listening.getsockname()[0])
     if (cert is None or key is None) and not is_loopback(host):
@@ -268,7 +218,7 @@ def server(
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     config = uvicorn.Config(
         app,
-        http=_patient(_affordable(most_connections), counted),
+        http=_patient(counted),
         ws="none",
         lifespan="on",
         ssl_certfile=cert,
@@ -276,19 +226,19 @@ def server(
         log_config=None,
         access_log=False,
         server_header=False,
-        date_header=False,
+        date_header=date,
         proxy_headers=False,
         timeout_keep_alive=keep_alive,
-        timeout_graceful_shutdown=10,
+        timeout_graceful_shutdown=farewell,
     )
     try:
         config.load()
     except (OSError, ssl.SSLError) as error:
         raise HomebodyError(f"The certificate {cert} and its key {key} cannot be used: {error}.") from error
-    return _Server(config)
+    return _Server(config, Guard((limits or Limits()).affordable(), counted))
 
 
-def serve(app: Starlette, listening: socket.socket, **settings: Any) -> None:
+def serve(app: Any, listening: socket.socket, **settings: Any) -> None:
     """Answer until SIGTERM or SIGINT: then requests that are being dealt with get their answer, and the app's lifespan
     ends. Settings are those of `server`."""
     logging.basicConfig(handlers=[Lines()], level=logging.ERROR, force=True)
@@ -299,17 +249,74 @@ def serve(app: Starlette, listening: socket.socket, **settings: Any) -> None:
         raise HomebodyError("The service could not start; its own words are above.")
 
 
-def _affordable(connections: int) -> int:
-    """As many connections as the system lets a process have, if that is fewer; some files are opened beside them."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + 256
-    if soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(16, min(connections, soft - 256))
-
-
 class _Server(uvicorn.Server):
+    """Accepts connections itself: those that only begin TLS, and say nothing more, are counted too."""
+
+    def __init__(self, config: uvicorn.Config, guard: Guard) -> None:
+        super().__init__(config)
+        self._guard = guard
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            self.should_exit = True
+            return
+        self.servers = []
+        for listening in sockets or []:
+            listening.setblocking(False)
+            self._begin(self._accept(listening))
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await super().shutdown(sockets)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(listening)
+            except ConnectionError:
+                continue  # it hung up before its turn came
+            except OSError:
+                await asyncio.sleep(_BREATH_SECONDS)
+                continue
+            connection = self._guard.admit(str(peer[0]))
+            if connection is None:
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            greeting = self._begin(self._greet(accepted, connection))
+            connection.hang_up = greeting.cancel
+            greeting.add_done_callback(partial(_greeted, accepted, connection))
+
+    async def _greet(self, accepted: socket.socket, connection: Connection) -> None:
+        """Begin TLS with it, in time, and hand it to its protocol."""
+        loop, config = asyncio.get_running_loop(), self.config
+
+        def protocol() -> asyncio.Protocol:
+            return config.http_protocol_class(  # type: ignore[call-arg]
+                config=config,
+                server_state=self.server_state,
+                app_state={**self.lifespan.state, "connection": connection},
+            )
+
+        patience = _HEAD_SECONDS if config.ssl else None
+        # From here on the socket is its transport's, which closes it whatever happens.
+        owned = socket.socket(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
+        with suppress(OSError):
+            await loop.connect_accepted_socket(protocol, owned, ssl=config.ssl, ssl_handshake_timeout=patience)
+            return
+        connection.close()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """To be told to stop is no failure: the signal is not raised again afterwards."""
@@ -324,8 +331,16 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _patient(most_connections: int, counted: Callable[[str], None]) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, with an end to its patience: it would wait for the head of a request for ever."""
+def _greeted(accepted: socket.socket, connection: Connection, greeting: asyncio.Task[None]) -> None:
+    """Whoever was hung up on before TLS had begun is gone, and so is its socket if nobody has taken it over."""
+    accepted.close()
+    if greeting.cancelled():
+        connection.close()
+
+
+def _patient(counted: Callable[[str], None]) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, with an end to its patience: it would wait for the head of a request for ever, and for
+    somebody to read an answer."""
     base: Any
     try:
         base = import_module("uvicorn.protocols.http.httptools_impl").HttpToolsProtocol
@@ -334,15 +349,13 @@ def _patient(most_connections: int, counted: Callable[[str], None]) -> type[asyn
 
     class Patient(base):  # type: ignore[misc]
         _alarm: asyncio.TimerHandle | None = None
+        _stuck: asyncio.TimerHandle | None = None
         _head = 0
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
-            if len(self.connections) > most_connections:
-                counted("too many connections")
-                transport.write(_CROWDED)
-                transport.close()
-                return
+            self._connection: Connection = self.app_state["connection"]
+            self._connection.hang_up = transport.abort
             self._alarm = self.loop.call_later(_HEAD_SECONDS, self._hang_up)
 
         def data_received(self, data: bytes) -> None:
@@ -365,15 +378,39 @@ def _patient(most_connections: int, counted: Callable[[str], None]) -> type[asyn
             self._head = 0
             super().on_response_complete()
 
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._watch(self.transport.get_write_buffer_size())
+
+        def resume_writing(self) -> None:
+            if self._stuck is not None:
+                self._stuck.cancel()
+                self._stuck = None
+            super().resume_writing()
+
         def connection_lost(self, error: Exception | None) -> None:
-            if self._alarm is not None:
-                self._alarm.cancel()
+            for alarm in (self._alarm, self._stuck):
+                if alarm is not None:
+                    alarm.cancel()
+            self._connection.close()
             super().connection_lost(error)
 
         def shutdown(self) -> None:
             super().shutdown()
             if self.transport.is_closing():  # over TLS it would wait for the peer to say farewell, too
                 self.loop.call_later(_FAREWELL_SECONDS, self.transport.abort)
+
+        def _watch(self, left: int) -> None:
+            """Hang up, unless something of what waits to be written has been read by the next look."""
+
+            def look() -> None:
+                waits = self.transport.get_write_buffer_size()
+                if waits < left:
+                    self._watch(waits)
+                else:
+                    self._hang_up()
+
+            self._stuck = self.loop.call_later(_STUCK_SECONDS, look)
 
         def _hang_up(self) -> None:
             counted("too slow")

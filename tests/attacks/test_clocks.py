@@ -1,0 +1,133 @@
+"""A wall clock that is set back or forward on the server or the proxy: nothing waits or is kept for ever, and nothing
+is taken after its time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.proto.runtime_pb2 import PushAppMessagesResponse
+
+from homebody.database import connect
+from homebody.deploy.epochs import Closed, Epochs, Over
+from homebody.deploy.records import Records
+from homebody.errors import Abandoned
+from homebody.privacy import Channel, OneBit, Shuffle
+from homebody.proxy.admin import make
+from homebody.proxy.settings import Settings
+from homebody.proxy.store import Store
+from homebody.runtime.flower_link import Link
+from homebody.runtime.returns import Reports
+from homebody.runtime.wire import Expected
+
+DAY = 86_400.0
+
+
+class Clocks:
+    """The wall clock, which anybody may set; and the monotonic one, which passes where somebody waits."""
+
+    def __init__(self) -> None:
+        self.wall, self.steady = 1.7e9, 1000.0
+
+    def time(self) -> float:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.steady
+
+    def sleep(self, seconds: float) -> None:
+        self.wall += seconds
+        self.steady += seconds
+        assert self.steady < 100_000, "it waits for ever"
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    made = Clocks()
+    for module in ("runtime.returns", "runtime.flower_link", "proxy.store"):
+        monkeypatch.setattr(f"homebody.{module}.time", made)
+    return made
+
+
+@pytest.fixture
+def epochs(clocks: Clocks, tmp_path: Path) -> Epochs:
+    return Epochs(Records(connect(None)), tmp_path, clocks.time)
+
+
+@pytest.mark.parametrize("jump", [-DAY, -60.0, 30.0, DAY])
+def test_a_round_ends_in_its_time_whatever_the_wall_clock_says(clocks: Clocks, epochs: Epochs, jump: float) -> None:
+    """One of two people's reports never come."""
+    told = {"w[4]": Expected((), 8, None)}  # type: ignore[arg-type]
+    way = Reports(epochs, "run/train/1", "digest", Channel(OneBit(1.0, k=2), Shuffle(users=1)), told, seconds=90.0)
+    way.letter()
+    epoch = epochs.named("run/train/1")
+    assert epoch is not None
+    epochs.add(epoch.id, bytes(16), np.array([1, 2], dtype="<u4"), {})
+    clocks.wall += jump
+    began = clocks.steady
+    tree, _ = way.sum([(0, {}), (1, {})], 1, 2)  # type: ignore[list-item]
+    assert float(tree["w[4]"].sum()) == 2
+    assert clocks.steady - began <= 91
+
+
+def test_an_epoch_that_a_jump_has_ended_takes_nothing_and_the_next_one_does(clocks: Clocks, epochs: Epochs) -> None:
+    first = epochs.open("run/train/1", "digest", k=1, entries=4, seconds=60)
+    clocks.wall += DAY
+    with pytest.raises(Over):
+        epochs.add(first.id, bytes(16), np.array([1], dtype="<u4"), {})
+    second = epochs.open("run/train/1#2", "digest", k=1, entries=4, seconds=60)
+    assert epochs.secret(first) is None
+    clocks.wall -= DAY
+    assert epochs.add(second.id, bytes(16), np.array([1], dtype="<u4"), {}).accepted == 1
+    assert isinstance(epochs.close("run/train/1#2", 1), Closed)
+    with pytest.raises(Over):
+        epochs.add(first.id, os.urandom(16), np.array([1], dtype="<u4"), {})
+
+
+def test_too_few_reports_abandon_the_round_after_a_jump(clocks: Clocks, epochs: Epochs) -> None:
+    told = {"w[4]": Expected((), 8, None)}  # type: ignore[arg-type]
+    way = Reports(epochs, "run/train/1", "digest", Channel(OneBit(1.0, k=2), Shuffle(users=1)), told, seconds=90.0)
+    way.letter()
+    clocks.wall -= DAY
+    with pytest.raises(Abandoned, match="0 reports arrived"):
+        way.sum([(0, {})], 1, 1)  # type: ignore[list-item]
+
+
+def test_letters_that_are_over_are_forgotten_after_a_clock_was_set_back(
+    clocks: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the run that carries them would never be renewed, and its SuperLink would grow."""
+    link = Link("127.0.0.1:9", ca=None, secret=b"0123456789abcdef")
+
+    def taken(name: str, request: Any, *_: Any, **__: Any) -> Any:
+        return PushAppMessagesResponse(message_ids=[one.metadata.message_id for one in request.messages_list])
+
+    monkeypatch.setattr(link, "_runtime", taken)
+    link.send({7: ("query", b"first")}, 60)
+    clocks.wall -= DAY
+    clocks.steady += 61
+    link.send({7: ("query", b"second")}, 60)
+    assert len(link._sent) == 1
+    link._wire.close()
+
+
+@pytest.mark.parametrize("jump", [-365 * DAY, -3600.0, 0.0, 3600.0])
+def test_a_proxy_forgets_who_sent_how_much_in_time(clocks: Clocks, tmp_path: Path, jump: float) -> None:
+    settings = Settings(next="http://127.0.0.1:9", tls=False, hold=0.0, least_devices=1)
+    make(tmp_path / "proxy", settings)
+    store = Store(tmp_path / "proxy", settings)
+    epoch = os.urandom(16)
+    facts = {"epoch": epoch.hex(), "key": "ab" * 32, "shared": "m", "k": 1, "entries": 9, "among": 1}
+    with store.transaction():
+        store.open_epoch(epoch, {**facts, "closes": clocks.wall + 600}, clocks.wall)
+        store.tick(clocks.wall)
+    clocks.wall += jump
+    clocks.sleep(601)
+    with store.transaction():
+        assert epoch in store.tick(clocks.wall).closed
+    assert not store.epochs()[epoch].open
+    assert not store._secrets.read(epoch)
+    store.close()
