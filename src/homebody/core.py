@@ -44,6 +44,7 @@ __all__ = [
     "Tree",
     "Update",
     "Users",
+    "Work",
     "param",
     "written",
 ]
@@ -57,6 +58,31 @@ Batch = dict[str, Tensor]
 """What one client works on in one round, all its randomness drawn."""
 Users = npt.NDArray[np.int64]
 """Numbers of clients."""
+
+
+CALL = 5_000
+"""Operations that one call on tensors counts as, however small they are: about 50 µs on a slow device."""
+HEAD_BYTES = 4_096
+"""More than the names and shapes of an update take."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Upper bounds on what a task takes of a device, known before it starts.
+
+    >>> Work(8, 100, 4) + Work(2, 50, 1)
+    Work(memory=10, operations=150, bytes=5)
+    """
+
+    memory: int = 0
+    """Bytes held at once."""
+    operations: int = 0
+    """Arithmetic operations."""
+    bytes: int = 0
+    """Bytes that are sent."""
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.memory + other.memory, self.operations + other.operations, self.bytes + other.bytes)
 
 
 class Column(NamedTuple):
@@ -289,6 +315,28 @@ class Method:
     def adapt(self, shared: Tree, local: Tree, batch: Batch) -> Tree:
         """Personalise on the device, sending nothing: by default one round whose update is thrown away."""
         return self.client(shared, local, batch)[1]
+
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        """Upper bounds for a client with `longest` interactions: a round, and adapting and ranking, without its channel.
+
+        Reads sizes of the catalogue alone, never its values. The default holds for a client that passes over its data
+        and the shared parameters a fixed number of times. A method whose fields say how often, or whose client holds
+        more than a few copies of them, overrides it.
+        """
+        numbers = self.shared_numbers(catalogue)
+        width = numbers // max(1, catalogue.n_items) + 1
+        touched = numbers + longest * (width + 8)
+        return Work(
+            memory=64 * touched,
+            operations=400 * touched + 400 * CALL,
+            bytes=4 * (numbers + longest * (width + 1)) + HEAD_BYTES,
+        )
+
+    def shared_numbers(self, catalogue: Catalogue) -> int:
+        """How many numbers the shared parameters have; nothing of their size is allocated."""
+        with torch.device("meta"):
+            shared = self.init_shared(catalogue, Rng.of(0, device="meta"))
+        return sum(value.numel() for value in shared.values())
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round tells each observer: what its channel says, unless the method knows better."""

@@ -91,6 +91,10 @@ _URL = re.compile(r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
+LIMITS = ("memory", "operations", "bytes", "seconds")
+"""Of a task; a home's settings have each as `most_…`."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a device was told: where its server is, what it may spend, whether it rests.
@@ -113,6 +117,14 @@ class Settings:
     """The number that the network last knew it by."""
     proxy: str = ""
     """The address of the proxy that reports go through; none where no method is taken part in that shuffles."""
+    most_memory: int = 2 << 30
+    """Bytes that the work on a letter may hold at once, by its method's estimate."""
+    most_operations: int = 10**12
+    """Arithmetic operations that the work on a letter may take, likewise."""
+    most_bytes: int = 256 << 20
+    """Bytes that an answer may have, likewise."""
+    most_seconds: float = 120.0
+    """Seconds that the work for one person may take by the clock before it is given up."""
 
     def __post_init__(self) -> None:
         found = _ADDRESS.fullmatch(str(self.server))
@@ -124,6 +136,16 @@ class Settings:
             one_line(self.name, "A device's name", 200)
         if self.proxy:
             _check_proxy(self.proxy)
+        for name in LIMITS:
+            value = getattr(self, f"most_{name}")
+            if type(value) not in ((int, float) if name == "seconds" else (int,)) or not 0 < value < 2**62:
+                whole = "a number" if name == "seconds" else "a whole number"
+                raise HomebodyError(f"A device's limit of {name} must be {whole} above 0, not {value!r}.")
+
+    @property
+    def limits(self) -> dict[str, int | float]:
+        """What a task may take, by name."""
+        return {name: getattr(self, f"most_{name}") for name in LIMITS}
 
     @property
     def host(self) -> str:
@@ -225,6 +247,19 @@ class Store:
     def changes(self) -> int:
         """Rises with every change of people, histories or the catalogue: of what `population` is made of."""
         return int(self._ask("SELECT value FROM setting WHERE name = 'changes'")[0][0])
+
+    @property
+    def overruns(self) -> int:
+        """Answers that left later than their estimate said: how long those took depended on somebody's history."""
+        rows = self._ask("SELECT value FROM setting WHERE name = 'overruns'")
+        return int(rows[0][0]) if rows else 0
+
+    def note_overrun(self) -> None:
+        """One more of `overruns`."""
+        with self._writing():
+            self._db.execute(
+                "INSERT INTO setting VALUES ('overruns', '1') ON CONFLICT (name) DO UPDATE SET value = value + 1"
+            )
 
     @contextmanager
     def alone(self) -> Iterator[None]:

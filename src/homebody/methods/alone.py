@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from homebody.core import Batch, Cohort, Data, Method, Total, Tree, Update
+from homebody.core import Batch, Catalogue, Cohort, Data, Method, Total, Tree, Update, Work
 from homebody.errors import HomebodyError
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Charge
@@ -39,6 +39,9 @@ class Alone(PFedRec):
     @property
     def scores_from(self) -> Literal["latest", "base", "adapted"]:
         return "latest"
+
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        return super().work(catalogue, longest) + Work(memory=24 * self.shared_numbers(catalogue))  # a table of its own
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {"weight": shared["weight"], "bias": shared["bias"], "item": shared["item"]}

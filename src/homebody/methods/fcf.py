@@ -30,7 +30,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, param
+from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.errors import HomebodyError
 from homebody.methods.fedials import FedIALS
 from homebody.params import Range
@@ -84,6 +84,9 @@ class FCF(Method):
         # Steps are counted for each item: one that comes later has moments that are younger.
         item = shared["item"]
         return {"mean": torch.zeros_like(item), "square": torch.zeros_like(item), "steps": torch.zeros_like(item[:, 0])}
+
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        return self.device.work(catalogue, longest)  # whose rows are longer
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
