@@ -77,6 +77,12 @@ def init(
         float, typer.Option(help="The share of a round that must answer, or it is abandoned and tried again.")
     ] = 0.5,
     least: Annotated[int, typer.Option(help="People that must be connected before a round begins.", min=1)] = 1,
+    longest: Annotated[
+        int,
+        typer.Option(
+            help="Interactions of a person that count, the latest: devices reckon a task with so many.", min=1
+        ),
+    ] = 5_000,
     half: Annotated[bool, typer.Option("--half", help="Send numbers in 16 bits instead of 32.")] = False,
     person_features: Annotated[
         list[str] | None,
@@ -118,6 +124,7 @@ def init(
         deadline=deadline,
         quorum=quorum,
         least=least,
+        longest=longest,
         half=half,
     )
     made = make(folder, plan, items, host or [], person_features or [])

@@ -49,6 +49,8 @@ __all__ = ["Device", "Recommended", "recommend"]
 
 TOY_ITEMS = 8
 """Of the catalogue that kernels are compiled with."""
+COMPILING = 20
+"""How many times as long as a person's work that may take: it depends on nobody, and comes once."""
 MOST_REPORTS = 4096
 """In one message to a proxy."""
 T = TypeVar("T")
@@ -121,7 +123,7 @@ class Device:
             return {"refused": str(error)[:500]}, {}
         try:
             return self._answer(task, parts, until)
-        except (wire.Malformed, TooLarge) as error:
+        except (wire.Malformed, TooLarge, OutOfTime) as error:
             self._log("refused", reason=str(error))
             return {"refused": str(error)[:500]}, {}
         except Exception as error:
@@ -156,6 +158,7 @@ class Device:
             self.home.prune({task.shared})
             held = self.home.shared(task.shared) is not None
             return {**self._about_myself(task.shared if held else ""), "lacks": lacks}, {}
+        self._warm_up(task)
         letter = self._asked(task, len(people))
         if task.epoch is not None:
             self._confirm(task, until)
@@ -219,7 +222,7 @@ class Device:
         return self._shared[1]
 
     def _asked(self, task: Task, people: int) -> _Asked:
-        """What is to be done for each person. Whatever is wrong with the letter shows here, before anybody is charged."""
+        """What is to be done for each person. What is wrong with the letter shows here, before anybody is charged."""
         content = self.home.shared(task.shared)
         assert content is not None
         shared, method, own = self._readable(task, content), task.acting, _alone(task.acting)
@@ -230,9 +233,13 @@ class Device:
             about = (task.do, task.described(), task.phase, task.n_items)
             if self._nothing is None or self._nothing[0] != about:
                 known = _sheet(self.home, task.features).catalogue(task.n_items)
-                none = _told({}, task.cutoffs) if task.do == "evaluate" else wire.nothing(method, shared, known)
+                none = _told({}, task.cutoffs)
+                if task.do != "evaluate":
+                    none = self._in_time(lambda: wire.nothing(method, shared, known))
                 method.uplink.device(none, Rng.of(0))
                 self._nothing = (about, none)
+        except OutOfTime:
+            raise
         except Exception as error:
             raise wire.Malformed("The letter's method, stages and parameters do not go together.") from error
         nothing = self._nothing[1]
@@ -355,8 +362,11 @@ class Device:
         base = task.shared if method.scores_from == "base" else None
         return update, State(task.step, base, wire.seal({"phase": task.phase}, {"state": wire.pack(kept)}))
 
-    def _in_time(self, work: Callable[[], T]) -> T:
-        """What the work gives, or `OutOfTime`. Nothing can stop a thread: it is left to itself, see `stuck`."""
+    def _in_time(self, work: Callable[[], T], times: int = 1) -> T:
+        """What the work gives, or `OutOfTime` after so many times the home's limit.
+
+        Nothing can stop a thread: it is left to itself, see `stuck`.
+        """
         done: list[T] = []
         failed: list[BaseException] = []
 
@@ -368,7 +378,7 @@ class Device:
 
         thread = threading.Thread(target=run, name="work", daemon=True)
         thread.start()
-        thread.join(self.home.settings.most_seconds)
+        thread.join(times * self.home.settings.most_seconds)
         if thread.is_alive():
             self._abandoned, self._household = thread, None
             raise OutOfTime("The work took longer than this device allows.")
@@ -415,8 +425,9 @@ class Device:
         household = Household(replace(split, coded=_sheet(self.home, task.features).encoded([{}], TOY_ITEMS)))
         household.begin(method, rng)
         shared = method.init_shared(household.catalogue, rng)
-        household.train(method, shared, 0, rng)
-        household.measure(method, shared, 0)
+        both = partial(household.train, method, shared, 0, rng), partial(household.measure, method, shared, 0)
+        for work in both:
+            self._in_time(work, COMPILING)
         self._warm.add(about)
 
 
@@ -536,9 +547,7 @@ def _known(population: Population, n_items: int) -> Population:
     found = _kept(population, population.items < n_items)
     assert found.item_ids is not None
     assert found.item_names is not None
-    return replace(
-        found, n_items=n_items, item_ids=found.item_ids[:n_items], item_names=found.item_names[:n_items]
-    )
+    return replace(found, n_items=n_items, item_ids=found.item_ids[:n_items], item_names=found.item_names[:n_items])
 
 
 def _latest(population: Population, longest: int | None) -> Population:

@@ -6,17 +6,17 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, unknown_name
 from homebody.runtime.door import is_loopback
 
-__all__ = ["SCHEMA_VERSION", "TIME_LIMIT", "Settings", "Store", "finite", "one_line"]
+__all__ = ["SCHEMA_VERSION", "TIME_LIMIT", "Settings", "Store", "finite", "limited", "one_line"]
 
 SCHEMA_VERSION = 3
 TIME_LIMIT = 2**62
@@ -157,6 +157,20 @@ class Settings:
         return self.server.rpartition(":")[0].strip("[]")
 
 
+def limited(settings: Settings, limits: Mapping[str, float]) -> Settings:
+    """Settings with other limits of a task, by their names.
+
+    >>> limited(Settings(server="localhost:9092"), {"memory": 1e9}).limits["memory"]
+    1000000000
+    """
+    for name in limits:
+        if name not in LIMITS:
+            raise unknown_name("limit of a device", name, LIMITS)
+    whole = {name: int(value) if name != "seconds" and value == value // 1 else value for name, value in limits.items()}
+    changes: dict[str, Any] = {f"most_{name}": value for name, value in whole.items()}
+    return replace(settings, **changes)
+
+
 class Store:
     """An open file. It belongs to the thread that opened it; another opens its own."""
 
@@ -242,6 +256,11 @@ class Store:
                 [(name, json.dumps(value)) for name, value in asdict(settings).items()],
             )
         return settings
+
+    def limit(self, limits: Mapping[str, float]) -> Settings:
+        """Change what a task may take, by name."""
+        changed = limited(self.settings, limits)
+        return self.configure(**{f"most_{name}": value for name, value in changed.limits.items()})
 
     @property
     def changes(self) -> int:

@@ -17,13 +17,13 @@ from homebody.privacy import Charge, NonPrivate
 
 __all__ = ["TooLarge", "answering_seconds", "estimate", "private", "refuse_larger"]
 
-RATE = 1e8
+RATE = 1e9
 """Operations a second that every device is taken to manage."""
 BASE_SECONDS, PERSON_SECONDS = 0.25, 0.25
 """To read the home and to write an answer down, for a letter and for each person in it."""
 STEP_SECONDS = 0.05
-ITEM_BYTES, ITEM_OPERATIONS = 600, 300
-"""Of one item of the catalogue, its name included, while a household is made."""
+ITEM_BYTES, ITEM_OPERATIONS = 600, 10_000
+"""Of one item of the catalogue, its name included, and of one interaction, while a household is made."""
 
 
 class TooLarge(HomebodyError):
@@ -38,11 +38,14 @@ def estimate(method: Method, catalogue: Catalogue, longest: int, people: int) ->
     >>> large.memory > small.memory, large.operations > small.operations, large.bytes > small.bytes
     (True, True, True)
     """
-    one = method.uplink.work(method.work(catalogue, longest))
+    try:
+        one = method.uplink.work(method.work(catalogue, longest))
+    except (RuntimeError, OverflowError, MemoryError) as error:  # sizes that have no number of bytes
+        raise TooLarge("The task takes more memory than any device has, and this device allows less.") from error
     n_items = catalogue.n_items
     return Work(
         memory=one.memory + ITEM_BYTES * n_items + 400 * longest * people,
-        operations=people * (one.operations + 400 * longest) + ITEM_OPERATIONS * n_items + 100 * CALL,
+        operations=people * (one.operations + ITEM_OPERATIONS * longest) + ITEM_OPERATIONS * n_items + 100 * CALL,
         bytes=people * one.bytes,
     )
 
@@ -69,7 +72,7 @@ def refuse_larger(work: Work, settings: Settings) -> None:
 def answering_seconds(work: Work, people: int) -> float:
     """When the answer to a letter leaves after its work began, rounded up to 50 ms.
 
-    >>> answering_seconds(Work(operations=30_000_000), people=2)
+    >>> answering_seconds(Work(operations=300_000_000), people=2)
     1.05
     """
     needed = BASE_SECONDS + people * PERSON_SECONDS + work.operations / RATE

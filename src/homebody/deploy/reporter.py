@@ -122,11 +122,11 @@ class Reporter:
         )
 
     def _once(self, method: str, path: str, body: bytes | None) -> tuple[int, dict[str, Any], float]:
-        with self._http.stream(
-            method, path, content=body, headers={"content-type": "application/octet-stream"}
-        ) as answer:
+        # Uncompressed, whatever the proxy says of it: a few packed bytes could be gigabytes.
+        headers = {"content-type": "application/octet-stream", "accept-encoding": "identity"}
+        with self._http.stream(method, path, content=body, headers=headers) as answer:
             text = b""
-            for part in answer.iter_bytes():
+            for part in answer.iter_raw():
                 text += part
                 if len(text) > LONGEST_ANSWER:
                     raise httpx.RemoteProtocolError("too long an answer")

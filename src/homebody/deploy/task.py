@@ -20,6 +20,8 @@ __all__ = ["Task", "acting"]
 LONGEST = 5_000
 """Interactions of a person that count where the plan does not say how many."""
 MOST_INTERACTIONS = 10_000_000
+MOST_ITEMS = 2**31
+"""No row has a number on the wire that is as large."""
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "do": str,
     "run": str,
@@ -92,7 +94,7 @@ class Task:
     features: str = ""
     """What the sheet of features is called; empty: the method takes none in."""
     longest: int = LONGEST
-    """How many interactions of a person count, the latest: what a task takes, and how long, is reckoned with so many."""
+    """How many interactions of a person count, the latest: what a task takes is reckoned with so many."""
 
     @classmethod
     def read(cls, header: Mapping[str, Any]) -> Task:
@@ -113,6 +115,8 @@ class Task:
             raise wire.Malformed("The letter has numbers that are none.")
         words = [values["key"], values["clients_key"], values["seed"]]
         if not all(-(2**63) <= word < 2**63 for word in words) or not 1 <= values["negatives"] <= MOST_NEGATIVES:
+            raise wire.Malformed("The letter has numbers that are too large.")
+        if values["n_items"] >= MOST_ITEMS:
             raise wire.Malformed("The letter has numbers that are too large.")
         if type(values["longest"]) is not int or not 1 <= values["longest"] <= MOST_INTERACTIONS:
             raise wire.Malformed("The letter has numbers that are too large.")

@@ -76,6 +76,13 @@ class Contrastive(Method):
         """Σ and Ψ."""
         return {"gru": self.gru.start(rng.fold("gru")), "encoder": self.encoder.start(rng.fold("encoder"))}
 
+    def shared_numbers(self, catalogue: Catalogue) -> int:
+        return catalogue.n_items * self.factors + self.encoder_numbers
+
+    @property
+    def encoder_numbers(self) -> int:
+        return self.gru.size + self.encoder.size
+
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         F, numbers, listed = self.factors, self.shared_numbers(catalogue), self.listed
         rows = min(self.steps * listed, catalogue.n_items)
@@ -93,7 +100,7 @@ class Contrastive(Method):
 
     def sequence_work(self, steps: int) -> Work:
         """Of drawing the views of so many steps, and of the steps on them; the items' rows apart."""
-        F, listed, encoders = self.factors, self.listed, self.gru.size + self.encoder.size
+        F, listed, encoders = self.factors, self.listed, self.encoder_numbers
         return Work(
             memory=4 * (24 * steps * listed + listed * (80 * F + 40) + 24 * encoders),
             operations=steps * (listed * 100 * F * (F + 4) + 10 * encoders + self.calls * CALL),

@@ -103,6 +103,9 @@ class DPPrivRec(PrivRec):
         shared = super().init_shared(catalogue, rng)
         return shared | self.sequences.init_encoders(rng) if self.joint else shared
 
+    def shared_numbers(self, catalogue: Catalogue) -> int:
+        return super().shared_numbers(catalogue) + (self.sequences.encoder_numbers if self.joint else 0)
+
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         found = super().work(catalogue, longest)
         if not self.joint:

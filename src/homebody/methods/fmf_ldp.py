@@ -48,6 +48,8 @@ DELTA = 0.1
 """δ: small enough that tastes do not carry x·v beyond 0 and 1, where a report's question would turn over."""
 RELIABLE = 0.9
 TINY = 1e-12
+LARGEST = 1e18
+"""Of s: its square has a place in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class FMFLDP(Method):
     @property
     def scale(self) -> float:
         """s: so small that f is projected nearly everywhere, so large that λ is not felt."""
-        return (0.01 * self.regularisation) ** 0.5
+        return min((0.01 * self.regularisation) ** 0.5, LARGEST)
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         V = shared["item"] if self.decoder == "published" else shared["rank"]

@@ -65,9 +65,17 @@ class ItemTable(Method):
         """Passes over a client's samples in a round, of whatever kind."""
         return self.epochs
 
+    @property
+    def weights(self) -> int:
+        """How many the score function has."""
+        return sum((low + 1) * high for low, high in pairwise(self.layers))
+
+    def shared_numbers(self, catalogue: Catalogue) -> int:
+        return (catalogue.n_items + 1) * self.factors + self.weights
+
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         numbers, samples, n_items = self.shared_numbers(catalogue), longest * (1 + self.negatives), catalogue.n_items
-        weights = sum((low + 1) * high for low, high in pairwise(self.layers))
+        weights = self.weights
         rows, batch, units = min(samples, n_items), min(samples, self.batch_size), sum(self.layers)
         steps = self.all_passes * -(-samples // self.batch_size)
         held = 4 * numbers + 16 * weights + (16 * rows + 8 * samples) * self.factors

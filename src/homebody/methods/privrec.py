@@ -110,8 +110,17 @@ class PrivRec(Method):
             "layers": network.start(rng.fold("layers")),
         }
 
+    def shared_numbers(self, catalogue: Catalogue) -> int:
+        known = Vocabulary.of(catalogue, self.features)
+        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
+        return (catalogue.n_items + known.size) * self.factors + network.size
+
     def work(self, catalogue: Catalogue, longest: int) -> Work:
-        known, n_items, numbers = Vocabulary.of(catalogue, self.features), catalogue.n_items, self.shared_numbers(catalogue)
+        known, n_items, numbers = (
+            Vocabulary.of(catalogue, self.features),
+            catalogue.n_items,
+            self.shared_numbers(catalogue),
+        )
         network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
         units, listed = sum(network.widths), known.values
         epochs, drawn = self.epochs + self.adapt_passes, max(self.epochs, self.adapt_epochs)

@@ -19,7 +19,7 @@ from homebody.rng import Rng
 
 __all__ = ["OneBit", "Shuffle", "sealed_bytes", "tally"]
 
-SEALING = 30_000
+SEALING = 300_000
 """Operations that sealing one report counts as."""
 
 

@@ -338,7 +338,7 @@ class SecureSum(Step):
 def passed(given: Work) -> Work:
     """A device's work once every entry of the update was noised, or changed in another way."""
     entries = given.bytes // 4
-    return given + Work(memory=64 * entries, operations=200 * entries + 50 * CALL)
+    return given + Work(memory=64 * entries, operations=2_000 * entries + 50 * CALL)
 
 
 def sampling(cohort: Cohort) -> Sampling:
