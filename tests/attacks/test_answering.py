@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +20,10 @@ import torch
 from numba.core.dispatcher import Dispatcher
 
 from homebody.core import Catalogue, Cohort, Tree
+from homebody.deploy import client
 from homebody.deploy.device import Device
 from homebody.deploy.home import Home
+from homebody.deploy.keys import make_device_key
 from homebody.deploy.limits import answering_seconds, estimate
 from homebody.deploy.task import Task
 from homebody.errors import HomebodyError
@@ -293,7 +297,6 @@ def test_a_letter_of_the_version_before_names_no_longest_history(attacker: Attac
         ("privrec", {"hidden": "20000,20000"}, {}, "memory"),
         ("pfedrec", {"hidden": "99999999,99999999"}, {}, "memory"),
         ("fedncf", {"hidden": ",".join(["1"] * 100_000)}, {}, "memory"),
-        ("privrec", {"hidden": ",".join(["1"] * 5_000)}, {}, "operations"),
         ("fedgnn", {"steps": 1_000_000}, {}, "operations"),
         ("fedmf", {"epochs": 1_000_000}, {}, "operations"),
         ("fedrecon", {"rebuild": 1_000_000}, {}, "operations"),
@@ -383,6 +386,32 @@ def test_a_greeting_that_takes_too_long_is_given_up(attacker: Attacker, monkeypa
         assert "took longer than this device allows" in header["refused"]
     finally:
         free.set()
+
+
+def test_a_client_whose_work_does_not_end_starts_itself_anew(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, started = threading.Event(), list[tuple[str, list[str]]]()
+
+    def works(one: Any) -> None:
+        with pytest.raises(HomebodyError, match="took longer"):
+            one._device._in_time(lambda: free.wait(60))
+
+    make_device_key(home.path)
+    home.limit({"seconds": 0.05})
+    monkeypatch.setattr(client._Client, "run", works)
+    monkeypatch.setattr(client.os, "execv", lambda program, arguments: started.append((program, arguments)))
+    handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    threads = torch.get_num_threads()
+    try:
+        client.take_part(home.path)
+    finally:
+        free.set()
+        torch.set_num_threads(threads)
+        for number, handler in handlers:
+            signal.signal(number, handler)
+    assert started == [(sys.executable, sys.orig_argv)]
+    assert not home.running()
 
 
 @pytest.mark.parametrize("now", [-1e9, 0.0, 4e9, 1e11])

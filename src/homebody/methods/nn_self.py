@@ -72,8 +72,8 @@ class NNSelf(PrivRec):
         units = sum(network.widths) + self.factors * (1 + known.values)
         rows = min((1 + self.epochs) * samples, catalogue.n_items)
         parameters = network.size + known.size * self.factors + rows * self.factors
-        held = (1 + self.epochs) * samples * (4 * NUMBERS_A_UNIT * units + 64) + 12 * steps * parameters
-        operations = (1 + self.epochs) * samples * 200 * (network.size + units)
+        held = (1 + self.epochs) * samples * (NUMBERS_A_UNIT * units + 64) + 8 * steps * parameters
+        operations = (1 + self.epochs) * samples * 80 * (network.size + units)
         operations += steps * (20 * parameters + (1000 + 400 * len(network.widths)) * CALL)
         sent = Work(bytes=8 * rows)
         return super().work(catalogue, longest) + Work(memory=4 * held, operations=operations) + sent

@@ -123,15 +123,17 @@ class PrivRec(Method):
         )
         network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
         units, listed = sum(network.widths), known.values
-        epochs, drawn = self.epochs + self.adapt_passes, max(self.epochs, self.adapt_epochs)
+        epochs, drawn = max(self.epochs, self.adapt_passes), max(self.epochs, self.adapt_epochs)
         samples, size = longest * self.per_item, self.batch_size or longest
         steps = epochs * -(-longest // max(1, size))
         batch = min(longest, size) * self.per_item
         held = 6 * numbers + 16 * batch * (units + self.factors * listed + 8) + 8 * n_items * (listed + 4)
         held += drawn * longest * (6 * self.negatives + 6) + samples * (4 * listed + 8) + 24 * network.size
         held += 4 * min(n_items, SCORED) * units
-        operations = epochs * samples * (20 * network.size + 40 * self.factors * (1 + listed) + 200)
-        operations += steps * (150 + 60 * len(network.widths)) * CALL + n_items * (4 * network.size + 60 * (1 + listed))
+        operations = epochs * samples * (12 * network.size + 40 * self.factors * (1 + listed) + 200)
+        operations += (200 * epochs + steps * len(network.widths) // 10) * CALL + n_items * (
+            4 * network.size + 60 * (1 + listed)
+        )
         operations += drawn * longest * 100 * (1 + self.negatives) + 10 * numbers + 800 * CALL
         return Work(memory=4 * held, operations=operations, bytes=4 * numbers + HEAD_BYTES)
 
