@@ -207,7 +207,7 @@ def test_an_answer_is_never_unpacked(proxy: Proxy, make: Callable[..., Reporter]
     assert len(content) < reporter_module.LONGEST_ANSWER
     proxy.answers = [(200, content, {"content-encoding": "gzip"})]
     with pytest.raises(NotReported, match="another key or another model"):
-        make().confirm(EPOCH)
+        make(proxy.url).confirm(EPOCH, soon())
     assert proxy.asked[0][3]["accept-encoding"] == "identity"
 
 

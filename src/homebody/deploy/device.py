@@ -158,7 +158,8 @@ class Device:
             self.home.prune({task.shared})
             held = self.home.shared(task.shared) is not None
             return {**self._about_myself(task.shared if held else ""), "lacks": lacks}, {}
-        self._warm_up(task)
+        if task.features:
+            self._warm_up(task)  # a greeting brings no features, and without them the method may be another
         letter = self._asked(task, len(people))
         if task.epoch is not None:
             self._confirm(task, until)
