@@ -204,6 +204,10 @@ class Gaussian(Step):
         grid = Grid.fitted(self.z * known, bound) if self.z else None
         return replace(self, sensitivity=known, grid=grid), replace(message, hidden="Gaussian noise")
 
+    def work(self, given: Work) -> Work:
+        """What a device's work becomes."""
+        return noised(given)
+
     def device(self, update: Update, rng: Rng) -> Update:
         return _on_grid(update, self.grid) if self.grid else update
 
@@ -264,6 +268,10 @@ class Laplace(Step):
         grid = Grid.fitted(self.b, bound, coarsest=COARSEST) if self.b else None
         known = _sensitivity(bound, self.relation)
         return replace(self, sensitivity=known, grid=grid), replace(message, hidden="Laplace noise")
+
+    def work(self, given: Work) -> Work:
+        """What a device's work becomes."""
+        return noised(given)
 
     def device(self, update: Update, rng: Rng) -> Update:
         whole = self.before_noise(update)
@@ -333,6 +341,11 @@ class SecureSum(Step):
 
     def device(self, update: Update, rng: Rng) -> Update:
         return {name: dense(value) for name, value in update.items()}
+
+
+def noised(given: Work) -> Work:
+    """A device's work once every entry of the update is a whole number of 64 bits on a grid."""
+    return passed(given) + Work(bytes=given.bytes)
 
 
 def passed(given: Work) -> Work:
