@@ -219,20 +219,17 @@ class MethodContract:
         bound = method.work(CATALOGUE, len(data.items))
         key = Rng.of(2).key[None]
 
-        def trained() -> Tree:
-            return method.client(shared, method.init_local(shared, Rng.of(1)), method.prepare(data, Rng.of(2)))[0]
-
         def ranked() -> Tensor:
             own = method.adapt(shared, method.init_local(shared, Rng.of(1)), method.prepare(data, Rng.of(2)))
             return method.score(shared, own, data, torch.arange(CATALOGUE.n_items))
 
-        def fused() -> Tree:
+        def trained() -> Tree:
             locals_ = vmap(lambda one: method.init_local(shared, Rng(one)))(key)
             return _cohort(method, shared, locals_, _prepare(method, stack([data]), key))[0]
 
         shared_numbers = sum(value.numel() for value in shared.values())
         assert shared_numbers <= method.shared_numbers(CATALOGUE), f"there are {shared_numbers} shared numbers"
-        update, whole = _row(fused(), 0), method.uplink.work(bound)
+        update, whole = _row(trained(), 0), method.uplink.work(bound)
         sent = method.uplink.device(update, Rng.of(3))
         for what, size, most in (
             ("an update", len(pack(update)), bound.bytes),
@@ -242,7 +239,6 @@ class MethodContract:
         for name, work, most in (
             ("a round", trained, bound.memory),
             ("ranking", ranked, bound.memory),
-            ("a round by its kernel", fused, bound.memory),
             ("the channel", lambda: method.uplink.device(update, Rng.of(3)), whole.memory),
         ):
             held = _held(work)

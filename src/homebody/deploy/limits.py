@@ -56,7 +56,7 @@ def refuse_larger(work: Work, settings: Settings) -> None:
     >>> refuse_larger(Work(memory=3 << 30), Settings(server="localhost:9092"))
     Traceback (most recent call last):
         ...
-    homebody.deploy.limits.TooLarge: The task takes up to 3,221 MB of memory, and this device allows 2,147 MB.
+    homebody.deploy.limits.TooLarge: The task takes up to 3,222 MB of memory, and this device allows 2,148 MB.
     """
     memory, operations, size = settings.most_memory, settings.most_operations, settings.most_bytes
     if work.memory > memory:

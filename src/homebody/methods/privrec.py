@@ -292,7 +292,7 @@ class PrivRec(Method):
     def _rates(self, what: Tensor) -> Tensor:
         """(blocks, 1): an item's own row, which is the first, has a step of its own."""
         own = torch.arange(what.shape[1], device=what.device) == 0
-        return torch.where(own, self.item_rate, 1.0)[:, None]
+        return torch.where(own, float(ops.single(self.item_rate)), 1.0)[:, None]
 
     @property
     def per_item(self) -> int:
