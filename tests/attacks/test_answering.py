@@ -100,7 +100,7 @@ class Attacker:
         return wire.seal({**header, **more}, {"items": json.dumps([0, ITEMS]).encode(), "shared": content})
 
     def greeting(self, **more: Any) -> bytes:
-        header, _ = wire.open_letter(self.letter(**{"shared": {}, "do": "hello", "people": [], **more}))
+        header, _ = wire.open_letter(self.letter(**{"shared": {}, "do": "hello", "release": "", "people": [], **more}))
         return wire.seal(header)
 
     def send(self, body: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
