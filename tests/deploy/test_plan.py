@@ -198,6 +198,7 @@ def test_what_the_runtime_and_the_devices_are_told() -> None:
         "negatives": 99,
         "cutoffs": [5, 10, 20],
         "measures": True,
+        "longest": 5_000,
     }
 
 
