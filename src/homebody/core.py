@@ -7,7 +7,7 @@ an *Update*; it leaves through the method's channel, and the server sees a *Tota
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -44,6 +44,7 @@ __all__ = [
     "Tree",
     "Update",
     "Users",
+    "Work",
     "param",
     "written",
 ]
@@ -57,6 +58,31 @@ Batch = dict[str, Tensor]
 """What one client works on in one round, all its randomness drawn."""
 Users = npt.NDArray[np.int64]
 """Numbers of clients."""
+
+
+CALL = 50_000
+"""Operations that one call on tensors counts as, however small they are: about 50 µs on a slow device."""
+HEAD_BYTES = 4_096
+"""More than the names and shapes of an update take."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Upper bounds on what a task takes of a device, known before it starts.
+
+    >>> Work(8, 100, 4) + Work(2, 50, 1)
+    Work(memory=10, operations=150, bytes=5)
+    """
+
+    memory: int = 0
+    """Bytes held at once."""
+    operations: int = 0
+    """Arithmetic operations."""
+    bytes: int = 0
+    """Bytes that are sent."""
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.memory + other.memory, self.operations + other.operations, self.bytes + other.bytes)
 
 
 class Column(NamedTuple):
@@ -210,6 +236,8 @@ class Method:
     """Whether it reads `Data.excluded`; where it does not, a simulation leaves that empty in training."""
     computes: ClassVar[bool] = False
     """Whether `cohort` gives its updates as formulas, which take no room until they are looked at."""
+    sends: ClassVar[bool] = True
+    """Whether its clients send anything; where not, an update is empty, and nothing is charged."""
     diagnostic: ClassVar[bool] = False
     """Whether it is there to show something, not to recommend: a leaderboard has it only where it is named."""
     title: ClassVar[str] = ""
@@ -274,7 +302,9 @@ class Method:
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         """A round on the device: what it sends, and what it keeps.
 
-        If it keeps a `loss`, a simulation shows the mean; a real device keeps that to itself too.
+        It never raises, whatever the numbers are that it is given: a failure would tell of the data. An update that is
+        not finite leaves a device as zeros. If it keeps a `loss`, a simulation shows the mean; a real device keeps that
+        to itself too.
         """
         raise _missing(self, "client")
 
@@ -296,13 +326,47 @@ class Method:
         people = catalogue.people if "user features" in taken else ()
         return (*people, *(catalogue.contexts if "contexts" in taken else ()))
 
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        """Upper bounds for a client with `longest` interactions: a round, adapting and ranking, without its channel.
+
+        Reads sizes of the catalogue alone, never its values. The default holds for a client that passes over its data
+        and the shared parameters a fixed number of times. A method whose fields say how often, or whose client holds
+        more than a few copies of them, overrides it.
+        """
+        numbers = self.shared_numbers(catalogue)
+        width = numbers // max(1, catalogue.n_items) + 1
+        touched = numbers + longest * (width + 8)
+        return Work(
+            memory=64 * touched,
+            operations=400 * touched + 400 * CALL,
+            bytes=4 * (numbers + longest * (width + 1)) + HEAD_BYTES,
+        )
+
+    def shared_numbers(self, catalogue: Catalogue) -> int:
+        """How many numbers the shared parameters have, or a few more; nothing of their size is allocated.
+
+        The default has torch work out the shapes, which takes a while at first: a formula is better.
+        """
+        with torch.device("meta"):
+            shared = self.init_shared(catalogue, Rng.of(0, device="meta"))
+        return sum(value.numel() for value in shared.values())
+
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
-        """What one round tells each observer: what its channel says, unless the method knows better."""
-        return self.uplink.charges(cohort)
+        """What one round tells each observer: what its channel says. A method may state more, or what its channel
+        cannot; `releases` lets none state less."""
+        return self.uplink.charges(cohort) if self.sends else ()
 
     def releases(self, cohort: Cohort) -> Sequence[Charge]:
-        """All that one round tells each observer: `charges`, and what its devices ask for, whoever states the rest."""
-        return self.uplink.with_requests(self.charges(cohort))
+        """All that one round tells each observer: `charges`, with what the channel says where those say otherwise, and
+        what its devices ask for."""
+        charges = self.charges(cohort)
+        if type(self).charges is not Method.charges and self.sends:
+            try:
+                own = self.uplink.charges(cohort)
+            except HomebodyError:  # a stage whose charge its method alone knows
+                own = ()
+            charges = [*charges, *(replace(charge, part="channel") for charge in own if charge not in charges)]
+        return self.uplink.with_requests(charges)
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         """`client` for many at once, stacked along the first dimension.

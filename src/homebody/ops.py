@@ -32,6 +32,7 @@ __all__ = [
     "scatter_sum",
     "shuffled",
     "shuffles",
+    "single",
     "take_rows",
     "touched",
 ]
@@ -73,6 +74,12 @@ class for_cohort:  # noqa: N801
     def __call__(self, *arguments: Any) -> Tensors:
         result: Tensors = self._operation.apply(*arguments)  # type: ignore[no-untyped-call]
         return result
+
+
+def single(value: float) -> np.float32:
+    """A number in 32 bits; one that is too large is the largest there is."""
+    most = float(np.finfo(np.float32).max)
+    return np.float32(min(max(value, -most), most))
 
 
 @for_cohort
@@ -262,7 +269,7 @@ def take_rows(rows: Tensor, slot: Tensor) -> Tensor:
 def _add_rows(rows: Tensor, slot: Tensor, value: Tensor, scale: float) -> Tensors:
     out = rows.clone(memory_format=torch.contiguous_format)
     if rows.device.type == "cpu":
-        kernels.add_rows(slot.numpy(), value.numpy(), np.float32(scale), out.numpy())
+        kernels.add_rows(slot.numpy(), value.numpy(), single(scale), out.numpy())
         return (out,)
     place = slot + torch.arange(len(slot), device=slot.device)[:, None] * rows.shape[1]
     with repeatable():

@@ -10,15 +10,17 @@ import math
 from collections.abc import Callable
 from dataclasses import Field, FrozenInstanceError, replace
 from functools import cache, partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
-from homebody.core import Data, Method, Rows, Total, Tree, written
+from homebody.core import Catalogue, Data, Method, Rows, Total, Tree, written
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
@@ -29,6 +31,7 @@ from homebody.params import params
 from homebody.reference import Reference
 from homebody.rng import Rng
 from homebody.runtime import Simulator
+from homebody.runtime.wire import pack
 from homebody.testing_data import CATALOGUE, client, data_of, stack
 
 __all__ = ["MethodContract", "ReferenceContract", "chance", "population"]
@@ -182,6 +185,72 @@ class MethodContract:
                 assert bool(torch.isfinite(locals_["loss"]).all()), "the loss is not finite"
             shared = self._serve(method, shared, update)
         assert len(names) == 1, f"the names in an update change from round to round: {names}"
+
+    def test_no_parameters_make_a_client_fail(self) -> None:
+        """A server chooses shared parameters and fields: a client that failed on some would tell what it has.
+
+        What is not finite is sent as zero, so that numbers may be anything, and nothing may be raised.
+        """
+        method, shared, _ = self._start()
+        for hostile in _hostile(shared):
+            self._withstands(method, hostile)
+        for other in _extreme(method):
+            for hostile in _hostile(other.init_shared(CATALOGUE, Rng.of(3)))[:HARSHEST]:
+                self._withstands(other, hostile)
+
+    def _withstands(self, method: Method, shared: Tree) -> None:
+        clients = self.clients()[1:4]
+        stacked, keys = stack(clients), _keys(1, len(clients))
+        locals_ = vmap(lambda key: method.init_local(shared, Rng(key)))(keys)
+        batches = _prepare(method, stacked, keys)
+        for name, update in (
+            ("cohort", _cohort(method, shared, locals_, batches)[0]),
+            ("client", method.client(shared, _row(locals_, 0), _row(batches, 0))[0]),
+        ):
+            for value in update.values():
+                if isinstance(value, Rows):
+                    inside = (value.index >= -1) & (value.index < value.size)
+                    assert bool(inside.all()), f"{name} of hostile parameters names a row outside its table"
+
+    def test_the_estimate_of_its_work_holds(self) -> None:
+        """A device refuses a task by it, and times its answers by it."""
+        method, shared, _ = self._start()
+        data = max(self.clients(), key=lambda one: len(one.items))
+        bound = method.work(CATALOGUE, len(data.items))
+        key = Rng.of(2).key[None]
+
+        def ranked() -> Tensor:
+            own = method.adapt(shared, method.init_local(shared, Rng.of(1)), method.prepare(data, Rng.of(2)))
+            return method.score(shared, own, data, torch.arange(CATALOGUE.n_items))
+
+        def trained() -> Tree:
+            locals_ = vmap(lambda one: method.init_local(shared, Rng(one)))(key)
+            return _cohort(method, shared, locals_, _prepare(method, stack([data]), key))[0]
+
+        shared_numbers = sum(value.numel() for value in shared.values())
+        assert shared_numbers <= method.shared_numbers(CATALOGUE), f"there are {shared_numbers} shared numbers"
+        update, whole = _row(trained(), 0), method.uplink.work(bound)
+        sent = method.uplink.device(update, Rng.of(3))
+        for what, size, most in (
+            ("an update", len(pack(update)), bound.bytes),
+            ("what is sent", len(pack(sent)), whole.bytes),
+        ):
+            assert size <= most, f"{what} has {size} bytes, and the estimate is {most}"
+        for name, work, most in (
+            ("a round", trained, bound.memory),
+            ("ranking", ranked, bound.memory),
+            ("the channel", lambda: method.uplink.device(update, Rng.of(3)), whole.memory),
+        ):
+            held = _held(work)
+            assert held <= most, f"{name} holds {held} bytes, and the estimate is {most}"
+
+    def test_the_estimate_of_huge_work_costs_nothing(self) -> None:
+        """It is made before anything is refused: for a billion items it must not hold a byte of them."""
+        method = self.method()
+        sizes = {name: column._replace(values=column.values[:0]) for name, column in CATALOGUE.items.items()}
+        huge = Catalogue(10**9, sizes, CATALOGUE.people, CATALOGUE.contexts)
+        assert method.work(huge, 10**6).memory > 10**9
+        assert _held(lambda: method.work(huge, 10**6)) < 10**6
 
     def test_the_server_keeps_names_and_shapes_and_leaves_its_inputs_as_they_are(self) -> None:
         method, shared, locals_ = self._start()
@@ -409,6 +478,60 @@ def _flat(tree: Any) -> dict[str, Tensor]:
         return {".index": tree.index, ".value": tree.value}
     inner = tree.items() if isinstance(tree, dict) else enumerate(tree)
     return {f"{name}/{path}": value for name, part in inner for path, value in _flat(part).items()}
+
+
+LARGE = 1e300
+"""More than a number of 32 bits can be."""
+HARSHEST = 3
+"""Of hostile parameters, those that extreme fields are tried with too."""
+
+
+def _hostile(shared: Tree) -> list[Tree]:
+    """Shared parameters that no honest server would send: singular, huge, zero, and no numbers."""
+    alternating = (1.0, -1.0)
+    values = (0.0, 1.0, 1e30, -1e-30, 3e38, math.nan, math.inf)
+
+    def filled(tensor: Tensor, *numbers: float) -> Tensor:
+        if not tensor.is_floating_point():
+            return torch.zeros_like(tensor)
+        return torch.tensor(numbers).repeat(tensor.numel() // len(numbers) + 1)[: tensor.numel()].view(tensor.shape)
+
+    return [
+        {name: filled(tensor, *numbers) for name, tensor in shared.items()}
+        for numbers in (*((value,) for value in values), alternating)
+    ]
+
+
+def _extreme(method: Any) -> list[Any]:
+    """The method with each of its real fields as small and as large as it may be."""
+    real = [spec for spec in params(method) if isinstance(spec.default, float)]
+    ends = [
+        (
+            spec.name,
+            [-LARGE if (low := spec.metadata["low"]) is None else float(low)],
+            [LARGE if (high := spec.metadata["high"]) is None else float(high)],
+        )
+        for spec in real
+    ]
+    found = []
+    single = [{name: value} for name, *both in ends for one in both for value in one]
+    for fields in (*single, {name: high[0] for name, _, high in ends}):
+        try:
+            found.append(replace(method, **fields))
+        except HomebodyError:
+            continue  # a bound that the method leaves out
+    return found
+
+
+def _held(work: Callable[[], Any]) -> int:
+    """The most bytes of tensors that were held at once while this worked, beside those that were there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
+        kept = work()
+    del kept
+    assert found.profiler is not None
+    events = [one for one in found.profiler.kineto_results.events() if one.name() == "[memory]"]
+    changes = [one.nbytes() for one in sorted(events, key=lambda one: one.start_ns())]
+    return max(0, *accumulate(changes)) if changes else 0
 
 
 def _identical(one: Any, other: Any, what: str) -> None:

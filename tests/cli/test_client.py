@@ -88,6 +88,30 @@ def test_init_makes_a_device_and_says_what_to_hand_on(tmp_path: Path, keys: obje
     assert "is a device already" in refused("init", folder, "--server", "localhost:9092")
 
 
+def test_limits_of_a_task_are_set_and_shown(tmp_path: Path, keys: object) -> None:
+    folder = tmp_path / "device"
+    said("init", folder, "--server", "localhost:9092", "--limit", "memory=5e8", "--limit", "seconds=2.5")
+    usual = {"memory": 500_000_000, "operations": 10**12, "bytes": 256 << 20, "seconds": 2.5}
+    assert answered("limits", folder) == usual
+    assert answered("limits", folder, "--set", "bytes=1e6") == {**usual, "bytes": 1_000_000}
+    assert answered("limits", folder) == {**usual, "bytes": 1_000_000}
+    assert "memory: 5e+08" in said("limits", folder)
+    assert "There is no limit of a device 'time'" in refused("limits", folder, "--set", "time=3")
+    assert "must be a number, not 'much'" in refused("limits", folder, "--set", "memory=much")
+    assert "must be a whole number above 0" in refused("limits", folder, "--set", "memory=0.5")
+    assert answered("limits", folder) == {**usual, "bytes": 1_000_000}
+
+
+def test_answers_that_left_late_are_counted_in_the_status(device: Path) -> None:
+    assert answered("status", device)["overruns"] == 0
+    assert "left late" not in said("status", device)
+    with Home(device) as home:
+        home.note_overrun()
+        home.note_overrun()
+    assert answered("status", device)["overruns"] == 2
+    assert "answers that left late, so that their time may tell something: 2" in said("status", device)
+
+
 def test_init_takes_the_servers_certificate(tmp_path: Path, keys: object) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("hello")

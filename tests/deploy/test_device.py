@@ -32,8 +32,13 @@ class Server:
     """Writes letters to one device, as a server would."""
 
     def __init__(self, home: Home, method: str = "fedmf", **described: Any) -> None:
-        self.home, self.logs = home, list[dict[str, Any]]()
-        self.device = Device(home, lambda event, **facts: self.logs.append({"event": event, **facts}))
+        self.home, self.logs, self.now = home, list[dict[str, Any]](), 0.0
+        self.device = Device(
+            home,
+            lambda event, **facts: self.logs.append({"event": event, **facts}),
+            clock=lambda: self.now,
+            sleep=self.sleep,
+        )
         self.described = {
             "run": "feedbeef00",
             "method": method,
@@ -47,6 +52,10 @@ class Server:
             "measures": True,
             **described,
         }
+
+    def sleep(self, seconds: float) -> None:
+        """Answers wait by a clock that nobody has to wait for."""
+        self.now += seconds
 
     def shared(self, items: int = 12, seed: int = 0) -> Tree:
         method = find(self.described["method"])(**self.described["fields"])

@@ -72,6 +72,8 @@ def test_where_a_server_listens_and_is_found(listen: str, host: str, port: int, 
         ({"quorum": float("nan")}, "The quorum is a share"),
         ({"least": 0}, "A round needs at least 1 client, not 0."),
         ({"least": 1.5}, "The server's least must be a whole number, not 1.5."),
+        ({"longest": 0}, "The longest history is 1 to 10,000,000 interactions, not 0."),
+        ({"longest": 2.5}, "The server's longest must be a whole number, not 2.5."),
         ({"largest": 0}, "The largest number of an update is a finite one above 0, not 0."),
         ({"largest": float("inf")}, "The largest number of an update is a finite one above 0, not inf."),
         ({"largest": float("nan")}, "The largest number of an update"),
@@ -196,6 +198,7 @@ def test_what_the_runtime_and_the_devices_are_told() -> None:
         "negatives": 99,
         "cutoffs": [5, 10, 20],
         "measures": True,
+        "longest": 5_000,
     }
 
 

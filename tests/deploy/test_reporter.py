@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import ssl
 import threading
@@ -198,6 +199,16 @@ def test_an_endless_answer_is_not_read(proxy: Proxy, make: Callable[..., Reporte
     proxy.answers = [(200, b" " * (1 << 20), {})]
     with pytest.raises(NotReported, match="RemoteProtocolError"):
         make(proxy.url).confirm(EPOCH, soon(0.2))
+
+
+def test_an_answer_is_never_unpacked(proxy: Proxy, make: Callable[..., Reporter]) -> None:
+    """A few packed bytes could be gigabytes."""
+    content = gzip.compress(json.dumps({**EPOCH, "more": "0" * 50_000_000}).encode())
+    assert len(content) < reporter_module.LONGEST_ANSWER
+    proxy.answers = [(200, content, {"content-encoding": "gzip"})]
+    with pytest.raises(NotReported, match="another key or another model"):
+        make(proxy.url).confirm(EPOCH, soon())
+    assert proxy.asked[0][3]["accept-encoding"] == "identity"
 
 
 @pytest.mark.random_draws

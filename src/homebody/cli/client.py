@@ -48,6 +48,13 @@ def init(
         Path | None,
         typer.Option("--proxy-ca", help="The proxy's ca.pem; without it, authorities that this system knows."),
     ] = None,
+    limits: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            help="The most that a task may take: memory=2e9, operations=1e12, bytes=3e8, seconds=120; repeat.",
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Make a device: its folder, its keys and its empty store."""
@@ -72,7 +79,8 @@ def init(
         if proxys is not None:
             (inside / "proxy-ca.pem").write_bytes(proxys)
 
-    Home.create(folder, server=server, name=name, budget=budget, proxy=proxy, furnish=furnish).close()
+    most = _limits(limits)
+    Home.create(folder, server=server, name=name, budget=budget, proxy=proxy, limits=most, furnish=furnish).close()
     key, own = folder / "device.pub", folder / "reports.pub"
     if as_json:
         made = {"folder": str(folder), "server": server, "name": name, "public_key": str(key)}
@@ -272,6 +280,25 @@ def start(folder: Dir) -> None:
 
 
 @app.command()
+def limits(
+    folder: Dir,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A new limit: memory=2e9, operations=1e12, bytes=3e8 or seconds=120; repeat."),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """What a task of the server's may take of the device: memory, operations, bytes of an answer, seconds of work."""
+    from homebody.deploy.home import Home
+
+    with Home(folder) as home:
+        if settings:
+            home.limit(_limits(settings))
+        found = home.settings.limits
+    _say(found, as_json, "\n".join(f"{name}: {value:g}" for name, value in found.items()))
+
+
+@app.command()
 def recommend(
     folder: Dir,
     person: Name,
@@ -343,11 +370,11 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
 
     with Home(folder) as home:
         settings, model, rows = home.settings, home.model(), _people(home)
-        running, items, reports = home.running(), home.n_items(), home.reports()
+        running, items, reports, overruns = home.running(), home.n_items(), home.reports(), home.overruns
     if as_json:
         known = None if model is None else {**model._asdict(), "description": json.loads(model.description)}
         found = {"folder": str(folder), **asdict(settings), "running": running, "items": items, "model": known}
-        found["reports"] = reports
+        found |= {"reports": reports, "overruns": overruns}
         typer.echo(json.dumps({**found, "people": rows}))
         return
     rest = ", paused" if settings.paused else ""
@@ -356,9 +383,24 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
     if settings.proxy:
         typer.echo(f"proxy: {settings.proxy}, {several(reports, 'report')} sent")
     typer.echo(f"budget of each person: {settings.budget or 'none'}")
+    if overruns:
+        typer.echo(f"answers that left late, so that their time may tell something: {overruns:,}")
     typer.echo(f"catalogue: {several(items, 'item')}")
     typer.echo("model: none yet" if model is None else f"model: as of {model.release}")
     _print_people(rows)
+
+
+def _limits(given: list[str] | None) -> dict[str, float]:
+    """Limits as people write them, such as memory=2e9."""
+    from homebody.errors import HomebodyError
+
+    found = {}
+    for name, text in options.pairs(given, "--limit").items():
+        try:
+            found[name] = float(text)
+        except ValueError:
+            raise HomebodyError(f"The limit of {name} must be a number, not '{text}'.") from None
+    return found
 
 
 def _rest(folder: Path, paused: bool, as_json: bool, text: str) -> None:

@@ -78,6 +78,12 @@ def init(
     ] = 0.5,
     least: Annotated[int, typer.Option(help="People that must be connected before a round begins.", min=1)] = 1,
     most_faults: Annotated[int, typer.Option(help="Broken answers of one device before it is set aside.", min=1)] = 5,
+    longest: Annotated[
+        int,
+        typer.Option(
+            help="Interactions of a person that count, the latest: devices reckon a task with so many.", min=1
+        ),
+    ] = 5_000,
     half: Annotated[bool, typer.Option("--half", help="Send numbers in 16 bits instead of 32.")] = False,
     person_features: Annotated[
         list[str] | None,
@@ -119,6 +125,7 @@ def init(
         deadline=deadline,
         quorum=quorum,
         least=least,
+        longest=longest,
         half=half,
         most_faults=most_faults,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -35,13 +37,19 @@ def take_part(folder: Path) -> None:
         signal.signal(number, lambda *_: stop.set())
     with Home(folder) as home, home.alone():
         reporter = _reporter(home, folder, stop)
-        client = _Client(home, Device(home, log, reporter), folder, stop)
+        device = Device(home, log, reporter, sleep=stop.wait)
+        client = _Client(home, device, folder, stop)
         try:
             client.run()
         finally:
             client.leave()
             if reporter is not None:
                 reporter.close()
+    if device.stuck and not stop.is_set():
+        # No thread can be stopped from outside: what it holds and burns ends with this program, and with nothing else.
+        log("starting anew", reason="The work for a letter took longer than this device allows.")
+        sys.stdout.flush()
+        os.execv(sys.executable, sys.orig_argv)
 
 
 def _reporter(home: Home, folder: Path, stop: threading.Event) -> Reporter | None:
@@ -73,7 +81,7 @@ class _Client:
         )
 
     def run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.is_set() and not self._device.stuck:
             if self._home.settings.paused:
                 self._rest()
                 continue

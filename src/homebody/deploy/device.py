@@ -3,30 +3,37 @@
 An answer is written down before it is given, together with the state that came of it, and the person's ledger is
 charged before that. So a device may be killed at any moment: asked the same again, it gives the same answer, which
 tells nothing new; and what it never gave, it works out anew.
+
+Whether a person answers is decided before their history is read: by who takes part, by budgets, and by what the letter
+asks for. From the charge on every outcome leaves through the channel, a failure as the zero update. Where a finite ε is
+stated against the server, the answer leaves at a time that does not depend on the history either.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from homebody import __version__
-from homebody.core import Cohort, Method, Rows, Tree
+from homebody.core import Cohort, Method, Rows, Tree, Update, Work
 from homebody.data import Population
 from homebody.data.partitions import LEAST, everything, leave_one_out
 from homebody.deploy.home import Home, Message, Person, State, TakesNoPart
+from homebody.deploy.limits import ITEM_BYTES, TooLarge, answering_seconds, estimate, private, refuse_larger
 from homebody.deploy.task import Task, acting
 from homebody.errors import HomebodyError
 from homebody.fit import carry
-from homebody.privacy import Budget, Channel, Charge, Shuffle
+from homebody.privacy import Budget, Channel, Charge, OneBit, Shuffle
 from homebody.rng import Rng, SystemRng
 from homebody.runtime import wire
 from homebody.runtime.flower import metric_names
@@ -40,8 +47,13 @@ if TYPE_CHECKING:
 __all__ = ["Device", "Recommended", "recommend"]
 
 
+TOY_ITEMS = 8
+"""Of the catalogue that kernels are compiled with."""
+COMPILING = 20
+"""How many times as long as a person's work that may take: it depends on nobody, and comes once."""
 MOST_REPORTS = 4096
 """In one message to a proxy."""
+T = TypeVar("T")
 _Said = tuple[dict[str, Any], dict[str, bytes]]
 """A letter's header and its parts."""
 
@@ -50,18 +62,48 @@ class OverBudget(HomebodyError):
     """A person's own budget would be broken."""
 
 
+class OutOfTime(HomebodyError):
+    """The work on a task took longer than the device allows."""
+
+
+class _Asked(NamedTuple):
+    """What a letter asks of each person, all of it known before any history is read."""
+
+    shared: Tree
+    charges: Sequence[Charge]
+    nothing: Update
+    """The update of somebody who has nothing to learn from, before the channel."""
+    seconds: float
+    """When the answer leaves after the work began; 0: at once."""
+
+
 class Device:
-    """Answers the server's letters for the people of a home."""
+    """Answers the server's letters for the people of a home.
+
+    clock, sleep: what answers wait by; a client that is told to stop cuts a wait short, and then sends nothing.
+    """
 
     def __init__(
         self,
         home: Home,
         log: Callable[..., None] = lambda event, **facts: None,
         reporter: Reporter | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.home, self._log, self._reporter = home, log, reporter
+        self._clock, self._sleep = clock, sleep
         self._household: tuple[object, Household, list[Person]] | None = None
+        self._shared: tuple[object, Tree] | None = None
+        self._nothing: tuple[object, Update] | None = None
         self._warm: set[str] = set()
+        self._abandoned: threading.Thread | None = None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether work that was given up is still going on: only a new process is rid of it."""
+        return self._abandoned is not None and self._abandoned.is_alive()
 
     def answer(self, body: bytes, until: float = math.inf) -> bytes:
         """The letter to send back, which says what it answers; where it cannot, a letter that says why.
@@ -81,9 +123,9 @@ class Device:
             return {"refused": str(error)[:500]}, {}
         try:
             return self._answer(task, parts, until)
-        except wire.Malformed as error:
+        except (wire.Malformed, TooLarge, OutOfTime) as error:
             self._log("refused", reason=str(error))
-            return {"refused": str(error)}, {}
+            return {"refused": str(error)[:500]}, {}
         except Exception as error:
             # What went wrong may name a person or a folder: that stays here. A letter must not end the process.
             self._log("failed", do=task.do, release=task.release, reason=_reason(error))
@@ -98,49 +140,131 @@ class Device:
             )
         if (task.epoch is not None) != (through and task.do in ("train", "evaluate")):
             raise wire.Malformed("The letter has no epoch for what goes through a proxy, or one for something else.")
+        if self.stuck:
+            raise HomebodyError("The device is about to start anew: ask again.")
 
     def _answer(self, task: Task, parts: Mapping[str, bytes], until: float) -> _Said:
         if "items" in parts:
             self._new_items(parts["items"])
         if task.do == "hello":
+            self._refuse_too_large(task, 1)
             self._warm_up(task)
             return self._about_myself(), {}
-        if "shared" in parts:
-            if wire.digest(parts["shared"]) != task.shared:
-                raise wire.Malformed("The shared parameters are not those that the letter names.")
-            wire.unpack(parts["shared"])  # refuses what it cannot read before it is kept
-            self.home.put_shared(task.shared, parts["shared"])
+        active = {person.slot for person in self.home.active()}
+        asked = [] if task.do == "adapt" else list(dict.fromkeys(task.people))
+        people = [number for number in asked if number - task.first in active]
+        lacks = self._take_in(task, parts, len(people))
+        if lacks:
+            self.home.prune({task.shared})
+            held = self.home.shared(task.shared) is not None
+            return {**self._about_myself(task.shared if held else ""), "lacks": lacks}, {}
+        if task.features:
+            self._warm_up(task)  # a greeting brings no features, and without them the method may be another
+        letter = self._asked(task, len(people))
+        if task.epoch is not None:
+            self._confirm(task, until)
+        began = self._clock()
+        answers: dict[str, bytes] = {}
+        declined = [number for number in asked if number not in people]
+        for _ in declined:
+            self._log("declined", release=task.release, reason="Nobody of this number takes part.")
+        for number in people:
+            try:
+                answers[str(number)] = self._one(task, letter, number)
+            except Exception as error:
+                # Over a budget, opted out, or a disk that cannot be written. The server is not told why, and the others
+                # of the household answer all the same.
+                declined.append(number)
+                self._log("declined", release=task.release, reason=_reason(error))
+        self.home.put_model(json.dumps(task.described()), task.shared, task.release, task.step)
+        self.home.keep_states(task.run, [task.step] if task.keep is None else [task.keep, task.step])
+        self.home.prune({task.shared})
+        self._log("answered", do=task.do, release=task.release, people=len(answers), declined=len(declined))
+        self._wait(task, began, letter.seconds)
+        if task.epoch is not None:
+            answers, more = self._report(task, answers, until)
+            declined += more
+        return {**self._about_myself(task.shared), "declined": declined}, answers
+
+    def _take_in(self, task: Task, parts: Mapping[str, bytes], people: int) -> str:
+        """Keep what the letter brings, once it is known to fit; what it lacks, if anything."""
         if "features" in parts:
             if not task.features or wire.digest(parts["features"]) != task.features:
                 raise wire.Malformed("The sheet of features is not the one that the letter names.")
             Sheet.read(parts["features"])  # refuses what it cannot read before it is kept
             self.home.put_sheet(task.features, parts["features"])
+        if task.features and self.home.sheet(task.features) is None:
+            return "features"
+        self._refuse_too_large(task, people)
+        if "shared" in parts:
+            if wire.digest(parts["shared"]) != task.shared:
+                raise wire.Malformed("The shared parameters are not those that the letter names.")
+            self._readable(task, parts["shared"])  # refuses what it cannot read before it is kept
+            self.home.put_shared(task.shared, parts["shared"])
+        if self.home.shared(task.shared) is None:
+            return "shared"
+        return "items" if self.home.n_items() < task.n_items else ""
+
+    def _refuse_too_large(self, task: Task, people: int) -> None:
+        """Before anything of the size that the letter names is made."""
+        refuse_larger(self._estimate(task, people), self.home.settings)
+
+    def _estimate(self, task: Task, people: int) -> Work:
+        """Also of the toy that kernels are compiled with."""
+        sizes = replace(_sheet(self.home, task.features).catalogue(0), n_items=max(TOY_ITEMS, task.n_items))
+        return estimate(task.acting, sizes, max(TOY_ITEMS, task.longest), people)
+
+    def _readable(self, task: Task, content: bytes) -> Tree:
+        """The shared parameters, which are read once a letter."""
+        about = (task.shared, task.described(), task.phase, task.n_items)
+        if self._shared is None or self._shared[0] != about:
+            sheet = _sheet(self.home, task.features)
+            self._shared = (about, _readable(task.acting, wire.unpack(content), task.n_items, sheet))
+        return self._shared[1]
+
+    def _asked(self, task: Task, people: int) -> _Asked:
+        """What is to be done for each person. What is wrong with the letter shows here, before anybody is charged."""
         content = self.home.shared(task.shared)
-        held = not task.features or self.home.sheet(task.features) is not None
-        if content is None or not held or self.home.n_items() < task.n_items:
-            lacks = "shared" if content is None else "items" if held else "features"
-            return {**self._about_myself(task.shared if content else ""), "lacks": lacks}, {}
-        sheet = _sheet(self.home, task.features)
-        shared = _readable(task.acting, wire.unpack(content), task.n_items, sheet)
-        answers: dict[str, bytes] = {}
-        declined: list[int] = []
+        assert content is not None
+        shared, method, own = self._readable(task, content), task.acting, _alone(task.acting)
+        # Charged as one who is always drawn: a device cannot know who else could have been.
+        cohort = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, task.n_items)
+        try:
+            charges = own.releases(cohort) if task.do == "train" else own.uplink.charges(cohort)
+            about = (task.do, task.described(), task.phase, task.n_items)
+            if self._nothing is None or self._nothing[0] != about:
+                known = _sheet(self.home, task.features).catalogue(task.n_items)
+                none = _told({}, task.cutoffs)
+                if task.do != "evaluate":
+                    none = self._in_time(lambda: wire.nothing(method, shared, known))
+                method.uplink.device(none, Rng.of(0))
+                self._nothing = (about, none)
+        except OutOfTime:
+            raise
+        except Exception as error:
+            raise wire.Malformed("The letter's method, stages and parameters do not go together.") from error
+        nothing = self._nothing[1]
         if task.epoch is not None:
-            self._confirm(task, until)
-        for number in [] if task.do == "adapt" else task.people:
-            try:
-                answers[str(number)] = self._one(task, shared, number)
-            except Exception as error:
-                # The server is not told why, and the others of the household answer all the same.
-                declined.append(number)
-                self._log("declined", release=task.release, reason=_reason(error))
-        if task.epoch is not None:
-            answers, more = self._report(task, answers, until)
-            declined += more
-        self.home.put_model(json.dumps(task.described()), task.shared, task.release, task.step)
-        self.home.keep_states(task.run, [task.step] if task.keep is None else [task.keep, task.step])
-        self.home.prune({task.shared})
-        self._log("answered", do=task.do, release=task.release, people=len(answers), declined=len(declined))
-        return {**self._about_myself(task.shared), "declined": declined}, answers
+            entries = sum(_entries(value) for value in nothing.values())
+            reports = next(stage.k for stage in method.uplink.stages if isinstance(stage, OneBit))
+            if (entries, reports) != (task.epoch["entries"], task.epoch["k"]):
+                raise wire.Malformed("The letter's epoch is about another update than the method's.")
+        seconds = answering_seconds(self._estimate(task, people), people) if private(charges) else 0.0
+        return _Asked(shared, charges, nothing, seconds)
+
+    def _wait(self, task: Task, began: float, seconds: float) -> None:
+        """Until the answer may leave. One that took longer leaves a whole number of such times after the work began,
+        and is counted: it tells that it was late."""
+        if not seconds:
+            return
+        taken = self._clock() - began
+        if taken > seconds:
+            self.home.note_overrun()
+            self._log("late", release=task.release, seconds=round(taken, 3), estimate=seconds)
+        end = began + seconds * max(1, math.ceil(taken / seconds))
+        while (left := end - self._clock()) > 0:
+            if self._sleep(left):
+                return
 
     def _confirm(self, task: Task, until: float) -> None:
         """That everybody is asked the same, before anything is charged."""
@@ -190,6 +314,7 @@ class Device:
             first = int(first)
         except (ValueError, TypeError, RecursionError, OverflowError) as error:
             raise wire.Malformed("The list of items is not the JSON it should be.") from error
+        refuse_larger(Work(memory=ITEM_BYTES * (first + len(pairs))), self.home.settings)
         try:
             self.home.add_items(first, pairs)
         except HomebodyError as error:
@@ -197,39 +322,19 @@ class Device:
                 raise
             raise wire.Malformed("The items do not go on from the catalogue that this device knows.") from error
 
-    def _one(self, task: Task, shared: Tree, number: int) -> bytes:
+    def _one(self, task: Task, letter: _Asked, number: int) -> bytes:
         """One person's answer: the one that was given before, or a new one, charged and written down first."""
         slot = number - task.first
         release = task.release if task.do == "train" else f"{task.release}/telemetry"
-        if not any(person.slot == slot for person in self.home.active()):
-            raise HomebodyError("Nobody of this number takes part.")
         given = self.home.answer_of(slot, task.run, release, task.ask)
         if given is not None:
             return given
-        method = task.acting
-        # Charged before the history is looked at, and as one who is always drawn: whether somebody answers must not
-        # depend on what they have, and a device cannot know who else could have been drawn.
-        cohort = Cohort(np.array([number]), "all", 1, 1)
-        own = _alone(method)
-        charges = own.releases(cohort) if task.do == "train" else own.uplink.charges(cohort)
-        self._charge(task, slot, release, charges)
-        household, people = self._people(task)
-        user = [person.slot for person in people].index(slot)
-        household.begin(method, Rng(torch.tensor(task.clients_key)))
-        state = self.home.state(slot, task.run, task.step if task.do == "train" else task.step + 1)
-        empty = not household.split.lengths[user]
-        if state is not None and not empty:
-            _restore(self.home, household, state, task.phase, shared, user)
-        if task.do == "evaluate":
-            told = {} if empty else household.measure(method, shared, user)
-            update = method.uplink.device(_told(told, task.cutoffs), SystemRng())
-        elif empty:
-            known = _sheet(self.home, task.features).catalogue(task.n_items)
-            update = method.uplink.device(wire.nothing(method, shared, known), SystemRng())
-        else:
-            update, kept = household.train(method, shared, user, Rng(torch.tensor(task.key)))
-            base = task.shared if method.scores_from == "base" else None
-            state = State(task.step, base, wire.seal({"phase": task.phase}, {"state": wire.pack(kept)}))
+        self._charge(task, slot, release, letter.charges)
+        try:
+            update, state = self._worked(task, letter.shared, slot)
+        except Exception as error:
+            self._log("nothing", release=task.release, reason=_reason(error))
+            update, state = task.acting.uplink.device(letter.nothing, SystemRng()), None
         answer, reports = wire.pack(update, half=task.half), 0
         if task.epoch is not None:
             answer, reports = self._sealed(task.epoch, update)
@@ -237,12 +342,55 @@ class Device:
         self.home.finish(slot, task.run, release, task.ask, step, base, content, answer, reports)
         return answer
 
+    def _worked(self, task: Task, shared: Tree, slot: int) -> tuple[Update, State | None]:
+        """What leaves, and the state that is kept. It may fail in any way that histories and parameters make it."""
+        method = task.acting
+        household, people = self._people(task)
+        user = [person.slot for person in people].index(slot)
+        household.begin(method, Rng(torch.tensor(task.clients_key)))
+        state = self.home.state(slot, task.run, task.step if task.do == "train" else task.step + 1)
+        empty = not household.split.lengths[user]
+        if state is not None and not empty:
+            _restore(self.home, household, state, task.phase, shared, user)
+        if empty:
+            raise HomebodyError("Nothing is known here of what this person did.")
+        if task.do == "evaluate":
+            found = self._in_time(lambda: household.measure(method, shared, user))
+            if not all(map(math.isfinite, found.values())):
+                raise HomebodyError("What was measured is not finite.")
+            return method.uplink.device(_told(found, task.cutoffs), SystemRng()), state
+        update, kept = self._in_time(lambda: household.train(method, shared, user, Rng(torch.tensor(task.key))))
+        base = task.shared if method.scores_from == "base" else None
+        return update, State(task.step, base, wire.seal({"phase": task.phase}, {"state": wire.pack(kept)}))
+
+    def _in_time(self, work: Callable[[], T], times: int = 1) -> T:
+        """What the work gives, or `OutOfTime` after so many times the home's limit.
+
+        Nothing can stop a thread: it is left to itself, see `stuck`.
+        """
+        done: list[T] = []
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                done.append(work())
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run, name="work", daemon=True)
+        thread.start()
+        thread.join(times * self.home.settings.most_seconds)
+        if thread.is_alive():
+            self._abandoned, self._household = thread, None
+            raise OutOfTime("The work took longer than this device allows.")
+        if failed:
+            raise failed[0]
+        return done[0]
+
     def _sealed(self, epoch: Mapping[str, Any], update: Tree) -> tuple[bytes, int]:
         """Reports for the proxy, and how many they are."""
         assert self._reporter is not None
-        pairs, size = flat(update), sum(rows.size for rows in update.values())
-        if size != 2 * epoch["entries"] or len(pairs) != epoch["k"]:
-            raise wire.Malformed("The letter's epoch is about another update than the method's.")
+        pairs = flat(update)
         return self._reporter.sealed(epoch, pairs), len(pairs)
 
     def _charge(self, task: Task, slot: int, release: str, charges: Sequence[Charge]) -> None:
@@ -263,7 +411,8 @@ class Device:
         about = (self.home.changes, task.n_items, task.described())
         if self._household is None or self._household[0] != about:
             people = self.home.active()
-            self._household = (about, _household(self.home, people, task.described(), task.n_items), people)
+            found = _household(self.home, people, task.described(), task.n_items, task.longest)
+            self._household = (about, found, people)
         return self._household[1], self._household[2]
 
     def _warm_up(self, task: Task) -> None:
@@ -271,14 +420,15 @@ class Device:
         about = json.dumps([task.method, task.fields], sort_keys=True)
         if about in self._warm or (task.features and self.home.sheet(task.features) is None):
             return  # without its features a method may not be the same
-        toy = Population("toy", np.array([0, 3]), np.array([0, 1, 2], dtype=np.int32), n_items=8)
+        toy = Population("toy", np.array([0, 3]), np.array([0, 1, 2], dtype=np.int32), n_items=TOY_ITEMS)
         method, rng = task.acting, Rng.of(0)
         split = leave_one_out(toy, how="latest", negatives=2) if task.measures else everything(toy)
-        household = Household(replace(split, coded=_sheet(self.home, task.features).encoded([{}], 8)))
+        household = Household(replace(split, coded=_sheet(self.home, task.features).encoded([{}], TOY_ITEMS)))
         household.begin(method, rng)
         shared = method.init_shared(household.catalogue, rng)
-        household.train(method, shared, 0, rng)
-        household.measure(method, shared, 0)
+        both = partial(household.train, method, shared, 0, rng), partial(household.measure, method, shared, 0)
+        for work in both:
+            self._in_time(work, COMPILING)
         self._warm.add(about)
 
 
@@ -335,6 +485,13 @@ def _sheet(home: Home, name: str) -> Sheet:
     return Sheet() if content is None else Sheet.read(content)
 
 
+def _entries(value: Any) -> int:
+    """How many numbers a tensor has, or a table that it has rows of."""
+    if isinstance(value, Rows):
+        return value.size * math.prod(value.value.shape[1:])
+    return int(value.numel())
+
+
 def _readable(method: Method, shared: Tree, n_items: int, sheet: Sheet) -> Tree:
     """The shared parameters in the precision that the method computes in; refused where they are not its own.
 
@@ -359,9 +516,14 @@ def _carried(old: Tree, new: Tree) -> Tree:
     return carry({name: value.to(new[name].dtype) if name in new else value for name, value in old.items()}, new)
 
 
-def _household(home: Home, people: list[Person], described: Mapping[str, Any], n_items: int) -> Household:
-    """These people with what they have of so many items; the last two of each are held out where devices measure."""
-    population = _known(home.population(people), n_items)
+def _household(
+    home: Home, people: list[Person], described: Mapping[str, Any], n_items: int, longest: int | None = None
+) -> Household:
+    """These people with what they have of so many items; the last two of each are held out where devices measure.
+
+    longest: how many interactions of a person count, the latest; None: all.
+    """
+    population = _latest(_known(home.population(people), n_items), longest)
     numbers: npt.NDArray[np.int64] = np.array([described["first"] + person.slot for person in people])
     if described["measures"] and population.lengths.max(initial=0) >= LEAST:
         split = leave_one_out(
@@ -383,19 +545,29 @@ def _known(population: Population, n_items: int) -> Population:
     """What people did with the first items of a catalogue, which may have grown beyond what is asked about."""
     if n_items == population.n_items:
         return population
-    there = population.items < n_items
+    found = _kept(population, population.items < n_items)
+    assert found.item_ids is not None
+    assert found.item_names is not None
+    return replace(found, n_items=n_items, item_ids=found.item_ids[:n_items], item_names=found.item_names[:n_items])
+
+
+def _latest(population: Population, longest: int | None) -> Population:
+    """What people did last: so many interactions of each, in the order of the history."""
+    if longest is None or population.lengths.max(initial=0) <= longest:
+        return population
+    left = np.repeat(population.indptr[1:], population.lengths) - np.arange(len(population.items))
+    return _kept(population, left <= longest)
+
+
+def _kept(population: Population, there: npt.NDArray[np.bool_]) -> Population:
+    """The population with these interactions alone."""
     indptr = np.concatenate([[0], np.cumsum(there)])[population.indptr]
-    assert population.item_ids is not None
-    assert population.item_names is not None
     return replace(
         population,
         indptr=indptr,
         items=population.items[there],
-        n_items=n_items,
         times=None if population.times is None else population.times[there],
         ratings=None if population.ratings is None else population.ratings[there],
-        item_ids=population.item_ids[:n_items],
-        item_names=population.item_names[:n_items],
     )
 
 

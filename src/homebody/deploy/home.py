@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import shutil
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from homebody.deploy.home_history import History, Imported, Interaction, moment
 from homebody.deploy.home_people import Person, TakesNoPart, Who
 from homebody.deploy.home_rounds import Mark, Message, Model, Rounds, State
-from homebody.deploy.home_store import Settings
+from homebody.deploy.home_store import Settings, limited
 from homebody.errors import HomebodyError
 from homebody.files import touch
 
@@ -74,10 +74,12 @@ class Home(History, Rounds):
         name: str = "",
         budget: str | None = None,
         proxy: str = "",
+        limits: Mapping[str, float] | None = None,
         furnish: Callable[[Path], object] | None = None,
     ) -> Self:
         """A new device in a folder that is not there yet, or is empty: whole, or not at all.
 
+        limits: what a task may take, by name (`Settings.limits`); the others are as usual.
         furnish: puts keys and certificates into the folder, before it counts as a device.
         """
         folder = Path(path)
@@ -86,7 +88,7 @@ class Home(History, Rounds):
 
             # A person means the server, unless they say another: it is the one that gets to see what leaves.
             budget = str(Budget.parse(budget if "observer" in budget else f"{budget},observer=server"))
-        settings = Settings(server=server, name=name, budget=budget, proxy=proxy)
+        settings = limited(Settings(server=server, name=name, budget=budget, proxy=proxy), limits or {})
         made = _claim(folder)
         try:
             (folder / "ledgers").mkdir(mode=0o700)

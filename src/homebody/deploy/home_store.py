@@ -6,18 +6,18 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Self
 
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, unknown_name
 from homebody.files import touch
 from homebody.runtime.door import is_loopback
 
-__all__ = ["SCHEMA_VERSION", "TIME_LIMIT", "Settings", "Store", "finite", "one_line"]
+__all__ = ["SCHEMA_VERSION", "TIME_LIMIT", "Settings", "Store", "finite", "limited", "one_line"]
 
 SCHEMA_VERSION = 3
 TIME_LIMIT = 2**62
@@ -92,6 +92,10 @@ _URL = re.compile(r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
+LIMITS = ("memory", "operations", "bytes", "seconds")
+"""Of a task; a home's settings have each as `most_…`."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a device was told: where its server is, what it may spend, whether it rests.
@@ -114,6 +118,14 @@ class Settings:
     """The number that the network last knew it by."""
     proxy: str = ""
     """The address of the proxy that reports go through; none where no method is taken part in that shuffles."""
+    most_memory: int = 2 << 30
+    """Bytes that the work on a letter may hold at once, by its method's estimate."""
+    most_operations: int = 10**12
+    """Arithmetic operations that the work on a letter may take, likewise."""
+    most_bytes: int = 256 << 20
+    """Bytes that an answer may have, likewise."""
+    most_seconds: float = 120.0
+    """Seconds that the work for one person may take by the clock before it is given up."""
 
     def __post_init__(self) -> None:
         found = _ADDRESS.fullmatch(str(self.server))
@@ -125,6 +137,16 @@ class Settings:
             one_line(self.name, "A device's name", 200)
         if self.proxy:
             _check_proxy(self.proxy)
+        for name in LIMITS:
+            value = getattr(self, f"most_{name}")
+            if type(value) not in ((int, float) if name == "seconds" else (int,)) or not 0 < value < 2**62:
+                whole = "a number" if name == "seconds" else "a whole number"
+                raise HomebodyError(f"A device's limit of {name} must be {whole} above 0, not {value!r}.")
+
+    @property
+    def limits(self) -> dict[str, int | float]:
+        """What a task may take, by name."""
+        return {name: getattr(self, f"most_{name}") for name in LIMITS}
 
     @property
     def host(self) -> str:
@@ -134,6 +156,20 @@ class Settings:
         '::1'
         """
         return self.server.rpartition(":")[0].strip("[]")
+
+
+def limited(settings: Settings, limits: Mapping[str, float]) -> Settings:
+    """Settings with other limits of a task, by their names.
+
+    >>> limited(Settings(server="localhost:9092"), {"memory": 1e9}).limits["memory"]
+    1000000000
+    """
+    for name in limits:
+        if name not in LIMITS:
+            raise unknown_name("limit of a device", name, LIMITS)
+    whole = {name: int(value) if name != "seconds" and value == value // 1 else value for name, value in limits.items()}
+    changes: dict[str, Any] = {f"most_{name}": value for name, value in whole.items()}
+    return replace(settings, **changes)
 
 
 class Store:
@@ -222,10 +258,28 @@ class Store:
             )
         return settings
 
+    def limit(self, limits: Mapping[str, float]) -> Settings:
+        """Change what a task may take, by name."""
+        changed = limited(self.settings, limits)
+        return self.configure(**{f"most_{name}": value for name, value in changed.limits.items()})
+
     @property
     def changes(self) -> int:
         """Rises with every change of people, histories or the catalogue: of what `population` is made of."""
         return int(self._ask("SELECT value FROM setting WHERE name = 'changes'")[0][0])
+
+    @property
+    def overruns(self) -> int:
+        """Answers that left later than their estimate said: how long those took depended on somebody's history."""
+        rows = self._ask("SELECT value FROM setting WHERE name = 'overruns'")
+        return int(rows[0][0]) if rows else 0
+
+    def note_overrun(self) -> None:
+        """One more of `overruns`."""
+        with self._writing():
+            self._db.execute(
+                "INSERT INTO setting VALUES ('overruns', '1') ON CONFLICT (name) DO UPDATE SET value = value + 1"
+            )
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ import tomli_w
 from homebody.core import Cohort, Method
 from homebody.data.splits import How, Protocol
 from homebody.deploy.places import FILE, database_in
+from homebody.deploy.task import LONGEST, MOST_INTERACTIONS
 from homebody.errors import HomebodyError, unknown_name
 from homebody.params import KINDS
 from homebody.privacy import Channel, Shuffle
@@ -32,7 +33,7 @@ _TYPES: dict[str, type] = {
     **dict.fromkeys(("listen", "metrics", "database", "link", "reports", "run"), str),
     **dict.fromkeys(("tls", "half"), bool),
     **dict.fromkeys(("deadline", "quorum", "largest", "reports_wait"), float),
-    **dict.fromkeys(("least", "most_faults"), int),
+    **dict.fromkeys(("least", "longest", "most_faults"), int),
 }
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})")
 
@@ -70,6 +71,8 @@ class Plan:
     largest: float = 1e9
     most_faults: int = MOST_FAULTS
     """Broken answers of one device before it is set aside."""
+    longest: int = LONGEST
+    """Interactions of a person that count, the latest: what a task takes of a device is reckoned with so many."""
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     """What this training is called on devices."""
 
@@ -88,6 +91,8 @@ class Plan:
             raise HomebodyError(f"A round needs at least 1 client, not {self.least}.")
         if self.most_faults < 1:
             raise HomebodyError(f"A device is set aside after 1 broken answer or more, not {self.most_faults}.")
+        if not 1 <= self.longest <= MOST_INTERACTIONS:
+            raise HomebodyError(f"The longest history is 1 to {MOST_INTERACTIONS:,} interactions, not {self.longest}.")
         if not 0 < self.largest < math.inf:
             raise HomebodyError(f"The largest number of an update is a finite one above 0, not {self.largest:g}.")
         for what in (self.listen, *filter(None, (self.metrics, self.link, self.reports))):
@@ -226,6 +231,7 @@ class Plan:
             "negatives": recipe.negatives,
             "cutoffs": recipe.measured(),
             "measures": recipe.every(recipe.build()) > 0,
+            "longest": self.longest,
         }
 
     def database_in(self, folder: Path) -> Path | str:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from homebody.core import Method
+from homebody.deploy.home_store import one_line
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import METHODS
 from homebody.recipe import Recipe
@@ -17,6 +18,11 @@ from homebody.runtime.returns import about
 
 __all__ = ["Task", "acting"]
 
+LONGEST = 5_000
+"""Interactions of a person that count where the plan does not say how many."""
+MOST_INTERACTIONS = 10_000_000
+MOST_ITEMS = 2**31
+"""No row has a number on the wire that is as large."""
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "do": str,
     "run": str,
@@ -43,12 +49,16 @@ _OPTIONAL: dict[str, tuple[type | tuple[type, ...], Any]] = {
     "shared": (str, ""),
     "epoch": ((dict, type(None)), None),
     "features": (str, ""),
+    "longest": (int, LONGEST),
 }
 MOST_OF_A_FIELD = 1_000_000
 """A method's sizes: a server must not make a device run out of memory."""
 DO = ("hello", "train", "evaluate", "adapt")
+MOST_OF_A_NAME = 900
+"""Characters: a home keeps a thousand, and telemetry has a longer name than its round."""
 MOST_NEGATIVES = 100_000
 MOST_CUTOFFS = 100
+MOST_STAGES = 16
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,8 @@ class Task:
     """What reports are sealed to, where they go through a proxy."""
     features: str = ""
     """What the sheet of features is called; empty: the method takes none in."""
+    longest: int = LONGEST
+    """How many interactions of a person count, the latest: what a task takes is reckoned with so many."""
 
     @classmethod
     def read(cls, header: Mapping[str, Any]) -> Task:
@@ -105,7 +117,14 @@ class Task:
         words = [values["key"], values["clients_key"], values["seed"]]
         if not all(-(2**63) <= word < 2**63 for word in words) or not 1 <= values["negatives"] <= MOST_NEGATIVES:
             raise wire.Malformed("The letter has numbers that are too large.")
-        if not all(type(stage) is str for stage in values["stages"]) or len(values["cutoffs"]) > MOST_CUTOFFS:
+        if values["n_items"] >= MOST_ITEMS:
+            raise wire.Malformed("The letter has numbers that are too large.")
+        if type(values["longest"]) is not int or not 1 <= values["longest"] <= MOST_INTERACTIONS:
+            raise wire.Malformed("The letter has numbers that are too large.")
+        for name in ("run", "release") if values["do"] != "hello" else ("run",):  # a greeting is of no round
+            _check_name(values[name])
+        right = all(type(stage) is str for stage in values["stages"]) and len(values["stages"]) <= MOST_STAGES
+        if not right or len(values["cutoffs"]) > MOST_CUTOFFS:
             raise wire.Malformed("The letter's stages or cut-offs are not as they should be.")
         if any(type(value) is int and abs(value) > MOST_OF_A_FIELD for value in values["fields"].values()):
             raise wire.Malformed("The letter has numbers that are too large.")
@@ -128,7 +147,7 @@ class Task:
     def described(self) -> dict[str, Any]:
         """What says how to compute: it is kept with the model, to rank with where there is no network."""
         names = ("run", "method", "fields", "stages", "seed", "protocol", "held_out", "negatives", "cutoffs")
-        own = ("features",) if self.features else ()
+        own = [name for name, usual in (("features", ""), ("longest", LONGEST)) if getattr(self, name) != usual]
         return {name: getattr(self, name) for name in (*names, "measures", "clients_key", "first", *own)}
 
     @cached_property
@@ -154,6 +173,16 @@ def acting(described: Mapping[str, Any], phase: str) -> Method:
     method = (found.method if found else None) or built
     wire.refuse_unfit(method, proxied=True)  # whether there is one is for the device to say
     return method
+
+
+def _check_name(text: str) -> None:
+    """That a home can note an answer under it: what it refuses would be charged first."""
+    try:
+        right = one_line(text, "A name", MOST_OF_A_NAME) == text
+    except HomebodyError:
+        right = False
+    if not right:
+        raise wire.Malformed("The letter's run or release is not named as it should be.")
 
 
 def _check_epoch(epoch: Mapping[str, Any], asked: str) -> None:

@@ -8,16 +8,14 @@ Every client keeps a whole table of its own, so this is for small populations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from homebody.core import Batch, Cohort, Data, Method, Total, Tree, Update
+from homebody.core import Batch, Catalogue, Data, Method, Total, Tree, Update, Work
 from homebody.errors import HomebodyError
 from homebody.methods.pfedrec import PFedRec
-from homebody.privacy import Charge
 from homebody.rng import Rng
 
 __all__ = ["Alone"]
@@ -30,6 +28,7 @@ class Alone(PFedRec):
     title: ClassVar[str] = "federation switched off: each device trains its own table and score function"
     paper: ClassVar[str] = ""
     diagnostic: ClassVar[bool] = True
+    sends: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,6 +38,9 @@ class Alone(PFedRec):
     @property
     def scores_from(self) -> Literal["latest", "base", "adapted"]:
         return "latest"
+
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        return super().work(catalogue, longest) + Work(memory=24 * self.shared_numbers(catalogue))  # a table of its own
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {"weight": shared["weight"], "bias": shared["bias"], "item": shared["item"]}
@@ -55,6 +57,3 @@ class Alone(PFedRec):
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         return self.logit(shared, local, local["item"][items])
-
-    def charges(self, cohort: Cohort) -> Sequence[Charge]:
-        return ()

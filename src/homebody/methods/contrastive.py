@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from homebody import ops
-from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, param
+from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.models.sequences import GRU, FeedForward
 from homebody.params import Range
 from homebody.privacy import Channel
@@ -75,6 +75,41 @@ class Contrastive(Method):
     def init_encoders(self, rng: Rng) -> Tree:
         """Σ and Ψ."""
         return {"gru": self.gru.start(rng.fold("gru")), "encoder": self.encoder.start(rng.fold("encoder"))}
+
+    def shared_numbers(self, catalogue: Catalogue) -> int:
+        return catalogue.n_items * self.factors + self.encoder_numbers
+
+    @property
+    def encoder_numbers(self) -> int:
+        return self.gru.size + self.encoder.size
+
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        F, numbers, listed = self.factors, self.shared_numbers(catalogue), self.listed
+        rows = min(self.steps * listed, catalogue.n_items)
+        held = 6 * numbers + 12 * rows * F + 24 * longest + 8 * catalogue.n_items * F
+        operations = catalogue.n_items * 8 * F * F + 400 * CALL
+        return self.sequence_work(self.steps) + Work(
+            memory=4 * held, operations=operations, bytes=4 * (numbers + 2 * rows) + HEAD_BYTES
+        )
+
+    @property
+    def listed(self) -> int:
+        """How many items the views of one step list."""
+        segments = (1 + self.segment_negatives) * self.segment
+        return self.windows * (2 * self.window + 1 + self.item_negatives + segments)
+
+    def sequence_work(self, steps: int) -> Work:
+        """Of drawing the views of so many steps, and of the steps on them; the items' rows apart."""
+        F, listed, encoders = self.factors, self.listed, self.encoder_numbers
+        return Work(
+            memory=4 * (24 * steps * listed + listed * (80 * F + 40) + 24 * encoders),
+            operations=steps * (listed * 100 * F * (F + 4) + 10 * encoders + self.calls * CALL),
+        )
+
+    @property
+    def calls(self) -> int:
+        """On tensors, in one step."""
+        return 100 * (self.window + self.segment) + 400
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}

@@ -25,13 +25,13 @@ interactions is followed by one step on L_SSL: the stochastic gradients of the t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch.func import vmap
 
-from homebody.core import Batch, Catalogue, Data, Phase, Tree, Update, param
+from homebody.core import Batch, Catalogue, Data, Phase, Tree, Update, Work, param
 from homebody.methods.contrastive import VIEWS, Contrastive
 from homebody.methods.privrec import PrivRec
 from homebody.params import Range
@@ -102,6 +102,17 @@ class DPPrivRec(PrivRec):
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         shared = super().init_shared(catalogue, rng)
         return shared | self.sequences.init_encoders(rng) if self.joint else shared
+
+    def shared_numbers(self, catalogue: Catalogue) -> int:
+        return super().shared_numbers(catalogue) + (self.sequences.encoder_numbers if self.joint else 0)
+
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        found = super().work(catalogue, longest)
+        if not self.joint:
+            return found
+        tables = Work(memory=24 * self.shared_numbers(catalogue), operations=20 * self.shared_numbers(catalogue))
+        each = replace(tables, operations=self.epochs * tables.operations)
+        return found + self.sequences.sequence_work(self.epochs) + each
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         batch = super().prepare(data, rng)

@@ -26,7 +26,21 @@ import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import Batch, Catalogue, Cohort, Data, Method, Rows, Total, Tree, Update, param
+from homebody.core import (
+    CALL,
+    HEAD_BYTES,
+    Batch,
+    Catalogue,
+    Cohort,
+    Data,
+    Method,
+    Rows,
+    Total,
+    Tree,
+    Update,
+    Work,
+    param,
+)
 from homebody.errors import HomebodyError
 from homebody.methods import dplcf_kernels as kernels
 from homebody.params import Range
@@ -71,6 +85,17 @@ class DPLCF(Method):
         room = max(1, min(self.neighbours, catalogue.n_items - 1))
         shape = (catalogue.n_items, room)
         return {"neighbour": torch.zeros(shape, dtype=torch.int32), "weight": torch.zeros(shape)}
+
+    def shared_numbers(self, catalogue: Catalogue) -> int:
+        return 2 * catalogue.n_items * min(self.neighbours, catalogue.n_items)
+
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        numbers, n_items = self.shared_numbers(catalogue), catalogue.n_items
+        return Work(
+            memory=16 * numbers + 64 * (n_items + longest),
+            operations=8 * numbers + 100 * (n_items + longest) + 200 * CALL,
+            bytes=4 * max(n_items, 2 * longest) + HEAD_BYTES,
+        )
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}

@@ -135,7 +135,7 @@ def fetch(table, touched, rows):
     return n_rows
 
 
-@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True)
+@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True, nogil=True)
 def _train(table, weight, bias, index, slot, label, count, rates, batch_size, epochs, dual, offset, change, loss):
     """Mini-batch SGD on each client's `weight` and `bias`, changed in place, and on the rows it touched.
 
@@ -193,7 +193,7 @@ def _train(table, weight, bias, index, slot, label, count, rates, batch_size, ep
                 rows[i, j] -= table[touched[i], j]
 
 
-@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True)
+@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True, nogil=True)
 def _rebuild(table, user, index, slot, label, count, until, after, rates, batch_size, passes, epochs, change, loss):
     """Batches begin at multiples of their size, whichever part a sample belongs to."""
     rate, row_rate = rates[0], rates[1]

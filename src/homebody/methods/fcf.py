@@ -30,7 +30,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, param
+from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.errors import HomebodyError
 from homebody.methods.fedials import FedIALS
 from homebody.params import Range
@@ -84,6 +84,13 @@ class FCF(Method):
         # Steps are counted for each item: one that comes later has moments that are younger.
         item = shared["item"]
         return {"mean": torch.zeros_like(item), "square": torch.zeros_like(item), "steps": torch.zeros_like(item[:, 0])}
+
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        F, n_items = self.factors, catalogue.n_items
+        held = 3 * n_items * F + longest * (8 * F + 32) + 24 * F * F
+        operations = 4 * (n_items + longest) * F * F + 8 * F**3 + 40 * longest * F + 300 * CALL
+        sent = 4 * (F * F + max(longest, n_items) * (F + 1)) + HEAD_BYTES
+        return Work(memory=4 * held, operations=operations, bytes=sent)
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}

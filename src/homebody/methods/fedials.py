@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, param
+from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -55,6 +55,15 @@ class FedIALS(Method):
         item = rng.normal(catalogue.n_items, self.factors) * (self.init_scale * self.factors**-0.5)
         return {"item": item}
 
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        F, n_items = self.factors, catalogue.n_items
+        row = F + F * (F + 1) // 2 + 3
+        held = 3 * n_items * F + longest * (4 * F + 3 * row + 16) + 24 * F * F
+        operations = 4 * (n_items + longest) * F * F + 8 * F**3 + 8 * longest * row + 300 * CALL
+        return Work(
+            memory=4 * held, operations=operations, bytes=4 * (F * F + max(longest, n_items) * row) + HEAD_BYTES
+        )
+
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
 
@@ -80,19 +89,24 @@ class FedIALS(Method):
         return shared["item"][items] @ self.user_vector(shared["item"], data.items, data.valid)
 
     def user_vector(self, table: Tensor, items: Tensor, valid: Tensor) -> Tensor:
-        """x_u, from what the server sent and the person's own items."""
+        """x_u, from what the server sent and the person's own items; zeros where these have no solution."""
         own = table[items] * valid[:, None]
-        return self._solve(table.T @ table, own.T @ own, own.sum(0), valid.sum(), len(table))
+        x = self._solve(table.T @ table, own.T @ own, own.sum(0), valid.sum(), len(table))
+        return torch.where(torch.isfinite(x).all(), x, 0.0)
 
     def ridge(self, members: Tensor, others: int) -> Tensor:
         """The λ of rows with so many members, among so many on the other side."""
         return self.regularisation * (members + others / max(self.confidence, TINY)) ** self.scaling
 
     def _solve(self, gram: Tensor, squares: Tensor, vectors: Tensor, members: Tensor, others: int) -> Tensor:
-        """(G + α Σ yyᵀ + λI)⁻¹ (1 + α) Σ y, for one row or many."""
+        """(G + α Σ yyᵀ + λI)⁻¹ (1 + α) Σ y, for one row or many; not finite where the system is singular.
+
+        Nothing is raised then: whether a client fails would tell what it has.
+        """
         ridge = self.ridge(members, others)[..., None, None] * torch.eye(self.factors, device=gram.device)
         system = gram + self.confidence * squares + ridge
-        return torch.linalg.solve(system, (1.0 + self.confidence) * vectors)
+        found, info = torch.linalg.solve_ex(system, (1.0 + self.confidence) * vectors)
+        return torch.where((info == 0)[..., None], found, torch.nan)
 
 
 def _upper(size: int) -> tuple[Tensor, Tensor]:

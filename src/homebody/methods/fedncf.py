@@ -51,6 +51,10 @@ class FedNCF(ItemTable):
     def function(self) -> ScoreFunction:
         return ScoreFunction(self.factors, read_widths("hidden", self.hidden), beside=self.factors)
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.function.widths
+
     def __post_init__(self) -> None:
         super().__post_init__()
         read_widths("hidden", self.hidden)

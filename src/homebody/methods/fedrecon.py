@@ -59,6 +59,10 @@ class FedRecon(ItemTable):
     def passes(self) -> int:
         return self.rebuild
 
+    @property
+    def all_passes(self) -> int:
+        return self.rebuild + self.epochs
+
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {"user": torch.zeros_like(shared["item"][0]), **self.untuned(shared, rng)}
 

@@ -36,7 +36,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import Batch, Catalogue, Data, Method, Total, Tree, Update, param
+from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
 from homebody.methods import report_kernels
 from homebody.params import Range
 from homebody.privacy import Channel, OneBit, Shuffle
@@ -48,6 +48,8 @@ DELTA = 0.1
 """δ: small enough that tastes do not carry x·v beyond 0 and 1, where a report's question would turn over."""
 RELIABLE = 0.9
 TINY = 1e-12
+LARGEST = 1e18
+"""Of s: its square has a place in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,12 @@ class FMFLDP(Method):
         none, one = torch.zeros_like(V[:, 0]), torch.zeros(())
         tastes = torch.zeros_like(V[:, 1:])
         return {"told": none, "asked": none, "tastes": tastes, "tasted": none, "noise": torch.zeros(2), "rounds": one}
+
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        F, n_items = self.factors, catalogue.n_items
+        held = (8 * F + 64) * n_items + longest * (8 * F + 16) + 24 * F * F
+        operations = (n_items + longest) * (4 * F * F + 20 * F + 100) + 8 * F**3 + 300 * CALL
+        return Work(memory=8 * held, operations=operations, bytes=4 * n_items * F + HEAD_BYTES)
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
@@ -140,7 +148,7 @@ class FMFLDP(Method):
     @property
     def scale(self) -> float:
         """s: so small that f is projected nearly everywhere, so large that λ is not felt."""
-        return (0.01 * self.regularisation) ** 0.5
+        return min((0.01 * self.regularisation) ** 0.5, LARGEST)
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         V = shared["item"] if self.decoder == "published" else shared["rank"]
@@ -154,8 +162,10 @@ class FMFLDP(Method):
         ridge = self.regularisation * torch.eye(self.factors, dtype=whole.dtype, device=V.device)
         system = whole.T @ whole + self.confidence * (own.T @ own) + ridge
         # An item that is there r times adds (1 + αr) v in all.
-        x = torch.linalg.solve(system, (self.confidence + 1.0 / r[items].clamp(min=1)).double() @ own)
-        return r, x.to(V.dtype)
+        # Nothing is raised where there is no solution: whether a client fails would tell what it has.
+        x, _ = torch.linalg.solve_ex(system, (self.confidence + 1.0 / r[items].clamp(min=1)).double() @ own)
+        x = x.to(V.dtype)
+        return r, torch.where(torch.isfinite(x).all(), x, 0.0)
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         if shared["item"].device.type != "cpu":

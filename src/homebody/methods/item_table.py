@@ -12,13 +12,14 @@ its own tuned rows, as they were before the mean was taken, on top of the table 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, param
+from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Work, param
 from homebody.errors import HomebodyError
 from homebody.params import Range
 from homebody.privacy import Channel
@@ -53,6 +54,35 @@ class ItemTable(Method):
     def passes(self) -> int:
         """Passes over a client's samples in a round."""
         return self.epochs
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Widths of the score function, its inputs first: (inputs, …, 1)."""
+        return (self.factors, 1)
+
+    @property
+    def all_passes(self) -> int:
+        """Passes over a client's samples in a round, of whatever kind."""
+        return self.epochs
+
+    @property
+    def weights(self) -> int:
+        """How many the score function has."""
+        return sum((low + 1) * high for low, high in pairwise(self.layers))
+
+    def shared_numbers(self, catalogue: Catalogue) -> int:
+        return (catalogue.n_items + 1) * self.factors + self.weights
+
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        numbers, samples, n_items = self.shared_numbers(catalogue), longest * (1 + self.negatives), catalogue.n_items
+        weights = self.weights
+        rows, batch, units = min(samples, n_items), min(samples, self.batch_size), sum(self.layers)
+        steps = self.all_passes * -(-samples // self.batch_size)
+        held = 4 * numbers + 16 * weights + (16 * rows + 8 * samples) * self.factors
+        held += 24 * batch * units + (4 * self.factors + 2 * units) * n_items + 40 * samples
+        operations = self.all_passes * samples * (40 * weights + 100) + steps * (20 + 40 * len(self.layers)) * CALL
+        operations += samples * 400 + n_items * (4 * weights + 20) + 400 * CALL
+        return Work(memory=4 * held, operations=operations, bytes=4 * (numbers + 2 * rows) + HEAD_BYTES)
 
     def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:
         """What the client's score function makes of these rows; where it is linear, `linear_score` is faster."""

@@ -212,7 +212,7 @@ def _backward(widths, theta, person, x, n, acts, error, slopes, of_theta, of_per
         slope = out
 
 
-@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True)
+@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True, nogil=True)
 def _train(widths, table, thetas, persons, index, slot, label, count, rates, batch_size, epochs, dual, change, loss):
     """Mini-batch SGD on each client's weights and vector, changed in place, and on the rows it touched."""
     rate, row_rate, person_rate = rates[0], rates[1], rates[2]
@@ -259,7 +259,7 @@ def _train(widths, table, thetas, persons, index, slot, label, count, rates, bat
                 rows[i, k] -= table[touched[i], k]
 
 
-@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True)
+@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True, nogil=True)
 def _score(widths, thetas, persons, rows, ready, out):
     """Each client's logits; `thetas` and `rows` may be one for all."""
     layers, widest = len(widths) - 1, max(widths)

@@ -25,10 +25,10 @@ from torch.func import grad, grad_and_value, vmap
 from torch.nn.functional import softplus
 
 from homebody import ops
-from homebody.core import Batch, Data, Rows, Tree, Update, param
+from homebody.core import CALL, Batch, Catalogue, Data, Rows, Tree, Update, Work, param
 from homebody.errors import HomebodyError
 from homebody.methods.privrec import PARTS, PrivRec
-from homebody.models.dssm import Described, vectors
+from homebody.models.dssm import Described, Vocabulary, vectors
 from homebody.models.score import read_widths
 from homebody.params import Range
 from homebody.rng import Rng
@@ -62,6 +62,21 @@ class NNSelf(PrivRec):
             raise HomebodyError(
                 f"support must leave something to either part, so above 0 and under 1: not {self.support:g}."
             )
+
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        """Every inner step is held until the last is differentiated."""
+        known = Vocabulary.of(catalogue, self.features)
+        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
+        samples, size = longest * self.per_item, self.batch_size or longest
+        steps = 1 + self.epochs * -(-longest // max(1, size))
+        units = sum(network.widths) + self.factors * (1 + known.values)
+        rows = min((1 + self.epochs) * samples, catalogue.n_items)
+        parameters = network.size + known.size * self.factors + rows * self.factors
+        held = (1 + self.epochs) * samples * (NUMBERS_A_UNIT * units + 64) + 8 * steps * parameters
+        operations = (1 + self.epochs) * samples * 80 * (network.size + units)
+        operations += steps * (20 * parameters + (1000 + 400 * len(network.widths)) * CALL)
+        sent = Work(bytes=8 * rows)
+        return super().work(catalogue, longest) + Work(memory=4 * held, operations=operations) + sent
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         batch, length = super().prepare(data, rng), len(data.items)

@@ -50,6 +50,10 @@ class PFedRec(ItemTable):
     def function(self) -> ScoreFunction:
         return ScoreFunction(self.factors, read_widths("hidden", self.hidden))
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.function.widths
+
     def __post_init__(self) -> None:
         super().__post_init__()
         read_widths("hidden", self.hidden)

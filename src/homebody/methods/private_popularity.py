@@ -34,6 +34,9 @@ class PrivatePopularity(Method):
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         return {"taken": torch.zeros(catalogue.n_items)}
 
+    def shared_numbers(self, catalogue: Catalogue) -> int:
+        return catalogue.n_items
+
     def init_server(self, shared: Tree) -> Tree:
         # Rounds are counted for each item: one that comes later is averaged over fewer.
         return {"sum": torch.zeros_like(shared["taken"]), "rounds": torch.zeros_like(shared["taken"])}

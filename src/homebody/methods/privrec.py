@@ -30,7 +30,7 @@ from torch.nn.functional import softplus
 
 from homebody import ops
 from homebody.bags import Bags, spread_rows, sum_rows
-from homebody.core import Batch, Catalogue, Data, Method, Total, Tree, Update, param
+from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
 from homebody.methods import privrec_kernels
 from homebody.models.dssm import Described, Vocabulary, vectors
 from homebody.models.score import ScoreFunction, read_widths
@@ -113,6 +113,33 @@ class PrivRec(Method):
     def takes_in(self, catalogue: Catalogue) -> tuple[str, ...]:
         known = Vocabulary.of(catalogue, self.features)
         return (*known.users, *known.contexts)
+
+    def shared_numbers(self, catalogue: Catalogue) -> int:
+        known = Vocabulary.of(catalogue, self.features)
+        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
+        return (catalogue.n_items + known.size) * self.factors + network.size
+
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        known, n_items, numbers = (
+            Vocabulary.of(catalogue, self.features),
+            catalogue.n_items,
+            self.shared_numbers(catalogue),
+        )
+        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
+        units, listed = sum(network.widths), known.values
+        epochs, drawn = max(self.epochs, self.adapt_passes), max(self.epochs, self.adapt_epochs)
+        samples, size = longest * self.per_item, self.batch_size or longest
+        steps = epochs * -(-longest // max(1, size))
+        batch = min(longest, size) * self.per_item
+        held = 6 * numbers + 16 * batch * (units + self.factors * listed + 8) + 8 * n_items * (listed + 4)
+        held += drawn * longest * (6 * self.negatives + 6) + samples * (4 * listed + 8) + 24 * network.size
+        held += 4 * min(n_items, SCORED) * units
+        operations = epochs * samples * (12 * network.size + 40 * self.factors * (1 + listed) + 200)
+        operations += (200 * epochs + steps * len(network.widths) // 10) * CALL + n_items * (
+            4 * network.size + 60 * (1 + listed)
+        )
+        operations += drawn * longest * 100 * (1 + self.negatives) + 10 * numbers + 800 * CALL
+        return Work(memory=4 * held, operations=operations, bytes=4 * numbers + HEAD_BYTES)
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
@@ -269,7 +296,7 @@ class PrivRec(Method):
     def _rates(self, what: Tensor) -> Tensor:
         """(blocks, 1): an item's own row, which is the first, has a step of its own."""
         own = torch.arange(what.shape[1], device=what.device) == 0
-        return torch.where(own, self.item_rate, 1.0)[:, None]
+        return torch.where(own, float(ops.single(self.item_rate)), 1.0)[:, None]
 
     @property
     def per_item(self) -> int:
@@ -278,6 +305,8 @@ class PrivRec(Method):
 
 
 PARTS = ("person", "around", "items")
+SCORED = 1 << 15
+"""Items that are scored together."""
 
 
 def taken(values: Tensor, place: Tensor) -> Tensor:

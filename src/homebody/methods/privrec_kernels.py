@@ -23,7 +23,7 @@ from homebody.methods.privrec_steps import (
 from homebody.methods.vector_kernels import padded
 from homebody.models.dssm import Described as Features
 from homebody.models.score import ScoreFunction
-from homebody.ops import for_cohort
+from homebody.ops import for_cohort, single
 
 __all__ = ["scores", "train"]
 
@@ -77,7 +77,7 @@ def train(
         _arrays(*around),
         _arrays(*things),
         (len(person.block), len(around.block)),
-        (np.float32(rates[0]), np.float32(rates[1])),
+        (single(rates[0]), single(rates[1])),
         batch_size or max(1, length),
         epochs,
         loss.numpy(),
@@ -201,7 +201,7 @@ def _train_one(
     return total / max(1, told)
 
 
-@nb.njit(parallel=True, cache=True)
+@nb.njit(parallel=True, cache=True, nogil=True)
 def _train(
     widths, sigmoid, tables, features, layers, items, real, rating, orders, negatives, explicit, counts, ranked,
     person, around, things, blocks, rates, batch_size, epochs, loss,
@@ -246,7 +246,7 @@ def _score_one(common, table, feature, flat, items, person, around, who, out):
             room.seat[room.met[u]] = -1
 
 
-@nb.njit(parallel=True, cache=True)
+@nb.njit(parallel=True, cache=True, nogil=True)
 def _score(widths, sigmoid, tables, features, layers, items, person, around, things, blocks, out):
     """Each client's logits; parameters may be one for all, and so may items."""
     for place in nb.prange(len(out)):

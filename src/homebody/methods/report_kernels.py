@@ -26,7 +26,7 @@ def _forget(items, counts):
         counts[items[position]] = 0
 
 
-@nb.njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
+@nb.njit(parallel=True, fastmath=True, error_model="numpy", cache=True, nogil=True)
 def user_vectors(table, gram, items, valid, confidence, regularisation, out):
     """x = (VᵀCV + λI)⁻¹ VᵀCp for each client, in doubles; an item that stands there r times has c = 1 + α r."""
     clients, width = items.shape
@@ -57,7 +57,7 @@ def user_vectors(table, gram, items, valid, confidence, regularisation, out):
                 out[client, a] = right[a]
 
 
-@nb.njit(parallel=True, error_model="numpy", cache=True)
+@nb.njit(parallel=True, error_model="numpy", cache=True, nogil=True)
 def entries(table, vectors, items, valid, confidence, places, out):
     """f = c (p − x·v) x at these places of each client's flattened table."""
     clients = len(items)
@@ -78,7 +78,7 @@ def entries(table, vectors, items, valid, confidence, places, out):
             _forget(items[client], counts)
 
 
-@nb.njit(parallel=True, error_model="numpy", cache=True)
+@nb.njit(parallel=True, error_model="numpy", cache=True, nogil=True)
 def taken(n_items, items, valid, places, out):
     """1 where a client has the item, −1 where it has not."""
     clients = len(items)

@@ -86,6 +86,11 @@ class Vocabulary:
         return sum(column.size for column in self.columns)
 
     @property
+    def values(self) -> int:
+        """How many rows of the table describe an interaction at most: its person, its circumstances and its item."""
+        return sum(column.values.shape[1] if column.kind == "many" else 1 for column in self.columns)
+
+    @property
     def unknown(self) -> list[int]:
         """The rows of values that nobody in training has."""
         rows, start = [], 0

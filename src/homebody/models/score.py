@@ -53,8 +53,9 @@ class ScoreFunction:
 
     def start(self, rng: Rng) -> Tensor:
         """Uniform within one over the root of a layer's inputs, offsets too."""
-        bounds = [low**-0.5 for low, high in pairwise(self.widths) for _ in range((low + 1) * high)]
-        return (2.0 * rng.uniform(self.size) - 1.0) * torch.tensor(bounds, device=rng.key.device)
+        device = rng.key.device
+        bounds = [torch.full(((low + 1) * high,), low**-0.5, device=device) for low, high in pairwise(self.widths)]
+        return (2.0 * rng.uniform(self.size) - 1.0) * torch.cat(bounds)
 
     def logit(self, weights: Tensor, rows: Tensor, person: Tensor | None = None) -> Tensor:
         """One number for each of the rows (N, factors)."""

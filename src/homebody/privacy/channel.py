@@ -10,12 +10,12 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.core import Cohort, Rows, Total, Tree, Update, written
+from homebody.core import Cohort, Rows, Total, Tree, Update, Work, written
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
 from homebody.privacy.grid import Grid
 from homebody.privacy.requests import AskRows
-from homebody.privacy.stages import Clip, Message
+from homebody.privacy.stages import Clip, Message, passed
 from homebody.rng import Rng
 
 __all__ = ["Channel", "Stage"]
@@ -32,7 +32,8 @@ class Stage(Protocol):
     must change all three. With `devices(update, rng)` a first stage that looks at a few entries does the work of
     `device` for many clients at once, and reads formulas (`homebody.core.Computed`) where it needs them. With
     `read(messages, sums)` its half on the server begins with each message instead of their sum: it adds what many of
-    them, stacked, say to the sums that its `server` is given and uses up. It is then the last stage.
+    them, stacked, say to the sums that its `server` is given and uses up. It is then the last stage. With
+    `work(given)` it says what a device's work becomes with its half; without, it counts as a pass over every entry.
     """
 
     def device(self, update: Update, rng: Rng) -> Update:
@@ -214,6 +215,12 @@ before it.
             if not _keeps_sum(stage):
                 return None
         return None
+
+    def work(self, given: Work) -> Work:
+        """What a device's work becomes with its half of the channel."""
+        for stage in self._working:
+            given = getattr(stage, "work", passed)(given)
+        return given
 
     def server(self, total: Total, rng: Rng) -> Total:
         """The server's half: what the devices did, undone in reverse; then what acts on the sum, in order."""

@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import Cohort, Rows, Total, Update
+from homebody.core import CALL, HEAD_BYTES, Cohort, Rows, Total, Update, Work
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, Event, Reports, ShuffledReports, Unit
 from homebody.privacy.stages import Message, Step, check_number, dense, real
 from homebody.rng import Rng
 
 __all__ = ["OneBit", "Shuffle", "sealed_bytes", "tally"]
+
+SEALING = 300_000
+"""Operations that sealing one report counts as."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,12 @@ class OneBit(Step):
         if message.hidden:
             raise HomebodyError(f"One-bit reports cannot follow {message.hidden}: they are noise enough; keep one.")
         return self, replace(message, norms={}, hidden="one-bit reports", reports=(self.epsilon, self.k))
+
+    def work(self, given: Work) -> Work:
+        """What a device's work becomes: the update is looked at, and k reports are drawn and sealed."""
+        entries = given.bytes // 4
+        operations = given.operations + 20 * entries + SEALING * self.k + 50 * CALL
+        return Work(given.memory + 32 * entries + 256 * self.k, operations, sealed_bytes(self.k) + HEAD_BYTES)
 
     def device(self, update: Update, rng: Rng) -> Update:
         flat = {name: real(dense(value)) for name, value in update.items()}

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import Cohort, Rows, Total, Tree, Update
+from homebody.core import CALL, Cohort, Rows, Total, Tree, Update, Work
 from homebody.errors import HomebodyError
 from homebody.privacy.events import (
     OBSERVERS,
@@ -209,6 +209,10 @@ class Gaussian(Step):
         grid = Grid.fitted(self.z * known, bound) if self.z else None
         return replace(self, sensitivity=known, grid=grid), replace(message, hidden="Gaussian noise")
 
+    def work(self, given: Work) -> Work:
+        """What a device's work becomes."""
+        return noised(given)
+
     def device(self, update: Update, rng: Rng) -> Update:
         return _on_grid(update, self.grid) if self.grid else update
 
@@ -272,6 +276,10 @@ class Laplace(Step):
         grid = Grid.fitted(self.b, bound, coarsest=COARSEST) if self.b else None
         known = _sensitivity(bound, self.relation)
         return replace(self, sensitivity=known, grid=grid), replace(message, hidden="Laplace noise")
+
+    def work(self, given: Work) -> Work:
+        """What a device's work becomes."""
+        return noised(given)
 
     def device(self, update: Update, rng: Rng) -> Update:
         whole = self.before_noise(update)
@@ -344,6 +352,17 @@ class SecureSum(Step):
 
     def device(self, update: Update, rng: Rng) -> Update:
         return {name: dense(value) for name, value in update.items()}
+
+
+def noised(given: Work) -> Work:
+    """A device's work once every entry of the update is a whole number of 64 bits on a grid."""
+    return passed(given) + Work(bytes=given.bytes)
+
+
+def passed(given: Work) -> Work:
+    """A device's work once every entry of the update was noised, or changed in another way."""
+    entries = given.bytes // 4
+    return given + Work(memory=64 * entries, operations=2_000 * entries + 50 * CALL)
 
 
 def sampling(cohort: Cohort) -> Sampling:

@@ -127,6 +127,10 @@ class Clients:
         batches = self._batches(method, streams, data)
         with _threads_for(data[0].numel()):
             update, kept = work(shared, self._locals(method, shared, users), batches)
+        if update and not method.sends:
+            raise HomebodyError(
+                f"{type(method).__name__} says that it sends nothing, and is charged so; its update is not empty."
+            )
         channel = method.uplink
         update = self._leave(channel, update, streams, noise=noise) if channel.stages else written(update)
         return update, kept, vmap(method.asks)(batches) if channel.asks else {}

@@ -7,6 +7,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from homebody.core import Method, Rows, Tree, Update, written
+from homebody.errors import HomebodyError
 from homebody.evaluation import Block, questions, summarise
 from homebody.privacy import Channel
 from homebody.rng import DeviceRng, Rng, SystemRng
@@ -32,8 +33,9 @@ class Household(Clients):
             self._remember(base, users, step=user)
 
     def train(self, method: Method, shared: Tree, user: int, rng: Rng) -> tuple[Update, Tree]:
-        """One round of one person: what leaves the device, and what stays."""
+        """One round of one person: what leaves the device, and what stays; both are finite, or it raises."""
         update, kept, _ = self._work(method, shared, np.array([user]), None, self._own(rng))
+        _refuse_endless(kept if method.uplink.stages else {**kept, **{f"update/{n}": u for n, u in update.items()}})
         return _alone(update), _alone(kept)
 
     def measure(self, method: Method, shared: Tree, user: int) -> dict[str, float]:
@@ -47,8 +49,17 @@ class Household(Clients):
         return summarise([Block(users, scores, asked)], self._cutoffs).metrics
 
     def _leave(self, channel: Channel, update: Update, streams: Rng, *, noise: bool) -> Update:
-        left: Update = tree_map(lambda leaf: leaf[None], channel.device(_alone(written(update)), SystemRng()))
+        own = _alone(written(update))
+        _refuse_endless(own)
+        left: Update = tree_map(lambda leaf: leaf[None], channel.device(own, SystemRng()))
         return left
+
+
+def _refuse_endless(tree: Tree) -> None:
+    """Refuse numbers that are not finite: no channel bounds them, and a state that has some never recovers."""
+    for value in tree.values():
+        if not bool(torch.isfinite(value.value if isinstance(value, Rows) else value).all()):
+            raise HomebodyError("The round led out of the finite numbers.")
 
 
 def _alone(stacked: Tree) -> Tree:
