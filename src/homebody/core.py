@@ -45,6 +45,7 @@ __all__ = [
     "Update",
     "Users",
     "param",
+    "ships",
     "written",
 ]
 
@@ -294,9 +295,23 @@ class Method:
         """What one round tells each observer: what its channel says, unless the method knows better."""
         return self.uplink.charges(cohort)
 
+    @property
+    def stated_by(self) -> str | None:
+        """The method or stage that states its own charges and does not ship with Homebody; None: there is none.
+
+        A class that inherits such `charges` counts too: it may tell more than its parent does.
+        """
+        if not ships(type(self)) and type(self).charges is not Method.charges:
+            return type(self).__name__
+        return self.uplink.stated_by
+
     def releases(self, cohort: Cohort) -> Sequence[Charge]:
-        """All that one round tells each observer: `charges`, and what its devices ask for, whoever states the rest."""
-        return self.uplink.with_requests(self.charges(cohort))
+        """All that one round tells each observer: `charges`, and what its devices ask for, whoever states the rest.
+
+        Charges that Homebody does not derive are a claim, and are charged as not private. Not to be overridden.
+        """
+        charges = self.uplink.with_requests(self.charges(cohort))
+        return charges if self.stated_by is None else self.uplink.claims(charges, self.stated_by)
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         """`client` for many at once, stacked along the first dimension.
@@ -323,6 +338,15 @@ class Method:
         order = type(self).__mro__
         places = [next(n for n, one in enumerate(order) if name in vars(one)) for name in (plain, kernel)]
         return order[places[1]] is Method or places[1] <= places[0]
+
+
+def ships(kind: type) -> bool:
+    """Whether a class comes with Homebody.
+
+    >>> ships(Method), ships(dict)
+    (True, False)
+    """
+    return kind.__module__.partition(".")[0] == "homebody"
 
 
 def _missing(method: object, name: str) -> HomebodyError:
