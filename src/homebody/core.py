@@ -7,7 +7,7 @@ an *Update*; it leaves through the method's channel, and the server sees a *Tota
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -46,6 +46,7 @@ __all__ = [
     "Users",
     "Work",
     "param",
+    "ships",
     "written",
 ]
 
@@ -352,21 +353,26 @@ class Method:
         return sum(value.numel() for value in shared.values())
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
-        """What one round tells each observer: what its channel says. A method may state more, or what its channel
-        cannot; `releases` lets none state less."""
+        """What one round tells each observer: what its channel says, unless the method knows better."""
         return self.uplink.charges(cohort) if self.sends else ()
 
+    @property
+    def stated_by(self) -> str | None:
+        """The method or stage that states its own charges and does not ship with Homebody; None: there is none.
+
+        A class that inherits such `charges` counts too: it may tell more than its parent does.
+        """
+        if not ships(type(self)) and type(self).charges is not Method.charges:
+            return type(self).__name__
+        return self.uplink.stated_by
+
     def releases(self, cohort: Cohort) -> Sequence[Charge]:
-        """All that one round tells each observer: `charges`, with what the channel says where those say otherwise, and
-        what its devices ask for."""
-        charges = self.charges(cohort)
-        if type(self).charges is not Method.charges and self.sends:
-            try:
-                own = self.uplink.charges(cohort)
-            except HomebodyError:  # a stage whose charge its method alone knows
-                own = ()
-            charges = [*charges, *(replace(charge, part="channel") for charge in own if charge not in charges)]
-        return self.uplink.with_requests(charges)
+        """All that one round tells each observer: `charges`, and what its devices ask for, whoever states the rest.
+
+        Charges that Homebody does not derive are a claim, and are charged as not private. Not to be overridden.
+        """
+        charges = self.uplink.with_requests(self.charges(cohort))
+        return charges if self.stated_by is None else self.uplink.claims(charges, self.stated_by)
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         """`client` for many at once, stacked along the first dimension.
@@ -393,6 +399,15 @@ class Method:
         order = type(self).__mro__
         places = [next(n for n, one in enumerate(order) if name in vars(one)) for name in (plain, kernel)]
         return order[places[1]] is Method or places[1] <= places[0]
+
+
+def ships(kind: type) -> bool:
+    """Whether a class comes with Homebody.
+
+    >>> ships(Method), ships(dict)
+    (True, False)
+    """
+    return kind.__module__.partition(".")[0] == "homebody"
 
 
 def _missing(method: object, name: str) -> HomebodyError:

@@ -286,6 +286,11 @@ def _check(method: Method, rounds: int, evaluate_every: int) -> None:
         raise HomebodyError(f"Rounds must be at least 1, not {rounds}.")
     if evaluate_every < 0:
         raise HomebodyError(f"evaluate-every must be 0 (never) or more, not {evaluate_every}.")
+    for acting in (method, *(phase.method for phase in method.phases if phase.method)):
+        if type(acting).releases is not Method.releases:
+            raise HomebodyError(
+                f"{type(acting).__name__} must not override releases(): charges() is what it may state."
+            )
     names = [phase.name for phase in method.phases]
     if len(set(names)) != len(names):
         raise HomebodyError(f"The phases of a method need names of their own, not {', '.join(names)}.")

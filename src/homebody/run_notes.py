@@ -138,7 +138,25 @@ def notes_of(method: Method | Reference, split: Split) -> list[str]:
     looked_at = {"user features": "users", "item features": "items", "contexts": "contexts"}
     taken = dict.fromkeys((*method.needs, *getattr(method, "uses", ())))
     features = [note for need in taken if need in looked_at for note in split.encoded[looked_at[need]].notes]
-    return [*split.population.notes, *split.notes, *features, *_taken_as_public(method, split), *_own_notes(method)]
+    return [
+        *split.population.notes,
+        *split.notes,
+        *features,
+        *_taken_as_public(method, split),
+        *claimed(method),
+        *_own_notes(method),
+    ]
+
+
+def claimed(method: Method | Reference) -> list[str]:
+    """That what a method tells is its own claim, where nothing derives it."""
+    acting = [] if not isinstance(method, Method) else [method, *(one.method for one in method.phases if one.method)]
+    return [
+        f"{name} states itself what it tells each observer: that is its own claim, kept in the ledger's words. Nothing "
+        "derives it, so nothing is certified: ε = ∞."
+        for name in dict.fromkeys(one.stated_by for one in acting)
+        if name
+    ]
 
 
 def _own_notes(method: Method | Reference) -> Sequence[str]:

@@ -305,6 +305,9 @@ def test_no_log_and_no_answer_names_a_person_or_an_item(
         ({"negatives": 0}, "too large"),
         ({"step": -1}, "numbers that are none"),
         ({"keep": -1}, "numbers that are none"),
+        ({"stages": ["clip:norm=1e308,order=1", "laplace:b=1"]}, "cannot be drawn exactly"),
+        ({"stages": ["clip:norm=1e-300,order=1", "laplace:b=1e-320"]}, "cannot be drawn exactly"),
+        ({"stages": ["clip:norm=1e308", "secure-sum", "gaussian:z=1e308"]}, "cannot be drawn exactly"),
         ({"keep": 2**62}, "numbers that are none"),
         ({"people": ["40"]}, "numbers that are none"),
         ({"cutoffs": [1.5]}, "numbers that are none"),
@@ -339,6 +342,19 @@ def test_shared_parameters_that_are_not_the_methods_are_refused(server: Server, 
     """Kernels believe in shapes: nothing is computed with others."""
     header, _ = server.ask(shared=shared)
     assert said in header["refused"]
+    assert server.charged() == []
+
+
+def test_a_letter_that_breaks_something_is_refused_and_does_not_end_the_process(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(self: Any) -> Any:
+        raise OverflowError("ann-of-green")
+
+    monkeypatch.setattr("homebody.deploy.device.shuffled", breaks)
+    header, _ = server.ask()
+    assert header["refused"] == "The letter asks for something that this device cannot work with."
+    assert server.logs[-1] == {"event": "failed", "reason": "OverflowError"}
     assert server.charged() == []
 
 

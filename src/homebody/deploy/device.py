@@ -121,6 +121,9 @@ class Device:
         except (wire.Malformed, HomebodyError) as error:
             self._log("refused", reason=str(error))
             return {"refused": str(error)[:500]}, {}
+        except Exception as error:  # no history was looked at yet; a letter must not end the process
+            self._log("failed", reason=_reason(error))
+            return {"refused": "The letter asks for something that this device cannot work with."}, {}
         try:
             return self._answer(task, parts, until)
         except (wire.Malformed, TooLarge, OutOfTime) as error:

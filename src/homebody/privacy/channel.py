@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.core import Cohort, Rows, Total, Tree, Update, Work, written
+from homebody.core import Cohort, Rows, Total, Tree, Update, Work, ships, written
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
 from homebody.privacy.grid import Grid
@@ -251,6 +251,19 @@ before it.
             if isinstance(stage, AskRows):
                 charges = stage.told(charges)
         return charges
+
+    @property
+    def stated_by(self) -> str | None:
+        """The stage that states its own charges and does not ship with Homebody; None: there is none."""
+        kinds = [type(self), *(type(stage) for stage in self.stages if isinstance(stage, _Mechanism))]
+        return next((kind.__name__ for kind in kinds if not ships(kind)), None)
+
+    def claims(self, charges: Sequence[Charge], by: str) -> Sequence[Charge]:
+        """Charges that somebody states and nothing derives: every observer may be told everything."""
+        claimed = "; ".join(dict.fromkeys(f"to {one.observer}, of a {one.unit}: {one.event}" for one in charges))
+        reason = f"{by} states itself what it tells, and nothing derives it; it claims {claimed or 'nothing'}"
+        observers = dict.fromkeys((*OBSERVERS, *(charge.observer for charge in charges)))
+        return [Charge(observer, "user", NonPrivate(reason)) for observer in observers]
 
     def _charges(self, cohort: Cohort) -> Sequence[Charge]:
         """Without regard to requests."""

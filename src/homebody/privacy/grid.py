@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from homebody.errors import HomebodyError
 from homebody.ops import for_cohort
 from homebody.privacy import noise_kernels
 from homebody.rng import Rng, SystemRng
@@ -33,6 +34,8 @@ COARSEST = 20
 _FINEST = 40
 _MOST = 1 << 44
 """Steps in one number of one message: so many of them, with their noise, add up within 64 bits."""
+_SMALLEST, _LARGEST = 1e-30, 1e30
+"""Scales and bounds for which no step overflows or vanishes, in single precision either."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class Grid:
     @classmethod
     def fitted(cls, scale: float, bound: float, *, coarsest: int = 0) -> Grid:
         """The grid for noise of this scale on numbers within the bound: 2²⁸ steps to the bound, where that can be."""
+        if not all(_SMALLEST <= number <= _LARGEST for number in (scale, bound)):
+            raise HomebodyError(
+                f"Noise of scale {scale:g} on numbers within {bound:g} cannot be drawn exactly: both must lie between "
+                f"{_SMALLEST:g} and {_LARGEST:g}."
+            )
         wanted = 28 + math.ceil(math.log2(scale) - math.log2(bound))
         depth = min(max(wanted, coarsest), _FINEST)
         step = scale * 2.0**-depth

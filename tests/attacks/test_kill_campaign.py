@@ -25,7 +25,7 @@ from tests.attacks.conftest import Campaign
 from tests.cli.test_run import ledger_of, rounds_of
 from tests.cli.test_tune import outcome, study_in
 from tests.deploy.conftest import World, few, world  # noqa: F401
-from tests.deploy.test_shuffling import Keys
+from tests.deploy.test_shuffling import K, Keys
 from tests.deploy.test_shuffling import check as check_reports
 from tests.deploy.test_shuffling import plan as shuffled_plan
 from tests.proxy.conftest import Device, Load, Process, Sink, made, sink, started, wait_until  # noqa: F401
@@ -75,6 +75,12 @@ def disturb(federation: World, count: int, names: list[str], rng: np.random.Gene
     return killed
 
 
+def given_up(federation: World) -> dict[int, int]:
+    """How many attempts those rounds took that were given up: a device that was silent for long is not waited for."""
+    names = [one["release"].partition("#")[0] for one in federation.log("server") if one["event"] == "abandoned"]
+    return {int(name.rpartition("/")[2]): count + 1 for name, count in Counter(names).items()}
+
+
 def verify(federation: World) -> None:
     with opened(federation.server) as (_, records):
         records.ledger().verify()
@@ -95,9 +101,10 @@ def test_every_process_of_a_federation(
     names = ["trainer", "link", "device0", "device1", "server"]
     killed = disturb(federation, count, names, np.random.default_rng(21))
     assert _finished(federation) == 0
-    federation.check()
+    attempts = given_up(federation)
+    federation.check(attempts=attempts)
     verify(federation)
-    campaign.did("kills in a federation", killed.total(), **killed)
+    campaign.did("kills in a federation", killed.total(), **killed, rounds_tried_again=len(attempts))
 
 
 def test_every_process_of_a_shuffled_federation(
@@ -117,9 +124,17 @@ def test_every_process_of_a_shuffled_federation(
         assert _finished(federation) == 0
     finally:
         secrets = keys.stop()
-    check_reports(federation, rounds, secrets)
+    attempts = given_up(federation)
+    if attempts:
+        federation.check(attempts=attempts, exact=False)
+    else:
+        check_reports(federation, rounds, secrets)
+    with opened(federation.server) as (_, records):
+        arrived = [count for (count,) in records.database.execute("SELECT arrived FROM epoch").fetchall()]
+        assert max(arrived) == K * few.n_users, "No report is counted twice."
+        assert arrived.count(K * few.n_users) >= rounds, "No report of a round that is done is lost."
     verify(federation)
-    campaign.did("kills in a shuffled federation", killed.total(), **killed)
+    campaign.did("kills in a shuffled federation", killed.total(), **killed, rounds_tried_again=len(attempts))
 
 
 def _finished(federation: World) -> int:
@@ -137,9 +152,9 @@ def test_a_proxy_under_load(
     """Every report that was acknowledged arrives exactly once."""
     count = campaign.size(150, least=2)
     rng = np.random.default_rng(23)
-    sink.k, sink.cut = 100_000_000, 0.2
+    sink.k, sink.cut = 1_000_000, 0.2
     devices = [Device() for _ in range(4)]
-    proxy = started(*made(*devices, hold=0.2, most=100_000_000, batch=2000))
+    proxy = started(*made(*devices, hold=0.2, most=1_000_000, batch=2000))
     load = Load(proxy.port, devices, size=50)
     for _ in range(count):
         time.sleep(rng.uniform(0.0, 1.0))
@@ -160,7 +175,9 @@ def test_a_run(tmp_path: Path, campaign: Campaign) -> None:
         out = tmp_path / f"killed{finished}"
         command, began = RUN, kills
         while kills < count and kills < began + 10:
-            hit = _killed([*command, *(() if "--resume" in command else ("--out", str(out)))], rng.uniform(0, seconds))
+            hit = _killed(
+                [*command, *(() if "--resume" in command else ("--out", str(out)))], rng.uniform(0, 0.7 * seconds)
+            )
             if not hit:
                 break
             kills += 1
@@ -246,7 +263,7 @@ def _studies(
         out, before = folder / f"killed{finished}", killed.total()
         while killed.total() < min(count, before + 8):
             kind = ["command", "worker"][rng.integers(2)]
-            if not _killed(command(out), rng.uniform(0, seconds), worker=kind == "worker"):
+            if not _killed(command(out), rng.uniform(0, 0.7 * seconds), worker=kind == "worker"):
                 break
             killed[kind] += 1
             for ledger in out.glob("**/ledger.sqlite"):
