@@ -35,6 +35,8 @@ class Round:
     evaluation_seconds: float
     delta: float = DELTA
     """What ε is stated at."""
+    charged: bool = True
+    """Whether the ledger has a charge for it: a round that tells nobody anything has none."""
 
 
 @dataclass
@@ -58,6 +60,8 @@ class Progress:
     clients: Tree = field(default_factory=dict)
     """Filled for a checkpoint alone; otherwise the runtime holds them."""
     best: Best | None = None
+    digest: str = ""
+    """What it was made from; see `homebody.fit.fit`. Empty where nobody said."""
 
 
 class Checkpoints(Protocol):

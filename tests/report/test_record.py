@@ -186,7 +186,7 @@ def test_a_checkpoint_that_fails_leaves_the_one_before(folder: RunFolder, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(records.safetensors.torch, "save_file", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(HomebodyError, match=r"The disk takes no more of .*No space"):
         folder.save(progress(4))
     loaded = RunFolder(folder.path).load()
     assert loaded is not None
@@ -200,8 +200,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(folder: RunFolder, monkeypatch: 
     def refuse(handle: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(records.os, "fsync", refuse)
-    with pytest.raises(OSError, match="Input/output"):
+    monkeypatch.setattr("homebody.files.os.fsync", refuse)
+    with pytest.raises(HomebodyError, match="cannot be written: Input/output error"):
         folder.write_text("result.json", "after, and longer than before")
     assert (folder.path / "result.json").read_text() == "before"
     monkeypatch.undo()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import math
 import os
 import shutil
 import subprocess
@@ -18,9 +19,11 @@ import tempfile
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from homebody.files import holding
 
 __all__ = ["Progress", "Unavailable", "download", "install", "pip_download", "sha256", "take"]
 
@@ -181,25 +184,9 @@ def _alone(lock: Path, say: Callable[[str], None]) -> Iterator[None]:
         # checksums then find out.
         yield
         return
-    import fcntl
-
-    waited = False
-    while True:
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    waiting = "Another process is fetching this; waiting for it."
+    with holding(lock, waiting, patience=math.inf, waits=lambda: say(waiting)):
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not waited:
-                say("Another process is fetching this; waiting for it.")
-                waited = True
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        # The last holder removes the file, and a lock on a removed file excludes nobody.
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), lock.stat()):
-                break
-        os.close(handle)
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-        os.close(handle)
+            yield
+        finally:
+            lock.unlink(missing_ok=True)

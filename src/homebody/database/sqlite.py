@@ -10,6 +10,7 @@ from typing import Any
 
 from homebody.database.base import PATIENCE, Cursor, Database
 from homebody.errors import HomebodyError, Unavailable
+from homebody.files import is_full, touch
 
 __all__ = ["SQLite", "statements"]
 
@@ -25,6 +26,12 @@ class SQLite(Database):
     def __init__(self, where: Path | str | None, what: str, name: str | None = None) -> None:
         super().__init__(name or ("in memory" if where is None else str(where)), what)
         db = None
+        try:
+            if where is not None and not Path(where).exists():
+                touch(Path(where))  # SQLite would let others read it, and would follow a link
+        except OSError as error:
+            kind = Unavailable if is_full(error) else HomebodyError
+            raise kind(f"The {what} {self.name} cannot be opened: {error.strerror}.") from error
         try:
             place = ":memory:" if where is None else where
             db = sqlite3.connect(place, isolation_level=None, timeout=PATIENCE, check_same_thread=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from homebody.deploy.plan import FILE, Plan
 from homebody.deploy.proxies import Proxies
 from homebody.deploy.records import LONGEST, Records
 from homebody.errors import HomebodyError
+from homebody.files import is_held
 from homebody.report.record import jsonable
 from homebody.rng import Rng
 from homebody.runtime.correspondence import resting
@@ -175,14 +175,7 @@ def _items_of(path: Path) -> tuple[list[tuple[str, str]], Features | None]:
 
 def running(folder: Path) -> bool:
     """Whether a server holds the folder."""
-    try:
-        with (folder / ".lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+    return is_held(folder / ".lock")
 
 
 def report(plan: Plan, records: Records) -> dict[str, Any]:

@@ -6,7 +6,6 @@ by side; nothing in it is readable for other users of the machine.
 
 from __future__ import annotations
 
-import os
 import shutil
 import ssl
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from homebody.deploy.home_people import Person, TakesNoPart, Who
 from homebody.deploy.home_rounds import Mark, Message, Model, Rounds, State
 from homebody.deploy.home_store import Settings
 from homebody.errors import HomebodyError
+from homebody.files import touch
 
 if TYPE_CHECKING:
     from homebody.privacy import Ledger
@@ -108,7 +108,7 @@ class Home(History, Rounds):
 
             file = self.ledger_file(slot)
             try:
-                os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
+                touch(file)
             except OSError as error:
                 raise HomebodyError(f"The ledger {file} cannot be opened: {error.strerror}.") from error
             self._ledgers[slot] = Ledger(file)

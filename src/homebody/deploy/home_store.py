@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from homebody.errors import HomebodyError
+from homebody.files import touch
 from homebody.runtime.door import is_loopback
 
 __all__ = ["SCHEMA_VERSION", "TIME_LIMIT", "Settings", "Store", "finite", "one_line"]
@@ -251,10 +252,10 @@ class Store:
         """An empty database whose lock dies with its process; children do not inherit it."""
         file = self.path / "running.lock"
         try:
-            os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
+            touch(file)
             return sqlite3.connect(file, isolation_level=None, timeout=patience)
         except (OSError, sqlite3.Error) as error:
-            raise HomebodyError(f"{file} cannot be opened: {error}.") from error
+            raise HomebodyError(f"{file} cannot be opened: {getattr(error, 'strerror', None) or error}.") from error
 
     def _free(self, lock: sqlite3.Connection, statement: str) -> bool:
         """Whether nobody is in the way of this statement."""

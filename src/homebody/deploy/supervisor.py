@@ -5,19 +5,17 @@ It holds nothing itself. Its children read from it until it ends, and end with i
 
 from __future__ import annotations
 
-import fcntl
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from homebody.deploy.logs import log
 from homebody.deploy.plan import Plan
 from homebody.errors import HomebodyError
+from homebody.files import holding
 
 __all__ = ["supervise"]
 
@@ -37,7 +35,7 @@ def supervise(folder: Path, *, once: bool = False) -> int:
     """Run a server until it is told to stop, or with `once` until the training ends; answer the exit code."""
     plan = Plan.read(folder)
     plan.method()  # refused here, in a sentence, before anything is started
-    with _alone(folder) as lock:
+    with holding(folder / ".lock", f"A server runs in {folder} already.", patience=FAREWELL) as lock:
         return _Supervisor(plan, folder, once, lock).run()
 
 
@@ -151,19 +149,3 @@ class _Supervisor:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[int]:
-    """Hold the folder's lock; its file's number."""
-    until = time.monotonic() + FAREWELL
-    with (folder / ".lock").open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise HomebodyError(f"A server runs in {folder} already.") from None
-                time.sleep(0.05)
-        yield lock.fileno()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-from homebody.errors import HomebodyError
+from homebody.files import holding, is_held
 from homebody.proxy.app import Proxy
 from homebody.proxy.epochs import Book
 from homebody.proxy.forward import Forwarder, NextHop
@@ -65,7 +63,8 @@ class Service:
 def run(folder: Path) -> None:
     """Run a proxy until it is told to stop."""
     settings = Settings.read(folder)
-    with _alone(folder), listen(settings.host, settings.port) as listening:
+    alone = holding(folder / ".lock", f"A proxy runs in {folder} already.", patience=_FAREWELL)
+    with alone, listen(settings.host, settings.port) as listening:
         service = Service(folder, settings)
         keys = folder / "keys"
         cert, key = (keys / "server.pem", keys / "server.key") if settings.tls else (None, None)
@@ -74,26 +73,4 @@ def run(folder: Path) -> None:
 
 def running(folder: Path) -> bool:
     """Whether a proxy holds the folder."""
-    try:
-        with (folder / ".lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    until = time.monotonic() + _FAREWELL
-    with (folder / ".lock").open("w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise HomebodyError(f"A proxy runs in {folder} already.") from None
-                time.sleep(0.05)
-        yield
+    return is_held(folder / ".lock")

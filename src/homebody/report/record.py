@@ -14,11 +14,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
+import io
 import json
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +33,8 @@ from torch import Tensor
 
 from homebody.core import Evaluated
 from homebody.counts import several
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, Unavailable
+from homebody.files import appending, holding, private_folder, replacing
 from homebody.progress import Best, Progress, Round
 
 __all__ = ["RunFolder", "jsonable", "packed", "unpacked"]
@@ -60,7 +60,7 @@ class RunFolder:
             for number in range(1, 10_000):
                 path = parent / (name if number == 1 else f"{name}-{number}")
                 try:
-                    path.mkdir()
+                    private_folder(path, exist_ok=False)
                 except FileExistsError:
                     if exact:
                         raise HomebodyError(f"{path} is there already: a run is not written over another.") from None
@@ -72,26 +72,25 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """A run that exists."""
-        if not (path / "recipe.toml").is_file():
-            raise HomebodyError(f"There is no run in {path}: a run's folder holds a recipe.toml.")
+        """A run that exists. One that holds links is refused: what is written to it would land elsewhere."""
+        try:
+            if not (path / "recipe.toml").is_file():
+                raise HomebodyError(f"There is no run in {path}: a run's folder holds a recipe.toml.")
+            links = sorted(one.name for one in path.iterdir() if one.is_symlink())
+        except OSError as error:
+            raise HomebodyError(f"The run in {path} cannot be opened: {error.strerror}.") from error
+        if links:
+            raise HomebodyError(f"{path / links[0]} is a link: a run's folder holds its files themselves.")
         return cls(path)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the folder: a second process that wants it is refused."""
-        with (self.path / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise HomebodyError(f"Another process is working on {self.path}.") from None
+        with holding(self.path / ".lock", f"Another process is working on {self.path}."):
             yield
 
     def recipe_text(self) -> str:
-        try:
-            return (self.path / "recipe.toml").read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise HomebodyError(f"The recipe {self.path / 'recipe.toml'} is not a text: {error}.") from error
+        return self._text("recipe.toml")
 
     @property
     def ledger_path(self) -> Path:
@@ -99,39 +98,48 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Replace a file, all or nothing."""
-        scratch = self.path / f".{name}.partial"
-        with scratch.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(self.path / name)
+        with replacing(self.path / name) as file:
+            file.write(text.encode())
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write_text(name, json.dumps(jsonable(value), indent=2) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
+        if not (self.path / name).exists():
+            raise HomebodyError(f"{self.path} has no {name}: the run is not complete; --resume continues it.")
         try:
-            value: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise HomebodyError(f"{self.path} has no {name}: the run is not complete; --resume continues it.") from None
+            value = json.loads(self._text(name))
         except ValueError as error:
             raise HomebodyError(f"{self.path / name} is not readable as JSON: {error}.") from error
+        if not isinstance(value, dict):
+            raise HomebodyError(f"{self.path / name} holds no JSON object: it was changed or cut short.")
         return value
 
+    def _text(self, name: str) -> str:
+        try:
+            return (self.path / name).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise HomebodyError(f"{self.path / name} is not a text: {error}.") from error
+        except OSError as error:
+            raise HomebodyError(f"{self.path / name} cannot be read: {error.strerror}.") from error
+
     def add_round(self, line: Round) -> None:
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(jsonable(asdict(line))) + "\n")
+        with appending(self.path / "metrics.jsonl") as file:
+            file.write(json.dumps(jsonable(asdict(line))).encode() + b"\n")
 
     def rounds(self) -> list[dict[str, Any]]:
         """Every recorded round; a line that a kill cut short is left out."""
         path = self.path / "metrics.jsonl"
         if not path.exists():
             return []
-        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+        whole, _, _ = self._text("metrics.jsonl").rpartition("\n")
         try:
-            return [json.loads(line) for line in whole.splitlines()]
+            lines = [json.loads(line) for line in whole.splitlines()]
         except ValueError as error:
             raise HomebodyError(f"{path} has a line that is not JSON: {error}.") from error
+        if not all(isinstance(line, dict) for line in lines):
+            raise HomebodyError(f"{path} has a line that is no JSON object: it was changed.")
+        return lines
 
     def check_rounds(self) -> None:
         """Refuse a record whose rounds end before its checkpoint."""
@@ -146,12 +154,18 @@ class RunFolder:
     def add_ranks(self, evaluated: Evaluated) -> None:
         if evaluated.per_user:
             columns = {name.replace("/", "_"): value.numpy() for name, value in evaluated.per_user.items()}
-            scratch = self.path / ".ranks.parquet.partial"
-            pl.DataFrame(columns).write_parquet(scratch)
-            scratch.replace(self.path / "ranks.parquet")
+            with replacing(self.path / "ranks.parquet") as file:
+                content = io.BytesIO()  # polars has errors of its own for a full disk
+                pl.DataFrame(columns).write_parquet(content)
+                file.write(content.getbuffer())
 
     def ranks(self) -> pl.DataFrame:
-        return pl.read_parquet(self.path / "ranks.parquet")
+        path = self.path / "ranks.parquet"
+        try:
+            return pl.read_parquet(path)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise HomebodyError(f"{path} cannot be read: {why}.") from error
 
     def due(self) -> bool:
         return time.monotonic() - self._saved >= self.checkpoint_every
@@ -160,12 +174,13 @@ class RunFolder:
         began = time.monotonic()
         about, tensors = packed(progress)
         name = f"state-{progress.step}.safetensors"
-        scratch = self.path / f".{name}.partial"
-        safetensors.torch.save_file(tensors, scratch)
-        with scratch.open("rb") as file:
-            os.fsync(file.fileno())
-            checksum = hashlib.file_digest(file, "sha256").hexdigest()
-        scratch.replace(self.path / name)
+        with replacing(self.path / name) as file:
+            try:
+                safetensors.torch.save_file(tensors, file.name)
+            except SafetensorError as error:
+                raise Unavailable(f"The checkpoint {self.path / name} cannot be written: {error}.") from error
+            with Path(file.name).open("rb") as written:
+                checksum = hashlib.file_digest(written, "sha256").hexdigest()
         self.write_json("state.json", {"schema": SCHEMA_VERSION, "file": name, "sha256": checksum, **about})
         self._keep_state(name)
         self._saved = time.monotonic()
@@ -200,6 +215,11 @@ class RunFolder:
         except (OSError, SafetensorError) as error:
             raise HomebodyError(f"The checkpoint {path} cannot be read: {error}.") from error
         return unpacked(pointer, tensors)
+
+    def stands(self) -> tuple[int, str]:
+        """The last checkpoint's round, and what it is bound to."""
+        pointer = self._pointer() or {}
+        return int(pointer.get("step", 0)), str(pointer.get("digest") or "")
 
     def _pointer(self) -> dict[str, Any] | None:
         """What names the last whole checkpoint; None before there is one."""
@@ -249,13 +269,13 @@ def packed(progress: Progress) -> tuple[dict[str, Any], dict[str, Tensor]]:
         if best.step != progress.step:
             tensors |= _prefixed(best_shared=best.shared, best_clients=best.clients)
     chosen = None if best is None else {"step": best.step, "metrics": best.evaluated.metrics}
-    return {"step": progress.step, "best": chosen}, _own_storage(tensors)
+    return {"step": progress.step, "best": chosen, "digest": progress.digest}, _own_storage(tensors)
 
 
 def unpacked(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progress:
     """The inverse of `packed`."""
     parts = (_part(tensors, "shared"), _part(tensors, "server"), _part(tensors, "clients"))
-    progress = Progress(about["step"], *parts)
+    progress = Progress(about["step"], *parts, digest=str(about.get("digest") or ""))
     if about["best"] is not None:
         step = about["best"]["step"]
         here = step == progress.step

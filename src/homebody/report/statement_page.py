@@ -14,8 +14,8 @@ from rich.table import Table
 
 from homebody.counts import several
 from homebody.errors import HomebodyError
+from homebody.files import SHARED, replace_all
 from homebody.report.pages import page
-from homebody.report.record import RunFolder
 from homebody.report.statement import figure
 
 __all__ = ["print_statement", "statement_page", "write_statement"]
@@ -32,10 +32,9 @@ def write_statement(found: Mapping[str, Any], into: Path) -> tuple[Path, Path]:
     }
     try:
         into.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            RunFolder(into).write_text(name, text)
     except OSError as error:
         raise HomebodyError(f"The statement cannot be written to {into}: {error.strerror}.") from error
+    replace_all(into, texts, mode=SHARED)
     return into / "statement.json", into / "statement.html"
 
 

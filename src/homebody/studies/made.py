@@ -13,7 +13,7 @@ from typing import Any
 
 from homebody import __version__
 from homebody.counts import several
-from homebody.errors import HomebodyError
+from homebody.files import SHARED, replace_all, unwritten
 from homebody.report.record import jsonable
 from homebody.studies.cells import commit
 from homebody.studies.pool import cores
@@ -89,13 +89,13 @@ def slug(text: str) -> str:
 
 
 def write_all(folder: Path, files: Mapping[str, str | dict[str, Any]]) -> None:
-    """Write each file, all of it or nothing."""
+    """Write all of the files, or none: pages to show to others."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            text = content if isinstance(content, str) else json.dumps(jsonable(content), indent=1) + "\n"
-            scratch = folder / f".{name}.partial"
-            scratch.write_text(text, encoding="utf-8")
-            scratch.replace(folder / name)
     except OSError as error:
-        raise HomebodyError(f"{folder} cannot be written: {error.strerror}.") from error
+        raise unwritten(folder, error) from error
+    texts = {
+        name: content if isinstance(content, str) else json.dumps(jsonable(content), indent=1) + "\n"
+        for name, content in files.items()
+    }
+    replace_all(folder, texts, mode=SHARED)

@@ -22,6 +22,7 @@ from typing import Any
 from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.evaluation.metrics import ERRORS
+from homebody.files import private_folder
 from homebody.methods import find
 from homebody.params import params
 from homebody.recipe import Recipe, fingerprint
@@ -86,7 +87,7 @@ def tune(
     if len(settings) < study.trials:
         watcher.say(f"There are only {len(settings)} different settings to try.")
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        private_folder(path)
     except OSError as error:
         raise HomebodyError(f"No study can be written below {out}: {error.strerror}.") from error
     folder = RunFolder(path)
