@@ -207,9 +207,9 @@ def test_only_a_simulation_that_resumes_repeats_a_release(simulated: bool, kept:
         runtime.simulated, runtime.fail_at = simulated, fail_at
         if fail_at:
             with pytest.raises(ConnectionError):
-                fit(Toy(), runtime, rounds=2, ledger=ledger, checkpoints=checkpoints)
+                fit(Toy(), runtime, rounds=2, ledger=ledger, checkpoints=checkpoints, digest="same")
         else:
-            fit(Toy(), runtime, rounds=2, ledger=ledger, checkpoints=checkpoints)
+            fit(Toy(), runtime, rounds=2, ledger=ledger, checkpoints=checkpoints, digest="same")
     # What came of a round on real devices is kept at once, before anybody sees it: that one is not run again.
     again = [] if simulated and kept else ["train/2#2"] if kept else ["train/1#2", "train/2#2"]
     assert list(dict.fromkeys(entry.release for entry in ledger.entries())) == ["train/1", "train/2", *again]
@@ -394,18 +394,19 @@ def test_a_loop_that_stopped_in_any_round_goes_on_as_if_it_had_not(stopped: int,
     """Five rounds in two phases; checkpoints after every round, or at the ends of phases alone."""
     valid = {1: 0.3, 2: 0.1, 4: 0.8, 5: 0.2}
     whole, all_lines = Clients(valid), []
-    expected = fit(InTwo(), whole, rounds=3, cohort=4, ledger=Ledger(), on_round=all_lines.append)
+    asked = {"rounds": 3, "cohort": 4, "digest": "same"}
+    expected = fit(InTwo(), whole, **asked, ledger=Ledger(), on_round=all_lines.append)
 
     checkpoints, ledger = Memory(due=kept), Ledger()
     broken = Clients(valid)
     broken.fail_at = stopped
     lines: list[Round] = []
     with pytest.raises(ConnectionError):
-        fit(InTwo(), broken, rounds=3, cohort=4, ledger=ledger, on_round=lines.append, checkpoints=checkpoints)
+        fit(InTwo(), broken, **asked, ledger=ledger, on_round=lines.append, checkpoints=checkpoints)
     done = (checkpoints.kept or Progress()).step
     lines = lines[:done]
     runtime = Clients(valid)
-    fitted = fit(InTwo(), runtime, rounds=3, cohort=4, ledger=ledger, on_round=lines.append, checkpoints=checkpoints)
+    fitted = fit(InTwo(), runtime, **asked, ledger=ledger, on_round=lines.append, checkpoints=checkpoints)
 
     assert done == (stopped - 1 if kept else 3 * (stopped > 3))
     assert [step for what, step in runtime.log if what == "collect"] == list(range(done + 1, 6))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from homebody.progress import Best, Checkpoints, Progress, Round, better
 from homebody.reference import Reference
 from homebody.rng import Rng, SystemRng
 
-__all__ = ["Fitted", "carry", "choose", "diverged", "fit"]
+__all__ = ["Fitted", "carry", "choose", "diverged", "fit", "origin", "phase_rng"]
 
 ATTEMPTS = 5
 """At one round, before a runtime whose devices do not answer is given up: each attempt is charged."""
@@ -97,6 +98,7 @@ def fit(
     select: str | None = None,
     on_round: Callable[[Round], None] | None = None,
     checkpoints: Checkpoints | None = None,
+    digest: str = "",
 ) -> Fitted:
     """Train: choose cohort → charge ledger → collect through the channel → server step → evaluate → record.
 
@@ -104,6 +106,9 @@ def fit(
     select: the metric that chooses the round; None: the method's own.
     budget: training ends before the round that would break it. delta: what ε is stated at where there is no budget.
     on_round: on real devices it is told of a round as soon as that is kept, and again where it was measured.
+    digest: of everything that shapes a release: recipe, code, data, machine. A simulation that goes on from a
+    checkpoint with the same digest repeats rounds that were charged, and pays nothing for them. With another digest,
+    or with none, every round is another release: it is charged, and a digest gives it noise of its own.
     """
     _check(method, rounds, evaluate_every)
     select = select or method.default_select
@@ -116,13 +121,14 @@ def fit(
             f"{several(due, 'round was', 'rounds were')} charged: it lost charges, and its ε would be too small."
         )
     # What a resumed simulation does again is the same release, bit by bit; anything else is a new one.
-    repeats = runtime.simulated and checkpoints is not None
+    repeats = runtime.simulated and checkpoints is not None and bool(digest)
+    progress.digest = origin(digest, progress.step, progress.digest, ledger)
     phases = tuple(method.phases)
     start, acting, stopped, items = 0, method, None, -1
     for phase in phases:
         acting, end = phase.method or method, start + (phase.rounds or rounds)
         if progress.step < end or phase is phases[-1]:
-            rng = Rng.of(seed, phase.name)
+            rng = phase_rng(seed, phase.name, progress.digest)
             items = _enter(acting, runtime, progress, rng, fresh=progress.step == start)
             if not runtime.simulated and evaluate_every and phase.evaluated and progress.step > start:
                 items = _grow(acting, runtime, progress, rng, items)
@@ -139,10 +145,11 @@ def fit(
                 who = choose(people, _size(phase, cohort, people), _draw(runtime, rng, number), items)
                 release, who, again = runtime.open(f"{phase.name}/{number}", who, progress.shared)
                 again, charges = again or repeats, () if phase.public else acting.releases(who)
-                if budget and charges and not (again and ledger.knows(release)) and not budget.allows(ledger, charges):
+                known = again and ledger.repeats(release, progress.digest)
+                if budget and charges and not known and not budget.allows(ledger, charges):
                     stopped = _stopped(budget, ledger, charges, f"{number} of {end - start}", phase.name)
                     break
-                ledger.charge(release, charges, repeat=again, number=number, code=_code(acting))
+                ledger.charge(release, charges, repeat=again, number=number, code=_code(acting), digest=progress.digest)
                 began = time.perf_counter()
                 try:
                     got = runtime.collect(acting, progress.shared, who, rng.fold("round", number), step)
@@ -173,6 +180,7 @@ def fit(
                 seconds=trained - began,
                 evaluation_seconds=0.0,
                 delta=delta,
+                charged=bool(charges),
             )
             if not runtime.simulated and checkpoints:
                 # Before anybody sees what came of it: a round that was seen and then run again would tell more.
@@ -201,6 +209,34 @@ def fit(
     best = progress.best
     runtime.load_state(best.clients)
     return Fitted(acting, runtime, _on(runtime, best.shared), best.evaluated, best.step, ledger, delta, stopped)
+
+
+def origin(digest: str, step: int, before: str, ledger: Ledger) -> str:
+    """What releases from here on are bound to: the digest; and once something else came before, also that.
+
+    step, before: the checkpoint's round, and what it is bound to. Where there is no checkpoint, it is what the first
+    charge is bound to: a run that was begun in one way does not go on in another as if it had been its first.
+
+    >>> ledger = Ledger()
+    >>> origin("ab", 0, "", ledger), origin("ab", 5, "ab", ledger)
+    ('ab', 'ab')
+    >>> origin("cd", 5, "ab", ledger)
+    'cd:cd552c489f1bd76f'
+    """
+    if not digest:
+        return ""
+    came = before if step else next(iter(ledger.digests()), digest)
+    if came.partition(":")[0] == digest:
+        return came
+    return f"{digest}:{hashlib.sha256(f'{came} at {step}'.encode()).hexdigest()[:16]}"
+
+
+def phase_rng(seed: int, phase: str, origin: str = "") -> Rng:
+    """What a phase's random numbers derive from.
+
+    After a change, noise of the same seed would cancel out between the releases before it and those after it.
+    """
+    return Rng.of(seed, phase, origin) if ":" in origin else Rng.of(seed, phase)
 
 
 def choose(available: Users, size: int | None, rng: Rng, items: int = 0) -> Cohort:

@@ -22,7 +22,8 @@ from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
 from homebody.errors import Diverged, HomebodyError
 from homebody.evaluation import describe, measure, sliced
-from homebody.fit import Fitted, diverged, fit
+from homebody.fit import Fitted, diverged, fit, origin, phase_rng
+from homebody.methods import code_of, trust
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate, Shuffle
 from homebody.privacy.limits import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
@@ -31,11 +32,31 @@ from homebody.progress import Best, Round, better
 from homebody.recipe import Recipe
 from homebody.reference import Reference
 from homebody.report import RunFolder
-from homebody.rng import Rng
-from homebody.run_notes import counted, environment, guessing, notes_of, parameters_of, refuse_found, unheld
+from homebody.run_notes import (
+    changes,
+    counted,
+    digest_of,
+    environment,
+    guessing,
+    notes_of,
+    parameters_of,
+    refuse_found,
+    unheld,
+)
 from homebody.runtime import Simulator, usable_device
 
-__all__ = ["Watcher", "check", "cohort_of", "execute", "population_of", "prepare", "reopen", "resume", "simulator"]
+__all__ = [
+    "Watcher",
+    "check",
+    "cohort_of",
+    "execute",
+    "population_of",
+    "prepare",
+    "reopen",
+    "resume",
+    "simulator",
+    "trust_folder",
+]
 
 
 @dataclass(frozen=True)
@@ -52,6 +73,10 @@ class Watcher:
 
 
 QUIET = Watcher()
+CHANGED = (
+    "What shapes a release changed while this run was going on (recipe, code, data or machine): all that was released "
+    "before and after is charged."
+)
 
 
 def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | None = None) -> dict[str, Any]:
@@ -68,9 +93,9 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
     with folder.alone():
         try:
             folder.write_text("recipe.toml", recipe.to_toml())
-            folder.write_json("environment.json", environment(recipe, method, split))
+            folder.write_json("environment.json", now := environment(recipe, method, split))
             watcher.begun(folder.path)
-            return _run(recipe, method, split, folder, watcher)
+            return _run(recipe, method, split, folder, now, watcher)
         except BaseException as error:
             if not folder.rounds():
                 shutil.rmtree(folder.path, ignore_errors=True)
@@ -87,9 +112,14 @@ def check(recipe: Recipe, watcher: Watcher = QUIET) -> None:
     prepare(recipe, watcher)
 
 
-def resume(path: Path, watcher: Watcher = QUIET) -> dict[str, Any]:
-    """Go on with a run that was cut short; a complete one just says its result."""
+def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) -> dict[str, Any]:
+    """Go on with a run that was cut short; a complete one just says its result.
+
+    trust_code: run the file that its recipe names as the method; without it, such a run is refused.
+    """
     folder = RunFolder.open(path)
+    if trust_code:
+        trust_folder(path, watcher.say)
     with folder.alone():
         watcher.begun(path)
         if (path / "result.json").exists():
@@ -103,12 +133,25 @@ def resume(path: Path, watcher: Watcher = QUIET) -> dict[str, Any]:
         else:  # killed in its very first moment
             folder.write_json("environment.json", now)
         folder.check_rounds()
-        return _run(recipe, method, split, folder, watcher)
+        return _run(recipe, method, split, folder, now, watcher)
 
 
-def reopen(path: Path) -> tuple[Fitted, Population]:
-    """A finished run's model, ready to recommend, and the population it was trained on."""
+def trust_folder(path: Path, say: Callable[[str], None] = QUIET.say) -> None:
+    """Let the code run that a run's recipe names as its method; which that is, is said first."""
+    recipe = Recipe.from_toml(RunFolder.open(path).recipe_text())
+    if code := code_of(recipe.method):
+        say(f"{path} runs the code of {code}.")
+        trust(recipe.method, code.sha256)
+
+
+def reopen(path: Path, *, trust_code: bool = False) -> tuple[Fitted, Population]:
+    """A finished run's model, ready to recommend, and the population it was trained on.
+
+    trust_code: run the file that its recipe names as the method; without it, such a run is refused.
+    """
     folder = RunFolder.open(path)
+    if trust_code:
+        trust_folder(path)
     folder.read_json("result.json")
     recipe = Recipe.from_toml(folder.recipe_text())
     method, split = prepare(recipe, QUIET)
@@ -125,7 +168,7 @@ def reopen(path: Path) -> tuple[Fitted, Population]:
         )
     acting = method.phases[-1].method or method
     runtime = simulator(recipe, split)
-    runtime.begin(acting, Rng.of(recipe.seed, method.phases[-1].name).fold("clients"))
+    runtime.begin(acting, phase_rng(recipe.seed, method.phases[-1].name, progress.digest).fold("clients"))
     best = progress.best or Best(progress.step, Evaluated({}), progress.shared, progress.clients)
     runtime.load_state(best.clients)
     shared = {name: value.to(runtime.device) for name, value in best.shared.items()}
@@ -259,16 +302,23 @@ def _rounds(recipe: Recipe, method: Method | Reference) -> int:
 
 
 def _run(
-    recipe: Recipe, method: Method | Reference, split: Split, folder: RunFolder, watcher: Watcher
+    recipe: Recipe,
+    method: Method | Reference,
+    split: Split,
+    folder: RunFolder,
+    now: dict[str, Any],
+    watcher: Watcher,
 ) -> dict[str, Any]:
     cpu = time.process_time()
     ledger = Ledger(folder.ledger_path)
     try:
+        digest = digest_of(now)
+        _tell_of_changes(folder, ledger, now, digest, watcher)
         if isinstance(method, Reference):
-            evaluated, chosen = _reference(recipe, method, split, folder, ledger, watcher)
+            evaluated, chosen = _reference(recipe, method, split, folder, ledger, digest, watcher)
             stopped, parameters = None, None
         else:
-            fitted = _federated(recipe, method, split, folder, ledger, watcher)
+            fitted = _federated(recipe, method, split, folder, ledger, digest, watcher)
             evaluated, chosen, stopped = fitted.evaluated, fitted.chosen, fitted.stopped
             parameters = parameters_of(fitted, recipe.seed)
             if stopped:
@@ -308,6 +358,7 @@ def _run(
                 *recipe.unshuffled(),
                 *unheld(recipe, method),
                 *guessing(evaluated, split),
+                *([CHANGED] if len(ledger.digests()) > 1 else []),
             ],
             "run": str(folder.path),
         }
@@ -315,6 +366,21 @@ def _run(
         return folder.read_json("result.json")
     finally:
         ledger.close()
+
+
+def _tell_of_changes(folder: RunFolder, ledger: Ledger, now: dict[str, Any], digest: str, watcher: Watcher) -> None:
+    """Before anything is charged: whether what follows is charged in full, and why."""
+    then = folder.read_json("environment.json")
+    step, before = folder.stands()
+    if ledger.releases() and origin(digest, step, before, ledger) not in ledger.digests():
+        why = changes(then, now)
+        watcher.say(
+            f"What shapes a release is not as it was when this run was charged last{why and f' ({why})'}. What follows "
+            f"is another release: its noise is new, and every round from {step + 1} on is charged in full, also where "
+            "it was charged before."
+        )
+    if then != now:
+        folder.write_json("environment.json", now)
 
 
 def _reports(recipe: Recipe, method: Method | Reference, split: Split, rounds: int) -> dict[str, float] | None:
@@ -333,7 +399,7 @@ def simulator(recipe: Recipe, split: Split) -> Simulator:
 
 
 def _federated(
-    recipe: Recipe, method: Method, split: Split, folder: RunFolder, ledger: Ledger, watcher: Watcher
+    recipe: Recipe, method: Method, split: Split, folder: RunFolder, ledger: Ledger, digest: str, watcher: Watcher
 ) -> Fitted:
     assert recipe.rounds is not None
     watcher.start(sum(phase.rounds or recipe.rounds for phase in method.phases))
@@ -358,11 +424,12 @@ def _federated(
         select=recipe.selects(),
         on_round=on_round,
         checkpoints=folder,
+        digest=digest,
     )
 
 
 def _reference(
-    recipe: Recipe, method: Reference, split: Split, folder: RunFolder, ledger: Ledger, watcher: Watcher
+    recipe: Recipe, method: Reference, split: Split, folder: RunFolder, ledger: Ledger, digest: str, watcher: Watcher
 ) -> tuple[Evaluated, int]:
     """Every pass is evaluated like a round; the best on validation stands."""
     assert recipe.rounds is not None
@@ -370,7 +437,8 @@ def _reference(
     watcher.start(recipe.rounds)
     raw = NonPrivate("raw data collected")
     if method.reads:
-        ledger.charge("collection", [Charge(observer, "user", raw) for observer in OBSERVERS], repeat=True)
+        told = [Charge(observer, "user", raw) for observer in OBSERVERS]
+        ledger.charge("collection", told, repeat=True, digest=digest)
     folder.load()  # takes back what an interrupted attempt recorded
     histories = split.histories()
     people = int((split.lengths > 0).sum())
@@ -398,6 +466,7 @@ def _reference(
             seconds=trained - began,
             evaluation_seconds=time.perf_counter() - trained,
             delta=recipe.stated_at,
+            charged=method.reads,
         )
         folder.add_round(line)
         watcher.on_round(line)

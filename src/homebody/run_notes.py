@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
+import secrets
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,13 +30,25 @@ from homebody.reference import Reference
 from homebody.report.ledger_lines import VOCABULARY
 from homebody.rng import Rng
 
-__all__ = ["counted", "environment", "guessing", "notes_of", "parameters_of", "refuse_found", "unheld"]
+__all__ = [
+    "PACKAGE",
+    "changes",
+    "code_fingerprint",
+    "counted",
+    "digest_of",
+    "environment",
+    "guessing",
+    "notes_of",
+    "parameters_of",
+    "refuse_found",
+    "unheld",
+]
+
+PACKAGE = Path(__file__).resolve().parent
 
 
 def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dict[str, Any]:
     """What the numbers of a run may depend on."""
-    file = sys.modules[type(method).__module__].__file__
-    own = recipe.method.rpartition(":")[0].endswith(".py")
     return {
         "homebody": version("homebody"),
         "python": platform.python_version(),
@@ -41,14 +56,65 @@ def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dic
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name() if recipe.device.startswith("cuda") else "cpu",
+        # A GPU does not sum in the same order twice, so no process repeats the releases of another.
+        "repeats": "bit by bit" if recipe.device == "cpu" else secrets.token_hex(8),
         "randomness": "simulated: every number derives from the seed",
         "data_fingerprint": fingerprint(
             {name: np.ascontiguousarray(part).data for name, part in _parts(split, method)}
         ),
-        "method_fingerprint": fingerprint({"file": Path(file).read_bytes()}) if own and file else "",
+        "method_fingerprint": _own_code(method),
+        "recipe_fingerprint": fingerprint({"recipe": recipe.to_toml().encode()}),
+        "code_fingerprint": code_fingerprint(),
         "outside": _outside(recipe, method, split),
     }
+
+
+def digest_of(environment: Mapping[str, Any]) -> str:
+    """A name for everything that shapes a release. Only under the same one is a round that is run again a repeat."""
+    shapes = {name: value for name, value in environment.items() if name != "cores"}
+    return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:32]
+
+
+CHANGES = {
+    "recipe_fingerprint": "the recipe",
+    "code_fingerprint": "Homebody's code",
+    "method_fingerprint": "the method's code",
+    "data_fingerprint": "the data",
+    "homebody": "Homebody's version",
+    "packages": "the versions of packages",
+    "repeats": "a GPU repeats nothing bit by bit",
+}
+
+
+def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What of an environment is not as it was, in words; empty where all is.
+
+    >>> changes({"threads": 1, "python": "3.11"}, {"threads": 2, "python": "3.11"})
+    'threads'
+    """
+    return ", ".join(CHANGES.get(name, name) for name in now if then.get(name) != now[name])
+
+
+@cache
+def code_fingerprint() -> str:
+    """Of this package's own code."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        code = path.read_bytes()
+        digest.update(f"{path.relative_to(PACKAGE).as_posix()} {len(code)}\n".encode())
+        digest.update(code)
+    return digest.hexdigest()[:16]
+
+
+def _own_code(method: Method | Reference) -> str:
+    """Of the files that a method's classes come from, where they are not this package's; otherwise empty."""
+    classes = [one for one in type(method).__mro__ if issubclass(one, Method | Reference)]
+    modules = dict.fromkeys(one.__module__ for one in classes if not one.__module__.startswith("homebody."))
+    files = [file for name in modules if (file := getattr(sys.modules[name], "__file__", None))]
+    parts = {f"file{number or ''}": Path(file).read_bytes() for number, file in enumerate(files)}
+    return fingerprint(parts) if parts else ""
 
 
 def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.NDArray[Any]]]:

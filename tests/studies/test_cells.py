@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from homebody import __version__
+from homebody import __version__, run_notes
 from homebody.errors import Diverged, HomebodyError
+from homebody.methods import trust
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.run import execute, reopen, resume
@@ -92,7 +93,7 @@ def own(tmp_path: Path) -> Callable[..., Recipe]:
     file.write_text(OWN)
 
     def recipe(what: str, number: int = 1, rounds: int = 1) -> Recipe:
-        return Recipe(f"{file}:Odd", DATA, fields={"what": what, "number": number}, rounds=rounds)
+        return Recipe(trust(f"{file}:Odd"), DATA, fields={"what": what, "number": number}, rounds=rounds)
 
     return recipe
 
@@ -249,15 +250,15 @@ class TestKeys:
         before = cell_key(FEDIALS)
         assert cell_key(FEDIALS) == before
         assert re.fullmatch(r"[\w.-]+", before)
-        monkeypatch.setattr(cells, "_package_version", lambda: "another")
+        monkeypatch.setattr(cells, "code_fingerprint", lambda: "another")
         assert cell_key(FEDIALS) != before
 
     def test_the_code_is_that_of_all_modules(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cells, "PACKAGE", tmp_path)
+        monkeypatch.setattr(run_notes, "PACKAGE", tmp_path)
         versions = set()
         for name, text in (("a.py", ""), ("a.py", "x = 1"), ("b.py", ""), ("b.txt", "no code")):
             (tmp_path / name).write_text(text)
-            versions.add(cells._package_version.__wrapped__())
+            versions.add(run_notes.code_fingerprint.__wrapped__())
         assert len(versions) == 3
 
     def test_a_method_file_that_changed_is_another_cell(self, own: Callable[..., Recipe]) -> None:
@@ -338,9 +339,9 @@ class TestProcesses:
     ) -> None:
         recipes = [own("count", number=7), *(own("sleep", number=number, rounds=2) for number in range(3))]
         script = (
-            "import sys\nfrom pathlib import Path\nfrom homebody.recipe import Recipe\n"
-            "from homebody.studies import run_cells\n"
-            "recipes = [Recipe.from_toml(text) for text in sys.argv[2:]]\n"
+            "import sys\nfrom pathlib import Path\nfrom homebody.methods import trust\n"
+            "from homebody.recipe import Recipe\nfrom homebody.studies import run_cells\n"
+            "recipes = [Recipe.from_toml(text) for text in sys.argv[2:]]\nfor one in recipes:\n    trust(one.method)\n"
             "try:\n    run_cells(recipes, Path(sys.argv[1]), jobs=2)\n"
             "except KeyboardInterrupt:\n    sys.exit(130)\n"
         )

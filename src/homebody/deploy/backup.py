@@ -18,7 +18,7 @@ from homebody.errors import HomebodyError
 __all__ = ["backup", "restore"]
 
 _TABLES = {
-    "charge": "id, release, part, observer, unit, event, round, relation, sampling, code, previous, hash",
+    "charge": "id, release, part, observer, unit, event, round, relation, sampling, code, digest, previous, hash",
     "device": "fingerprint, public_key, name, first, people, added, removed",
     "proxy": "public_key, name, added",
     "item": "number, id, name",

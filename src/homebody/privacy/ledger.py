@@ -21,7 +21,7 @@ __all__ = ["DELTA", "Entry", "Ledger"]
 DELTA = 1e-6
 """The δ that ε is stated at where nobody says another."""
 _GENESIS = "0" * 64
-_COLUMNS = "id, release, part, observer, unit, event, round, relation, sampling, code, previous, hash"
+_COLUMNS = "id, release, part, observer, unit, event, round, relation, sampling, code, digest, previous, hash"
 _INSERT = f"INSERT INTO charge ({_COLUMNS}) VALUES ({', '.join('?' * (_COLUMNS.count(',') + 1))})"
 _TABLE = """
 CREATE TABLE charge (
@@ -48,7 +48,8 @@ ALTER TABLE charge ADD COLUMN relation TEXT;
 ALTER TABLE charge ADD COLUMN sampling TEXT;
 ALTER TABLE charge ADD COLUMN code TEXT;
 """
-_STEPS = (_SCHEMA, _SECOND)
+_THIRD = "ALTER TABLE charge ADD COLUMN digest TEXT;"
+_STEPS = (_SCHEMA, _SECOND, _THIRD)
 """What makes each schema out of the one before it."""
 _IN_POSTGRESQL = f"""{_TABLE}
 CREATE FUNCTION charge_is_append_only() RETURNS trigger LANGUAGE plpgsql AS
@@ -59,7 +60,10 @@ EXECUTE FUNCTION charge_is_append_only();
 
 
 class Entry(NamedTuple):
-    """One row: which release told whom what. Rows of the first schema have no round, relation, sampling or code."""
+    """One row: which release told whom what.
+
+    Rows of the first schema have no round, relation, sampling or code; those of the first two have no digest.
+    """
 
     id: int
     release: str
@@ -74,6 +78,8 @@ class Entry(NamedTuple):
     sampling: str | None
     code: str | None
     """What caused it: method and version."""
+    digest: str | None
+    """Of everything that shapes it; None where nobody said."""
     previous: str
     hash: str
 
@@ -82,7 +88,8 @@ class Ledger:
     """Charged before anything is released; answers ε for an observer.
 
     A release has a name; a name that is known counts again, under a number. Only one that repeats an earlier
-    release bit by bit, as a resumed simulation does, tells nothing more.
+    release bit by bit, as a resumed simulation does, tells nothing more: it must have the same digest, which stands
+    for everything that shapes it.
 
     >>> from homebody.privacy import GaussianRelease
     >>> ledger = Ledger()
@@ -92,9 +99,9 @@ class Ledger:
     ...     Charge("server", "user", NonPrivate("plain updates")),
     ...     Charge("public", "user", GaussianRelease(4, "replace-one")),
     ... ]
-    >>> ledger.charge("train/1", told)
-    >>> ledger.charge("train/1", told, repeat=True)
-    >>> ledger.charge("train/1", told)
+    >>> ledger.charge("train/1", told, digest="factors=8")
+    >>> ledger.charge("train/1", told, digest="factors=8", repeat=True)
+    >>> ledger.charge("train/1", told, digest="factors=9", repeat=True)
     >>> [entry.release for entry in ledger.entries() if entry.observer == "public"]
     ['train/1', 'train/1#2']
     >>> {who: round(value, 2) for who, value in ledger.epsilons(delta=1e-5).items()}
@@ -109,30 +116,38 @@ class Ledger:
         self.path = path.name if isinstance(path, Database) else path
         self._undone = self._db.undone
         try:
-            self._db.migrate("ledger", _STEPS, postgresql=(_IN_POSTGRESQL, _SECOND), header=True)
+            self._db.migrate("ledger", _STEPS, postgresql=(_IN_POSTGRESQL, _SECOND, _THIRD), header=True)
             self.verify()
         except BaseException:
             self.close()
             raise
 
     def charge(
-        self, release: str, charges: Sequence[Charge], *, repeat: bool = False, number: int = 0, code: str = ""
+        self,
+        release: str,
+        charges: Sequence[Charge],
+        *,
+        repeat: bool = False,
+        number: int = 0,
+        code: str = "",
+        digest: str = "",
     ) -> None:
         """Write down what the release will tell, before it happens: all of it, or nothing.
 
-        repeat: if this release is known, it is the same one, run again bit by bit. number, code: which round it
-        is, and what causes it.
+        repeat: if this release is known with this digest, it is the same one, run again bit by bit; otherwise it is
+        charged in full. digest: of everything that shapes the release. number, code: which round it is, and what
+        causes it.
         """
         with self._db.transaction():
-            known = self._times(release)
-            if known and repeat:
-                self._check_same(release, charges)
+            if repeat and (same := self._same(release, digest)):
+                self._check_same(same, charges)
                 return
+            known = self._times(release)
             name = f"{release}#{known + 1}" if known else release
             last = self._db.execute("SELECT id, hash FROM charge ORDER BY id DESC LIMIT 1").fetchone()
             before, previous = last or (0, _GENESIS)
             for place, charge in enumerate(charges, before + 1):
-                what = (charge.event.relation, str(charge.event.sampling), code)
+                what = (charge.event.relation, str(charge.event.sampling), code, digest)
                 row = (name, charge.part, charge.observer, charge.unit, charge.as_json(), number, *what, previous)
                 previous = _hash(*row)
                 self._db.execute(_INSERT, (place, *row, previous))
@@ -140,6 +155,15 @@ class Ledger:
     def knows(self, release: str) -> bool:
         """Whether a release of this name was charged."""
         return self._times(release) > 0
+
+    def repeats(self, release: str, digest: str = "") -> bool:
+        """Whether `charge` with `repeat` would add nothing: this release was charged with this digest."""
+        return self._same(release, digest) is not None
+
+    def digests(self) -> list[str]:
+        """What its releases were shaped by, each once, in the order of their first charges; empty: nobody said."""
+        query = "SELECT COALESCE(digest, '') FROM charge GROUP BY COALESCE(digest, '') ORDER BY MIN(id)"
+        return [digest for (digest,) in self._db.execute(query).fetchall()]
 
     def entries(self) -> list[Entry]:
         """Every row, oldest first."""
@@ -194,6 +218,15 @@ class Ledger:
         again = "SELECT COUNT(DISTINCT release) FROM charge WHERE release > ? AND release < ?"
         (count,) = self._db.execute(again, (f"{release}#", f"{release}$")).fetchone()  # $ is next after #
         return 1 + int(count)
+
+    def _same(self, release: str, digest: str) -> str | None:
+        """The release of this name, or of one of its numbers, that has this digest."""
+        query = (
+            "SELECT release FROM charge WHERE digest = ? AND (release = ? OR (release > ? AND release < ?)) "
+            "ORDER BY id LIMIT 1"
+        )
+        found = self._db.execute(query, (digest, release, f"{release}#", f"{release}$")).fetchone()
+        return found[0] if found else None
 
     def _about(self, observer: Observer, unit: Unit, also: Sequence[Charge]) -> list[_Events]:
         """The events that ε is composed of; several lists where it is the worst of several."""
@@ -302,8 +335,10 @@ def _for_part(event: Event) -> Event:
 
 
 def _hash(*row: object) -> str:
-    """Of the row's columns as JSON, all but its own hash; a row of the first schema has fewer."""
-    *first, number, relation, sampling, code, previous = row
-    if number is relation is sampling is code is None:
+    """Of the row's columns as JSON, all but its own hash; a row of an earlier schema has fewer."""
+    *first, number, relation, sampling, code, digest, previous = row
+    if number is relation is sampling is code is digest is None:
         row = (*first, previous)
+    elif digest is None:
+        row = (*first, number, relation, sampling, code, previous)
     return hashlib.sha256(json.dumps(row).encode()).hexdigest()

@@ -14,15 +14,20 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast, get_args
 
+import numpy as np
+
 from homebody import __version__
+from homebody.core import Cohort
 from homebody.counts import several
 from homebody.errors import HomebodyError
+from homebody.methods import METHODS, find
 from homebody.privacy import OBSERVERS, Budget, Charge, Entry, Ledger, NonPrivate, Observer, Unit, event_from_json
 from homebody.privacy.accountant import Bound
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.limits import check_delta
 from homebody.privacy.papers import PAPERS, paper
 from homebody.privacy.specs import parse_channel, split_stage, with_noise
+from homebody.reference import Reference
 from homebody.report.ledger_lines import VOCABULARY, Release, lines_of, releases_of
 from homebody.report.record import RunFolder, jsonable
 
@@ -59,8 +64,9 @@ UNRECORDED = (
 FOLDER = "The run's own folder holds every simulated client's state, losses and counts: it is as private as the data."
 FLOATS = "The bounds are about real-valued noise; that noise is drawn with floating-point numbers is not covered."
 SIMULATED = (
-    "This was a simulation: its noise derives from the seed, and whoever knows the seed can remove it. ε is that of "
-    "the same mechanisms with secret randomness."
+    "This was a simulation: its noise derives from the seed, and whoever knows the seed can remove it. Runs of the "
+    "same seed share their noise, which cancels out where two of their models are compared. ε is that of the same "
+    "mechanisms with secret randomness, in this run alone."
 )
 
 
@@ -77,7 +83,7 @@ def statement(folder: RunFolder, delta: float | None = None) -> dict[str, Any]:
     ledger = Ledger(folder.ledger_path)
     try:
         entries = ledger.entries()
-        _insist_on_charges(folder, entries)
+        _insist_on_charges(folder, recipe, entries)
         return _gathered(folder, recipe, ledger, entries, delta)
     finally:
         ledger.close()
@@ -172,16 +178,36 @@ def _is_file(data: str) -> bool:
     return "/" in data or "\\" in data or Path(data).suffix in (".csv", ".parquet") or Path(data).is_file()
 
 
-def _insist_on_charges(folder: RunFolder, entries: Sequence[Entry]) -> None:
+def _insist_on_charges(folder: RunFolder, recipe: Mapping[str, Any], entries: Sequence[Entry]) -> None:
     """The chain cannot tell that its end is missing; the recorded rounds can."""
     charged = {entry.release for entry in entries}
-    for line in folder.rounds():
+    lines = folder.rounds()
+    silent = _silent(recipe) if any("charged" not in line for line in lines) else set()
+    for line in lines:
         release = f"{line.get('phase')}/{line.get('round')}"
-        if release not in charged and "collection" not in charged:
+        due = line.get("charged", line.get("phase") not in silent)
+        if due and release not in charged and "collection" not in charged:
             raise HomebodyError(
                 f"The ledger {folder.ledger_path} has no charge for {release}, which the run recorded: it lost "
                 "charges, and its ε would be too small."
             )
+
+
+def _silent(recipe: Mapping[str, Any]) -> set[str]:
+    """The phases that tell nobody anything, for records whose rounds do not say whether they were charged.
+
+    Only of methods that come with Homebody: the recipe may be a stranger's, and no code of theirs is run here.
+    """
+    if recipe["method"] not in METHODS:
+        return set()
+    try:
+        method = find(recipe["method"])(**recipe.get("fields", {}))
+        if isinstance(method, Reference):
+            return set() if method.reads else {"fit"}
+        one = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, 1)
+        return {phase.name for phase in method.phases if phase.public or not (phase.method or method).releases(one)}
+    except (HomebodyError, TypeError):  # a recipe that was changed: then every round is due
+        return set()
 
 
 def _observed(

@@ -7,7 +7,6 @@ changed since is a new one.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 import time
@@ -20,10 +19,13 @@ from typing import Any, Literal
 from homebody import __version__
 from homebody.data.fetch import sha256
 from homebody.errors import Diverged, HomebodyError
+from homebody.files import private_folder
+from homebody.methods import code_of, find
 from homebody.progress import Round
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
 from homebody.run import QUIET, Watcher, execute, resume
+from homebody.run_notes import PACKAGE, code_fingerprint
 from homebody.studies import probes as looking
 from homebody.studies.pool import Pool
 
@@ -39,7 +41,6 @@ __all__ = [
     "run_cells",
 ]
 
-PACKAGE = Path(__file__).resolve().parents[1]
 END = ("result.json", "error.json")
 """Files that say a cell needs no more work."""
 PATIENCE = 100
@@ -82,7 +83,7 @@ def run_cells(
     """
     check_jobs(jobs)
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        private_folder(root)
     except OSError as error:
         raise HomebodyError(f"No run can be written below {root}: {error.strerror}.") from error
     with RunFolder(root).alone():
@@ -113,7 +114,7 @@ def run_cell(
             shutil.rmtree(path, ignore_errors=True)  # killed before it began
             result = execute(recipe, path.parent, watcher, name=path.name)
     except Diverged as error:
-        path.mkdir(exist_ok=True)  # a run without a whole round leaves none
+        private_folder(path)  # a run without a whole round leaves none
         RunFolder(path).write_json("error.json", {"error": str(error)})
         if not keep_state:
             _drop_state(path)
@@ -187,18 +188,8 @@ def code_version(recipe: Recipe | None = None) -> str:
     """A fingerprint of this package's code, and of the recipe's method where it is a file of one's own."""
     own, colon, _ = (recipe.method if recipe else "").rpartition(":")
     if not (colon and own.endswith(".py") and Path(own).is_file()):
-        return _package_version()
-    return fingerprint({"package": _package_version().encode(), "method": Path(own).read_bytes()})
-
-
-@cache
-def _package_version() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        code = path.read_bytes()
-        digest.update(f"{path.relative_to(PACKAGE).as_posix()} {len(code)}\n".encode())
-        digest.update(code)
-    return digest.hexdigest()[:16]
+        return code_fingerprint()
+    return fingerprint({"package": code_fingerprint().encode(), "method": Path(own).read_bytes()})
 
 
 @cache
@@ -277,6 +268,7 @@ class _Cells:
         tasks = {
             key: {
                 "recipe": self._recipe(key).to_toml(),
+                "code": _trusted(self._recipe(key)),
                 "path": str(self.root / key),
                 "keep_state": self.keep_state,
                 "probes": self.probes[key],
@@ -338,6 +330,15 @@ class _Cells:
                     result=self.results.get(key),
                 )
             )
+
+
+def _trusted(recipe: Recipe) -> str:
+    """The SHA-256 of the file that a recipe's method is from, which must be trusted here; empty for any other."""
+    code = code_of(recipe.method)
+    if code is None:
+        return ""
+    find(recipe.method)
+    return code.sha256
 
 
 def _needs_nothing(path: Path, probes: Sequence[str]) -> bool:
