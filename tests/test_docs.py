@@ -23,7 +23,7 @@ from homebody import __version__
 from homebody.cli import app
 from homebody.core import Method
 from homebody.data.splits import PROTOCOLS
-from homebody.methods import METHODS, find
+from homebody.methods import METHODS, find, trust
 from homebody.recipe import parse_fields
 from homebody.testing import MethodContract
 
@@ -88,7 +88,7 @@ class TestCommands:
         if command.split()[1] in {"run", "compare"}:
             named = given.get("methods") or [given["method"]]
             for method in filter(None, named):
-                parse_fields(method, given.get("settings") or [])
+                parse_fields(trust(method), given.get("settings") or [])
 
     @pytest.mark.parametrize(("page", "command"), ABRIDGED)
     def test_every_abridged_command_exists(self, page: str, command: str) -> None:
@@ -169,7 +169,7 @@ def _words(text: str) -> list[str]:
 
 class TestExample(MethodContract):
     def method(self) -> Method:
-        found = find(f"{EXAMPLE}:BiasedMF")
+        found = find(trust(f"{EXAMPLE}:BiasedMF"))
         assert issubclass(found, Method)
         return found(factors=4)
 

@@ -31,19 +31,28 @@ def recommend_for(
     k: int = 10,
     *,
     ratings: Sequence[float] | None = None,
+    trust_code: bool = False,
 ) -> Suggested:
-    """What a finished run recommends to somebody whom it never met, from a few items by the source's ids or names."""
+    """What a finished run recommends to somebody whom it never met, from a few items by the source's ids or names.
+
+    trust_code: run the file that the run's recipe names as its method; without it, such a run is refused.
+    """
     _refuse_few(k)
-    fitted, population = reopen(path)
+    fitted, population = reopen(path, trust_code=trust_code)
     items = [population.item(name) for name in clicks]
     best = fitted.recommend_for(items, features, now, k, ratings=ratings)
     return _shown(population, best)
 
 
-def recommend_to(path: Path, user: str, now: Mapping[str, object] | None = None, k: int = 10) -> Suggested:
-    """What a finished run recommends to one of its own people, in the circumstances in which they ask."""
+def recommend_to(
+    path: Path, user: str, now: Mapping[str, object] | None = None, k: int = 10, *, trust_code: bool = False
+) -> Suggested:
+    """What a finished run recommends to one of its own people, in the circumstances in which they ask.
+
+    trust_code: as in `recommend_for`.
+    """
     _refuse_few(k)
-    fitted, population = reopen(path)
+    fitted, population = reopen(path, trust_code=trust_code)
     runtime = fitted.runtime
     assert isinstance(runtime, Simulator)
     best = runtime.recommend_in(fitted.method, fitted.shared, population.user(user), k, now or {})

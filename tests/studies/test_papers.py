@@ -12,7 +12,7 @@ import pytest
 
 import homebody
 from homebody.errors import HomebodyError
-from homebody.methods import METHODS
+from homebody.methods import METHODS, trust
 from homebody.studies import papers
 from homebody.studies.papers import find_paper, list_papers, published, read_paper
 from homebody.studies.study import COMPUTED, deviations
@@ -86,6 +86,10 @@ class TestReading:
     ) -> None:
         folder = write_paper(tmp_path, tiny.replace('method = "popularity"', 'method = "own.py:BiasedMF"'))
         shutil.copy(ROOT / "docs" / "examples" / "biased_mf.py", folder / "own.py")
+        with pytest.raises(HomebodyError, match="which nobody here named"):
+            read_paper(folder)
+        (method, *_) = read_paper(folder, load=False).methods
+        trust(method)
         row = read_paper(folder).tables[0].rows[0]
         assert row.method == f"{folder.resolve() / 'own.py'}:BiasedMF"
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from homebody.cli import app
 from homebody.errors import HomebodyError
+from homebody.methods import trust
 from homebody.params import Range
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
@@ -103,7 +104,7 @@ class TestTune:
             "from homebody.params import param\n\n\n"
             "@dataclass(frozen=True)\nclass Same(Popularity):\n    number: int = param(4, 'nothing', low=1)\n"
         )
-        study = Study(Recipe(f"{file}:Same", DATA), {"number": (1, 2, 3)}, trials=3)
+        study = Study(Recipe(trust(f"{file}:Same"), DATA), {"number": (1, 2, 3)}, trials=3)
         assert tune(study, tmp_path)["best"]["trial"] == 0
 
     def test_a_stopped_study_goes_on_and_ends_the_same(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

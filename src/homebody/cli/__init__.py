@@ -73,6 +73,16 @@ keys.app.command("remove")(server.remove_key)
 app.add_typer(keys.app, name="keys")
 
 
+def _refused(error: OSError) -> str:
+    """What the system refused, in a sentence.
+
+    >>> _refused(OSError(28, "No space left on device", "runs/x"))
+    'The system refused runs/x: No space left on device.'
+    """
+    where = f" {error.filename}" if error.filename else ""
+    return f"The system refused{where or ' this'}: {(error.strerror or str(error)).rstrip('.')}."
+
+
 def main() -> None:
     """The `homebody` command. What a person can put right is said in one sentence, with exit code 2."""
     try:
@@ -85,7 +95,16 @@ def main() -> None:
         go_on = stopped.go_on or (f"Go on with `homebody run --resume {stopped.run}`." if known else "")
         typer.echo(f"homebody: interrupted. {go_on}".rstrip(), err=True)
         sys.exit(130)
+    except OSError as error:
+        typer.echo(f"homebody: {_refused(error)}", err=True)
+        sys.exit(2)
     except (MemoryError, RuntimeError) as error:
+        if "no locator available" in str(error):  # numba, where it can write nowhere
+            typer.echo(
+                "homebody: compiled code can be kept nowhere: set NUMBA_CACHE_DIR to a folder that can be written.",
+                err=True,
+            )
+            sys.exit(2)
         if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
             raise
         typer.echo(f"homebody: this does not fit in memory: {str(error).splitlines()[-1][-200:]}", err=True)

@@ -81,6 +81,7 @@ def audit(
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="All of the attack's randomness derives from it.")] = 0,
+    trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
     """Attack a finished run as an observer would, beside the ε that is certified against each. See docs/auditing.md.
@@ -102,6 +103,10 @@ def audit(
     for name in given:
         if name not in OWN[attack]:
             raise HomebodyError(f"--{name} is not for --attack {attack}: leave it out.")
+    if trust_code:
+        from homebody.run import trust_folder
+
+        trust_folder(run, options.told)
     attacks = {"interactions": _interactions, "canary": _canary, "linkage": _linkage, "membership": _membership}
     found = attacks[attack](run, given, seed, as_json)
     if as_json:

@@ -36,10 +36,11 @@ def inspect(
 ) -> None:
     """The message that one person's device would send in the first round: fields, bytes, and what it tells whom."""
     from homebody.cli.progress import watching
-    from homebody.methods import find
+    from homebody.methods import find, trust
     from homebody.recipe import parse_fields
     from homebody.reference import Reference
 
+    trust(method)
     recipe = given.recipe(method, fields=parse_fields(method, settings or []), seed=seed)
     if issubclass(find(method), Reference):
         raise HomebodyError(

@@ -17,8 +17,10 @@ def methods(
     as_json: options.Json = False,
 ) -> None:
     """Every method and reference: what it is, its paper, and the fields that --set takes."""
-    from homebody.methods import METHODS
+    from homebody.methods import METHODS, trust
 
+    if name:
+        trust(name)
     described = [_describe(one) for one in ([name] if name else METHODS)]
     if as_json:
         typer.echo(json.dumps({"methods": described}))

@@ -16,13 +16,17 @@ from homebody.errors import HomebodyError
 if TYPE_CHECKING:
     from homebody.recipe import Recipe
 
-__all__ = ["DataDir", "Given", "Json", "Out", "Settings", "about_data", "folder_anywhere", "pairs"]
+__all__ = ["DataDir", "Given", "Json", "Out", "Settings", "TrustCode", "about_data", "folder_anywhere", "pairs", "told"]
 
 Out = Annotated[Path, typer.Option("--out", help="The folder that run folders are made in.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", help="A folder with a folder per dataset; read before $HOMEBODY_DATA and the cache."),
+]
+TrustCode = Annotated[
+    bool,
+    typer.Option("--trust-code", help="Run the file that the folder's recipe names as its method; it is named first."),
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="field=value of the method; repeat.")]
 TRAINING, PRIVACY, ASKED, DATA, OWN = "Training", "Privacy", "Evaluation", "Data", "A file of your own"
@@ -156,13 +160,15 @@ class Given:
     ] = None
 
     def recipe(self, method: str, **rest: Any) -> Recipe:
-        """The recipe for a method; files by their whole paths, so that a run can be resumed from any folder."""
+        """The recipe for a method that was typed here: its file is trusted. Files go by their whole paths, so that a
+        run can be resumed from any folder."""
+        from homebody.methods import trust
         from homebody.recipe import Recipe
 
         named = ("user_col", "item_col", "time_col", "rating_col", "feature_cols")
         columns = {name: getattr(self, name) for name in named}
         return Recipe(
-            method=_method_anywhere(method),
+            method=trust(method),
             data=_file_anywhere(self.data),
             rounds=self.rounds,
             split=self.split,
@@ -248,6 +254,11 @@ def _vocabularies(given: list[str] | None) -> dict[str, str]:
     return found
 
 
+def told(text: str) -> None:
+    """Say something that must not be missed, whatever is printed otherwise."""
+    typer.echo(f"homebody: {text}", err=True)
+
+
 def _number(text: str) -> int | float | str:
     """A number where it is one; what makes no sense is for the filter itself to refuse."""
     for kind in (int, float):
@@ -262,11 +273,6 @@ def _cutoff(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise HomebodyError(f"--cutoffs takes whole numbers such as 5,10,20, not '{text}'.")
     return int(text)
-
-
-def _method_anywhere(method: str) -> str:
-    path, colon, name = method.rpartition(":")
-    return f"{Path(path).resolve()}:{name}" if colon and path.endswith(".py") else method
 
 
 def _file_anywhere(file: str) -> str:

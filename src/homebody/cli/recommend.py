@@ -39,18 +39,22 @@ def recommend(
         str | None, typer.Option("--ratings", help="What they think of each of --clicks, in its order: 5,3.5,4.")
     ] = None,
     k: Annotated[int, typer.Option("-k", help="How many items.", min=1)] = 10,
+    trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
     """A person's best new items, ranked as their own device would; also of somebody whom training never met.
 
     For instance: homebody recommend RUN --clicks 260,1196,1210 --feature age=25 --feature gender=F
     """
+    from homebody.run import trust_folder
     from homebody.suggest import recommend_for, recommend_to
 
     if (user is None) == (clicks is None):
         raise HomebodyError(
             "Say whom it is for: --user NAME for one of the run's people, or --clicks ITEM,ITEM for somebody new."
         )
+    if trust_code:
+        trust_folder(run, options.told)
     around = options.pairs(now, "--now")
     if user is not None:
         said = {"--feature": feature, "--ratings": ratings}

@@ -35,6 +35,7 @@ def reproduce(
     write: Annotated[bool, typer.Option("--write", help="Copy RESULTS.md beside the paper's recipe.")] = False,
     out: options.Out = Path("runs"),
     data_dir: options.DataDir = None,
+    trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
     """Published figures beside obtained ones: as JSON, as Markdown and as a page that works without a network.
@@ -44,10 +45,11 @@ def reproduce(
     from homebody.studies.papers import find_paper, list_papers, read_paper
 
     if paper is None:
-        _list([read_paper(folder) for folder in list_papers()], as_json)
+        _list([read_paper(folder, load=False) for folder in list_papers()], as_json)
         return
 
     from homebody.cli.cells import watching_cells
+    from homebody.methods import code_of, trust
     from homebody.report.pages import NEEDS, has_plotly
     from homebody.studies.cells import check_jobs
     from homebody.studies.pool import cores
@@ -56,6 +58,11 @@ def reproduce(
 
     check_jobs(jobs := jobs if jobs is not None else cores())
     folder = find_paper(paper)
+    if trust_code:
+        for method in read_paper(folder, load=False).methods:
+            if code := code_of(method):
+                options.told(f"{folder} runs the code of {code}.")
+                trust(method, code.sha256)
     planned = plan(
         read_paper(folder),
         table=table,
@@ -85,12 +92,14 @@ def reproduce(
 
 
 def _copy(source: Path, target: Path) -> None:
-    scratch = target.with_name(f".{target.name}.partial")
+    from homebody.files import SHARED, replacing
+
     try:
-        scratch.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-        scratch.replace(target)
+        content = source.read_bytes()
     except OSError as error:
-        raise HomebodyError(f"{target} cannot be written: {error.strerror}.") from error
+        raise HomebodyError(f"{source} cannot be read: {error.strerror}.") from error
+    with replacing(target, mode=SHARED) as file:
+        file.write(content)
 
 
 def _complain(result: dict[str, Any], command: str) -> None:

@@ -31,6 +31,7 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on with this run's folder; takes no method.")
     ] = None,
+    trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a method and print its test metrics, at the round chosen on validation, with ε and costs.
@@ -39,7 +40,7 @@ def run(
     """
     from homebody import run as runs
     from homebody.cli.progress import watching
-    from homebody.methods import find
+    from homebody.methods import find, trust
     from homebody.recipe import parse_fields
     from homebody.reference import Reference
 
@@ -47,10 +48,15 @@ def run(
         raise HomebodyError("Give a method to run (see `homebody methods`), or --resume RUN; not both, not neither.")
     if resume is not None:
         _refuse_others()
+        if trust_code:
+            runs.trust_folder(resume, options.told)
         with watching("resumed", quiet=as_json) as watcher:
             result = runs.resume(resume, watcher)
     else:
         assert method is not None
+        if trust_code:
+            raise HomebodyError("--trust-code is for --resume: a method that is named here is trusted.")
+        trust(method)
         fields = parse_fields(method, settings or [])
         recipe = given.recipe(method, fields=fields, seed=seed, fused=not plain)
         if (recipe.stages or recipe.budget) and issubclass(find(method), Reference):
@@ -72,6 +78,9 @@ def _refuse_others() -> None:
     """A resumed run is what its recipe says; an option that would be ignored is refused."""
     context = click.get_current_context()
     for name in context.params:
-        if name not in ("resume", "as_json") and context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+        if (
+            name not in ("resume", "trust_code", "as_json")
+            and context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        ):
             option = next(p.opts[-1] for p in context.command.params if p.name == name)
             raise HomebodyError(f"--resume goes on with the run's own recipe: leave out {option}.")

@@ -49,14 +49,14 @@ def tune(
 
     The same command goes on where it was stopped or killed, and more --trials add to those that are done.
     """
-    from homebody.methods import find
+    from homebody.methods import find, trust
     from homebody.recipe import parse_fields
     from homebody.studies.pool import cores
     from homebody.studies.space import parse_search, search_space, space_text
     from homebody.studies.tune import Study
     from homebody.studies.tune import tune as run_study
 
-    found = find(method)
+    found = find(trust(method))
     fixed = parse_fields(method, settings or [])
     asked = parse_search(found, search or [])
     space, declared = search_space(found)

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from homebody.core import Method
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, unknown_name
+from homebody.methods import METHODS
 from homebody.recipe import Recipe
 from homebody.runtime import wire
 from homebody.runtime.returns import about
@@ -144,6 +145,8 @@ def acting(described: Mapping[str, Any], phase: str) -> Method:
     name = described["method"]
     if ":" in name or "/" in name or "." in name:
         raise HomebodyError(f"A server may name methods that come with Homebody, not '{name[:60]}'.")
+    if name not in METHODS:  # nor one of another package that is installed here
+        raise unknown_name("method", name[:60], METHODS)
     built = Recipe(name, "devices", fields=described["fields"], stages=described["stages"]).build()
     if not isinstance(built, Method):
         raise HomebodyError(f"{name} collects raw data: no device takes part in that.")

@@ -1,18 +1,25 @@
-"""One paper, one file. Names are what people type on the command line."""
+"""One paper, one file. Names are what people type on the command line.
+
+A method may also come from an installed package, by an entry point of the group `homebody.methods`, or from a file.
+A file's code runs only once somebody named it themselves: a recipe from a stranger may name any file.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
 from dataclasses import is_dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
 from homebody.reference import Reference
 
-__all__ = ["METHODS", "find"]
+__all__ = ["METHODS", "Code", "code_of", "find", "trust"]
 
 METHODS: dict[str, str] = {
     "alone": "homebody.methods.alone:Alone",
@@ -41,8 +48,23 @@ METHODS: dict[str, str] = {
 SIX = ("init_shared", "init_local", "prepare", "client", "server", "score")
 
 
+GROUP = "homebody.methods"
+_TRUSTED: dict[Path, str] = {}
+"""Files whose code may run in this process, each with the SHA-256 of what it held when it was named."""
+
+
+class Code(NamedTuple):
+    """A file that a method's name asks to run."""
+
+    path: Path
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.path} (SHA-256 {self.sha256})"
+
+
 def find(name: str) -> type[Method] | type[Reference]:
-    """The class of a known name, or of `path/to/file.py:Class`.
+    """The class of a known name, of an installed entry point, or of a file that was trusted: `path/to/file.py:Class`.
 
     >>> find("fedmf").__name__
     'FedMF'
@@ -51,25 +73,82 @@ def find(name: str) -> type[Method] | type[Reference]:
         module, _, attribute = METHODS[name].partition(":")
         found: type[Method] | type[Reference] = getattr(importlib.import_module(module), attribute)
         return found
-    path, colon, attribute = name.rpartition(":")
-    if colon and path.endswith(".py"):
-        return _from_file(Path(path), attribute)
-    if name.endswith(".py"):
-        raise HomebodyError(f"Name the class in {name} as well: {name}:MyMethod.")
+    if place := _place(name):
+        return _from_file(*place)
+    if installed := entry_points(group=GROUP, name=name):
+        return _checked(_loaded(name, next(iter(installed))))
     raise unknown_name("method", name, METHODS)
 
 
-def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
+def trust(name: str, sha256: str | None = None) -> str:
+    """Let `find` run the file that this name gives, as it is now; answer the name with its whole path.
+
+    A name that is no file's stays as it is. sha256: what the file must hold.
+
+    >>> trust("fedmf")
+    'fedmf'
+    """
+    place, code = _place(name), code_of(name)
+    if place is None or code is None:
+        return name
+    if sha256 is not None and code.sha256 != sha256:
+        raise HomebodyError(f"{code.path} changed while it was in use: start again.")
+    _TRUSTED[code.path] = code.sha256
+    return f"{code.path}:{place[1]}"
+
+
+def code_of(name: str) -> Code | None:
+    """The file that a method's name asks to run; None where the method is installed."""
+    place = _place(name)
+    return None if place is None else Code(place[0], hashlib.sha256(_source(*place)).hexdigest())
+
+
+def _place(name: str) -> tuple[Path, str] | None:
+    """A file and a class in it."""
+    if name in METHODS:
+        return None
+    path, colon, attribute = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        return Path(path).resolve(), attribute
+    if name.endswith(".py"):
+        raise HomebodyError(f"Name the class in {name} as well: {name}:MyMethod.")
+    return None
+
+
+def _source(path: Path, attribute: str) -> bytes:
     if not path.is_file():
         raise HomebodyError(f"There is no file {path} to take the method {attribute} from.")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise HomebodyError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _loaded(name: str, installed: Any) -> Any:
+    try:
+        return installed.load()
+    except Exception as error:
+        raise HomebodyError(
+            f"The method {name} ({installed.value}) cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
+    source = _source(path, attribute)
+    code = Code(path, hashlib.sha256(source).hexdigest())
+    if _TRUSTED.get(path) != code.sha256:
+        raise HomebodyError(
+            f"This would run the code of {code}, which nobody here named. Read that file. If you trust it, name it on "
+            "the command line yourself, or give --trust-code to a command that takes a folder."
+        )
     module_name = f"homebody_user_method_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     try:
-        spec.loader.exec_module(module)
+        # Not by the import system: that would take bytecode from a __pycache__ beside the file, which nobody read.
+        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
     except Exception as error:
         raise HomebodyError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     classes = {
@@ -79,12 +158,18 @@ def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
     }
     if attribute not in classes:
         raise unknown_name(f"method in {path} called", attribute, classes)
-    _check(classes[attribute])
-    return classes[attribute]
+    return _checked(classes[attribute])
+
+
+def _checked(found: Any) -> type[Method] | type[Reference]:
+    """The class; one that cannot run is refused, before anything else is done."""
+    if not isinstance(found, type) or not issubclass(found, Method | Reference):
+        raise HomebodyError(f"{found!r} is not a class of a method or of a reference.")
+    _check(found)
+    return found
 
 
 def _check(found: type) -> None:
-    """Refuse a class that cannot run, before anything else is done."""
     name = found.__name__
     if not is_dataclass(found):
         raise HomebodyError(f"{name} must be a dataclass: put @dataclass(frozen=True) above it.")

@@ -48,6 +48,11 @@ class Paper:
     def studies(self) -> list[Study]:
         return [*self.tables, *self.figures]
 
+    @property
+    def methods(self) -> list[str]:
+        """What its rows run, each once."""
+        return list(dict.fromkeys(row.method for study in self.studies for row in study.rows if row.method))
+
 
 def places() -> list[Path]:
     """Where papers are looked for by name: here, in the source checkout, in the installed package."""
@@ -77,8 +82,11 @@ def find_paper(name: str) -> Path:
     raise unknown_name("paper", name, known)
 
 
-def read_paper(folder: Path) -> Paper:
-    """Read and check a paper's recipe. What is wrong is said with its place, before anything runs."""
+def read_paper(folder: Path, *, load: bool = True) -> Paper:
+    """Read and check a paper's recipe. What is wrong is said with its place, before anything runs.
+
+    load: False loads no method, so that no code of the folder runs; their settings are not checked then.
+    """
     name = folder.resolve().name
     where = f"{name}/{FILE}"
     try:
@@ -94,9 +102,9 @@ def read_paper(folder: Path) -> Paper:
     docs, note = top.take("docs", str, ""), top.take("note", str, "")
     tables: list[Study] = []
     for number, table in enumerate(top.tables("table"), 1):
-        tables.append(_study(Reader(table, f"{where}, table {number}"), folder, "table", tables))
+        tables.append(_study(Reader(table, f"{where}, table {number}"), folder, "table", tables, load))
     figures = [
-        _study(Reader(figure, f"{where}, figure {number}"), folder, "figure", tables)
+        _study(Reader(figure, f"{where}, figure {number}"), folder, "figure", tables, load)
         for number, figure in enumerate(top.tables("figure"), 1)
     ]
     top.done()
@@ -107,7 +115,7 @@ def read_paper(folder: Path) -> Paper:
     return Paper(name, folder, title, citation, docs, note, tables, figures)
 
 
-def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study]) -> Study:
+def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study], load: bool) -> Study:
     """One table or figure; with `table`, on the settings and rows of another, so that nothing is run twice."""
     kind = reader.take("kind", str, "table" if form == "table" else MISSING)
     if kind not in KINDS[form]:
@@ -145,7 +153,7 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study]) ->
     study.optional.extend(name for name in like("optional", []) if name in study.data and name not in study.optional)
     study.rows.extend(_rows(reader, folder, study, base))
     reader.done()
-    check_study(study, reader.where)
+    check_study(study, reader.where, load=load)
     return study
 
 

@@ -171,8 +171,11 @@ def _printed(study: Study, figures: list[Any], point: int) -> dict[str, float]:
     }
 
 
-def check_study(study: Study, where: str) -> None:
-    """What only shows when a whole table is read: figures that do not fit, methods that refuse their fields."""
+def check_study(study: Study, where: str, *, load: bool = True) -> None:
+    """What only shows when a whole table is read: figures that do not fit, methods that refuse their fields.
+
+    load: False loads no method.
+    """
     for protocol in study.protocols if study.kind not in COMPUTED else ():
         if protocol not in PROTOCOLS:
             raise at(where, unknown_name("protocol", protocol, PROTOCOLS))
@@ -192,7 +195,7 @@ def check_study(study: Study, where: str) -> None:
     _check_by_data(study, dict.fromkeys(study.optional, ""), "optional", str, where)
     insist_distinct([row.name for row in study.rows], where, "rows named")
     for row in study.rows:
-        _check_row(study, row, f"{where}, row '{row.name}'")
+        _check_row(study, row, f"{where}, row '{row.name}'", load)
 
 
 def _check_by_data(study: Study, given: dict[str, Any], part: str, kind: type, where: str) -> None:
@@ -204,7 +207,7 @@ def _check_by_data(study: Study, given: dict[str, Any], part: str, kind: type, w
             raise HomebodyError(f"{where}: {part}.{data} must be {wanted}, not {value!r}.")
 
 
-def _check_row(study: Study, row: Row, where: str) -> None:
+def _check_row(study: Study, row: Row, where: str, load: bool) -> None:
     for settings in (study.run, *study.run_on.values(), row.run):
         for name in settings:
             if name not in RUN:
@@ -226,8 +229,8 @@ def _check_row(study: Study, row: Row, where: str) -> None:
             try:
                 recipe = study.recipe(row, data, study.protocols[0], 0, value)
                 recipe.check()
-                method = recipe.build()
-                if study.probe:
+                method = recipe.build() if load else None
+                if study.probe and method is not None:
                     probes.refuse(study.probe, method, recipe.method)
             except HomebodyError as error:
                 raise at(where, error) from error

@@ -48,6 +48,7 @@ def _listen(source: BinaryIO, tasks: queue.SimpleQueue[bytes]) -> None:
 
 def _work(task: dict[str, Any], out: BinaryIO) -> None:
     from homebody.errors import Diverged, HomebodyError
+    from homebody.methods import trust
     from homebody.progress import Round
     from homebody.recipe import Recipe
     from homebody.run import Watcher
@@ -79,9 +80,14 @@ def _work(task: dict[str, Any], out: BinaryIO) -> None:
     watcher = Watcher(say=lambda text: tell({"say": text}), start=start, on_round=on_round, looked=looked)
     try:
         recipe = Recipe.from_toml(task["recipe"])
+        if task["code"]:
+            trust(recipe.method, task["code"])
         result = run_cell(recipe, Path(task["path"]), watcher, keep_state=task["keep_state"], probes=task["probes"])
     except HomebodyError as error:
         tell({"error": str(error), "diverged": isinstance(error, Diverged)})
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else " this"
+        tell({"error": f"The system refused{where}: {error.strerror or error}."})
     except Exception:
         tell({"crash": traceback.format_exc()})
     else:
