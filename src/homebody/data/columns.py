@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
+from homebody.data.spreadsheets import unmarked_all
 from homebody.errors import HomebodyError
 
 __all__ = ["Column", "flags", "ids", "listed", "numbers", "numbers_or_nothing", "times", "usual"]
@@ -87,7 +88,7 @@ def ids(column: Column) -> pl.Series:
     if values.dtype.is_float():
         whole = values.cast(pl.Int64, strict=False)
         return whole if (whole == values).all() else values
-    text = values.cast(pl.String)
+    text = unmarked_all(values.cast(pl.String))
     if text.str.ends_with(".0").all():
         # Data frames write whole numbers so once one of them was missing.
         text = text.str.strip_suffix(".0")

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from homebody.data.population import Population
+from homebody.data.spreadsheets import marked_all
 from homebody.errors import HomebodyError
 
 __all__ = ["chosen", "export"]
@@ -42,8 +43,9 @@ def chosen(text: str, count: int) -> npt.NDArray[np.int64]:
 def export(population: Population, path: Path, users: npt.NDArray[np.int64] | None = None) -> int:
     """Write users' interactions as user, item, time and rating, each as the source calls it; how many they are.
 
-    A user's own are in their order; time and rating are left out where the population has none. The file is readable
-    by its owner alone, and whole or not there.
+    A user's own are in their order; time and rating are left out where the population has none. A name that a
+    spreadsheet would run is marked, and found again when the file is read. The file is readable by its owner alone,
+    and whole or not there.
     """
     users = np.arange(population.n_users) if users is None else users
     lengths = population.lengths[users]
@@ -63,7 +65,7 @@ def export(population: Population, path: Path, users: npt.NDArray[np.int64] | No
 
 
 def _called(numbers: npt.NDArray[np.integer], ids: pl.Series | None) -> pl.Series:
-    return pl.Series(numbers) if ids is None else ids.gather(pl.Series(numbers))
+    return pl.Series(numbers) if ids is None else marked_all(ids.gather(pl.Series(numbers)))
 
 
 def _write(table: pl.DataFrame, path: Path) -> None:

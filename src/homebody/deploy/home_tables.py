@@ -13,6 +13,7 @@ from typing import NamedTuple
 import polars as pl
 
 from homebody.data.columns import Column, numbers, times
+from homebody.data.spreadsheets import marked, unmarked_all
 from homebody.data.table import USUAL_NAMES, listed, raw_table, usual
 from homebody.deploy.home_store import TIME_LIMIT
 from homebody.errors import HomebodyError
@@ -72,8 +73,8 @@ def write_rows(path: Path, rows: Iterable[tuple[str, str, int | float | None, fl
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(COLUMNS)
                 count = 0
-                for row in rows:
-                    writer.writerow(row)
+                for user, item, *rest in rows:
+                    writer.writerow((marked(user), marked(item), *rest))
                     count += 1
                 file.flush()
                 os.fsync(number)
@@ -136,7 +137,7 @@ def _texts(column: Column, limit: int) -> pl.Series:
     if values.dtype.is_float():
         whole = values.cast(pl.Int64, strict=False)
         values = whole if (whole == values).all() else values
-    text = values.cast(pl.String).str.strip_chars()
+    text = unmarked_all(values.cast(pl.String).str.strip_chars())
     bad = (text.str.len_chars() == 0) | (text.str.len_chars() > limit) | text.str.contains(_NO_LINE)
     column.refuse(bad.fill_null(True), f"one line of 1 to {limit:,} characters in every row")
     return text
