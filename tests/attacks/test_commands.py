@@ -252,9 +252,12 @@ def test_no_command_writes_to_a_read_only_disk(every: int, tmp_path: Path) -> No
 
 @pytest.mark.attack
 @pytest.mark.parametrize("size", [1, 2_000, 5_000, 20_000, 60_000, 150_000])
-def test_nor_does_one_that_fills_up_while_it_works(size: int, tmp_path: Path) -> None:
+def test_nor_does_one_that_fills_up_while_it_works(size: int, campaign: Any, tmp_path: Path) -> None:
     """What got so far as to record rounds may be resumed; nothing else is left unfinished."""
-    for one in outcomes(tmp_path, asked([*WRITING, *READING], size)):
+    found = outcomes(tmp_path, asked([*WRITING, *READING], size))
+    refused = sum(one["code"] == 2 for one in found)
+    campaign.did(f"commands where files end at {size:,} bytes", len(found), refused=refused)
+    for one in found:
         about = f"{one['words']} {one['code']} {one['said'][-1500:]}"
         assert "Traceback" not in one["said"], about
         assert one["code"] in (0, 2), about

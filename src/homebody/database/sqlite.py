@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,7 +43,9 @@ class SQLite(Database):
             if db is not None:
                 db.close()
             kind = Unavailable if error.sqlite_errorcode & 0xFF in _PASSING else HomebodyError
-            raise kind(f"The {what} {self.name} cannot be opened: {error}.") from error
+            locked = where is not None and not os.access(Path(where).parent, os.W_OK)
+            why = "nothing can be written to its folder" if locked else error
+            raise kind(f"The {what} {self.name} cannot be opened: {why}.") from error
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> Cursor:
         with self._lock:
