@@ -158,6 +158,7 @@ WRITING = [
     f"tune fedmf --data {DATA} --trials 1 --rounds 1 --jobs 2 --out NEW --json",
     "reproduce tiny --jobs 1 --out NEW --json",
     "account --run done --statement NEW",
+    "account gaussian --noise 1 --plot NEW.html",
     f"data export {DATA} NEW.csv",
     "server init NEW --method fedmf --listen 127.0.0.1:39990 --no-tls",
     "server items server items.csv",

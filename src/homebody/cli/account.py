@@ -340,6 +340,7 @@ def _draw(file: Path, asked: Question, value: float) -> None:
         from plotly import graph_objects
     except ImportError as error:
         raise HomebodyError("--plot needs plotly: pip install 'homebody[report]'.") from error
+    from homebody.files import SHARED, replacing
     from homebody.privacy.accountant import epsilon
 
     most, event = max(asked.rounds), asked.event(value)
@@ -354,10 +355,8 @@ def _draw(file: Path, asked: Question, value: float) -> None:
         yaxis_title="certified ε",
         showlegend=True,
     )
-    try:
-        figure.write_html(file, include_plotlyjs=True)
-    except OSError as error:
-        raise HomebodyError(f"The plot cannot be written to {file}: {error.strerror}.") from error
+    with replacing(file, mode=SHARED) as page:
+        page.write(figure.to_html(include_plotlyjs=True).encode())
 
 
 def _text(value: float) -> str:

@@ -37,7 +37,7 @@ class Secrets:
         """Draw one; it is on the disk before anything that it keys. One that was left without an epoch is replaced."""
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             with os.fdopen(os.open(self._path(epoch), flags, 0o600), "wb") as file:
                 file.write(os.urandom(_BYTES))
                 file.flush()
