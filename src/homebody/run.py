@@ -410,7 +410,7 @@ def _federated(
 
     told = [charges for charges, _ in _planned(recipe, method, split)]
     for release, charges in counted(method, split, told).items():
-        ledger.charge(release, charges, repeat=True)
+        ledger.charge(release, charges, repeat=True, digest=digest)
     return fit(
         method,
         simulator(recipe, split),

@@ -62,7 +62,6 @@ UNRECORDED = (
     "they are outside the guarantee. So is a catalogue that is derived from interactions."
 )
 FOLDER = "The run's own folder holds every simulated client's state, losses and counts: it is as private as the data."
-FLOATS = "The bounds are about real-valued noise; that noise is drawn with floating-point numbers is not covered."
 SIMULATED = (
     "This was a simulation: its noise derives from the seed, and whoever knows the seed can remove it. Runs of the "
     "same seed share their noise, which cancels out where two of their models are compared. ε is that of the same "
@@ -135,7 +134,7 @@ def _gathered(
     simulated = str(environment.get("randomness", "simulated")).startswith("simulated")
     outside = [SELECTION, *([] if central else [MEMBERSHIP, *environment.get("outside", [UNRECORDED])])]
     outside += [SIMULATED] if simulated and not central else []
-    outside += [*([FLOATS] if any(math.isfinite(row["epsilon"]) for row in rows) else []), FOLDER]
+    outside += [FOLDER]
     found = {
         "schema": SCHEMA_VERSION,
         "document": "homebody privacy statement",
