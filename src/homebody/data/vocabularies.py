@@ -8,6 +8,7 @@ listed, hashed, or bounded), or counted with noise and charged (`Counted`), or t
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -98,8 +99,11 @@ class Counted:
     def kept(self, people: Longs, values: Longs, count: int, rng: Rng) -> npt.NDArray[np.bool_]:
         """Which of `count` values are kept, given pairs of a person and a value of theirs.
 
-        Who has several contributes one, drawn at random.
+        Who has several contributes one, drawn at random. Other data, or another ε, draw from another stream: the noise
+        of two such counts must not cancel out.
         """
+        about = hashlib.blake2b(people.tobytes() + values.tobytes(), digest_size=16).hexdigest()
+        rng = rng.fold(f"{self.epsilon!r} {self.delta!r} {about}")
         order = np.argsort(rng.fold("one of each").bits(len(people)).numpy(), kind="stable")
         _, first = np.unique(people[order], return_index=True)
         counts = np.bincount(values[order][first], minlength=count)

@@ -158,8 +158,8 @@ before it.
         clean: what else the server does to the numbers before it clips them.
 
         >>> import torch
-        >>> from homebody.privacy import Clip, Gaussian
-        >>> Channel(Clip(1), Gaussian(z=1)).bounded({"w": torch.tensor([30.0, 40.0])})["w"].tolist()
+        >>> from homebody.privacy import Clip
+        >>> Channel(Clip(1)).bounded({"w": torch.tensor([30.0, 40.0])})["w"].tolist()
         [0.59..., 0.79...]
         """
         if not self.plain:
