@@ -360,9 +360,9 @@ class Method:
     def stated_by(self) -> str | None:
         """The method or stage that states its own charges and does not ship with Homebody; None: there is none.
 
-        A class that inherits such `charges` counts too: it may tell more than its parent does.
+        A class that inherits such `charges`, or says that it sends nothing, counts too: it may tell more.
         """
-        if not ships(type(self)) and type(self).charges is not Method.charges:
+        if not ships(type(self)) and (type(self).charges is not Method.charges or not self.sends):
             return type(self).__name__
         return self.uplink.stated_by
 

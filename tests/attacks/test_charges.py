@@ -15,6 +15,7 @@ from homebody.data import load
 from homebody.data.partitions import leave_one_out
 from homebody.errors import HomebodyError
 from homebody.fit import fit
+from homebody.methods import trust
 from homebody.methods.alone import Alone
 from homebody.methods.dplcf import DPLCF
 from homebody.methods.fedmf import FedMF
@@ -45,6 +46,7 @@ class Quiet(FedMF):
 def test_a_method_file_that_understates_is_not_certified(tmp_path: Path) -> None:
     file = tmp_path / "quiet.py"
     file.write_text(UNDERSTATED)
+    trust(f"{file}:Quiet")
     result = execute(Recipe(f"{file}:Quiet", DATA, fields={"factors": 4}, rounds=2), tmp_path / "runs")
     assert {float(value) for value in result["epsilon"].values()} == {float("inf")}
     assert any("Quiet states itself what it tells each observer" in note for note in result["notes"])
@@ -62,6 +64,7 @@ def test_a_method_file_that_understates_is_not_certified(tmp_path: Path) -> None
 def test_a_budget_is_not_kept_by_a_claim(tmp_path: Path) -> None:
     file = tmp_path / "quiet.py"
     file.write_text(UNDERSTATED)
+    trust(f"{file}:Quiet")
     recipe = Recipe(f"{file}:Quiet", DATA, fields={"factors": 4}, rounds=2, budget="eps=1,delta=0,observer=server")
     with pytest.raises(HomebodyError, match="budget"):
         execute(recipe, tmp_path / "runs")
