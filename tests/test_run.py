@@ -456,7 +456,7 @@ def test_a_truncated_pointer_is_refused(broken: Path) -> None:
     ("change", "said"),
     [
         (lambda text: text + "speed = 3\n", "There is no recipe field 'speed'"),
-        (lambda text: text.replace("schema = 1", "schema = 2"), "newer Homebody"),
+        (lambda text: text.replace("schema = 2", "schema = 3"), "newer Homebody"),
         (lambda text: text.replace("seed = 0", "seed = "), "not valid TOML"),
         (lambda text: text.replace('"fedmf"', '"fedmg"'), "did you mean 'fedmf'"),
         (lambda text: text.replace("factors", "factor"), "did you mean 'factors'"),

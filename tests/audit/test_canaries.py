@@ -228,7 +228,7 @@ class TestNest:
             name: one.as_dict() for name, one in parts.items()
         }
 
-    def test_tails_is_what_the_relation_compares_with(self, simulator: Simulator) -> None:
+    def test_tails_is_what_the_relation_compares_with(self, simulator: Simulator, shipped: None) -> None:
         for uplink in (Channel(), Channel(Clip(1.0), Gaussian(z=1)), Channel(OneBit(1.0))):
             assert self.nest(simulator, uplink).relation == "replace-one"
         method, coins = OrNobody(factors=4, uplink=Channel(Clip(1.0), Gaussian(z=1))), torch.tensor([True, False])
@@ -249,7 +249,7 @@ class OrNobody(FedMF):
         ]
 
 
-def test_an_empty_seat_is_told_from_a_canary(simulator: Simulator) -> None:
+def test_an_empty_seat_is_told_from_a_canary(simulator: Simulator, shipped: None) -> None:
     uplink = Channel(Clip(1.0), Gaussian(z=1))
     clients = plant(OrNobody(factors=4, uplink=uplink), simulator, rounds=2, canaries=400)[1]
     assert clients.relation == "add-remove"

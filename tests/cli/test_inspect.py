@@ -34,7 +34,7 @@ def test_a_table_in_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     table, _, rest = text.partition("Behind the secure sum")
     assert rest
     assert max(map(len, table.splitlines())) <= 80
-    for words in ("one message of user 3, 5,120 bytes", "40 × 32", "float32", "Only the sum over the 20 people"):
+    for words in ("one message of user 3, 5,120 bytes", "40 × 32", "int32", "Only the sum over the 20 people"):
         assert words in table
     assert "Gaussian noise, 1 × the ℓ2 sensitivity" in " ".join(table.split())
 

@@ -207,9 +207,11 @@ def test_a_method_of_ones_own_is_found_again_from_anywhere(tmp_path: Path) -> No
     (run,) = found["methods"][0]["runs"]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    assert (
-        len(result("recommend", str(tmp_path / run), "--user", "3", "-k", "4", "--json", cwd=elsewhere)["items"]) == 4
-    )
+    asked = ["recommend", str(tmp_path / run), "--user", "3", "-k", "4", "--json"]
+    done = call(*asked, "--trust-code", cwd=elsewhere)
+    assert "mine.py (SHA-256 " in done.stderr
+    assert len(json.loads(done.stdout)["items"]) == 4
+    assert "--trust-code" in call(*asked, cwd=elsewhere).stderr
 
 
 def test_a_failure_in_a_real_process(tmp_path: Path) -> None:

@@ -196,7 +196,8 @@ class TestRules:
 
     def test_mixed_without_shuffles_needs_no_split(self) -> None:
         bound = epsilon([(GaussianRelease(1, "replace-one", fixed(30, 4800)), 100), (Reports(0.5), 3)], 1e-6)
-        assert set(bound.bounds) == {"rdp"}
+        assert set(bound.bounds) == {"basic", "rdp", "by parts"}
+        assert bound.accountant == "rdp"
 
     def test_delta_of_a_release_counts(self) -> None:
         assert epsilon([(PureRelease(0.1, 1e-7), 10)], 1e-6).epsilon == pytest.approx(1)
@@ -211,7 +212,8 @@ class TestRules:
         clean = epsilon([noise, (PureRelease(0.5), 1)], 1e-7).bounds
         assert leaky["rdp"] == pytest.approx(clean["rdp"], rel=1e-6)
         assert leaky["pld"] == pytest.approx(clean["pld"], rel=1e-3)
-        assert leaky.keys() == clean.keys() == {"rdp", "pld"}
+        assert leaky["basic"] == pytest.approx(clean["basic"], rel=1e-6)
+        assert leaky.keys() == clean.keys() == {"basic", "rdp", "pld"}
 
     def test_sampling_amplifies_a_pure_release(self) -> None:
         expected = math.log(1 + 0.01 * (math.e - 1))

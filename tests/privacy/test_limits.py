@@ -144,11 +144,11 @@ def test_a_resumed_run_stops_at_the_same_round_and_pays_once(split: Split, befor
         if line.step == whole.ledger.releases() - before_the_end:
             raise Stop
 
-    ledger, checkpoints = Ledger(), Memory(every)
+    ledger = Ledger()
+    kept: dict[str, Any] = {"rounds": 30, "ledger": ledger, "checkpoints": Memory(every), "digest": "same"}
     with pytest.raises(Stop):
-        trained(split, budget, uplink, rounds=30, ledger=ledger, checkpoints=checkpoints, on_round=failing)
-    resumed = trained(split, budget, uplink, rounds=30, ledger=ledger, checkpoints=checkpoints)
-    again = trained(split, budget, uplink, rounds=30, ledger=ledger, checkpoints=checkpoints)
+        trained(split, budget, uplink, on_round=failing, **kept)
+    resumed, again = (trained(split, budget, uplink, **kept) for _ in range(2))
     for one in (resumed, again):
         assert one.stopped == whole.stopped
         assert one.metrics == whole.metrics

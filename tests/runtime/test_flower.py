@@ -623,6 +623,7 @@ class InTwo(Sums):
 def in_two(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """A method of two phases, installed for as long as the test runs."""
     monkeypatch.setattr("homebody.recipe.find", lambda name: InTwo)
+    monkeypatch.setattr("homebody.deploy.task.METHODS", {**METHODS, "intwo": "homebody.methods.intwo"})
     return Recipe("intwo", "devices", rounds=2, seed=5, evaluate_every=1, cutoffs=[3])
 
 
