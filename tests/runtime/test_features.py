@@ -18,6 +18,7 @@ from homebody.data.partitions import split
 from homebody.data.population import Population
 from homebody.errors import HomebodyError
 from homebody.fit import fit
+from homebody.methods import trust
 from homebody.privacy import Channel
 from homebody.recipe import Recipe
 from homebody.rng import Rng
@@ -122,6 +123,7 @@ def csv(folder: Path) -> Path:
 
 
 def recipe(folder: Path, **changes: object) -> Recipe:
+    trust(f"{__file__}:GroupCounts")
     return Recipe(
         f"{__file__}:GroupCounts",
         str(csv(folder)),
