@@ -104,7 +104,7 @@ def mixed(town: Callable[..., Any], people: People) -> Callable[..., Any]:
         one.folder = one.homes[0].path.parent
         mixer, sent = Mixer(one), [[] for _ in sizes]
         for number, home in enumerate(one.homes):
-            one.mail.devices[f"mark{number}"] = Device(home, one.log, mixer.reporter(sent[number]))
+            one.mail.devices[f"mark{number}"] = one.device(home, mixer.reporter(sent[number]))
         return one, mixer, sent
 
     return make
@@ -462,7 +462,7 @@ def test_a_proxy_that_takes_nothing_makes_people_decline(mixed: Callable[..., An
     one, mixer, _ = mixed(quorum=0.5)
     other = Mixer.__new__(Mixer)
     other.__dict__.update({**mixer.__dict__, "broken": "no"})
-    one.mail.devices["mark1"] = Device(one.homes[1], one.log, other.reporter([]))
+    one.mail.devices["mark1"] = one.device(one.homes[1], other.reporter([]))
     fit(one, mixer, rounds=1)
     assert [line["clients"] for line in one.records.rounds()] == [6]
     assert one.records.counters()["declined"] == 1
@@ -475,7 +475,7 @@ def test_a_round_that_devices_declined_says_so_and_who_is_left_alone(mixed: Call
     one, mixer, _ = mixed()
     away = Mixer.__new__(Mixer)
     away.__dict__.update({**mixer.__dict__, **({"lies": {"k": 0}} if before else {"broken": "no"})})
-    one.mail.devices["mark2"] = Device(one.homes[2], one.log, away.reporter([]))
+    one.mail.devices["mark2"] = one.device(one.homes[2], away.reporter([]))
     asked = runtime(one, mixer)
     users = asked.available()
     method = one.plan.method()
