@@ -24,7 +24,7 @@ from homebody.ops import for_cohort
 from homebody.privacy import noise_kernels
 from homebody.rng import Rng, SystemRng
 
-__all__ = ["COARSEST", "STEPS", "Grid", "gaussian", "laplace"]
+__all__ = ["COARSEST", "STEPS", "Grid", "gaussian", "laplace", "summed_steps"]
 
 STEPS = (torch.int32, torch.int64)
 """What whole numbers of steps are sent in."""
@@ -81,11 +81,24 @@ class Grid:
         return steps.to(torch.float64) * self.step
 
 
+def summed_steps(messages: Tensor) -> Tensor:
+    """The exact sum of stacked messages in whole steps.
+
+    >>> summed_steps(torch.tensor([[1, 2], [3, -4]], dtype=torch.int32)).tolist()
+    [4, -2]
+    """
+    if messages.device.type != "cpu":
+        return messages.sum(0, dtype=torch.int64)
+    out = torch.zeros(messages.shape[1:], dtype=torch.int64)
+    noise_kernels.add_steps(messages.reshape(len(messages), -1).numpy(), out.view(-1).numpy())
+    return out
+
+
 @for_cohort
 def _whole(value: Tensor, step: float, kind: torch.dtype) -> tuple[Tensor, ...]:
-    if value.device.type == "cpu" and value.dtype == torch.float32 and value.is_contiguous():
+    if value.device.type == "cpu" and value.dtype == torch.float32:
         out = torch.empty(value.shape, dtype=kind)
-        noise_kernels.steps(value.detach().numpy(), step, float(_most(kind)), out.numpy())
+        noise_kernels.steps(value.detach().contiguous().numpy(), step, float(_most(kind)), out.numpy())
         return (out,)
     steps = (value.to(torch.float64) / step).trunc().nan_to_num(0.0)
     return (steps.clamp(-_most(kind), _most(kind)).to(kind),)

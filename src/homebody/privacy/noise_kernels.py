@@ -11,7 +11,7 @@ import numpy as np
 
 from homebody.kernels import GOLDEN, mix
 
-__all__ = ["MOST_UNITS", "gaussian_keyed", "gaussian_read", "laplace_keyed", "laplace_read", "steps"]
+__all__ = ["MOST_UNITS", "add_steps", "gaussian_keyed", "gaussian_read", "laplace_keyed", "laplace_read", "steps"]
 
 MOST_UNITS = 1024
 """One draw reads more with probability under 2⁻²⁰⁰."""
@@ -195,7 +195,16 @@ def steps(value, step, most, out):
     """Each number as whole steps, toward zero, at most so many; what is no number is 0."""
     for row in nb.prange(len(value)):
         for place in range(value.shape[1]):
-            count = np.trunc(np.float64(value[row, place]) / step)
-            if count != count:
-                count = 0.0
-            out[row, place] = np.int64(min(max(count, -most), most))
+            count = np.float64(value[row, place]) / step
+            count = count if count == count else 0.0
+            out[row, place] = min(max(count, -most), most)
+
+
+@nb.njit(parallel=True, cache=True)
+def add_steps(value, out):
+    """Add every row to the sums: a block of columns a thread, so that the sums stay in its cache."""
+    for block in nb.prange((len(out) + _AT_ONCE - 1) // _AT_ONCE):
+        end = min(len(out), (block + 1) * _AT_ONCE)
+        for row in range(len(value)):
+            for place in range(block * _AT_ONCE, end):
+                out[place] += value[row, place]

@@ -12,7 +12,7 @@ from homebody import ops
 from homebody.core import Cohort, Collected, Method, Opened, Rows, Total, Tree, Users
 from homebody.errors import HomebodyError
 from homebody.privacy import Charge
-from homebody.privacy.grid import STEPS
+from homebody.privacy.grid import STEPS, summed_steps
 from homebody.rng import Rng
 from homebody.runtime.clients import SAMPLES_AT_ONCE, Clients
 
@@ -112,7 +112,7 @@ def _add(update: Tree, sums: Tree) -> int:
             ops.scatter_sum(value.index.flatten(), rows.flatten(0, 1).to(kind), total)
             bits += int((value.index >= 0).sum()) * (32 + width * math.prod(rows.shape[2:]))
         else:
-            summed = rows.sum(0, dtype=kind)
+            summed = summed_steps(rows) if kind == torch.int64 else rows.sum(0, dtype=kind)
             sums[name] = sums[name] + summed if name in sums else summed
             bits += width * rows.numel()
     return -(-bits // 8)
