@@ -402,6 +402,8 @@ def scatter_sum(index: Tensor, value: Tensor, table: Tensor) -> None:
     The order of additions is fixed, so the sum does not vary from run to run.
     """
     width = math.prod(table.shape[1:])
+    if value.dtype not in (table.dtype, torch.int32) or table.device.type != "cpu":
+        value = value.to(table.dtype)  # compiled code adds 32-bit whole numbers to any
     flat_value, flat_table = value.reshape(len(index), width), table.view(len(table), width)
     if table.device.type == "cpu":
         kernels.scatter_sum(index.numpy(), flat_value.numpy(), flat_table.numpy())

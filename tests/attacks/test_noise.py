@@ -72,7 +72,7 @@ def on_the_sum_laplace(scale: float) -> Tensor:
 
 def of_many(scale: float) -> Tensor:
     channel = Channel(Clip(100.0, order=1), Laplace(scale))
-    sums = channel.before_noise({"item": update()}, Rng.of(9))
+    sums = channel.for_sum({"item": update()}, Rng.of(9))
     return channel.noise_of_many({"item": sums["item"].to(torch.int64)}, 50, Rng.of(8))["item"]
 
 

@@ -238,6 +238,15 @@ def test_a_report_takes_four_bytes_and_a_bit(few: Split) -> None:
     assert collect(method, few, [0, 1, 2]).bytes_up == -(-3 * 16 * 33 // 8)
 
 
+def test_a_simulation_spares_filling_tables_and_counts_them(few: Split) -> None:
+    """What a secure sum fills changes no sum; each device is said to send 50 rows of two numbers all the same."""
+    users, noise = list(range(9)), (SecureSum(), Gaussian(1.0))
+    spared = collect(FedMF(factors=2, uplink=Channel(Clip(0.5), *noise)), few, users)
+    filled = collect(FedMF(factors=2, uplink=Channel(Clip(0.5), *noise)), few, users, fused=False)
+    assert spared.bytes_up == filled.bytes_up == 9 * 50 * 2 * 4
+    torch.testing.assert_close(spared.total.sum["item"], filled.total.sum["item"])
+
+
 def test_values_that_are_not_finite_say_nothing_special() -> None:
     sent = reported(OneBit(20.0), {"w": torch.tensor([math.nan])}, 1000, 0)
     assert 400 < int((sent["w[1]"].index == 1).sum()) < 600

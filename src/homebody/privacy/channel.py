@@ -133,7 +133,9 @@ before it.
 
     def device(self, update: Update, rng: Rng) -> Update:
         """The device's half: each stage in order."""
-        return self._device(self._working, update, rng)
+        for number, stage in enumerate(self._working):
+            update = stage.device(update, rng.fold(number))
+        return update
 
     def devices(self, update: Update, rng: Rng) -> Update:
         """The device's half for many clients, stacked; a formula is worked out only as far as the stages look at it."""
@@ -181,17 +183,36 @@ before it.
         """Whether an update comes to the server as it was worked out, or clipped: without noise of the device's."""
         return all(isinstance(stage, Clip) for stage in self._working if not _on_sum(stage))
 
-    def before_noise(self, update: Update, rng: Rng) -> Update:
-        """The device's half of a channel that ends in noise, up to the noise."""
-        number = self._last_noise()
-        if number is None:
-            raise HomebodyError("This channel does not end in noise on the device.")
-        noise: _Noise = self._working[number]  # type: ignore[assignment]
-        return noise.before_noise(self._device(self._working[:number], update, rng))
+    def for_sum(self, update: Update, rng: Rng) -> Update:
+        """What one client adds to the sum of many, for simulations, where nobody looks at a single message.
+
+        That is the device's half without what leaves the sum as it was, and without noise that `noise_of_many` adds.
+        """
+        for number, stage in self._for_sum:
+            if number == self._last_noise():
+                noise: _Noise = stage  # type: ignore[assignment]
+                return noise.before_noise(update)
+            update = stage.device(update, rng.fold(number))
+        return update
+
+    @property
+    def sums_dense(self) -> bool:
+        """Whether `for_sum` works on whole tables."""
+        last = self._last_noise()
+        return any(getattr(stage, "dense", False) for number, stage in self._for_sum if number != last)
+
+    @property
+    def fills(self) -> bool:
+        """Whether devices fill the tables that they send, though a sum can do without: `for_sum` leaves that out."""
+        return any(getattr(stage, "dense", False) and _keeps_sum(stage) for stage in self._working)
+
+    @property
+    def _for_sum(self) -> list[tuple[int, Stage]]:
+        return [(number, stage) for number, stage in enumerate(self._working) if not _keeps_sum(stage)]
 
     def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
-        """Sums of what came `before_noise`, with the noise of so many devices: distributed as if each had drawn its
-        own, at the cost of one. For simulations, where nobody looks at a single message."""
+        """Sums of what came `for_sum`, with the noise of so many devices: distributed as if each had drawn its own, at
+        the cost of one. For simulations, where nobody looks at a single message."""
         number = self._last_noise()
         if number is None:
             raise HomebodyError("This channel does not end in noise on the device: there is none to be summed.")
@@ -202,11 +223,6 @@ before it.
     def _working(self) -> tuple[Stage, ...]:
         """The stages that change something: a request beside them must not change what noise they draw."""
         return tuple(stage for stage in self.stages if not isinstance(stage, AskRows))
-
-    def _device(self, stages: Sequence[Stage], update: Update, rng: Rng) -> Update:
-        for number, stage in enumerate(stages):
-            update = stage.device(update, rng.fold(number))
-        return update
 
     def _last_noise(self) -> int | None:
         for number, stage in reversed(list(enumerate(self._working))):

@@ -114,11 +114,11 @@ class Clients:
         return rng.fold(self._tensor(self.split.numbered(users)))
 
     def _work(
-        self, method: Method, shared: Tree, users: Users, width: int | None, rng: Rng, *, noise: bool = True
+        self, method: Method, shared: Tree, users: Users, width: int | None, rng: Rng, *, summed: bool = False
     ) -> tuple[Update, Tree, dict[str, Tensor]]:
         """A round of some clients: what leaves each of them, what it keeps, and which rows it asks for.
 
-        noise: whether the devices add theirs; otherwise it must be added to their sum.
+        summed: of what leaves them nobody sees but the sum, to which the devices' noise is added at once.
         """
         fused = self.fused and method.kernel_of("client", "cohort")
         work = method.cohort if fused else partial(Method.cohort, method)
@@ -132,15 +132,15 @@ class Clients:
                 f"{type(method).__name__} says that it sends nothing, and is charged so; its update is not empty."
             )
         channel = method.uplink
-        update = self._leave(channel, update, streams, noise=noise) if channel.stages else written(update)
+        update = self._leave(channel, update, streams, summed=summed) if channel.stages else written(update)
         return update, kept, vmap(method.asks)(batches) if channel.asks else {}
 
-    def _leave(self, channel: Channel, update: Update, streams: Rng, *, noise: bool) -> Update:
+    def _leave(self, channel: Channel, update: Update, streams: Rng, *, summed: bool) -> Update:
         """What these clients' updates become on their way out."""
         own = streams.private.fold("uplink")
-        if noise and channel.samples and any(not isinstance(one, Tensor | Rows) for one in update.values()):
+        if channel.samples and any(not isinstance(one, Tensor | Rows) for one in update.values()):
             return channel.devices(update, own)
-        half = channel.device if noise else channel.before_noise
+        half = channel.for_sum if summed else channel.device
         left: Update = vmap(lambda key, one: half(one, Rng(key)))(own.key, written(update))
         return left
 

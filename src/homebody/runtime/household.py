@@ -48,7 +48,7 @@ class Household(Clients):
         scores = self._scores(method, shared, users, self._data(users), everything)
         return summarise([Block(users, scores, asked)], self._cutoffs).metrics
 
-    def _leave(self, channel: Channel, update: Update, streams: Rng, *, noise: bool) -> Update:
+    def _leave(self, channel: Channel, update: Update, streams: Rng, *, summed: bool) -> Update:
         own = _alone(written(update))
         _refuse_endless(own)
         left: Update = tree_map(lambda leaf: leaf[None], channel.device(own, SystemRng()))

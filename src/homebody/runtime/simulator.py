@@ -51,18 +51,19 @@ class Simulator(Clients):
         bytes_down = tables * len(cohort.users)
         at_once = self.fused and method.uplink.ends_in_noise
         formulas = self.fused and method.computes and method.uplink.samples
-        dense = (method.uplink.dense and not at_once and not formulas) or (method.computes and not formulas)
         reads = method.uplink.reads
+        summed = self.fused and not reads
+        dense = not formulas and (method.computes or (method.uplink.sums_dense if summed else method.uplink.dense))
         # What is read says something of each item, and it takes several numbers of 8 bytes to draw that.
         wide = 32 * self.catalogue.n_items if reads else tables
         most = max(1, DENSE_BYTES // max(1, wide)) if dense else None
         together = FORMULAS_AT_ONCE if formulas else SAMPLES_AT_ONCE
         for users, width in self._store.groups(cohort.users, together, most):
-            update, kept, request = self._work(method, shared, users, width, rng, noise=not at_once)
+            update, kept, request = self._work(method, shared, users, width, rng, summed=summed)
             self._store.put(users, kept)
             if "loss" in kept:
                 losses.append(kept["loss"].sum())
-            bytes_up += _add(update, {} if reads else sums)
+            bytes_up += _add(update, {} if reads else sums, whole=method.uplink.fills)
             if reads:
                 method.uplink.read(update, sums)
             rows, spared = _asked(request, shared)
@@ -95,8 +96,8 @@ class Simulator(Clients):
                 self._bases.setdefault(int(step), {})[key] = value.to(self.device)
 
 
-def _add(update: Tree, sums: Tree) -> int:
-    """Add a stacked update to the sums; answer how many bytes its clients send."""
+def _add(update: Tree, sums: Tree, *, whole: bool) -> int:
+    """Add a stacked update to the sums; answer how many bytes its clients send, where they may fill whole tables."""
     bits = 0
     for name, value in update.items():
         rows = value.value if isinstance(value, Rows) else value
@@ -109,8 +110,11 @@ def _add(update: Tree, sums: Tree) -> int:
                     f"The update's '{name}' has a row {int(value.index.max())}, but its table has {value.size} rows."
                 )
             total = sums.setdefault(name, rows.new_zeros((value.size, *rows.shape[2:]), dtype=kind))
-            ops.scatter_sum(value.index.flatten(), rows.flatten(0, 1).to(kind), total)
-            bits += int((value.index >= 0).sum()) * (32 + width * math.prod(rows.shape[2:]))
+            ops.scatter_sum(value.index.flatten(), rows.flatten(0, 1), total)
+            if whole:
+                bits += len(rows) * value.size * width * math.prod(rows.shape[2:])
+            else:
+                bits += int((value.index >= 0).sum()) * (32 + width * math.prod(rows.shape[2:]))
         else:
             summed = summed_steps(rows) if kind == torch.int64 else rows.sum(0, dtype=kind)
             sums[name] = sums[name] + summed if name in sums else summed
