@@ -444,6 +444,33 @@ with Home(sys.argv[1]) as home:
 """
 
 
+OUT = """
+import resource, sys
+from homebody.deploy.home import Home
+from homebody.errors import HomebodyError
+with Home(sys.argv[1]) as home:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+    try:
+        home.opt_out("ann")
+    except HomebodyError as error:
+        print(error)
+    print(home.person("ann").active)
+"""
+
+
+def test_a_disk_that_fills_up_after_a_change_does_not_deny_it(home: Home) -> None:
+    """The change fits into the log of writes; what it frees lies beyond what may be written of the store."""
+    home.add_person("bob")
+    home.finish("bob", "r", "train/1", "d", 1, None, bytes(400_000), b"answer")
+    home.add_person("ann")
+    home.finish("ann", "r", "train/1", "d", 1, None, bytes(40_000), b"answer")
+    home._scrub()
+    said, active = finished(script(OUT, home.path)).splitlines()
+    assert "cannot be cleared of what was deleted" in said
+    assert "nothing was changed" not in said
+    assert active == "False"
+
+
 def test_a_full_disk_is_a_sentence_and_changes_nothing(home: Home) -> None:
     home.add_person("ann")
     home.finish("ann", "r", "train/1", "d", 1, None, b"state", b"answer")

@@ -350,9 +350,9 @@ class Store:
                 raise
 
     def _scrub(self) -> None:
-        """Empty the log of writes, which still holds what was deleted. A reader may hold that up: the next write that
+        """Empty the log of writes, which still holds what was deleted. A reader may hold that up: the next deletion that
         finds none does it then."""
-        with self._named("written"):
+        with self._named("cleared of what was deleted, which is not in use any more"):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @contextmanager
