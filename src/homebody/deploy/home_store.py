@@ -350,8 +350,8 @@ class Store:
                 raise
 
     def _scrub(self) -> None:
-        """Empty the log of writes, which still holds what was deleted. A reader may hold that up: the next deletion that
-        finds none does it then."""
+        """Empty the log of writes, which still holds what was deleted. A reader may hold that up: the next deletion
+        that finds none does it then."""
         with self._named("cleared of what was deleted, which is not in use any more"):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
