@@ -20,6 +20,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import homebody
@@ -61,6 +62,11 @@ class Door:
                 return asking.recv(100).startswith(b"HTTP/1.1 200")
         except OSError:
             return False
+
+    def held(self) -> int:
+        """How many connections it has."""
+        found = psutil.Process(self.process.pid).net_connections("tcp")
+        return sum(one.status == psutil.CONN_ESTABLISHED and one.laddr.port == self.port for one in found)
 
     def serves(self, rounds: int, link: Link, fleet: Fleet, node: int) -> None:
         """A letter goes to a device and its answer comes back, over connections that may have to be made anew."""
@@ -179,11 +185,17 @@ def test_strangers_do_not_hold_the_door_shut(door: Door, kind: str) -> None:
 
 
 def test_one_address_takes_no_more_than_its_share(door: Door) -> None:
-    """All from the address that the device has, too: the oldest give way to whoever comes."""
+    """All from the address that the device has, too: the oldest give way to whoever comes.
+
+    Somebody who has just been hung up on may still be seen for a moment: so 85 of 100, for a limit of 64.
+    """
+    before, most = door.held(), 0
     with ExitStack() as stack:
         for _ in range(100):
             with suppress(OSError):
                 stack.enter_context(closing(tls(door.port, "127.0.0.1")))
+            most = max(most, door.held() - before)
+        assert 30 < most < 85
         with household(door, "neighbour") as known:
             door.serves(2, *known)
 
