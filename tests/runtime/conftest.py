@@ -160,9 +160,10 @@ class Mail:
         found: list[Reply] = []
         for number in sorted(set(messages) & self._waiting.keys(), key=lambda name: -int(name.split()[1])):
             mark, kind, body = self._waiting[number]
-            if mark in self.offline:
-                continue
             del self._waiting[number]
+            if mark in self.offline:
+                found.append(Reply(number, None, "The device is gone."))
+                continue
             given = self.devices[mark].answer(body)
             twist = self.twisted.get(mark)
             become = given if twist is None else twist(kind, body, given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -520,6 +521,78 @@ def test_a_device_that_leaves_between_the_choice_and_the_letter_costs_no_deadlin
     one.fit(runtime)
     assert [line["clients"] for line in one.records.rounds()] == [6]
     assert one.clock.now - began < 5
+
+
+def leaves_for_a_while(one: Any, monkeypatch: pytest.MonkeyPatch, mark: str, seconds: float) -> None:
+    """A device goes away with the first letter of a round, and comes back after so long."""
+    post, sleep, back = one.mail.send, one.clock.sleep, [math.inf]
+
+    def send(letters: Any, deadline: float) -> Any:
+        sent = post(letters, deadline)
+        if back == [math.inf] and {kind for kind, _ in letters.values()} == {"train"}:
+            one.mail.offline.add(mark)
+            back[0] = one.clock.now + seconds
+        return sent
+
+    def passes(given: float) -> None:
+        sleep(given)
+        if one.clock.now > back[0]:
+            one.mail.offline.discard(mark)
+
+    monkeypatch.setattr(one.mail, "send", send)
+    monkeypatch.setattr(one.clock, "sleep", passes)
+
+
+def test_a_device_without_which_there_are_too_few_is_waited_for_until_the_deadline(
+    town: Callable[..., Any], people: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To give the round up would cost everybody another charge."""
+    one = town(people(), (3, 1, 3), PLAN, quorum=0.8, deadline=60.0)
+    leaves_for_a_while(one, monkeypatch, "mark2", 40.0)
+    one.near(one.fit().shared, one.simulated().shared)
+    assert one.told() == ["train/1", "train/2", "train/3"]
+    assert one.records.counters() == {}
+
+
+def test_a_device_that_there_are_enough_without_is_not_waited_for_long(
+    town: Callable[..., Any], people: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = town(people(), (3, 1, 3), replace(PLAN, rounds=1), quorum=0.5, deadline=60.0)
+    leaves_for_a_while(one, monkeypatch, "mark2", 40.0)
+    began = one.clock.now
+    one.fit()
+    assert [line["clients"] for line in one.records.rounds()] == [4]
+    assert one.clock.now - began < 5
+
+
+def test_a_round_that_was_cut_short_waits_for_the_devices_that_it_needs(
+    town: Callable[..., Any], people: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = town(people(), (3, 1, 3), replace(PLAN, rounds=1), least=4, deadline=60.0)
+    with monkeypatch.context() as patch:
+
+        receive = one.mail.receive
+
+        def killed(*given: Any) -> Any:
+            if one.said("opened"):
+                raise Killed
+            return receive(*given)
+
+        patch.setattr(one.mail, "receive", killed)
+        with pytest.raises(Killed):
+            one.fit()
+    one.mail.offline.add("mark2")
+    sleep, back = one.clock.sleep, one.clock.now + 40
+
+    def passes(seconds: float) -> None:
+        sleep(seconds)
+        if one.clock.now > back:
+            one.mail.offline.clear()
+
+    monkeypatch.setattr(one.clock, "sleep", passes)
+    one.near(one.fit().shared, one.simulated().shared)
+    assert one.told() == ["train/1"]
+    assert one.records.counters() == {}
 
 
 def test_of_more_people_than_are_registered_the_first_take_part(

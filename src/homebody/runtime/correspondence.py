@@ -30,7 +30,8 @@ REST_SECONDS = 600.0
 GREET_SECONDS = 30.0
 """How long a device is not greeted again of which nobody takes part, or whose answer to a greeting was refused."""
 AWAY_SECONDS = 1.0
-"""How long a device may be away in a round, once that is known: one that joins anew is away for a moment."""
+"""How long a device may be away in a round that can do without it, once that is known: one that joins anew is away for
+a moment."""
 MOST_LOST = 5
 """Letters to one device in one round that may be lost before it is left alone."""
 LOOK_SECONDS = 2.0
@@ -215,10 +216,13 @@ class Correspondence:
         traffic: list[int] | None = None,
         sheet: bytes = b"",
         update: Callable[[bytes], Tree] | None = None,
+        needed: int = 0,
     ) -> Iterator[tuple[int, Answer]]:
         """Write to everyone concerned, and give the answers as they come, until the deadline.
 
         sheet: what the task's features are, for whoever does not hold them. update: reads what one person sends.
+        needed: how many people must answer. A device that is away is given up soon if there are enough others; otherwise
+        it is waited for until the deadline, because a round that is given up is charged, and is charged again.
         """
         name = wire.digest(body)
         traffic = [0, 0] if traffic is None else traffic
@@ -226,7 +230,7 @@ class Correspondence:
         where = self.homes(users, only)
         waiting: dict[str, int] = {}
         digests: dict[int, str] = {}
-        asked, lost = dict.fromkeys(where, 0), dict.fromkeys(where, 0)
+        asked, lost, answered = dict.fromkeys(where, 0), dict.fromkeys(where, 0), 0
         gone: dict[int, tuple[float, str]] = {}
         most = MOST_LETTERS + n_items // ITEMS_AT_ONCE
 
@@ -252,7 +256,8 @@ class Correspondence:
             self._log("sent", kind=kind, release=task["release"], devices=len(waiting))
         while (waiting or gone) and (left := end - time.monotonic()) > 0:
             if gone:
-                self._ask_again(gone, lost, write)
+                possible = answered + sum(len(where[node]) for node in {*waiting.values(), *gone})
+                self._ask_again(gone, lost, write, where, possible - needed)
             if not waiting:
                 time.sleep(min(left, PAUSE))
                 continue
@@ -273,6 +278,7 @@ class Correspondence:
                     self.declined.update(where[node])
                     self._rest(where[node])
                 elif not answer.lacks:
+                    answered += len(answer.updates)
                     self._silent.pop(self.known[node].device.fingerprint, None)
                     self._note_declined(answer.declined)
                     if answer.faults:
@@ -287,18 +293,27 @@ class Correspondence:
         self._tell_rests()
 
     def _ask_again(
-        self, gone: dict[int, tuple[float, str]], lost: dict[int, int], write: Callable[[Collection[int]], None]
+        self,
+        gone: dict[int, tuple[float, str]],
+        lost: dict[int, int],
+        write: Callable[[Collection[int]], None],
+        where: Mapping[int, Sequence[int]],
+        spare: int,
     ) -> None:
-        """A device that was away for a moment is asked again: it gives what it gave, or would have given."""
+        """A device that was away for a moment is asked again: it gives what it gave, or would have given.
+
+        spare: how many people the round can do without; below 0 it is lost, whoever comes back.
+        """
         there = set(self._post.nodes().values())
         for node, (until, error) in list(gone.items()):
             if node in there and lost[node] < MOST_LOST:
                 lost[node] += 1
                 write([node])
-            elif node not in there and time.monotonic() < until:
+            elif node not in there and (time.monotonic() < until or 0 <= spare < len(where[node])):
                 continue
             else:
                 self._forget(node, error)
+                spare -= len(where[node])
             del gone[node]
 
     def _note_declined(self, declined: Collection[int]) -> None:

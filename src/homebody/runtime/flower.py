@@ -45,7 +45,7 @@ __all__ = ["Flower", "Settings", "metric_names", "telemetry", "within_range"]
 
 NOBODY_PUBLIC = "No device's data is public: leave out public people, and stages that learn from them alone."
 BACK_SECONDS = 20.0
-"""How long a round that was cut short waits for its devices to come back."""
+"""How long a round that was cut short waits for devices to come back that it can do without."""
 
 
 @dataclass(frozen=True)
@@ -215,8 +215,8 @@ class Flower:
             return _Brought(*before, up=0, down=0)
         letter = {**task, **way.letter()}
         end = time.monotonic() + min(self.settings.deadline, way.left())
-        self._await(users, end)
-        answers, up, down = self._ask(kind, letter, shared, users, end, way.read)
+        self._await(users, needed, end)
+        answers, up, down = self._ask(kind, letter, shared, users, needed, end, way.read)
         if len(answers) < needed:
             declined = len(self._letters.declined)
             raise Abandoned(
@@ -311,11 +311,12 @@ class Flower:
             kind, task, body, self.catalogue.n_items, users, end, sheet=self._sheet.content, **more
         )
 
-    def _await(self, users: list[int], end: float) -> None:
-        """After a restart the devices of a round that was cut short need a moment to come back."""
-        until = min(end, time.monotonic() + BACK_SECONDS)
-        while not set(users) <= {number for node in self._letters.known.values() for number in node.active}:
-            if time.monotonic() > until:
+    def _await(self, users: list[int], needed: int, end: float) -> None:
+        """After a restart the devices of a round that was cut short need a moment to come back; until then, or until
+        the deadline where there are too few without them."""
+        until = time.monotonic() + BACK_SECONDS
+        while away := set(users) - {number for node in self._letters.known.values() for number in node.active}:
+            if time.monotonic() > (until if len(users) - len(away) >= needed else end):
                 return
             time.sleep(PAUSE)
             self._letters.look_around(self._greeting())
@@ -326,13 +327,16 @@ class Flower:
         task: Mapping[str, Any],
         shared: Tree,
         users: list[int],
+        needed: int,
         end: float,
         update: Callable[[bytes], Tree],
     ) -> tuple[list[Part], int, int]:
         """Every person's answer that is as it should be, by number; and the bytes that came and went."""
         found: dict[int, Tree] = {}
         traffic = [0, 0]
-        for _, answer in self._write(kind, task, shared, users, end, traffic=traffic, update=update):
+        for _, answer in self._write(
+            kind, task, shared, users, end, traffic=traffic, update=update, needed=needed
+        ):
             found.update(answer.updates)
         return [Part(number, found[number]) for number in sorted(found)], traffic[0], traffic[1]
 
