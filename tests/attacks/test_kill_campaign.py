@@ -2,65 +2,126 @@
 
 What was acknowledged is not lost, no charge is lost or doubled, every ledger's chain is whole, and where a run is
 deterministic it ends as one that nobody disturbed.
+
+Processes are started warm (`tests.attacks.warm`), so that kills find them at work; the quick test below, and the tests
+of faults beside each module, start them as a person does.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 import pytest
 from tests.attacks.conftest import Campaign
-from tests.cli.test_run import ledger_of, rounds_of
-from tests.cli.test_tune import outcome, study_in
+from tests.attacks.warm import CALM, COMMAND, Nest, warmed
+from tests.cli.test_run import rounds_of
 from tests.deploy.conftest import World, few, world  # noqa: F401
 from tests.deploy.test_shuffling import K, Keys
 from tests.deploy.test_shuffling import check as check_reports
 from tests.deploy.test_shuffling import plan as shuffled_plan
 from tests.proxy.conftest import Device, Load, Process, Sink, made, sink, started, wait_until  # noqa: F401
-from tests.studies.conftest import TINY
 
 from homebody.data import Population
 from homebody.deploy.admin import opened
-from homebody.privacy import Ledger
+from homebody.privacy import Entry, Ledger
 from homebody.proxy.admin import report
 from homebody.recipe import Recipe
 
-pytestmark = pytest.mark.attack
+ROUNDS = 60
+"""Of a federation, and as many kills at most: then it is let go on to its end."""
+DATA = "synthetic:users=60,items=80,mean=10"
+NOISED = ["--stage", "clip:norm=0.5", "--stage", "secure-sum", "--stage", "gaussian:z=2"]
+PAPER = f"""
+title = "t"
+citation = "c"
+[[table]]
+id = "1"
+title = "t"
+data = ["{DATA}"]
+metrics = ["hr@10"]
+seeds = 1
+run = {{ stages = ["clip:norm=0.5", "secure-sum", "gaussian:z=2"] }}
+[[table.row]]
+name = "one"
+method = "fedmf"
+[[table.row]]
+name = "two"
+method = "pfedrec"
+[[table.row]]
+name = "three"
+method = "fedmf"
+fields = {{ factors = 4 }}
+"""
+COMMANDS = {
+    "run": ["run", "pfedrec", "--data", DATA, "--rounds", "60", *NOISED, "--out", "runs", "--json"],
+    "tune": ["tune", "fedmf", "--data", DATA, "--rounds", "40", "--trials", "3", *NOISED, "--out", "runs", "--json"],
+    "reproduce": ["reproduce", "tiny", "--rounds", "40", "--out", "runs", "--json"],
+}
+OTHERWISE = re.compile("seconds|date|study|folder|^run$|rss")
+"""What differs from one undisturbed run to the next."""
+STAMP = re.compile(r"-\d{8}-\d{6}")
 
-START = [sys.executable, "-P", "-c", "from homebody.cli import main; main()"]
-CALM = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-DATA = "synthetic:users=200,items=150,mean=15"
-RUN = ["run", "pfedrec", "--data", DATA, "--rounds", "150", "--json"]
-TUNE = ["tune", "fedmf", "--data", DATA, "--rounds", "60", "--set", "factors=4", "--trials", "6", "--json"]
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Nest]:
+    """What starts processes without delay."""
+    with warmed() as nest:
+        yield nest
+
+
+class Progress:
+    """How many rounds a server has opened, by its log; it is read once."""
+
+    def __init__(self, federation: World) -> None:
+        self._path, self._read, self._found, self._rest = federation.folder / "server.log", 0, 0, b""
+
+    def opened(self) -> int:
+        with self._path.open("rb") as log:
+            log.seek(self._read)
+            new = log.read()
+        self._read += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        self._found += sum(b'"event": "opened"' in line for line in lines)
+        return self._found
 
 
 def disturb(federation: World, count: int, names: list[str], rng: np.random.Generator) -> Counter[str]:
-    """Kill so many processes of a federation, one after the other, each after some progress."""
-    killed: Counter[str] = Counter()
+    """Kill so many processes of a federation, or fewer if its training ends before.
+
+    Two of three die after some progress, and the others at any moment, also while something comes back: but not three
+    in a row, so that no device seems to be killed by what it is asked.
+    """
+    killed, progress, hasty = Counter[str](), Progress(federation), 2
     children = {"trainer": federation.trainer, "link": federation.link, "intake": federation.intake}
-    for _ in range(count):
-        before = federation.said("server", "opened")
-        wait_until(
-            lambda before=before: (
-                federation.said("server", "opened") > before or federation.processes["server"].poll() is not None
-            ),
-            f"training goes on after {killed}: {(federation.folder / 'server.log').read_text()[-2000:]}",
-            600,
-        )
-        assert federation.processes["server"].poll() is None, "The training was over before the campaign."
+
+    def over() -> bool:
+        return federation.processes["server"].poll() is not None
+
+    while killed.total() < count:
+        if hasty == 2 or rng.random() < 2 / 3:
+            before, hasty = progress.opened(), 0
+            federation.wait(
+                lambda before=before: progress.opened() > before or over(), f"training goes on after {killed}", 600
+            )
+        else:
+            hasty += 1
         time.sleep(rng.uniform(0, 0.4))
+        if over():
+            break
         name = names[rng.integers(len(names))]
         if name in children:
             pid = children[name]()
@@ -75,78 +136,73 @@ def disturb(federation: World, count: int, names: list[str], rng: np.random.Gene
     return killed
 
 
-def given_up(federation: World) -> dict[int, int]:
-    """How many attempts those rounds took that were given up: a device that was silent for long is not waited for."""
-    names = [one["release"].partition("#")[0] for one in federation.log("server") if one["event"] == "abandoned"]
-    return {int(name.rpartition("/")[2]): count + 1 for name, count in Counter(names).items()}
-
-
-def verify(federation: World) -> None:
+def ended(federation: World) -> None:
+    """The training came to its end by itself, and nothing was cut off or doubled on the way."""
+    process = federation.processes["server"]
+    federation.wait(lambda: process.poll() is not None, "the training ends", 1800)
+    assert process.returncode == 0, (federation.folder / "server.log").read_text()[-3000:]
+    assert not federation.said("server", "abandoned"), "Nobody was away for as long as a deadline."
     with opened(federation.server) as (_, records):
         records.ledger().verify()
-    for name in ("server", "device0", "device1"):
+    for name in federation.processes:
         assert "Traceback" not in (federation.folder / f"{name}.log").read_text()
 
 
+@pytest.mark.attack
 def test_every_process_of_a_federation(
     few: Population,  # noqa: F811
     world: Callable[..., World],  # noqa: F811
+    warm: Nest,
     campaign: Campaign,
 ) -> None:
     """Devices hold private states, and the model is the simulator's at the end."""
-    count = campaign.size(200, least=4)
-    recipe = Recipe("pfedrec", "devices", rounds=3 * count + 20, seed=4, evaluate_every=0)
-    federation = world(few, 2, recipe, deadline=600.0)
-    federation.start(once=True)
+    count, rng, killed, finished = campaign.size(200, least=4), np.random.default_rng(21), Counter[str](), 0
     names = ["trainer", "link", "device0", "device1", "server"]
-    killed = disturb(federation, count, names, np.random.default_rng(21))
-    assert _finished(federation) == 0
-    attempts = given_up(federation)
-    federation.check(attempts=attempts)
-    verify(federation)
-    campaign.did("kills in a federation", killed.total(), **killed, rounds_tried_again=len(attempts))
+    while killed.total() < count:
+        recipe = Recipe("pfedrec", "devices", rounds=ROUNDS, seed=4 + finished, evaluate_every=0)
+        federation = world(few, 2, recipe, deadline=600.0, popen=warm.popen)
+        federation.start(once=True)
+        killed += disturb(federation, count - killed.total(), names, rng)
+        ended(federation)
+        federation.check()
+        federation.stop()
+        finished += 1
+    campaign.did("kills in a federation", killed.total(), **killed, federations_finished=finished)
 
 
+@pytest.mark.attack
 def test_every_process_of_a_shuffled_federation(
     few: Population,  # noqa: F811
     world: Callable[..., World],  # noqa: F811
+    warm: Nest,
     campaign: Campaign,
 ) -> None:
     """Every report of every round is counted exactly once."""
-    count = campaign.size(250, least=4)
-    rounds = 2 * count + 20
-    federation = world(few, 2, shuffled_plan(rounds), shuffling={"least_devices": 2}, deadline=600.0)
-    keys = Keys(federation.server)
-    try:
-        federation.start(once=True)
-        names = ["trainer", "link", "intake", "proxy", "device0", "device1", "server"]
-        killed = disturb(federation, count, names, np.random.default_rng(22))
-        assert _finished(federation) == 0
-    finally:
-        secrets = keys.stop()
-    attempts = given_up(federation)
-    if attempts:
-        federation.check(attempts=attempts, exact=False)
-    else:
-        check_reports(federation, rounds, secrets)
-    with opened(federation.server) as (_, records):
-        arrived = [count for (count,) in records.database.execute("SELECT arrived FROM epoch").fetchall()]
-        assert max(arrived) == K * few.n_users, "No report is counted twice."
-        assert arrived.count(K * few.n_users) >= rounds, "No report of a round that is done is lost."
-    verify(federation)
-    campaign.did("kills in a shuffled federation", killed.total(), **killed, rounds_tried_again=len(attempts))
+    count, rng, killed, finished = campaign.size(250, least=4), np.random.default_rng(22), Counter[str](), 0
+    names = ["trainer", "link", "intake", "proxy", "device0", "device1", "server"]
+    while killed.total() < count:
+        # With a larger ε the accountant would take longer than the round.
+        recipe = replace(shuffled_plan(ROUNDS), stages=[f"one-bit:epsilon=0.05,k={K}", "shuffle"])
+        federation = world(few, 2, recipe, shuffling={"least_devices": 2}, deadline=600.0, longest=20, popen=warm.popen)
+        keys = Keys(federation.server)
+        try:
+            federation.start(once=True)
+            killed += disturb(federation, count - killed.total(), names, rng)
+            ended(federation)
+        finally:
+            secrets = keys.stop()
+        check_reports(federation, ROUNDS, secrets)
+        federation.stop()
+        finished += 1
+    campaign.did("kills in a shuffled federation", killed.total(), **killed, federations_finished=finished)
 
 
-def _finished(federation: World) -> int:
-    process = federation.processes["server"]
-    wait_until(lambda: process.poll() is not None, "the training ends", 3600)
-    return int(process.returncode)
-
-
+@pytest.mark.attack
 def test_a_proxy_under_load(
     made: Callable[..., Any],  # noqa: F811
     started: Callable[..., Process],  # noqa: F811
     sink: Sink,  # noqa: F811
+    warm: Nest,
     campaign: Campaign,
 ) -> None:
     """Every report that was acknowledged arrives exactly once."""
@@ -154,7 +210,7 @@ def test_a_proxy_under_load(
     rng = np.random.default_rng(23)
     sink.k, sink.cut = 1_000_000, 0.2
     devices = [Device() for _ in range(4)]
-    proxy = started(*made(*devices, hold=0.2, most=1_000_000, batch=2000))
+    proxy = started(*made(*devices, hold=0.2, most=1_000_000, batch=2000), popen=warm.popen)
     load = Load(proxy.port, devices, size=50)
     for _ in range(count):
         time.sleep(rng.uniform(0.0, 1.0))
@@ -167,150 +223,186 @@ def test_a_proxy_under_load(
     campaign.did("kills of a proxy under load", count, reports_acknowledged=len(accepted), reports_lost=0)
 
 
-def test_a_run(tmp_path: Path, campaign: Campaign) -> None:
-    count = campaign.size(200, least=2)
-    rng, kills, finished = np.random.default_rng(24), 0, 0
-    whole_result, whole, seconds = _undisturbed(tmp_path, RUN)
-    while kills < count:
-        out = tmp_path / f"killed{finished}"
-        command, began = RUN, kills
-        while kills < count and kills < began + 10:
-            hit = _killed(
-                [*command, *(() if "--resume" in command else ("--out", str(out)))], rng.uniform(0, 0.7 * seconds)
+class Place:
+    """A folder in which a command is given again and again until it is done."""
+
+    def __init__(self, what: str, folder: Path, jobs: int, popen: Callable[..., Any]) -> None:
+        (folder / "experiments" / "tiny").mkdir(parents=True)
+        (folder / "experiments" / "tiny" / "recipe.toml").write_text(PAPER)
+        self.what, self.folder, self._jobs, self._popen = what, folder, jobs, popen
+        self._charged: dict[str, list[Entry]] = {}
+        self._done: set[str] = set()
+
+    def start(self) -> Running:
+        """Give the command: a run that was begun is resumed by its folder, the others are given as before."""
+        command = [*COMMANDS[self.what], "--jobs", str(self._jobs)]
+        if self.what == "run":
+            begun = sorted(self.folder.glob("runs/*/recipe.toml"))
+            command = ["run", "--resume", str(begun[0].parent), "--json"] if begun else COMMANDS["run"]
+        files = self.folder.with_suffix(".out"), self.folder.with_suffix(".err")
+        with files[0].open("wb") as out, files[1].open("wb") as err:
+            process = self._popen(
+                [sys.executable, "-P", "-c", COMMAND, *command],
+                cwd=self.folder,
+                env=CALM,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
             )
-            if not hit:
-                break
-            kills += 1
-            for run in out.glob("*/recipe.toml"):
-                command = ["run", "--resume", str(run.parent), "--json"]
-                if (run.parent / "ledger.sqlite").exists():
-                    _covered(run.parent)
-        if "--resume" not in command:  # killed before there was a folder
-            command = [*command, "--out", str(out)]
-        found = _result(command)
-        run = Path(found["run"])
-        assert found["metrics"] == whole_result["metrics"]
-        assert rounds_of(run) == rounds_of(whole)
-        assert ledger_of(run) == ledger_of(whole)
-        assert sorted(path.name for path in run.iterdir()) == sorted(path.name for path in whole.iterdir())
-        finished += 1
-    campaign.did("kills of `homebody run`", kills, runs_finished=finished)
+        return Running(process, *files)
+
+    def ledgers(self) -> dict[str, list[Entry]]:
+        """What was charged; the chain of each is checked as it is opened."""
+        found = {}
+        for file in sorted(self.folder.rglob("ledger.sqlite")):
+            ledger = Ledger(file)
+            found[STAMP.sub("", str(file.relative_to(self.folder)))] = ledger.entries()
+            ledger.close()
+        return found
+
+    def check(self) -> None:
+        """Whatever was killed: nothing that was charged or finished is lost, nothing was charged twice, and every round
+        that is recorded was charged before."""
+        charged = self.ledgers()
+        for name, entries in self._charged.items():
+            assert charged[name][: len(entries)] == entries
+        for entries in charged.values():
+            names = [(entry.release, entry.observer, entry.unit) for entry in entries]
+            assert len(set(names)) == len(names)
+        for file in self.folder.rglob("metrics.jsonl"):
+            lines = [line for line in file.read_text().splitlines() if line.endswith("}")]
+            done = {f"train/{json.loads(line)['round']}" for line in lines}
+            name = STAMP.sub("", str(file.with_name("ledger.sqlite").relative_to(self.folder)))
+            assert done <= {entry.release for entry in charged.get(name, [])}
+        done = {str(file.relative_to(self.folder)) for file in self.folder.rglob("result.json")}
+        assert self._done <= done
+        self._charged, self._done = charged, done
+
+    def outcome(self, told: dict[str, Any]) -> dict[str, Any]:
+        """All that must not depend on what happened on the way."""
+        assert not list(self.folder.rglob("*.partial"))
+        return {
+            "told": timeless(told),
+            "charged": self.ledgers(),
+            "rounds": [{**line, "epsilon": None} for line in self._rounds()],
+            "files": Counter(
+                STAMP.sub("", str(file.relative_to(self.folder))) for file in self.folder.rglob("*") if file.is_file()
+            ),
+        }
+
+    def spent(self) -> list[float]:
+        """The ε that is stated after each round: of all that was charged, also of rounds that are done again."""
+        return [float(line["epsilon"]["public"]) for line in self._rounds()]
+
+    def _rounds(self) -> list[dict[str, Any]]:
+        runs = sorted(file.parent for file in self.folder.rglob("metrics.jsonl"))
+        return [line for run in runs for line in rounds_of(run)]
 
 
-def _covered(run: Path) -> None:
-    """Every round that is recorded was charged before, once."""
-    ledger = Ledger(run / "ledger.sqlite")  # verifies the chain
-    names = [(entry.release, entry.observer, entry.unit) for entry in ledger.entries()]
-    ledger.close()
-    assert len(set(names)) == len(names)
-    file = run / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    done = {json.loads(line)["round"] for line in lines if line.endswith("}")}
-    assert {f"train/{number}" for number in done} <= {name for name, *_ in names}
+class Running(NamedTuple):
+    """A command, and the files of what it says."""
+
+    process: Any
+    out: Path
+    err: Path
+
+    def ends_before(self, seconds: float) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return self.process.poll() is not None
+
+    def result(self) -> dict[str, Any]:
+        """What it told in the end."""
+        assert self.process.wait(600) == 0, self.err.read_text()[-3000:]
+        found: dict[str, Any] = json.loads(self.out.read_text())
+        return found
+
+    def workers(self) -> list[psutil.Process]:
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children(recursive=True)
+        return []
+
+    def kill(self, victims: list[psutil.Process]) -> None:
+        """These workers, and the command itself unless it has died."""
+        workers = self.workers()
+        for one in victims:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        self.process.kill()
+        self.process.wait()
+        assert "Traceback" not in (said := self.err.read_text()), said[-3000:]
+        psutil.wait_procs(workers, timeout=60)  # those of a command that was killed end by themselves
 
 
-def test_a_study(tmp_path: Path, campaign: Campaign) -> None:
-    count = campaign.size(100, least=2)
-
-    def command(out: Path) -> list[str]:
-        return [*TUNE, "--jobs", "2", "--out", str(out)]
-
-    def check(out: Path, wanted: Path) -> None:
-        assert outcome(study_in(out)) == outcome(study_in(wanted))
-
-    killed, finished = _studies(tmp_path, count, command, check, np.random.default_rng(25))
-    campaign.did("kills of `homebody tune` and its workers", killed.total(), **killed, studies_finished=finished)
-
-
-def test_a_reproduction(tmp_path: Path, campaign: Campaign) -> None:
-    count = campaign.size(100, least=2)
-    paper = tmp_path / "tiny"
-    paper.mkdir()
-    (paper / "recipe.toml").write_text(TINY.replace("rounds = 3", "rounds = 40").replace("rounds = 2", "rounds = 40"))
-
-    def command(out: Path) -> list[str]:
-        return ["reproduce", str(paper), "--jobs", "2", "--json", "--out", str(out)]
-
-    def check(out: Path, wanted: Path) -> None:
-        one, other = (json.loads((place / "reproduce/tiny/result.json").read_text()) for place in (out, wanted))
-        assert _timeless(one["studies"]) == _timeless(other["studies"])
-
-    killed, finished = _studies(tmp_path, count, command, check, np.random.default_rng(26))
-    campaign.did("kills of `homebody reproduce` and its workers", killed.total(), **killed, finished=finished)
-
-
-def _timeless(value: Any) -> Any:
-    """Without what differs from one undisturbed run to the next."""
+def timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        times = ("seconds", "rss", "cpu", "started", "began", "ended", "time")
-        return {key: _timeless(one) for key, one in value.items() if not any(word in key for word in times)}
-    return [_timeless(one) for one in value] if isinstance(value, list) else value
+        return {name: timeless(one) for name, one in value.items() if not OTHERWISE.search(name)}
+    return [timeless(one) for one in value] if isinstance(value, list) else value
 
 
-def _studies(
-    folder: Path,
-    count: int,
-    command: Callable[[Path], list[str]],
-    check: Callable[[Path, Path], None],
-    rng: np.random.Generator,
+def one_kill(running: Running, seconds: float, rng: np.random.Generator) -> tuple[Counter[str], bool]:
+    """Kill a command after so long, or one of its workers, or all of them at once; whether it was done before.
+
+    A command replaces a worker that died. Half of the time it is let go on to its end, and is killed as well otherwise.
+    """
+    if running.ends_before(seconds):
+        return Counter(), True
+    kind, workers = rng.integers(3), running.workers()
+    if kind == 0 or not workers:
+        running.kill([])
+        return Counter(command=1), False
+    if kind == 1:
+        running.kill(workers)
+        return Counter(command_with_its_workers=1), False
+    with suppress(psutil.NoSuchProcess):
+        workers[rng.integers(len(workers))].kill()
+    if rng.random() < 0.5 or running.ends_before(rng.uniform(0, 1.0)):
+        running.result()
+        return Counter(worker=1), True
+    running.kill([])
+    return Counter(worker=1, command=1), False
+
+
+def kill_command(
+    what: str, count: int, seed: int, folder: Path, jobs: int, popen: Callable[..., Any]
 ) -> tuple[Counter[str], int]:
-    """Kill a command or one of its workers, again and again, and give it again until it is done."""
+    """Kill a command so often, from the beginning again whenever it came to its end; what was killed, and its ends."""
+    rng, killed, finished = np.random.default_rng(seed), Counter[str](), 0
+    whole = Place(what, folder / "whole", jobs, popen)
     began = time.monotonic()
-    _result(command(folder / "whole"))
-    seconds = time.monotonic() - began
-    killed, finished = Counter[str](), 0
+    expected = whole.outcome(whole.start().result())
+    seconds, spent = time.monotonic() - began, whole.spent()
     while killed.total() < count:
-        out, before = folder / f"killed{finished}", killed.total()
-        while killed.total() < min(count, before + 8):
-            kind = ["command", "worker"][rng.integers(2)]
-            if not _killed(command(out), rng.uniform(0, 0.7 * seconds), worker=kind == "worker"):
-                break
-            killed[kind] += 1
-            for ledger in out.glob("**/ledger.sqlite"):
-                _covered(ledger.parent)
-        _result(command(out))
-        check(out, folder / "whole")
-        for ledger in out.glob("**/ledger.sqlite"):
-            twin = folder / "whole" / ledger.relative_to(out)
-            assert ledger_of(ledger.parent) == ledger_of(twin.parent)
+        place, before, done = Place(what, folder / f"killed{finished}", jobs, popen), killed.total(), False
+        while not done and killed.total() < min(count, before + 8):
+            hit, done = one_kill(place.start(), rng.uniform(0, 0.8 * seconds), rng)
+            killed += hit
+            place.check()
+        assert place.outcome(place.start().result()) == expected  # given again, what is done is told again
+        place.check()
+        assert all(least <= stated <= max(spent) for least, stated in zip(spent, place.spent(), strict=True))
         finished += 1
     return killed, finished
 
 
-def _undisturbed(folder: Path, command: list[str]) -> tuple[dict[str, Any], Path, float]:
-    began = time.monotonic()
-    found = _result([*command, "--out", str(folder / "whole")])
-    return found, Path(found["run"]), time.monotonic() - began
+@pytest.mark.parametrize("what", COMMANDS)
+def test_killed_it_goes_on_to_the_same_result(what: str, tmp_path: Path) -> None:
+    kill_command(what, 1, 7, tmp_path, 1, subprocess.Popen)
 
 
-def _result(command: list[str]) -> dict[str, Any]:
-    done = subprocess.run([*START, *command], env=CALM, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+@pytest.mark.attack
+def test_a_run(tmp_path: Path, warm: Nest, campaign: Campaign) -> None:
+    killed, finished = kill_command("run", campaign.size(200, least=4), 24, tmp_path, 1, warm.popen)
+    campaign.did("kills of `homebody run`", killed.total(), **killed, runs_finished=finished)
 
 
-def _killed(command: list[str], seconds: float, *, worker: bool = False) -> bool:
-    """Start a command, and kill it or one of its workers after so long; False if it was done before.
+@pytest.mark.attack
+def test_a_study(tmp_path: Path, warm: Nest, campaign: Campaign) -> None:
+    killed, finished = kill_command("tune", campaign.size(100, least=4), 25, tmp_path, 2, warm.popen)
+    campaign.did("kills of `homebody tune` and its workers", killed.total(), **killed, studies_finished=finished)
 
-    The workers of a command that was killed end by themselves; the next begins once they have.
-    """
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*START, *command], env=CALM, **quiet)  # type: ignore[call-overload]
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(seconds)
-    workers: list[psutil.Process] = []
-    hit = process.poll() is None
-    if hit:
-        with suppress(psutil.NoSuchProcess):
-            workers = psutil.Process(process.pid).children(recursive=True)
-        if worker and workers:
-            with suppress(psutil.NoSuchProcess):
-                workers[0].kill()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(2)  # it may go on without it, or end
-        process.kill()
-    _, said = process.communicate()
-    assert b"Traceback" not in said, said[-3000:]
-    psutil.wait_procs(workers, timeout=60)
-    return hit
+
+@pytest.mark.attack
+def test_a_reproduction(tmp_path: Path, warm: Nest, campaign: Campaign) -> None:
+    killed, finished = kill_command("reproduce", campaign.size(100, least=4), 26, tmp_path, 2, warm.popen)
+    campaign.did("kills of `homebody reproduce` and its workers", killed.total(), **killed, finished=finished)

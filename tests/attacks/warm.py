@@ -1,8 +1,8 @@
 """Processes of Homebody that begin without importing anything: most of what a start costs is imports.
 
-A process that has imported all of Homebody, and done nothing else, forks whenever it is asked to start a command.
-Commands that it started fork likewise where they would start a part of theirs. What comes of it is a process as any
-other: it has its own memory, files and locks, and is killed by itself.
+A process that has imported all of Homebody, and compiled what is compiled, forks whenever it is asked to start a
+command. Commands that it started fork likewise where they would start a part of theirs. What comes of it is a process
+as any other: it has its own memory, files and locks, and is killed by itself.
 """
 
 from __future__ import annotations
@@ -53,6 +53,15 @@ CALM = {
     "NUMBA_THREADING_LAYER": "workqueue",
 }
 """One thread for each process, and compiled loops that may be used before and after a fork."""
+PAUSES = {
+    "homebody.deploy.client": {"LONGEST_PAUSE": 0.5},
+    "homebody.deploy.limits": {"BASE_SECONDS": 0.05, "PERSON_SECONDS": 0.05},
+    "homebody.deploy.reporter": {"LONGEST_PAUSE": 0.5},
+    "homebody.deploy.supervisor": {"SLOWEST": 0.5},
+    "homebody.proxy.forward": {"_LONGEST_PAUSE": 0.5},
+    "homebody.runtime.correspondence": {"LOOK_SECONDS": 0.2},
+}
+"""Seconds that somebody waits: those who are killed all the time would mostly wait."""
 PR_SET_NAME = 15
 FILES = 3
 
@@ -187,7 +196,7 @@ def _become(entry: tuple[str, list[str]], one: Mapping[str, Any]) -> NoReturn:
             if one[name] >= 0:
                 os.dup2(one[name], target)
         keep = {0, 1, 2, *one["pass_fds"]}
-        for number in list(map(int, os.listdir("/proc/self/fd"))):
+        for number in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
             if number not in keep:
                 try:
                     os.close(number)
@@ -216,13 +225,41 @@ def _become(entry: tuple[str, list[str]], one: Mapping[str, Any]) -> NoReturn:
         os._exit(code)
 
 
+def _compile(method: str) -> None:
+    """As a device does for its toy, and a simulation for its first round."""
+    import numpy as np
+
+    from homebody.data import Population
+    from homebody.data.partitions import everything
+    from homebody.fit import fit
+    from homebody.recipe import Recipe
+    from homebody.rng import Rng
+    from homebody.runtime import Simulator, wire
+    from homebody.runtime.household import Household
+
+    toy = Population("toy", np.array([0, 3, 6]), np.array([0, 1, 2, 3, 4, 5], dtype=np.int32), n_items=8)
+    acting, rng = Recipe(method, "toy").build(), Rng.of(0)
+    fit(acting, Simulator(everything(toy)), rounds=1, seed=0, evaluate_every=0)
+    household = Household(everything(toy))
+    household.begin(acting, rng)
+    shared = acting.init_shared(household.catalogue, rng)
+    household.train(acting, shared, 0, rng)
+    household.measure(acting, shared, 0)
+    wire.expected(acting, shared, household.catalogue)
+    wire.nothing(acting, shared, household.catalogue)
+
+
 def main() -> None:
-    """The warm process: import, and fork on demand, until nobody asks any more."""
+    """The warm process: import, compile, and fork on demand, until nobody asks any more."""
     from homebody.runtime.door import quiet_flower
 
     quiet_flower()
     for module in MODULES:
         importlib.import_module(module)
+    for module, pauses in PAUSES.items():
+        vars(importlib.import_module(module)).update(pauses)
+    for method in ("fedmf", "pfedrec"):
+        _compile(method)
     assert threading.active_count() == 1, "What has threads cannot be forked."
     subprocess.Popen = _Forked  # type: ignore[misc]
     children: dict[int, subprocess.Popen[bytes]] = {}

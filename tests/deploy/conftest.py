@@ -117,6 +117,7 @@ class World:
     """A folder with a server and its devices.
 
     proxied: each device comes through a network of its own. rooted: where the server's folder is, if elsewhere.
+    popen: starts a process, as `subprocess.Popen` does.
     shuffling: settings of a proxy that reports go through, where there is one. columns: features of items, and
     person_features of people, as `server init` takes them.
     """
@@ -133,10 +134,11 @@ class World:
         shuffling: dict[str, Any] | None = None,
         columns: dict[str, list[str]] | None = None,
         person_features: Sequence[str] = (),
+        popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
         **settings: Any,
     ) -> None:
         folder.mkdir()
-        self.folder, self.population, self.recipe = folder, population, recipe
+        self.folder, self.population, self.recipe, self._popen = folder, population, recipe, popen
         self.port = settings.pop("port", None) or free_port()
         people = np.array_split(np.arange(population.n_users), devices)
         self.server = (rooted or folder) / "server"
@@ -209,7 +211,7 @@ class World:
             }.get(name, ["client", "start", str(self.folder / name)])
             command += ["--once"] if name == "server" and once else []
             with (self.folder / f"{name}.log").open("ab") as log, (self.folder / f"{name}.out").open("ab") as out:
-                self.processes[name] = subprocess.Popen(
+                self.processes[name] = self._popen(
                     [sys.executable, "-P", "-c", "from homebody.cli import main; main()", *command],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
@@ -328,14 +330,18 @@ class World:
 
 
 def _child(parent: int, module: str) -> int | None:
+    """The child that runs a module: it stands in its command line, or is its name (`tests.attacks.warm`)."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
                 above = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if above != parent:
+                    continue
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                name = (entry / "comm").read_text().strip()
             except (OSError, IndexError, ValueError):
                 continue
-            if above == parent and module.encode() in words:
+            if module.encode() in words or name == module.rpartition(".")[2]:
                 return int(entry.name)
     return None
 

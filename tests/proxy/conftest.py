@@ -266,19 +266,19 @@ def asking() -> Iterator[Callable[..., Client]]:
 
 
 class Process:
-    """`homebody proxy run`, as a person starts it."""
+    """`homebody proxy run`, as a person starts it; popen starts a process, as `subprocess.Popen` does."""
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        self.folder, self.port = folder, settings.port
+    def __init__(
+        self, folder: Path, settings: Settings, popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+    ) -> None:
+        self.folder, self.port, self._popen = folder, settings.port, popen
         self.log = folder.with_suffix(".log")
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Process:
         command = [sys.executable, "-P", "-c", "from homebody.cli import main; main()", "proxy", "run"]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, str(self.folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            self.process = self._popen([*command, str(self.folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         wait_until(self._answers, f"the proxy listens: {self.log.read_text()}")
         return self
 
@@ -306,12 +306,12 @@ class Process:
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[[Path, Settings], Process]]:
+def started() -> Iterator[Callable[..., Process]]:
     """Start a proxy as a process; it ends with the test."""
     running: list[Process] = []
 
-    def started(folder: Path, settings: Settings) -> Process:
-        running.append(Process(folder, settings))
+    def started(folder: Path, settings: Settings, **rest: Any) -> Process:
+        running.append(Process(folder, settings, **rest))
         return running[-1].start()
 
     yield started

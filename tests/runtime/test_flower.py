@@ -570,7 +570,6 @@ def test_a_round_that_was_cut_short_waits_for_the_devices_that_it_needs(
 ) -> None:
     one = town(people(), (3, 1, 3), replace(PLAN, rounds=1), least=4, deadline=60.0)
     with monkeypatch.context() as patch:
-
         receive = one.mail.receive
 
         def killed(*given: Any) -> Any:
