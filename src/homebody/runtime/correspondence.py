@@ -221,8 +221,8 @@ class Correspondence:
         """Write to everyone concerned, and give the answers as they come, until the deadline.
 
         sheet: what the task's features are, for whoever does not hold them. update: reads what one person sends.
-        needed: how many people must answer. A device that is away is given up soon if there are enough others; otherwise
-        it is waited for until the deadline, because a round that is given up is charged, and is charged again.
+        needed: how many people must answer. A device that is away is given up soon if there are enough others.
+        Otherwise it is waited for until the deadline: a round that is given up has been charged, and is charged again.
         """
         name = wire.digest(body)
         traffic = [0, 0] if traffic is None else traffic

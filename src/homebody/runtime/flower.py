@@ -334,9 +334,7 @@ class Flower:
         """Every person's answer that is as it should be, by number; and the bytes that came and went."""
         found: dict[int, Tree] = {}
         traffic = [0, 0]
-        for _, answer in self._write(
-            kind, task, shared, users, end, traffic=traffic, update=update, needed=needed
-        ):
+        for _, answer in self._write(kind, task, shared, users, end, traffic=traffic, update=update, needed=needed):
             found.update(answer.updates)
         return [Part(number, found[number]) for number in sorted(found)], traffic[0], traffic[1]
 
