@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MODULES = (
+    "dp_accounting.pld",
     "homebody.cli",
     "homebody.deploy.client",
     "homebody.deploy.intake",
@@ -226,21 +227,19 @@ def _become(entry: tuple[str, list[str]], one: Mapping[str, Any]) -> NoReturn:
 
 
 def _compile(method: str) -> None:
-    """As a device does for its toy, and a simulation for its first round."""
-    import numpy as np
-
-    from homebody.data import Population
-    from homebody.data.partitions import everything
+    """As a simulation does on its way, and a device for its toy."""
+    from homebody.data import load
+    from homebody.data.partitions import leave_one_out
     from homebody.fit import fit
     from homebody.recipe import Recipe
     from homebody.rng import Rng
     from homebody.runtime import Simulator, wire
     from homebody.runtime.household import Household
 
-    toy = Population("toy", np.array([0, 3, 6]), np.array([0, 1, 2, 3, 4, 5], dtype=np.int32), n_items=8)
-    acting, rng = Recipe(method, "toy").build(), Rng.of(0)
-    fit(acting, Simulator(everything(toy)), rounds=1, seed=0, evaluate_every=0)
-    household = Household(everything(toy))
+    toy = leave_one_out(load("synthetic:users=20,items=30,mean=8"), how="latest", negatives=2)
+    for stages in ([], ["clip:norm=0.5", "secure-sum", "gaussian:z=2"]):
+        fit(Recipe(method, "toy", stages=stages).build(), Simulator(toy), rounds=1, seed=0)
+    acting, rng, household = Recipe(method, "toy").build(), Rng.of(0), Household(toy)
     household.begin(acting, rng)
     shared = acting.init_shared(household.catalogue, rng)
     household.train(acting, shared, 0, rng)
