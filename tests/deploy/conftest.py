@@ -312,7 +312,9 @@ class World:
         for folder in self.devices:
             with Home(folder) as home:
                 for person in home.people():
-                    told = {entry.release for entry in home.ledger(person).entries()}
+                    own = home.ledger(person).entries()
+                    assert len({(entry.release, entry.observer, entry.unit) for entry in own}) == len(own)
+                    told = {entry.release for entry in own}
                     sent = [mark.release for mark in home.marks(person)]
                     assert len(set(sent)) == len(sent) == len(told), "Nothing is told twice."
                     assert not exact or set(sent) == {f"train/{number}" for number in range(1, rounds + 1)}
