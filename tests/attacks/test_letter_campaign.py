@@ -71,6 +71,8 @@ class Letters:
     def __init__(self, seed: int, methods: Sequence[str]) -> None:
         self.rng, self._methods = np.random.default_rng(seed), methods
         self._last = b""
+        self._begun: dict[tuple[str, int], Tree] = {}
+        """Shared parameters as methods begin with them, for each number of items."""
 
     def any(self, options: Any) -> Any:
         return options[int(self.rng.integers(len(options)))]
@@ -128,7 +130,10 @@ class Letters:
         return header, parts
 
     def _shared(self, name: str, items: int) -> Tree:
-        shared: Tree = dict(find(name)(**METHODS[name]).init_shared(Catalogue(items), Rng.of(0)))
+        if (name, items) not in self._begun:
+            method = find(name)(**METHODS[name])
+            self._begun[name, items] = dict(method.init_shared(Catalogue(items), Rng.of(0)))
+        shared = dict(self._begun[name, items])
         if self.chance(0.3):  # numbers that a method may choke on, of the right shape
             fill = self.any([0.0, 1e-30, 1e30, 3e38, float("nan"), float("inf"), -1.0])
             which = self.any(list(shared)) if shared else None
