@@ -319,6 +319,24 @@ class TestSecondOpinions:
                 for level in np.linspace(0, whole * 0.99, 25):
                     assert two.get_delta_for_epsilon(level) <= one.get_delta_for_epsilon(level)
 
+    @pytest.mark.parametrize(
+        "event",
+        [
+            ShuffledReports(2.5, 20, 8),
+            ShuffledReports(2.5, 20, 6040),
+            Reports(2.5, 20),
+            LaplaceRelease(0.1, "replace-one"),
+        ],
+    )
+    def test_a_large_epsilon_takes_no_more_memory_than_a_small_one(self, event: Event) -> None:
+        # A trainer asks after every round; its plan may run to an ε that protects nobody.
+        from homebody.privacy.accountant import _interval
+        from homebody.privacy.mechanisms import composed_pld, terms
+
+        for rounds in (1, 40, 300):
+            ran = terms([(event, rounds)], "replace-one", set())
+            assert composed_pld(ran, _interval(ran))._pmf_remove.size < 2.5e6
+
 
 class TestProperties:
     noise = st.floats(0.3, 20)

@@ -34,6 +34,7 @@ from homebody.privacy.mechanisms import (
     composed_pld,
     rdp,
     rdp_orders,
+    shuffle_spread,
     terms,
 )
 from homebody.privacy.shuffle import closed_form
@@ -249,7 +250,8 @@ def _interval(ran: Terms) -> float:
             case LaplaceTerm() | PureTerm():
                 reach, steps = reach + count * term.epsilon, 1e6
             case ShuffledTerm():
-                reach, steps = reach + term.epsilon, 1e6
+                mean, deviation = shuffle_spread(term)
+                reach, steps = reach + term.epsilon + count * mean + 10 * math.sqrt(count) * deviation, 1e6
     return max(1e-4, 2.0 ** math.ceil(math.log2(max(reach, 1e-9) / steps)))
 
 

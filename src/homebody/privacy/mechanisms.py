@@ -49,6 +49,7 @@ __all__ = [
     "composed_pld",
     "rdp",
     "rdp_orders",
+    "shuffle_spread",
     "terms",
 ]
 
@@ -269,6 +270,19 @@ def composed_pld(ran: Terms, interval: float) -> Any:
     return total
 
 
+@lru_cache(maxsize=256)
+def shuffle_spread(term: ShuffledTerm) -> tuple[float, float]:
+    """The mean and the standard deviation of one shuffle's privacy loss."""
+    losses, masses = _clone_losses(term)
+    mean = float(masses @ losses)
+    return mean, math.sqrt(float(masses @ (losses - mean) ** 2))
+
+
+@lru_cache(maxsize=1)
+def _clone_losses(term: ShuffledTerm) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return clone_losses(term.epsilon, term.users)
+
+
 @lru_cache(maxsize=8)
 def _repeated_pld(term: Term, count: int, interval: float) -> Any:
     if isinstance(term, GaussianTerm) and not term.sampling.amplifies:
@@ -301,7 +315,7 @@ def _pld(term: Term, interval: float) -> Any:
             lowest, mass = split_on_grid(losses, masses, interval)
             infinity = term.delta
         case ShuffledTerm():
-            lowest, mass = split_on_grid(*clone_losses(term.epsilon, term.users), interval)
+            lowest, mass = split_on_grid(*_clone_losses(term), interval)
             infinity = 0.0
     pmf = DensePLDPmf(interval, lowest, mass, infinity, True)
     # Both directions are alike: exchanging the two bits exchanges the two worlds.
