@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -46,6 +46,8 @@ _SAMPLER = 2.0**-64
 """Of δ, kept back for the sampler of Gaussian noise: a draw is off by under 2⁻²⁴⁰, which covers 2³⁶ draws at ε ≤ 96."""
 _SMALLEST = 1e-11
 """A PLD is composed by Fourier transforms, whose rounding may reach this: no smaller δ is read off it."""
+_LARGEST = 700.0
+"""Above it e^−ε has no full precision as a float: no larger ε is read off a PLD."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,9 @@ def _pld(ran: Terms, delta: float) -> float | None:
     total = composed_pld(ran, _interval(ran))
     if total is None:
         return None
-    return float(max(0.0, total.get_epsilon_for_delta(delta)))
+    with np.errstate(over="ignore"):
+        found = float(total.get_epsilon_for_delta(delta))
+    return max(0.0, found) if found < _LARGEST else None
 
 
 def _interval(ran: Terms) -> float:
@@ -258,18 +262,48 @@ def _interval(ran: Terms) -> float:
 def _parts(ran: Terms, delta: float, only: tuple[Accountant, ...] | None = None) -> float | None:
     """Part by part, each by whatever bounds it best with its share of δ: no accountant is good at everything.
 
-    Gaussian noise on cohorts of fixed size apart from the rest, which has a PLD; and every mechanism by itself.
+    Gaussian noise on cohorts of fixed size has no PLD, and shuffles no Rényi divergence. What has both is bounded
+    beside the one or beside the other: all of it, or Gaussian noise beside the one and the rest beside the other.
     """
     sampled: Terms = {
         term: n for term, n in ran.items() if isinstance(term, GaussianTerm) and term.sampling.kind == "fixed"
     }
     if not sampled or len(ran) == 1:
         return None
-    rest = {term: n for term, n in ran.items() if term not in sampled}
-    ways = [[part for part in (sampled, rest) if part]] if rest else []
+    gaussian: Terms = {term: n for term, n in ran.items() if isinstance(term, GaussianTerm)}
+    divergent: Terms = {term: n for term, n in ran.items() if not isinstance(term, ShuffledTerm)}
+    ways = [[part, {term: n for term, n in ran.items() if term not in part}] for part in (sampled, gaussian, divergent)]
+    ways.append([*({term: n} for term, n in sampled.items()), ways[0][1]])
     ways.append([{term: n} for term, n in ran.items()])
-    found = [[min(_all(part, delta / len(way), only).values(), default=math.inf) for part in way] for way in ways]
-    return min(sum(way) for way in found)
+    known: dict[tuple[frozenset[Term], float], float] = {}
+
+    def best(part: Terms, share: float) -> float:
+        which = frozenset(part), share
+        if which not in known:
+            rules = tuple(name for name in only or get_args(Accountant) if name != "by parts")
+            known[which] = min(_all(part, delta * share, rules).values(), default=math.inf)
+        return known[which]
+
+    return min(
+        sum(best(part, share) for part, share in zip(parts, shares, strict=True))
+        for parts in ([part for part in way if part] for way in ways)
+        if len(parts) > 1
+        for shares in _shares(len(parts))
+    )
+
+
+def _shares(parts: int) -> list[tuple[float, ...]]:
+    """Ways to share δ: evenly; among few parts, also half or a quarter for one of them.
+
+    >>> _shares(2)
+    [(0.5, 0.5), (0.25, 0.75), (0.75, 0.25)]
+    """
+    shares: list[tuple[float, ...]] = [(1 / parts,) * parts]
+    if parts == 2:
+        shares += [(0.25, 0.75), (0.75, 0.25)]
+    if parts == 3:
+        shares += [(0.5, 0.25, 0.25), (0.25, 0.5, 0.25), (0.25, 0.25, 0.5)]
+    return shares
 
 
 def _closed_form(ran: Terms, delta: float) -> float | None:

@@ -261,8 +261,13 @@ def rdp_orders() -> NDArray[np.float64]:
 
 def composed_pld(ran: Terms, interval: float) -> Any:
     """The privacy loss distribution of all terms together; nothing where one has none."""
+    return _composed_pld(tuple(ran.items()), interval)
+
+
+@lru_cache(maxsize=4)
+def _composed_pld(ran: tuple[tuple[Term, int], ...], interval: float) -> Any:
     total = None
-    for term, count in ran.items():
+    for term, count in ran:
         one = _repeated_pld(term, count, interval)
         if one is None:
             return None
