@@ -190,9 +190,10 @@ class TestRules:
         together = epsilon(parts, 1e-6)
         assert together.accountant == "by parts"
         assert max(epsilon([part], 1e-6).epsilon for part in parts) < together.epsilon < sum(apart)
-        # The cohort of fixed size by RDP, all the rest by PLD, each with half of δ.
-        halves = epsilon(parts[:1], 5e-7, only=("rdp",)), epsilon(parts[1:], 5e-7, only=("pld",))
-        assert together.epsilon == pytest.approx(sum(half.epsilon for half in halves))
+        # The shuffle by PLD with a quarter of δ, all the rest by RDP.
+        shuffle, rest = parts[4:5], [*parts[:4], *parts[5:]]
+        two = epsilon(shuffle, 2.5e-7, only=("pld",)), epsilon(rest, 7.5e-7, only=("rdp",))
+        assert together.epsilon == pytest.approx(sum(part.epsilon for part in two))
 
     def test_mixed_without_shuffles_needs_no_split(self) -> None:
         bound = epsilon([(GaussianRelease(1, "replace-one", fixed(30, 4800)), 100), (Reports(0.5), 3)], 1e-6)

@@ -32,6 +32,7 @@ from homebody.privacy.mechanisms import (
     Terms,
     amplified,
     composed_pld,
+    pld_epsilon,
     rdp,
     rdp_orders,
     shuffle_spread,
@@ -46,8 +47,6 @@ _SAMPLER = 2.0**-64
 """Of δ, kept back for the sampler of Gaussian noise: a draw is off by under 2⁻²⁴⁰, which covers 2³⁶ draws at ε ≤ 96."""
 _SMALLEST = 1e-11
 """A PLD is composed by Fourier transforms, whose rounding may reach this: no smaller δ is read off it."""
-_LARGEST = 700.0
-"""Above it e^−ε has no full precision as a float: no larger ε is read off a PLD."""
 
 
 @dataclass(frozen=True)
@@ -235,11 +234,7 @@ def _pld(ran: Terms, delta: float) -> float | None:
         if isinstance(term, PureTerm) and _left(delta, term.delta, count) <= 0:
             return None
     total = composed_pld(ran, _interval(ran))
-    if total is None:
-        return None
-    with np.errstate(over="ignore"):
-        found = float(total.get_epsilon_for_delta(delta))
-    return max(0.0, found) if found < _LARGEST else None
+    return None if total is None else pld_epsilon(total, delta)
 
 
 def _interval(ran: Terms) -> float:

@@ -47,6 +47,7 @@ __all__ = [
     "Terms",
     "amplified",
     "composed_pld",
+    "pld_epsilon",
     "rdp",
     "rdp_orders",
     "shuffle_spread",
@@ -273,6 +274,35 @@ def _composed_pld(ran: tuple[tuple[Term, int], ...], interval: float) -> Any:
             return None
         total = one if total is None else total.compose(one)
     return total
+
+
+def pld_epsilon(total: Any, delta: float) -> float:
+    """The smallest ε of a privacy loss distribution at this δ.
+
+    It is found in logarithms. The search of `dp-accounting` needs e^−ε as a float, which has none above ε = 700.
+    """
+    return max(_smallest(total._pmf_remove, delta), _smallest(total._pmf_add, delta))
+
+
+def _smallest(given: Any, delta: float) -> float:
+    """Where Σ p (1 − e^(ε − loss)), over the losses above ε, is δ."""
+    pmf = given.to_dense_pmf()
+    if pmf._infinity_mass > delta:
+        return math.inf
+    mass = np.maximum(pmf._probs[::-1], 0.0)  # from the largest loss down
+    losses = (pmf._lower_loss + np.arange(len(mass), dtype=np.float64)[::-1]) * pmf._discretization
+    upper = pmf._infinity_mass + np.cumsum(mass)
+    first = int(np.searchsorted(upper, delta, side="right"))
+    end = first
+    while end < len(mass):
+        end = min(len(mass), 2 * end + 1000)  # what lies far below ε is not needed
+        with np.errstate(divide="ignore"):
+            lower = np.logaddexp.accumulate(np.log(mass[:end]) - losses[:end])[first:]
+        found = np.log(upper[first:end] - delta) - lower
+        below = np.append(losses, -np.inf)[first + 1 : end + 1]
+        if (held := found >= below).any():
+            return max(0.0, float(found[np.argmax(held)]))
+    return 0.0
 
 
 @lru_cache(maxsize=256)
