@@ -102,6 +102,16 @@ def test_all_accountants_together(ran: Counted, more: tuple[Event, int]) -> None
     check_parts(ran, [more])
 
 
+def test_a_ledger_is_no_more_than_its_parts_where_no_accountant_covers_it() -> None:
+    """Sampled Gaussian noise has no PLD and shuffles no Rényi divergence; what has both must go with the former."""
+    noise: Counted = [
+        (GaussianRelease(0.5, "replace-one", Sampling("fixed", 30, 4800)), 400),
+        (GaussianRelease(1.0, "replace-one"), 3),
+        (LaplaceRelease(1.0, "replace-one"), 1),
+    ]
+    check_parts(noise, [(ShuffledReports(1.0, 5, 5000), 20)])
+
+
 @pytest.mark.attack
 def test_all_accountants_together_at_length(campaign: Campaign) -> None:
     checked = Counter[str]()

@@ -320,6 +320,11 @@ class TestSecondOpinions:
                 for level in np.linspace(0, whole * 0.99, 25):
                     assert two.get_delta_for_epsilon(level) <= one.get_delta_for_epsilon(level)
 
+    @pytest.mark.parametrize("count", [285, 293, 301, 313])
+    def test_an_epsilon_whose_exponential_is_no_float(self, count: int) -> None:
+        bounds = epsilon([(Reports(2.5), count)], 1e-6).bounds
+        assert bounds["pld"] == pytest.approx(bounds["optimal"], rel=1e-5)
+
     @pytest.mark.parametrize(
         "event",
         [
