@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -270,21 +270,19 @@ def _parts(ran: Terms, delta: float, only: tuple[Accountant, ...] | None = None)
     ways = [[part, {term: n for term, n in ran.items() if term not in part}] for part in (sampled, gaussian, divergent)]
     ways.append([*({term: n} for term, n in sampled.items()), ways[0][1]])
     ways.append([{term: n} for term, n in ran.items()])
-    known: dict[tuple[frozenset[Term], float], float] = {}
-
-    def best(part: Terms, share: float) -> float:
-        which = frozenset(part), share
-        if which not in known:
-            rules = tuple(name for name in only or get_args(Accountant) if name != "by parts")
-            known[which] = min(_all(part, delta * share, rules).values(), default=math.inf)
-        return known[which]
-
     return min(
-        sum(best(part, share) for part, share in zip(parts, shares, strict=True))
+        sum(_best(tuple(part.items()), delta * share, only) for part, share in zip(parts, shares, strict=True))
         for parts in ([part for part in way if part] for way in ways)
         if len(parts) > 1
         for shares in _shares(len(parts))
     )
+
+
+@lru_cache(maxsize=256)
+def _best(part: tuple[tuple[Term, int], ...], delta: float, only: tuple[Accountant, ...] | None) -> float:
+    """The smallest bound of a part. It is kept: of most parts nothing is added in a round."""
+    rules = tuple(name for name in only or get_args(Accountant) if name != "by parts")
+    return min(_all(dict(part), delta, rules).values(), default=math.inf)
 
 
 def _shares(parts: int) -> list[tuple[float, ...]]:
