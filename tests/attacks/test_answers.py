@@ -21,7 +21,7 @@ import torch
 from homebody.core import Rows, Tree
 from homebody.database import connect
 from homebody.deploy.admin import report
-from homebody.deploy.monitor import exposition
+from homebody.deploy.monitor import Rounds, exposition
 from homebody.deploy.plan import Plan
 from homebody.deploy.records import Records
 from homebody.errors import HomebodyError
@@ -506,8 +506,8 @@ def test_a_device_that_keeps_breaking_is_set_aside_until_the_operator_readmits_i
     assert street.fuzzed == asked, "It is not even greeted."
     found = report(plan, street.records)
     assert [one["set_aside"] is not None for one in found["devices"]] == [False] * 4 + [True]
-    assert "homebody_devices_aside 1\n" in exposition(street.records)
-    assert "homebody_devices 4\n" in exposition(street.records)
+    assert "homebody_devices_aside 1\n" in exposition(Rounds(street.records))
+    assert "homebody_devices 4\n" in exposition(Rounds(street.records))
     with pytest.raises(HomebodyError, match="is not set aside"):
         street.records.readmit_device("device 0")
     street.records.readmit_device("device 4")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.attacks.conftest import Campaign
 
 HARNESS = '''
 """Makes a small world, then runs each command in a child of its own, forked once all modules are loaded."""
@@ -222,6 +223,10 @@ def outcomes(tmp_path: Path, questions: list[dict[str, Any]]) -> list[dict[str, 
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def refused(found: list[dict[str, Any]]) -> int:
+    return sum(one["code"] == 2 for one in found)
+
+
 def insist(one: dict[str, Any], failed: bool) -> None:
     """It ended well; or with one sentence, the exit code of a refusal, and everything as it was."""
     about = f"{' '.join(one['words'])} [{one['disk']}] → {one['code']}: {one['said'][-1500:]} {one['changed']}"
@@ -237,27 +242,29 @@ def insist(one: dict[str, Any], failed: bool) -> None:
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.attack), 4])
-def test_no_command_leaves_half_of_something_on_a_full_disk(every: int, tmp_path: Path) -> None:
-    for one in outcomes(tmp_path, asked([*WRITING[::every], *READING[:: 2 * every]], 60)):
+def test_no_command_leaves_half_of_something_on_a_full_disk(every: int, campaign: Campaign, tmp_path: Path) -> None:
+    found = outcomes(tmp_path, asked([*WRITING[::every], *READING[:: 2 * every]], 60))
+    for one in found:
         insist(one, failed=one["name"] in WRITING)
+    campaign.did("commands on a full disk", len(found), refused=refused(found))
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.attack), 4])
-def test_no_command_writes_to_a_read_only_disk(every: int, tmp_path: Path) -> None:
+def test_no_command_writes_to_a_read_only_disk(every: int, campaign: Campaign, tmp_path: Path) -> None:
     found = outcomes(tmp_path, asked([*WRITING[1::every], *READING[:: 2 * every], *STARTING], "read-only"))
     if any(one["code"] == 77 for one in found):
         pytest.skip("no mount namespace can be made here")
     for one in found:
         insist(one, failed=one["name"] not in READING)
+    campaign.did("commands on a read-only disk", len(found), refused=refused(found))
 
 
 @pytest.mark.attack
 @pytest.mark.parametrize("size", [1, 2_000, 5_000, 20_000, 60_000, 150_000])
-def test_nor_does_one_that_fills_up_while_it_works(size: int, campaign: Any, tmp_path: Path) -> None:
+def test_nor_does_one_that_fills_up_while_it_works(size: int, campaign: Campaign, tmp_path: Path) -> None:
     """What got so far as to record rounds may be resumed; nothing else is left unfinished."""
     found = outcomes(tmp_path, asked([*WRITING, *READING], size))
-    refused = sum(one["code"] == 2 for one in found)
-    campaign.did(f"commands where files end at {size:,} bytes", len(found), refused=refused)
+    campaign.did(f"commands where files end at {size:,} bytes", len(found), refused=refused(found))
     for one in found:
         about = f"{one['words']} {one['code']} {one['said'][-1500:]}"
         assert "Traceback" not in one["said"], about

@@ -6,10 +6,12 @@ Bounds come from grids and series, so they may differ by a little where the trut
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.attacks.conftest import Campaign
 
 from homebody.privacy import (
     Charge,
@@ -100,13 +102,30 @@ def test_all_accountants_together(ran: Counted, more: tuple[Event, int]) -> None
     check_parts(ran, [more])
 
 
+def test_a_ledger_is_no_more_than_its_parts_where_no_accountant_covers_it() -> None:
+    """Sampled Gaussian noise has no PLD and shuffles no Rényi divergence; what has both must go with the former."""
+    noise: Counted = [
+        (GaussianRelease(0.5, "replace-one", Sampling("fixed", 30, 4800)), 400),
+        (GaussianRelease(1.0, "replace-one"), 3),
+        (LaplaceRelease(1.0, "replace-one"), 1),
+    ]
+    check_parts(noise, [(ShuffledReports(1.0, 5, 5000), 20)])
+
+
 @pytest.mark.attack
-@examples(300)
-@given(ledgers, ledgers, st.sampled_from([1, 1, 3]))
-def test_all_accountants_together_at_length(one: Counted, other: Counted, group: int) -> None:
-    check_growth(one, other[0], group, None)
-    check_order([*one, *other], None)
-    check_parts(one, other)
+def test_all_accountants_together_at_length(campaign: Campaign) -> None:
+    checked = Counter[str]()
+
+    @examples(campaign.size(300))
+    @given(ledgers, ledgers, st.sampled_from([1, 1, 3]))
+    def check(one: Counted, other: Counted, group: int) -> None:
+        check_growth(one, other[0], group, None)
+        check_order([*one, *other], None)
+        check_parts(one, other)
+        checked["for_one" if group == 1 else "for_a_group"] += 1
+
+    check()
+    campaign.did("ledgers that grow, are turned round and are split", checked.total(), **checked)
 
 
 def test_shuffles_of_equal_cost_are_counted_apart() -> None:

@@ -61,7 +61,9 @@ JUNK: list[Any] = [
     ),
     *([], [[]], [1], ["1"], [None], [-1], [2**70], {}, {"a": 1}, {"": {}}, [[[[[[]]]]]], list(range(300))),
 ]
-AGAIN = 20_000
+PARTS = 8
+"""Of the campaign, each with a seed of its own: workers of pytest-xdist can share them."""
+AGAIN = 5_000
 """Letters to one home: what letters may add to it must not slow the rest down."""
 
 
@@ -71,6 +73,8 @@ class Letters:
     def __init__(self, seed: int, methods: Sequence[str]) -> None:
         self.rng, self._methods = np.random.default_rng(seed), methods
         self._last = b""
+        self._begun: dict[tuple[str, int], Tree] = {}
+        """Shared parameters as methods begin with them, for each number of items."""
 
     def any(self, options: Any) -> Any:
         return options[int(self.rng.integers(len(options)))]
@@ -128,7 +132,10 @@ class Letters:
         return header, parts
 
     def _shared(self, name: str, items: int) -> Tree:
-        shared: Tree = dict(find(name)(**METHODS[name]).init_shared(Catalogue(items), Rng.of(0)))
+        if (name, items) not in self._begun:
+            method = find(name)(**METHODS[name])
+            self._begun[name, items] = dict(method.init_shared(Catalogue(items), Rng.of(0)))
+        shared = dict(self._begun[name, items])
         if self.chance(0.3):  # numbers that a method may choke on, of the right shape
             fill = self.any([0.0, 1e-30, 1e30, 3e38, float("nan"), float("inf"), -1.0])
             which = self.any(list(shared)) if shared else None
@@ -292,11 +299,12 @@ def test_a_few_letters(fast_folder: Path) -> None:
 
 
 @pytest.mark.attack
-def test_a_million_letters(fast_folder: Path, campaign: Campaign) -> None:
-    count = campaign.size(1_000_000)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_million_letters(fast_folder: Path, campaign: Campaign, part: int) -> None:
+    count = campaign.size(1_000_000 // PARTS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    outcomes, accidents = run(fast_folder, count, seed=17, methods=list(METHODS))
-    campaign.did("letters to a device", count, **outcomes)
+    outcomes, accidents = run(fast_folder, count, seed=17 + part, methods=list(METHODS))
+    campaign.did(f"letters to a device, part {part + 1} of {PARTS}", count, **outcomes)
     assert not accidents, accidents.most_common(20)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert grown < 1024, f"The device's memory grew by {grown:.0f} MB."

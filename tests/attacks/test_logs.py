@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.attacks.conftest import Campaign
 from tests.deploy.conftest import World, few, free_port, world  # noqa: F401
 from tests.deploy.test_shuffling import Keys, plan
 
@@ -37,6 +38,7 @@ def test_logs_hold_no_secret_nobody_and_no_item(
     few: Population,  # noqa: F811
     world: Callable[..., World],  # noqa: F811
     shuffled: bool,
+    campaign: Campaign,
 ) -> None:
     recipe = plan(4)
     if not shuffled:
@@ -76,3 +78,5 @@ def test_logs_hold_no_secret_nobody_and_no_item(
         leaked = [secret[:12] for secret in secrets if secret in text]
         assert not leaked, (name, leaked)
         assert not names.search(text), (name, names.search(text))
+    kind = "a federation with a proxy" if shuffled else "a federation"
+    campaign.did(f"logs of {kind}, searched for secrets and people", len(said), secrets=len(secrets))

@@ -384,7 +384,7 @@ def test_a_federation_whose_database_is_stopped_read_only_and_locked(
 ) -> None:
     """Real devices, a real server: it ends with the model and the charges of an undisturbed run."""
     times = campaign.size(60, least=3)
-    recipe = Recipe("pfedrec", "devices", rounds=4 * times, seed=4, evaluate_every=0)
+    recipe = Recipe("pfedrec", "devices", rounds=3 * times + 3, seed=4, evaluate_every=0)
     federation = world(few, 2, recipe, deadline=120.0, database=own_server.url)
     federation.start(once=True)
     rng = np.random.default_rng(11)
@@ -410,6 +410,7 @@ def test_a_federation_whose_database_is_stopped_read_only_and_locked(
                     "AND application_name = 'homebody'"
                 )
             operator.close()
+    federation.wait(lambda: federation.rounds() == recipe.rounds, "all rounds are done", 600)
     assert federation.finish() == 0
     federation.check()
     assert "Traceback" not in (federation.folder / "server.log").read_text()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from homebody.database import connect
-from homebody.deploy.monitor import Monitor, exposition, health
+from homebody.deploy.monitor import Monitor, Rounds, exposition, health
 from homebody.deploy.plan import Plan
 from homebody.deploy.records import Records
 from homebody.errors import HomebodyError
@@ -79,11 +79,11 @@ def records(tmp_path: Path) -> Iterator[Records]:
 
 
 def test_a_server_that_has_done_nothing(records: Records) -> None:
-    found = parsed(exposition(records))
+    found = parsed(exposition(Rounds(records)))
     assert found["homebody_rounds_total", ()] == 0
     assert found["homebody_devices", ()] == 0
     assert ("homebody_round_seconds", ()) not in found
-    assert health(records) == {"status": "ok", "doing": "starting", "rounds": 0}
+    assert health(Rounds(records)) == {"status": "ok", "doing": "starting", "rounds": 0}
 
 
 def test_what_prometheus_reads(records: Records) -> None:
@@ -99,7 +99,7 @@ def test_what_prometheus_reads(records: Records) -> None:
     for reason in ("too late", 'a "quoted" \\ one', "two\nlines", "x=1,y={2}"):
         records.count(f"refused: {reason}")
     records.note("doing", "round 2 of 5 is done")
-    found = parsed(exposition(records))
+    found = parsed(exposition(Rounds(records)))
     assert found == {
         ("homebody_rounds_total", ()): 2,
         ("homebody_devices", ()): 1,
@@ -122,7 +122,35 @@ def test_what_prometheus_reads(records: Records) -> None:
         ("homebody_refused_total", (("reason", "two lines"),)): 1,
         ("homebody_refused_total", (("reason", "x=1,y={2}"),)): 1,
     }
-    assert health(records) == {"status": "ok", "doing": "round 2 of 5 is done", "rounds": 2}
+    assert health(Rounds(records)) == {"status": "ok", "doing": "round 2 of 5 is done", "rounds": 2}
+
+
+def test_an_answer_reads_each_round_once(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds are measured after they are recorded, and taken back after a crash."""
+    monkeypatch.setattr("homebody.deploy.monitor._PAGE", 3)
+    rounds, read = Rounds(records), 0
+    recorded = records.rounds
+
+    def counted(*given: Any, **named: Any) -> list[dict[str, Any]]:
+        nonlocal read
+        read += len(found := recorded(*given, **named))
+        return found
+
+    monkeypatch.setattr(records, "rounds", counted)
+    for step in range(1, 21):
+        records.add_round(line(step))
+        if step % 5 == 0:
+            records.add_round(line(step, metrics={"hr@10": step / 100}))
+        found = parsed(exposition(rounds))
+        assert found["homebody_rounds_total", ()] == step
+        assert found["homebody_bytes_up_total", ()] == 100 * step
+        assert found.get(("homebody_measured", (("metric", "hr@10"),))) == (step // 5 / 20 or None)
+    assert read <= 3 * 20
+    records.database.execute("DELETE FROM round WHERE step > 18")
+    assert health(rounds)["rounds"] == 18
+    assert parsed(exposition(rounds)) == parsed(exposition(Rounds(records)))
+    records.database.execute("DELETE FROM round")
+    assert health(rounds)["rounds"] == 0
 
 
 def asked(where: str) -> tuple[int, str, str]:

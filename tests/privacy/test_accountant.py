@@ -190,9 +190,10 @@ class TestRules:
         together = epsilon(parts, 1e-6)
         assert together.accountant == "by parts"
         assert max(epsilon([part], 1e-6).epsilon for part in parts) < together.epsilon < sum(apart)
-        # The cohort of fixed size by RDP, all the rest by PLD, each with half of δ.
-        halves = epsilon(parts[:1], 5e-7, only=("rdp",)), epsilon(parts[1:], 5e-7, only=("pld",))
-        assert together.epsilon == pytest.approx(sum(half.epsilon for half in halves))
+        # The shuffle by PLD with a quarter of δ, all the rest by RDP.
+        shuffle, rest = parts[4:5], [*parts[:4], *parts[5:]]
+        two = epsilon(shuffle, 2.5e-7, only=("pld",)), epsilon(rest, 7.5e-7, only=("rdp",))
+        assert together.epsilon == pytest.approx(sum(part.epsilon for part in two))
 
     def test_mixed_without_shuffles_needs_no_split(self) -> None:
         bound = epsilon([(GaussianRelease(1, "replace-one", fixed(30, 4800)), 100), (Reports(0.5), 3)], 1e-6)
@@ -318,6 +319,29 @@ class TestSecondOpinions:
                 two = composed_pld(split if part != 0.5 else {LaplaceTerm(2 / whole): 2}, 1e-3)
                 for level in np.linspace(0, whole * 0.99, 25):
                     assert two.get_delta_for_epsilon(level) <= one.get_delta_for_epsilon(level)
+
+    @pytest.mark.parametrize("count", [285, 293, 301, 313])
+    def test_an_epsilon_whose_exponential_is_no_float(self, count: int) -> None:
+        bounds = epsilon([(Reports(2.5), count)], 1e-6).bounds
+        assert bounds["pld"] == pytest.approx(bounds["optimal"], rel=1e-5)
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            ShuffledReports(2.5, 20, 8),
+            ShuffledReports(2.5, 20, 6040),
+            Reports(2.5, 20),
+            LaplaceRelease(0.1, "replace-one"),
+        ],
+    )
+    def test_a_large_epsilon_takes_no_more_memory_than_a_small_one(self, event: Event) -> None:
+        # A trainer asks after every round; its plan may run to an ε that protects nobody.
+        from homebody.privacy.accountant import _interval
+        from homebody.privacy.mechanisms import composed_pld, terms
+
+        for rounds in (1, 40, 300):
+            ran = terms([(event, rounds)], "replace-one", set())
+            assert composed_pld(ran, _interval(ran))._pmf_remove.size < 2.5e6
 
 
 class TestProperties:

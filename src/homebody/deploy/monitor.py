@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,55 @@ if TYPE_CHECKING:
 
     from homebody.deploy.plan import Plan
 
-__all__ = ["Monitor", "counters", "exposition", "health"]
+__all__ = ["Monitor", "Rounds", "counters", "exposition", "health"]
+
+_PAGE = 1000
+"""Rounds that are read at one time."""
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """What some rounds come to."""
+
+    rounds: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    last: dict[str, Any] | None = None
+    measured: dict[str, Any] | None = None
+    """The last round that was measured."""
+
+    def plus(self, line: dict[str, Any]) -> _Sum:
+        return _Sum(
+            self.rounds + 1,
+            self.bytes_up + line["bytes_up"],
+            self.bytes_down + line["bytes_down"],
+            line,
+            line if line["metrics"] else self.measured,
+        )
+
+
+class Rounds:
+    """What all recorded rounds come to. Each is read once: an answer costs the same however many there are.
+
+    The last is read every time, since it may be measured after it is recorded.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self._settled = _Sum()
+        """All but the last."""
+
+    def sum(self) -> _Sum:
+        while True:
+            since = self._settled.last["step"] if self._settled.last else 0
+            lines = self.records.rounds(since=since, most=_PAGE)
+            if not lines and since:  # they were taken back
+                self._settled = _Sum()
+                continue
+            for line in lines[:-1]:
+                self._settled = self._settled.plus(line)
+            if len(lines) < 2:
+                return self._settled.plus(lines[0]) if lines else self._settled
 
 
 class Monitor:
@@ -64,56 +113,58 @@ class Monitor:
 
 
 def _app(records: Records) -> Starlette:
+    rounds, turn = Rounds(records), threading.Lock()
+
     def told(make: Callable[[], str], kind: str) -> Response:
         try:
-            return Response(make(), headers={"content-type": kind})
+            with turn:  # what an answer takes while it is made does not add up
+                text = make()
+            return Response(text, headers={"content-type": kind})
         except Exception as error:
             # Whoever asks must hear that something is wrong, whatever it is; what it is, is for the operator.
             why = str(error) if isinstance(error, HomebodyError) else type(error).__name__
             return answer(503, {"status": "failing", "why": why})
 
     def metrics(_: Request) -> Response:
-        return told(lambda: exposition(records), "text/plain; version=0.0.4; charset=utf-8")
+        return told(lambda: exposition(rounds), "text/plain; version=0.0.4; charset=utf-8")
 
     def healthy(_: Request) -> Response:
-        return told(lambda: json.dumps(health(records)) + "\n", "application/json")
+        return told(lambda: json.dumps(health(rounds)) + "\n", "application/json")
 
     return refusals(Starlette(routes=[Route("/metrics", metrics), Route("/health", healthy)]), lambda _: None)
 
 
-def health(records: Records) -> dict[str, Any]:
+def health(rounds: Rounds) -> dict[str, Any]:
     """That it is there, and what it does."""
-    lines = records.rounds()
-    return {"status": "ok", "doing": records.notes().get("doing", "starting"), "rounds": len(lines)}
+    doing = rounds.records.notes().get("doing", "starting")
+    return {"status": "ok", "doing": doing, "rounds": rounds.sum().rounds}
 
 
-def exposition(records: Records) -> str:
+def exposition(rounds: Rounds) -> str:
     """Counts and the last round's figures, as Prometheus reads them."""
-    lines, out = records.rounds(), list[str]()
+    records, done, out = rounds.records, rounds.sum(), list[str]()
 
     def tell(name: str, kind: str, helped: str, values: dict[str, float]) -> None:
         out.extend(_lines(name, kind, helped, values))
 
     devices = [one for one in records.devices() if not one.removed]
-    tell("rounds_total", "counter", "Rounds done.", {"": len(lines)})
+    tell("rounds_total", "counter", "Rounds done.", {"": done.rounds})
     aside = sum(one.set_aside is not None for one in devices)
     tell("devices", "gauge", "Devices that may take part.", {"": len(devices) - aside})
     tell("devices_aside", "gauge", "Devices that are set aside for broken answers.", {"": aside})
     tell("people", "gauge", "People of those devices.", {"": sum(one.people for one in devices)})
     tell("items", "gauge", "Items of the catalogue.", {"": records.n_items()})
-    for way, said in (("up", "came from devices"), ("down", "went to devices")):
-        total = sum(line[f"bytes_{way}"] for line in lines)
-        tell(f"bytes_{way}_total", "counter", f"Bytes that {said}, in rounds.", {"": total})
-    if lines:
-        last = lines[-1]
+    tell("bytes_up_total", "counter", "Bytes that came from devices, in rounds.", {"": done.bytes_up})
+    tell("bytes_down_total", "counter", "Bytes that went to devices, in rounds.", {"": done.bytes_down})
+    if (last := done.last) is not None:
         tell("round_clients", "gauge", "Clients that answered the last round.", {"": last["clients"]})
         tell("round_seconds", "gauge", "Seconds that the last round took.", {"": last["seconds"]})
         epsilon = {f'{{observer="{who}"}}': _number(value) for who, value in last["epsilon"].items()}
         tell("epsilon", "gauge", "Certified epsilon of one person.", epsilon)
-    if asked := [line for line in lines if line["metrics"]]:
+    if (asked := done.measured) is not None:
         for name, helped, values in (
-            ("measured", "What devices measured last, within its range.", asked[-1]["metrics"]),
-            ("measured_error", "The standard error of the noise in it.", asked[-1].get("errors", {})),
+            ("measured", "What devices measured last, within its range.", asked["metrics"]),
+            ("measured_error", "The standard error of the noise in it.", asked.get("errors", {})),
         ):
             tell(name, "gauge", helped, {f'{{metric="{_quoted(metric)}"}}': _number(v) for metric, v in values.items()})
     return "\n".join(out) + "\n" + counters(records)

@@ -56,11 +56,12 @@ def train(folder: Path, *, once: bool = False) -> dict[str, Any]:
         raise HomebodyError("The catalogue has fewer than 2 items: add some with `homebody server items`.")
     secret = (folder / "keys" / "secret").read_bytes().strip()
     ca = (folder / "keys" / "ca.pem").read_bytes() if plan.tls else None
+    keep = _best_step(records)  # takes rounds back that are run again, before anybody is told of them
     with Link(plan.address, ca=ca, secret=secret) as link, Monitor(plan, folder):
         link.open()
         log("started", run=plan.run[:8], method=plan.recipe.method, items=records.n_items())
         intake = Epochs(records, folder) if plan.reports else None
-        settings, keep = plan.settings(), _best_step(records)
+        settings = plan.settings()
         told = records.sheet()
         sheet = None if told is None else Sheet.read(told)
         runtime = Flower(link, records, plan.describe(), settings, keep=keep, intake=intake, sheet=sheet, log=log)

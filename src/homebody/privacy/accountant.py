@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Literal
+from functools import lru_cache, partial
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -32,8 +32,10 @@ from homebody.privacy.mechanisms import (
     Terms,
     amplified,
     composed_pld,
+    pld_epsilon,
     rdp,
     rdp_orders,
+    shuffle_spread,
     terms,
 )
 from homebody.privacy.shuffle import closed_form
@@ -232,9 +234,7 @@ def _pld(ran: Terms, delta: float) -> float | None:
         if isinstance(term, PureTerm) and _left(delta, term.delta, count) <= 0:
             return None
     total = composed_pld(ran, _interval(ran))
-    if total is None:
-        return None
-    return float(max(0.0, total.get_epsilon_for_delta(delta)))
+    return None if total is None else pld_epsilon(total, delta)
 
 
 def _interval(ran: Terms) -> float:
@@ -249,25 +249,54 @@ def _interval(ran: Terms) -> float:
             case LaplaceTerm() | PureTerm():
                 reach, steps = reach + count * term.epsilon, 1e6
             case ShuffledTerm():
-                reach, steps = reach + term.epsilon, 1e6
+                mean, deviation = shuffle_spread(term)
+                reach, steps = reach + term.epsilon + count * mean + 10 * math.sqrt(count) * deviation, 1e6
     return max(1e-4, 2.0 ** math.ceil(math.log2(max(reach, 1e-9) / steps)))
 
 
 def _parts(ran: Terms, delta: float, only: tuple[Accountant, ...] | None = None) -> float | None:
     """Part by part, each by whatever bounds it best with its share of δ: no accountant is good at everything.
 
-    Gaussian noise on cohorts of fixed size apart from the rest, which has a PLD; and every mechanism by itself.
+    Gaussian noise on cohorts of fixed size has no PLD, and shuffles no Rényi divergence. What has both is bounded
+    beside the one or beside the other: all of it, or Gaussian noise beside the one and the rest beside the other.
     """
     sampled: Terms = {
         term: n for term, n in ran.items() if isinstance(term, GaussianTerm) and term.sampling.kind == "fixed"
     }
     if not sampled or len(ran) == 1:
         return None
-    rest = {term: n for term, n in ran.items() if term not in sampled}
-    ways = [[part for part in (sampled, rest) if part]] if rest else []
+    gaussian: Terms = {term: n for term, n in ran.items() if isinstance(term, GaussianTerm)}
+    divergent: Terms = {term: n for term, n in ran.items() if not isinstance(term, ShuffledTerm)}
+    ways = [[part, {term: n for term, n in ran.items() if term not in part}] for part in (sampled, gaussian, divergent)]
+    ways.append([*({term: n} for term, n in sampled.items()), ways[0][1]])
     ways.append([{term: n} for term, n in ran.items()])
-    found = [[min(_all(part, delta / len(way), only).values(), default=math.inf) for part in way] for way in ways]
-    return min(sum(way) for way in found)
+    return min(
+        sum(_best(tuple(part.items()), delta * share, only) for part, share in zip(parts, shares, strict=True))
+        for parts in ([part for part in way if part] for way in ways)
+        if len(parts) > 1
+        for shares in _shares(len(parts))
+    )
+
+
+@lru_cache(maxsize=256)
+def _best(part: tuple[tuple[Term, int], ...], delta: float, only: tuple[Accountant, ...] | None) -> float:
+    """The smallest bound of a part. It is kept: of most parts nothing is added in a round."""
+    rules = tuple(name for name in only or get_args(Accountant) if name != "by parts")
+    return min(_all(dict(part), delta, rules).values(), default=math.inf)
+
+
+def _shares(parts: int) -> list[tuple[float, ...]]:
+    """Ways to share δ: evenly; among few parts, also half or a quarter for one of them.
+
+    >>> _shares(2)
+    [(0.5, 0.5), (0.25, 0.75), (0.75, 0.25)]
+    """
+    shares: list[tuple[float, ...]] = [(1 / parts,) * parts]
+    if parts == 2:
+        shares += [(0.25, 0.75), (0.75, 0.25)]
+    if parts == 3:
+        shares += [(0.5, 0.25, 0.25), (0.25, 0.5, 0.25), (0.25, 0.25, 0.5)]
+    return shares
 
 
 def _closed_form(ran: Terms, delta: float) -> float | None:

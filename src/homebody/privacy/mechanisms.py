@@ -47,8 +47,10 @@ __all__ = [
     "Terms",
     "amplified",
     "composed_pld",
+    "pld_epsilon",
     "rdp",
     "rdp_orders",
+    "shuffle_spread",
     "terms",
 ]
 
@@ -260,13 +262,60 @@ def rdp_orders() -> NDArray[np.float64]:
 
 def composed_pld(ran: Terms, interval: float) -> Any:
     """The privacy loss distribution of all terms together; nothing where one has none."""
+    return _composed_pld(tuple(ran.items()), interval)
+
+
+@lru_cache(maxsize=4)
+def _composed_pld(ran: tuple[tuple[Term, int], ...], interval: float) -> Any:
     total = None
-    for term, count in ran.items():
+    for term, count in ran:
         one = _repeated_pld(term, count, interval)
         if one is None:
             return None
         total = one if total is None else total.compose(one)
     return total
+
+
+def pld_epsilon(total: Any, delta: float) -> float:
+    """The smallest ε of a privacy loss distribution at this δ.
+
+    It is found in logarithms. The search of `dp-accounting` needs e^−ε as a float, which has none above ε = 700.
+    """
+    return max(_smallest(total._pmf_remove, delta), _smallest(total._pmf_add, delta))
+
+
+def _smallest(given: Any, delta: float) -> float:
+    """Where Σ p (1 − e^(ε − loss)), over the losses above ε, is δ."""
+    pmf = given.to_dense_pmf()
+    if pmf._infinity_mass > delta:
+        return math.inf
+    mass = np.maximum(pmf._probs[::-1], 0.0)  # from the largest loss down
+    losses = (pmf._lower_loss + np.arange(len(mass), dtype=np.float64)[::-1]) * pmf._discretization
+    upper = pmf._infinity_mass + np.cumsum(mass)
+    first = int(np.searchsorted(upper, delta, side="right"))
+    end = first
+    while end < len(mass):
+        end = min(len(mass), 2 * end + 1000)  # what lies far below ε is not needed
+        with np.errstate(divide="ignore"):
+            lower = np.logaddexp.accumulate(np.log(mass[:end]) - losses[:end])[first:]
+        found = np.log(upper[first:end] - delta) - lower
+        below = np.append(losses, -np.inf)[first + 1 : end + 1]
+        if (held := found >= below).any():
+            return max(0.0, float(found[np.argmax(held)]))
+    return 0.0
+
+
+@lru_cache(maxsize=256)
+def shuffle_spread(term: ShuffledTerm) -> tuple[float, float]:
+    """The mean and the standard deviation of one shuffle's privacy loss."""
+    losses, masses = _clone_losses(term)
+    mean = float(masses @ losses)
+    return mean, math.sqrt(float(masses @ (losses - mean) ** 2))
+
+
+@lru_cache(maxsize=1)
+def _clone_losses(term: ShuffledTerm) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    return clone_losses(term.epsilon, term.users)
 
 
 @lru_cache(maxsize=8)
@@ -301,7 +350,7 @@ def _pld(term: Term, interval: float) -> Any:
             lowest, mass = split_on_grid(losses, masses, interval)
             infinity = term.delta
         case ShuffledTerm():
-            lowest, mass = split_on_grid(*clone_losses(term.epsilon, term.users), interval)
+            lowest, mass = split_on_grid(*_clone_losses(term), interval)
             infinity = 0.0
     pmf = DensePLDPmf(interval, lowest, mass, infinity, True)
     # Both directions are alike: exchanging the two bits exchanges the two worlds.
