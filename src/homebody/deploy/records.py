@@ -342,7 +342,7 @@ class Records:
             self.database.execute("DELETE FROM round WHERE step = ?", (line.step,))
             self.database.execute("INSERT INTO round (step, line) VALUES (?, ?)", (line.step, text))
 
-    def rounds(self, since: int = 0, most: int | None = None) -> list[dict[str, Any]]:
+    def rounds(self, since: int = -1, most: int | None = None) -> list[dict[str, Any]]:
         """The recorded rounds after this one: all of them, or the first so many."""
         end = "" if most is None else f" LIMIT {most}"
         found = self.database.rows(f"SELECT line FROM round WHERE step > ? ORDER BY step{end}", (since,))
