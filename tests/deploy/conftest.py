@@ -35,7 +35,7 @@ from homebody.runtime import Simulator
 from homebody.runtime.flower_wire import fingerprint
 from homebody.runtime.report_keys import make_report_key, read_report_pub
 
-PATIENCE = 120.0
+PATIENCE = 600.0
 
 
 def free_port() -> int:

@@ -30,7 +30,7 @@ from homebody.proxy.tables import Message, Sender
 from homebody.runtime.sealed import REPORT_BYTES, Envelope, open_envelope, seal_envelope, signing_keys
 
 EPOCH = bytes(range(16))
-PATIENCE = 60.0
+PATIENCE = 600.0
 
 
 def reports(count: int) -> bytes:
