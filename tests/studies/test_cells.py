@@ -62,7 +62,7 @@ class Odd(Reference):
             if self.what == "die" or self.what == "die once" and not (HERE / "died once").exists():
                 (HERE / f"{self.what.replace('die', 'died')}").touch()  # of its own: others die at the same time
                 os.kill(os.getpid(), signal.SIGKILL)
-            for _ in range(150):
+            for _ in range(6000):
                 if self.what == "sleep" and not (HERE / "awake").exists():
                     time.sleep(0.2)
             if self.what == "complain":
@@ -353,16 +353,16 @@ class TestProcesses:
         workers = psutil.Process(parent.pid).children(recursive=True)
         assert len(workers) == 2
         os.kill(parent.pid, how)
-        assert parent.wait(timeout=10) == code
-        # They are silent for half a minute, so that no line they cannot send ends them.
-        until(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers), seconds=10)
+        assert parent.wait(timeout=300) == code
+        # They are silent for twenty minutes, so that no line they cannot send ends them.
+        until(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers), seconds=300)
         (tmp_path / "method" / "awake").touch()
         results = run_cells(recipes, root)
         assert [result["rounds"] for result in results] == [1, 2, 2, 2]
         assert log(tmp_path).count("count 7") == 1
 
 
-def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(happened: Callable[[], bool], seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end, "it never happened"
