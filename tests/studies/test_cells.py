@@ -299,7 +299,10 @@ class TestKeys:
         assert version() == __version__  # a checkout, but not of this package
         git("add", ".")
         git("commit", "-m", "add the package")
+        os.utime(tmp_path / "__init__.py", (1, 1))
+        index = (tmp_path / ".git" / "index").read_bytes()
         assert re.fullmatch("[0-9a-f]{12}", version())
+        assert (tmp_path / ".git" / "index").read_bytes() == index, "A kill at that moment would leave a lock behind."
         (tmp_path / "new.py").touch()
         assert re.fullmatch(r"[0-9a-f]{12}\+changes", version())
 

@@ -197,8 +197,9 @@ def commit() -> str:
     """The commit of the source checkout, "+changes" if the package differs from it; else the version."""
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=PACKAGE, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+        # Without a lock: killed while it holds one, it would leave it in somebody's checkout.
+        command = ["git", "--no-optional-locks", *arguments]
+        return subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", "__init__.py")  # an installed package may lie in anyone's checkout
