@@ -69,9 +69,12 @@ class Grid:
         step = scale * 2.0**-depth
         return cls(step, depth, torch.int32 if bound < step * 2**31 else torch.int64)
 
-    def whole(self, value: Tensor) -> Tensor:
-        """Steps, rounded toward zero: that lengthens no vector, so what bounds a norm bounds it on the grid."""
-        (steps,) = _whole(value.flatten(), self.step, self.kind)
+    def whole(self, value: Tensor, *, over: bool = False) -> Tensor:
+        """Steps, rounded toward zero: that lengthens no vector, so what bounds a norm bounds it on the grid.
+
+        over: whether they may be written over the numbers, which saves the memory of a cohort's updates.
+        """
+        (steps,) = _whole(value.flatten(), self.step, self.kind, over)
         return steps.reshape(value.shape)
 
     def values(self, steps: Tensor) -> Tensor:
@@ -95,10 +98,11 @@ def summed_steps(messages: Tensor) -> Tensor:
 
 
 @for_cohort
-def _whole(value: Tensor, step: float, kind: torch.dtype) -> tuple[Tensor, ...]:
+def _whole(value: Tensor, step: float, kind: torch.dtype, over: bool) -> tuple[Tensor, ...]:
     if value.device.type == "cpu" and value.dtype == torch.float32:
-        out = torch.empty(value.shape, dtype=kind)
-        noise_kernels.steps(value.detach().contiguous().numpy(), step, float(_most(kind)), out.numpy())
+        numbers = value.detach().contiguous()
+        out = numbers.view(kind) if over and kind == torch.int32 else torch.empty(value.shape, dtype=kind)
+        noise_kernels.steps(numbers.numpy(), step, float(_most(kind)), out.numpy())
         return (out,)
     steps = (value.to(torch.float64) / step).trunc().nan_to_num(0.0)
     return (steps.clamp(-_most(kind), _most(kind)).to(kind),)

@@ -17,6 +17,7 @@ MOST_UNITS = 1024
 """One draw reads more with probability under 2⁻²⁰⁰."""
 _AT_ONCE = 2048
 """Draws that one thread makes in a row."""
+_BLOCK = 1024
 _MASK = np.uint64(0xFFFFFFFF)
 
 
@@ -192,12 +193,19 @@ def gaussian_read(units, depth, high, low, guide, out):
 
 @nb.njit(parallel=True, cache=True)
 def steps(value, step, most, out):
-    """Each number as whole steps, toward zero, at most so many; what is no number is 0."""
+    """Each number as whole steps, toward zero, at most so many; what is no number is 0.
+
+    `out` may lie where `value` does: a block is read before it is written.
+    """
     for row in nb.prange(len(value)):
-        for place in range(value.shape[1]):
-            count = np.float64(value[row, place]) / step
-            count = count if count == count else 0.0
-            out[row, place] = min(max(count, -most), most)
+        block = np.empty(_BLOCK, dtype=value.dtype)
+        for start in range(0, value.shape[1], _BLOCK):
+            end = min(value.shape[1], start + _BLOCK)
+            block[: end - start] = value[row, start:end]
+            for place in range(end - start):
+                count = np.float64(block[place]) / step
+                count = count if count == count else 0.0
+                out[row, start + place] = min(max(count, -most), most)
 
 
 @nb.njit(parallel=True, cache=True)

@@ -412,11 +412,12 @@ def real(value: Tensor) -> Tensor:
 
 
 def _on_grid(update: Update, grid: Grid) -> Update:
-    """An update in whole numbers of the grid's steps."""
-    return {
-        name: Rows(value.index, grid.whole(value.value), value.size) if isinstance(value, Rows) else grid.whole(value)
-        for name, value in update.items()
-    }
+    """A clipped update in whole numbers of the grid's steps, written over what the clip gave."""
+    out: Update = {}
+    for name, value in update.items():
+        steps = grid.whole(_values(value), over=True)
+        out[name] = Rows(value.index, steps, value.size) if isinstance(value, Rows) else steps
+    return out
 
 
 def _noised(tree: Tree, grid: Grid, rng: Rng, draw: Callable[..., Tensor]) -> Tree:
