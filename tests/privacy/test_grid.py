@@ -207,3 +207,15 @@ def test_without_noise_nothing_is_rounded() -> None:
     update: Tree = {"w": torch.tensor([0.1, 0.2])}
     assert torch.equal(channel.device(update, Rng.of(0))["w"], update["w"])
     assert torch.equal(channel.server(Total(update, 1), Rng.of(0)).sum["w"], update["w"])
+
+
+@pytest.mark.parametrize("width", [1, 1023, 1024, 1025, 5000])
+def test_rounding_in_place_gives_the_same_steps(width: int) -> None:
+    grid = Grid.fitted(scale=0.7, bound=1.0)
+    value = torch.rand(3, width, generator=torch.Generator().manual_seed(width)) * 2 - 1
+    value[0, 0], value[1, -1] = torch.nan, torch.inf
+    wanted, kept = grid.whole(value), value.clone()
+    assert torch.equal(value.nan_to_num(), kept.nan_to_num())
+    steps = vmap(lambda own: grid.whole(own, over=True))(value)
+    assert torch.equal(steps, wanted)
+    assert steps.data_ptr() == value.data_ptr()
