@@ -96,7 +96,7 @@ class PostgresServer:
     def _call(self, program: str, *options: str) -> None:
         command = [str(self._programs / program), "-D", str(self.folder / "data"), *options]
         with (self.folder / "log").open("ab") as log:
-            subprocess.run(command, cwd=self.folder, stdout=log, stderr=log, check=True, timeout=60, **self._someone)
+            subprocess.run(command, cwd=self.folder, stdout=log, stderr=log, check=True, timeout=300, **self._someone)
 
 
 @pytest.fixture(scope="session")

@@ -89,8 +89,8 @@ class BesideNoise(Gaussian):
 
 class HalfNoiseOnDevice(Laplace):
     def device(self, update: Update, rng: Rng) -> Update:
+        plain = {name: value.dense() if isinstance(value, Rows) else value.clone() for name, value in update.items()}
         noised = super().device(update, rng)
-        plain = {name: value.dense() if isinstance(value, Rows) else value for name, value in update.items()}
         return {name: (value + plain[name]) / 2 for name, value in noised.items()}
 
 

@@ -254,7 +254,7 @@ def test_one_key_on_two_devices_answers_each_letter_once_and_harms_nobody_else(d
         finally:
             ended.set()
             for one in twins:
-                one.join(60)
+                one.join(300)
 
 
 @pytest.mark.attack
@@ -311,7 +311,7 @@ def served(app: Any, folder: Path | None = None, **settings: Any) -> Iterator[tu
         yield int(listening.getsockname()[1]), counted
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
 
 

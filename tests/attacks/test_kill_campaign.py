@@ -331,7 +331,7 @@ class Running(NamedTuple):
         self.process.kill()
         self.process.wait()
         assert "Traceback" not in (said := self.err.read_text()), said[-3000:]
-        psutil.wait_procs(workers, timeout=60)  # those of a command that was killed end by themselves
+        psutil.wait_procs(workers, timeout=300)  # those of a command that was killed end by themselves
 
 
 def timeless(value: Any) -> Any:

@@ -143,7 +143,7 @@ def warmed() -> Iterator[Nest]:
     there.close()
     with here:
         yield Nest(here)
-    process.wait(60)
+    process.wait(300)
 
 
 def _received(line: socket.socket, size: int) -> bytes:

@@ -208,7 +208,7 @@ def test_interrupted_by_hand(here: Path) -> None:
             process.send_signal(signal.SIGINT)
             break
         time.sleep(0.02)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert re.search(r"interrupted\. \d of 4 runs are finished and kept; give the same command again to go on", errors)
     finished = {path.parent.name for path in here.glob("runs/cells/*/result.json")}

@@ -176,7 +176,7 @@ def test_killed_and_started_again_it_ends_the_same(run: Any, tmp_path: Path) -> 
     workers = psutil.Process(parent.pid).children(recursive=True)
     assert len(workers) == 2
     os.kill(parent.pid, signal.SIGKILL)
-    parent.wait(timeout=10)
+    parent.wait(timeout=300)
     until(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers))
     assert not study_in(tmp_path / "killed")["complete"]
     (tmp_path / "awake").touch()

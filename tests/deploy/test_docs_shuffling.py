@@ -55,7 +55,7 @@ def paste(folder: Path, data: Path) -> list[str]:
     }
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         process = subprocess.Popen(
-            ["timeout", "400", "bash", "commands.sh"],
+            ["timeout", "1200", "bash", "commands.sh"],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -64,7 +64,7 @@ def paste(folder: Path, data: Path) -> list[str]:
             start_new_session=True,
         )
         try:
-            code = process.wait(450)
+            code = process.wait(1260)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -391,7 +391,7 @@ def test_a_kill_in_the_middle_of_an_import_leaves_nothing_of_it(home: Home, tmp_
     # The first statements read; then 80 rows, of which 40 are new, are written one by one, and committed.
     for statement in (1, 2, 5, 8, 20, 40):
         dying = script(IMPORTING, home.path, tmp_path / "rows.csv", statement)
-        dying.communicate(timeout=60)
+        dying.communicate(timeout=300)
         assert dying.returncode == -signal.SIGKILL
         assert [one.name for one in home.people()] == ["ann"]
         assert home.lengths() == {0: 40}

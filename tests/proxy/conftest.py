@@ -300,7 +300,7 @@ class Process:
         """Tell it to; how it ended."""
         assert self.process
         self.process.terminate()
-        code = self.process.wait(30)
+        code = self.process.wait(300)
         self.process = None
         return code
 
@@ -363,6 +363,6 @@ class Load:
         """Send no more; what was acknowledged, once the last has been."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(300)
             assert not thread.is_alive()
         return sorted(self.accepted)

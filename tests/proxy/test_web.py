@@ -54,7 +54,7 @@ class Served:
 
     def close(self) -> None:
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(300)
         assert not self._thread.is_alive()
 
 

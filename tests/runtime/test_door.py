@@ -402,7 +402,7 @@ def test_raw_nonsense_does_not_end_it(ground: Any) -> None:
 def test_it_ends_with_its_parent(own_ground: Any) -> None:
     own_ground.start(tls=False)
     own_ground.process.stdin.close()
-    assert own_ground.process.wait(30) == 0
+    assert own_ground.process.wait(300) == 0
     assert own_ground.process.stderr.read() == b""
     own_ground.process.stderr.close()
     own_ground.process = None
@@ -412,7 +412,7 @@ def test_it_ends_with_its_parent(own_ground: Any) -> None:
 def test_it_ends_quietly_when_told(own_ground: Any, number: signal.Signals) -> None:
     own_ground.start(tls=False)
     own_ground.process.send_signal(number)
-    _, said = own_ground.process.communicate(timeout=30)
+    _, said = own_ground.process.communicate(timeout=300)
     # It may be told before it is ready, while it still imports.
     assert (said, own_ground.process.returncode in (0, 130, -number)) == (b"", True)
     own_ground.process = None
@@ -420,7 +420,7 @@ def test_it_ends_quietly_when_told(own_ground: Any, number: signal.Signals) -> N
 
 def test_a_port_that_is_taken_is_said(ground: Any) -> None:
     command = [sys.executable, "-m", "homebody.runtime.superlink", "--port", str(ground.port)]
-    done = subprocess.run([*command, "--secret", ground.folder / "secret"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*command, "--secret", ground.folder / "secret"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert done.stderr.startswith(f"homebody: Nobody can listen on 127.0.0.1:{ground.port}: ")
     assert len(done.stderr.splitlines()) == 1

@@ -37,7 +37,7 @@ class Stage(Protocol):
     """
 
     def device(self, update: Update, rng: Rng) -> Update:
-        """Change what one client sends. Runs under vmap."""
+        """Change what one client sends. Runs under vmap. It may write over the update that it is given."""
 
     def server(self, total: Total, rng: Rng) -> Total:
         """Change what the server is given."""
