@@ -25,6 +25,8 @@ __all__ = ["Pool", "cores"]
 
 ATTEMPTS = 2
 """How often a cell is begun whose worker dies."""
+LOOK_SECONDS = 1.0
+"""Between looks for Ctrl-C: one that comes just before a wait does not end it."""
 
 
 def cores() -> int:
@@ -56,7 +58,7 @@ class Pool:
         """What the workers tell of each task, until every one has a result or an error."""
         while self._todo or any(worker.task for worker in self._workers):
             self._employ()
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(LOOK_SECONDS):
                 worker: _Worker = key.data
                 told = worker.read()
                 if told is None:
