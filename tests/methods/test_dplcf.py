@@ -158,3 +158,12 @@ def test_the_server_reads_a_history_as_well_as_the_bits_are_true() -> None:
     reading = read_interactions(method, simulator, shared, users=200, seed=2)
     assert reading.table == "history"
     assert abs(reading.auc.mean() - method.response.truth) < 0.02
+
+
+def test_neighbours_outside_the_table_count_for_nothing() -> None:
+    """A server may send any: memory beside the table is neither read nor added up."""
+    near = torch.tensor([4, 2**31 - 1, -1, -(2**31)], dtype=torch.int32).expand(4, 4)
+    assert (
+        vmap(lambda own: _near(own, torch.arange(4), near, torch.ones(4, 4))[0])(torch.ones(3, 4)).tolist()
+        == [[0.0] * 4] * 3
+    )

@@ -20,7 +20,8 @@ def add_up_neighbours(items, neighbour, weight, owned, out):
         total = np.zeros(people, dtype=np.float32)
         for rank in range(neighbour.shape[1]):
             near, by = neighbour[item, rank], weight[item, rank]
-            for person in range(people):
-                total[person] += by * owned[near, person]
+            if 0 <= near < len(owned):  # neighbours come from the server
+                for person in range(people):
+                    total[person] += by * owned[near, person]
         for person in range(people):
             out[person, place] = total[person]
