@@ -211,6 +211,7 @@ class MethodContract:
                 if isinstance(value, Rows):
                     inside = (value.index >= -1) & (value.index < value.size)
                     assert bool(inside.all()), f"{name} of hostile parameters names a row outside its table"
+        method.score(shared, _row(locals_, 0), clients[0], torch.arange(CATALOGUE.n_items))
 
     def test_the_estimate_of_its_work_holds(self) -> None:
         """A device refuses a task by it, and times its answers by it."""
@@ -487,13 +488,15 @@ HARSHEST = 3
 
 
 def _hostile(shared: Tree) -> list[Tree]:
-    """Shared parameters that no honest server would send: singular, huge, zero, and no numbers."""
+    """Shared parameters that no honest server would send: singular, huge, zero, no numbers, and indices of no row."""
     alternating = (1.0, -1.0)
     values = (0.0, 1.0, 1e30, -1e-30, 3e38, math.nan, math.inf)
 
     def filled(tensor: Tensor, *numbers: float) -> Tensor:
         if not tensor.is_floating_point():
-            return torch.zeros_like(tensor)
+            limits = torch.iinfo(tensor.dtype)
+            numbers = (limits.max, -1, limits.min, 0) if any(numbers) else (0,)
+            return torch.tensor(numbers, dtype=tensor.dtype).repeat(tensor.numel())[: tensor.numel()].view(tensor.shape)
         return torch.tensor(numbers).repeat(tensor.numel() // len(numbers) + 1)[: tensor.numel()].view(tensor.shape)
 
     return [

@@ -110,7 +110,7 @@ def test_the_other_direction(answer: Any, arguments: list[str], name: str) -> No
 
 class TestPlot:
     def test_it_needs_nothing_else(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        pytest.importorskip("plotly")
+        pytest.importorskip("plotly", reason="no plotly: a plot needs the extra `report`")
         file = tmp_path / "over rounds.html"
         assert run(monkeypatch, "onebit", "--report-epsilon", "1", "--rounds", "30", "--plot", str(file)) == 0
         text = file.read_text(encoding="utf-8")

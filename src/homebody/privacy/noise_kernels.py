@@ -18,6 +18,7 @@ MOST_UNITS = 1024
 _AT_ONCE = 2048
 """Draws that one thread makes in a row."""
 _BLOCK = 1024
+"""Numbers that are copied before they are rounded: they stay in the fastest cache."""
 _MASK = np.uint64(0xFFFFFFFF)
 
 
