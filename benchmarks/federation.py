@@ -55,9 +55,9 @@ def table_size() -> int:
     """Of the table as it travels."""
     from homebody.core import Catalogue
     from homebody.data import load
+    from homebody.federation import wire
     from homebody.recipe import Recipe
     from homebody.rng import Rng
-    from homebody.runtime import wire
 
     method = Recipe("fedmf", "devices", fields={"factors": FACTORS}).build()
     return len(wire.pack(method.init_shared(Catalogue(load("ml-100k").n_items), Rng.of(0))))
@@ -81,8 +81,8 @@ def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def measure_floor(folder: Path, rounds: int) -> tuple[int, float]:
     """Seconds until every device has given back as much as the table has."""
-    from homebody.deploy.keys import make_authority, make_device_key
-    from homebody.runtime.flower_link import Link, LinkDown
+    from homebody.federation.flower.link import Link, LinkDown
+    from homebody.federation.server.keys import make_authority, make_device_key
 
     size, port = table_size(), free_port()
     make_authority(folder)
@@ -95,7 +95,7 @@ def measure_floor(folder: Path, rounds: int) -> tuple[int, float]:
         str(folder / "server.key"),
     ]
     with ExitStack() as stack:
-        stack.enter_context(running("-m", "homebody.runtime.superlink", "--port", str(port), *files))
+        stack.enter_context(running("-m", "homebody.federation.flower.superlink", "--port", str(port), *files))
         address = f"localhost:{port}"
         link = stack.enter_context(
             Link(address, ca=(folder / "ca.pem").read_bytes(), secret=(folder / "secret").read_bytes().strip())
@@ -129,7 +129,7 @@ def measure_floor(folder: Path, rounds: int) -> tuple[int, float]:
 
 def echo(folder: Path, address: str) -> None:
     """A device that gives back what it gets."""
-    from homebody.runtime.flower_fleet import Fleet
+    from homebody.federation.flower.fleet import Fleet
 
     ca = (folder.parent / "ca.pem").read_bytes()
     with Fleet(address, ca=ca, key=(folder / "device.key").read_bytes()) as fleet:
@@ -143,12 +143,12 @@ def echo(folder: Path, address: str) -> None:
 def measure_rounds(folder: Path, rounds: int) -> tuple[float, int]:
     """From one round's end to the next one's, by the server's own log of them."""
     from homebody.data import load
-    from homebody.deploy.admin import make, opened
-    from homebody.deploy.home import Home
-    from homebody.deploy.keys import make_device_key, read_public
-    from homebody.deploy.plan import Plan
+    from homebody.federation.device.home import Home
+    from homebody.federation.flower.protocol import fingerprint
+    from homebody.federation.server.admin import make, opened
+    from homebody.federation.server.keys import make_device_key, read_public
+    from homebody.federation.server.plan import Plan
     from homebody.recipe import Recipe
-    from homebody.runtime.flower_wire import fingerprint
 
     population, server = load("ml-100k"), folder / "server"
     folder.mkdir()

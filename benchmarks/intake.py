@@ -22,19 +22,19 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-
-from homebody.deploy import admin
-from homebody.deploy.epochs import Epochs
-from homebody.deploy.plan import Plan
-from homebody.deploy.proxies import Proxies
-from homebody.proxy.admin import make, report
-from homebody.proxy.settings import Settings
-from homebody.proxy.store import Store
-from homebody.proxy.tables import Sender
-from homebody.recipe import Recipe
-from homebody.runtime.report_keys import read_report_key
-from homebody.runtime.sealed import REPORT_BYTES, Envelope, seal_envelope, seal_reports, signing_keys
 from proxy import DEVICES, LEAST, OPENED, OPENING, PER_MESSAGE, World, begin, cpu_of, free_port, paced
+
+from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_envelope, seal_reports, signing_keys
+from homebody.federation.proxy.admin import make, report
+from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.store import Store
+from homebody.federation.proxy.tables import Sender
+from homebody.federation.server import admin
+from homebody.federation.server.epochs import Epochs
+from homebody.federation.server.plan import Plan
+from homebody.federation.server.proxies import Proxies
+from homebody.federation.service.keys import read_report_key
+from homebody.recipe import Recipe
 
 ENTRIES, STOCK, BATCH = 50_000, 20_000, 4096
 
@@ -91,7 +91,7 @@ class Whole(World):
         store.close()
         self.stock = seal_reports(np.arange(STOCK) % (2 * ENTRIES), self.epoch.public)
         self.log = (folder / "log").open("ab")
-        intake = [sys.executable, "-P", "-m", "homebody.deploy.intake", str(folder / "server")]
+        intake = [sys.executable, "-P", "-m", "homebody.federation.server.intake", str(folder / "server")]
         self.sink = subprocess.Popen(intake, stderr=self.log)
         self.proxy = self.start()
 

@@ -28,11 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from homebody.proxy.admin import make, report
-from homebody.proxy.settings import Settings
-from homebody.proxy.store import Store
-from homebody.proxy.tables import Sender
-from homebody.runtime.sealed import (
+from homebody.federation.envelopes import (
     REPORT_BYTES,
     Envelope,
     epoch_keys,
@@ -42,6 +38,10 @@ from homebody.runtime.sealed import (
     signing_keys,
     unseal_reports,
 )
+from homebody.federation.proxy.admin import make, report
+from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.store import Store
+from homebody.federation.proxy.tables import Sender
 
 PER_MESSAGE, DEVICES, CONNECTIONS, LEAST = 100, 4000, 64, 100
 BAR, HALF, ACK, OPENED = 40_000, 20_000, 50.0, 20_000

@@ -41,7 +41,7 @@ def _rounds_and_run(
     from homebody.data.partitions import leave_one_out
     from homebody.fit import fit
     from homebody.methods.pfedrec import PFedRec
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     split = leave_one_out(population, protocol="published")
     small = leave_one_out(load("synthetic"), protocol="published")
@@ -79,7 +79,7 @@ def _cpu_of_round(split: Any, fused: bool) -> float:
     from homebody.fit import choose
     from homebody.methods.pfedrec import PFedRec
     from homebody.rng import Rng
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     method, simulator = PFedRec(), Simulator(split, fused=fused)
     shared = method.init_shared(simulator.catalogue, Rng.of(0))
@@ -101,7 +101,7 @@ def fedials_ml_1m() -> list[Figure]:
     from homebody.data.partitions import leave_one_out
     from homebody.fit import fit
     from homebody.methods.fedials import FedIALS
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     split = leave_one_out(load("ml-1m"))
     seconds: list[float] = []
@@ -127,7 +127,7 @@ def maml_against_reptile() -> list[Figure]:
     from homebody.methods.nn_self import NNSelf
     from homebody.methods.privrec import PrivRec
     from homebody.rng import Rng
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     split = leave_one_out(load("ml-1m"))
     few = np.flatnonzero(split.lengths > 1)[:: split.n_users // 40][:40]
@@ -167,7 +167,7 @@ def fedmf_million() -> list[Figure]:
     from homebody.data.partitions import leave_one_out
     from homebody.fit import fit
     from homebody.methods.fedmf import FedMF
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     load("synthetic:users=1000,items=200,mean=20")  # compiles
     began = time.perf_counter()
@@ -220,7 +220,7 @@ def privrec_ml_1m() -> list[Figure]:
     from homebody.fit import choose
     from homebody.methods.privrec import PrivRec
     from homebody.rng import Rng
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     method = PrivRec(
         features="age,gender,occupation,genres", hidden="64,64,64,64", epochs=100, adapt_epochs=100, learning_rate=0.1
@@ -259,7 +259,7 @@ def exact_noise() -> list[Figure]:
     from homebody.privacy import Channel, Clip, Gaussian
     from homebody.privacy.grid import gaussian, laplace
     from homebody.rng import Rng, SystemRng
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     figures, count = [], 5_000_000
     for draw in (laplace, gaussian):

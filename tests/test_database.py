@@ -335,7 +335,7 @@ class TestSQLite:
 
     def test_it_needs_no_psycopg(self) -> None:
         script = (
-            "import sys; import homebody.privacy.ledger, homebody.deploy.records\n"
+            "import sys; import homebody.privacy.ledger, homebody.federation.server.records\n"
             "from homebody.database import connect\n"
             "connect(None).close(); assert 'psycopg' not in sys.modules"
         )

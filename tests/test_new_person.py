@@ -28,7 +28,7 @@ from homebody.methods.privrec import PrivRec
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import execute
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 from homebody.suggest import recommend_for, recommend_to
 
 SMALL = PrivRec(factors=4, hidden="8", epochs=2, negatives=2)

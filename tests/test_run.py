@@ -310,7 +310,7 @@ def test_a_run_goes_on_after_its_last_checkpoint(tmp_path: Path, monkeypatch: py
 
 
 def test_an_interruption_in_the_first_round_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     def interrupted(*arguments: Any) -> None:
         raise KeyboardInterrupt
@@ -335,7 +335,7 @@ def test_a_finished_run_recommends_as_it_did_when_it_ended(tmp_path: Path) -> No
     from homebody.data import load
     from homebody.data.partitions import leave_one_out
     from homebody.fit import fit
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     execute(FEDMF, tmp_path)
     fitted, population = reopen(the_run(tmp_path))
@@ -351,7 +351,7 @@ def test_a_finished_loop_recommends_to_newcomers_as_before(tmp_path: Path) -> No
     from homebody.data import load
     from homebody.data.partitions import leave_one_out
     from homebody.fit import fit
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     split = leave_one_out(load(DATA))
     folder = RunFolder.create(tmp_path, "run")

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from homebody.methods.privrec_cen import PrivRecCEN
     from homebody.privacy import Channel, Ledger
     from homebody.reference import Reference
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
 __version__ = "0.1.0"
 
@@ -82,7 +82,7 @@ _HOMES = {
     "PrivatePopularity": "homebody.methods.private_popularity",
     "Reference": "homebody.reference",
     "Rows": "homebody.core",
-    "Simulator": "homebody.runtime",
+    "Simulator": "homebody.simulation",
     "Split": "homebody.data.splits",
     "leave_one_out": "homebody.data.partitions",
     "load": "homebody.data",

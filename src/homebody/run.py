@@ -43,7 +43,7 @@ from homebody.run_notes import (
     refuse_found,
     unheld,
 )
-from homebody.runtime import Simulator, usable_device
+from homebody.simulation import Simulator, usable_device
 
 __all__ = [
     "Watcher",

@@ -10,7 +10,7 @@ from homebody.core import Recommended
 from homebody.data import Population
 from homebody.errors import HomebodyError
 from homebody.run import reopen
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 __all__ = ["Suggested", "recommend_for", "recommend_to"]
 

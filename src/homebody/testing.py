@@ -26,12 +26,12 @@ from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import HomebodyError
 from homebody.evaluation import measure
+from homebody.federation.wire import pack
 from homebody.fit import Fitted, fit
 from homebody.params import params
 from homebody.reference import Reference
 from homebody.rng import Rng
-from homebody.runtime import Simulator
-from homebody.runtime.wire import pack
+from homebody.simulation import Simulator
 from homebody.testing_data import CATALOGUE, client, data_of, stack
 
 __all__ = ["MethodContract", "ReferenceContract", "chance", "population"]

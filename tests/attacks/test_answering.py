@@ -20,20 +20,20 @@ import torch
 from numba.core.dispatcher import Dispatcher
 
 from homebody.core import Catalogue, Cohort, Tree
-from homebody.deploy import client
-from homebody.deploy.device import Device
-from homebody.deploy.home import Home
-from homebody.deploy.keys import make_device_key
-from homebody.deploy.limits import answering_seconds, estimate
-from homebody.deploy.task import Task
 from homebody.errors import HomebodyError
+from homebody.federation import wire
+from homebody.federation.device import client
+from homebody.federation.device.device import Device
+from homebody.federation.device.home import Home
+from homebody.federation.device.household import Household
+from homebody.federation.device.limits import answering_seconds, estimate
+from homebody.federation.server.keys import make_device_key
+from homebody.federation.task import Task
 from homebody.methods import factor_kernels, find, network_kernels, privrec_kernels, report_kernels
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import Channel, Charge, LaplaceRelease, NonPrivate
 from homebody.privacy.specs import parse_channel
 from homebody.rng import Rng
-from homebody.runtime import wire
-from homebody.runtime.household import Household
 
 N_ITEMS = 40
 ITEMS = [(f"i{number}", f"Item {number}") for number in range(N_ITEMS)]
@@ -451,7 +451,7 @@ def test_what_a_method_file_states_of_itself_is_never_certified(noisy: bool) -> 
 
 def test_a_method_that_says_that_it_sends_nothing_cannot_send() -> None:
     from homebody.fit import fit
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
     from homebody.testing import population
 
     claimed = Silent().releases(Cohort(np.arange(9), "all", 9, 9))

@@ -20,16 +20,17 @@ import torch
 
 from homebody.core import Rows, Tree
 from homebody.database import connect
-from homebody.deploy.admin import report
-from homebody.deploy.monitor import Rounds, exposition
-from homebody.deploy.plan import Plan
-from homebody.deploy.records import Records
 from homebody.errors import HomebodyError
+from homebody.federation import letters as correspondence
+from homebody.federation import wire
+from homebody.federation.runtime import Flower, telemetry
+from homebody.federation.server.admin import report
+from homebody.federation.server.monitor import Rounds, exposition
+from homebody.federation.server.plan import Plan
+from homebody.federation.server.records import Records
 from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.rng import Rng
-from homebody.runtime import correspondence, wire
-from homebody.runtime.flower import Flower, telemetry
 
 ITEMS = 12
 NEVER = 1 << 60
@@ -364,8 +365,8 @@ PLAIN = Recipe("fedials", "devices", {"factors": 2}, evaluate_every=0)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("homebody.runtime.flower.time", made)
-    monkeypatch.setattr("homebody.runtime.correspondence.time", made)
+    monkeypatch.setattr("homebody.federation.runtime.time", made)
+    monkeypatch.setattr("homebody.federation.letters.time", made)
     return made
 
 

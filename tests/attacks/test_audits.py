@@ -34,7 +34,7 @@ from homebody.methods.pfedrec import PFedRec
 from homebody.methods.private_popularity import PrivatePopularity
 from homebody.privacy import Channel, Charge, Clip, Gaussian, Laplace, OneBit, RandomisedResponse, SecureSum, Shuffle
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 from homebody.testing import population
 
 ROUNDS = 5

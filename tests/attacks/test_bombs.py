@@ -18,10 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from homebody.deploy.reporter import Reporter
-from homebody.runtime import web, wire
-from homebody.runtime.answers import read
-from homebody.runtime.sealed import signing_keys
+from homebody.federation import wire
+from homebody.federation.answers import read
+from homebody.federation.device.reporter import Reporter
+from homebody.federation.envelopes import signing_keys
+from homebody.federation.service import web
 
 BOMB = gzip.compress(bytes(64 << 20))
 """65 KB."""

@@ -24,7 +24,7 @@ from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.report.statement import statement
 from homebody.run import execute
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 DATA = "synthetic:users=30,items=40,mean=8"
 COHORT = Cohort(np.arange(4), "all", 4, 4, 12)

@@ -12,16 +12,16 @@ import pytest
 from flwr.proto.runtime_pb2 import PushAppMessagesResponse
 
 from homebody.database import connect
-from homebody.deploy.epochs import Closed, Epochs, Over
-from homebody.deploy.records import Records
 from homebody.errors import Abandoned
+from homebody.federation.aggregate import Reports
+from homebody.federation.flower.link import Link
+from homebody.federation.proxy.admin import make
+from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.store import Store
+from homebody.federation.server.epochs import Closed, Epochs, Over
+from homebody.federation.server.records import Records
+from homebody.federation.wire import Expected
 from homebody.privacy import Channel, OneBit, Shuffle
-from homebody.proxy.admin import make
-from homebody.proxy.settings import Settings
-from homebody.proxy.store import Store
-from homebody.runtime.flower_link import Link
-from homebody.runtime.returns import Reports
-from homebody.runtime.wire import Expected
 
 DAY = 86_400.0
 

@@ -22,8 +22,10 @@ import ctypes, hashlib, io, json, os, resource, sys, traceback
 from pathlib import Path
 
 import polars, torch  # noqa
-import homebody.audit.canaries, homebody.audit.interactions, homebody.cli, homebody.deploy.home, homebody.proxy.admin
-import homebody.deploy.admin, homebody.studies.reproduce, homebody.studies.tune, homebody.report.statement_page
+import homebody.audit.canaries, homebody.audit.interactions, homebody.cli
+import homebody.federation.device.home, homebody.federation.proxy.admin
+import homebody.federation.server.admin, homebody.studies.reproduce, homebody.studies.tune
+import homebody.report.statement_page
 import homebody.suggest, homebody.methods.fedmf
 
 WORLD, ASKED = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())

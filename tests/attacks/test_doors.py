@@ -24,9 +24,9 @@ import psutil
 import pytest
 
 import homebody
-from homebody.deploy.keys import make_authority, make_device_key
-from homebody.runtime import guard, web
-from homebody.runtime.flower_link import Fleet, Link, LinkDown, Refused
+from homebody.federation.flower.link import Fleet, Link, LinkDown, Refused
+from homebody.federation.server.keys import make_authority, make_device_key
+from homebody.federation.service import guard, web
 
 # Loopback has 2²⁴ addresses: these are the strangers', and ours is 127.0.0.1.
 STRANGERS = [f"127.0.1.{number}" for number in range(1, 6)]
@@ -43,7 +43,14 @@ class Door:
         self.ca, self.secret = (folder / "ca.pem").read_bytes(), (folder / "secret").read_bytes()
         with socket.create_server(("127.0.0.1", 0)) as taken:
             self.port = int(taken.getsockname()[1])
-        command = [sys.executable, "-m", "homebody.runtime.superlink", "--port", str(self.port), "--follow-parent"]
+        command = [
+            sys.executable,
+            "-m",
+            "homebody.federation.flower.superlink",
+            "--port",
+            str(self.port),
+            "--follow-parent",
+        ]
         command += ["--secret", str(folder / "secret")]
         command += ["--cert", str(folder / "server.pem"), "--key", str(folder / "server.key")]
         self.process = subprocess.Popen(
@@ -400,8 +407,8 @@ def test_who_does_not_read_its_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPa
 
 
 def test_every_socket_of_ours_is_behind_the_guard() -> None:
-    """Whoever listens does it by way of `homebody.runtime.web`."""
+    """Whoever listens does it by way of `homebody.federation.service.web`."""
     listening = re.compile(r"create_server|HTTPServer|start_server|uvicorn\.(Server|Config|run)\(|\.bind\(|\.listen\(")
     folder = Path(homebody.__file__).parent
     found = {str(file.relative_to(folder)) for file in folder.rglob("*.py") if listening.search(file.read_text())}
-    assert found == {"runtime/web.py"}
+    assert found == {"federation/service/web.py"}

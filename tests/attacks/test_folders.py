@@ -21,8 +21,8 @@ from homebody.cli import main
 from homebody.data import load
 from homebody.data.export import export
 from homebody.data.fetch import install
-from homebody.deploy.home import Home
 from homebody.errors import HomebodyError
+from homebody.federation.device.home import Home
 from homebody.files import appending, holding, is_held, replacing, touch
 from homebody.methods import code_of, find, trust
 from homebody.privacy import Ledger
@@ -398,14 +398,14 @@ def _cells_lock(folder: Path, lock: Path) -> None:
 
 
 def _server_lock(folder: Path, lock: Path) -> None:
-    from homebody.deploy.admin import running
+    from homebody.federation.server.admin import running
 
     running(folder)
     holding(folder / ".lock", "busy").__enter__()
 
 
 def _proxy_lock(folder: Path, lock: Path) -> None:
-    from homebody.proxy.service import running
+    from homebody.federation.proxy.service import running
 
     running(folder)
 

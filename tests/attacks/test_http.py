@@ -22,16 +22,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.attacks.conftest import Campaign
-from tests.deploy.conftest import World, few, free_port, world  # noqa: F401
-from tests.proxy.conftest import Device, Upstream, reports, wait_until
+from tests.federation.proxy.conftest import Device, Upstream, reports, wait_until
+from tests.federation.world import World, few, free_port, world  # noqa: F401
 
 from homebody.data import Population
-from homebody.deploy.admin import opened
-from homebody.deploy.keys import make_device_key, read_public
-from homebody.proxy import admin as proxy_admin
+from homebody.federation.flower.fleet import Fleet
+from homebody.federation.flower.protocol import fingerprint
+from homebody.federation.proxy import admin as proxy_admin
+from homebody.federation.server.admin import opened
+from homebody.federation.server.keys import make_device_key, read_public
 from homebody.recipe import Recipe
-from homebody.runtime.flower_fleet import Fleet
-from homebody.runtime.flower_wire import fingerprint
 
 FOUR = 4
 """Threads that send at the same time."""

@@ -29,16 +29,16 @@ import pytest
 from tests.attacks.conftest import Campaign
 from tests.attacks.warm import CALM, COMMAND, Nest, warmed
 from tests.cli.test_run import rounds_of
-from tests.deploy.conftest import World, few, world  # noqa: F401
-from tests.deploy.test_shuffling import K, Keys
-from tests.deploy.test_shuffling import check as check_reports
-from tests.deploy.test_shuffling import plan as shuffled_plan
-from tests.proxy.conftest import Device, Load, Process, Sink, made, sink, started, wait_until  # noqa: F401
+from tests.federation.proxy.conftest import Device, Load, Process, Sink, made, sink, started, wait_until  # noqa: F401
+from tests.federation.test_shuffling import K, Keys
+from tests.federation.test_shuffling import check as check_reports
+from tests.federation.test_shuffling import plan as shuffled_plan
+from tests.federation.world import World, few, world  # noqa: F401
 
 from homebody.data import Population
-from homebody.deploy.admin import opened
+from homebody.federation.proxy.admin import report
+from homebody.federation.server.admin import opened
 from homebody.privacy import Entry, Ledger
-from homebody.proxy.admin import report
 from homebody.recipe import Recipe
 
 ROUNDS = 60

@@ -21,11 +21,11 @@ import torch
 from tests.attacks.conftest import Campaign
 
 from homebody.core import Catalogue, Rows, Tree
-from homebody.deploy.device import Device
-from homebody.deploy.home import Home
+from homebody.federation import wire
+from homebody.federation.device.device import Device
+from homebody.federation.device.home import Home
 from homebody.methods import find
 from homebody.rng import Rng
-from homebody.runtime import wire
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedmf": {"factors": 3},

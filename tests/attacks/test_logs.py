@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from tests.attacks.conftest import Campaign
-from tests.deploy.conftest import World, few, free_port, world  # noqa: F401
-from tests.deploy.test_shuffling import Keys, plan
+from tests.federation.test_shuffling import Keys, plan
+from tests.federation.world import World, few, free_port, world  # noqa: F401
 
 from homebody.data import Population
-from homebody.deploy.admin import opened
-from homebody.runtime.door import operator_token
+from homebody.federation.flower.gateway import operator_token
+from homebody.federation.server.admin import opened
 
 
 def private_lines(folder: Path) -> Iterator[bytes]:

@@ -22,15 +22,15 @@ import pytest
 import torch
 from tests.attacks.conftest import Campaign
 from tests.conftest import PostgresServer
-from tests.deploy.conftest import World, few, world  # noqa: F401
+from tests.federation.world import World, few, world  # noqa: F401
 
 from homebody.core import Cohort
 from homebody.data import Population
 from homebody.database import Database, connect
-from homebody.deploy.admin import opened
-from homebody.deploy.epochs import Epochs
-from homebody.deploy.records import Records
 from homebody.errors import HomebodyError, Unavailable
+from homebody.federation.server.admin import opened
+from homebody.federation.server.epochs import Epochs
+from homebody.federation.server.records import Records
 from homebody.privacy import OBSERVERS, Charge, Ledger, NonPrivate
 from homebody.progress import Progress, Round
 from homebody.recipe import Recipe

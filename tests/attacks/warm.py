@@ -27,17 +27,17 @@ from typing import Any, NoReturn
 MODULES = (
     "dp_accounting.pld",
     "homebody.cli",
-    "homebody.deploy.client",
-    "homebody.deploy.intake",
-    "homebody.deploy.reporter",
-    "homebody.deploy.supervisor",
-    "homebody.deploy.trainer",
+    "homebody.federation.device.client",
+    "homebody.federation.server.intake",
+    "homebody.federation.device.reporter",
+    "homebody.federation.server.supervisor",
+    "homebody.federation.server.trainer",
     "homebody.methods.fedmf",
     "homebody.methods.pfedrec",
-    "homebody.proxy.service",
+    "homebody.federation.proxy.service",
     "homebody.report.tables",
     "homebody.run",
-    "homebody.runtime.superlink",
+    "homebody.federation.flower.superlink",
     "homebody.studies.reproduce",
     "homebody.studies.tune",
     "homebody.studies.worker",
@@ -55,12 +55,12 @@ CALM = {
 }
 """One thread for each process, and compiled loops that may be used before and after a fork."""
 PAUSES = {
-    "homebody.deploy.client": {"LONGEST_PAUSE": 0.5},
-    "homebody.deploy.limits": {"BASE_SECONDS": 0.05, "PERSON_SECONDS": 0.05},
-    "homebody.deploy.reporter": {"LONGEST_PAUSE": 0.5},
-    "homebody.deploy.supervisor": {"SLOWEST": 0.5},
-    "homebody.proxy.forward": {"_LONGEST_PAUSE": 0.5},
-    "homebody.runtime.correspondence": {"LOOK_SECONDS": 0.2},
+    "homebody.federation.device.client": {"LONGEST_PAUSE": 0.5},
+    "homebody.federation.device.limits": {"BASE_SECONDS": 0.05, "PERSON_SECONDS": 0.05},
+    "homebody.federation.device.reporter": {"LONGEST_PAUSE": 0.5},
+    "homebody.federation.server.supervisor": {"SLOWEST": 0.5},
+    "homebody.federation.proxy.forward": {"_LONGEST_PAUSE": 0.5},
+    "homebody.federation.letters": {"LOOK_SECONDS": 0.2},
 }
 """Seconds that somebody waits: those who are killed all the time would mostly wait."""
 PR_SET_NAME = 15
@@ -230,11 +230,12 @@ def _compile(method: str) -> None:
     """As a simulation does on its way, and a device for its toy."""
     from homebody.data import load
     from homebody.data.partitions import leave_one_out
+    from homebody.federation import wire
+    from homebody.federation.device.household import Household
     from homebody.fit import fit
     from homebody.recipe import Recipe
     from homebody.rng import Rng
-    from homebody.runtime import Simulator, wire
-    from homebody.runtime.household import Household
+    from homebody.simulation import Simulator
 
     toy = leave_one_out(load("synthetic:users=20,items=30,mean=8"), how="latest", negatives=2)
     for stages in ([], ["clip:norm=0.5", "secure-sum", "gaussian:z=2"]):
@@ -250,7 +251,7 @@ def _compile(method: str) -> None:
 
 def main() -> None:
     """The warm process: import, compile, and fork on demand, until nobody asks any more."""
-    from homebody.runtime.door import quiet_flower
+    from homebody.federation.flower.gateway import quiet_flower
 
     quiet_flower()
     for module in MODULES:

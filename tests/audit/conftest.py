@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 from homebody.testing import population
 
 

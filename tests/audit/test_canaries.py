@@ -30,7 +30,7 @@ from homebody.privacy import (
     Shuffle,
 )
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 DELTA = 1e-5
 

@@ -16,7 +16,7 @@ from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 
 def reading(method: Method, simulator: Simulator, users: int = 40, **how: int) -> Reading:

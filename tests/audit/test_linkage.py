@@ -14,12 +14,12 @@ import torch
 from homebody.audit.interactions import area
 from homebody.audit.linkage import Batch, Linkage, Reported, _Content, _drawn, _Ranked, as_they_come, linkage, reported
 from homebody.errors import HomebodyError
+from homebody.federation.aggregate import flat
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fmf_ldp import FMFLDP
 from homebody.privacy import Channel, Clip, OneBit, Shuffle
 from homebody.rng import Rng
-from homebody.runtime import Simulator
-from homebody.runtime.returns import flat
+from homebody.simulation import Simulator
 
 ITEMS, FACTORS, EPSILON = 200, 5, 2.5
 Longs = npt.NDArray[np.int64]

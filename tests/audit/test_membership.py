@@ -31,7 +31,7 @@ from homebody.methods.fedmf import FedMF
 from homebody.methods.privrec import PrivRec
 from homebody.privacy import Channel, Clip, Gaussian
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 SMALL = PrivRec(factors=4, hidden="8", epochs=3, learning_rate=0.5)
 

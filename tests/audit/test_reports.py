@@ -16,14 +16,14 @@ import torch
 from homebody.audit.inspection import inspect
 from homebody.audit.reports import Reports
 from homebody.core import Method
+from homebody.federation.aggregate import flat
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fmf_ldp import FMFLDP
 from homebody.privacy import Channel, Clip, OneBit, Shuffle
 from homebody.privacy.reports import sealed_bytes
 from homebody.rng import Rng
-from homebody.runtime import Simulator
-from homebody.runtime.returns import flat
+from homebody.simulation import Simulator
 from homebody.testing import population
 
 PUBLISHED = FMFLDP(decoder="published", uplink=Channel(OneBit(2.5, k=40), Shuffle()))
@@ -143,10 +143,10 @@ def test_titles_where_there_are_any() -> None:
 
 
 def test_without_pynacl_it_says_so(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    import homebody.runtime
+    import homebody.simulation
 
-    monkeypatch.delitem(sys.modules, "homebody.runtime.sealed", raising=False)
-    monkeypatch.delattr(homebody.runtime, "sealed", raising=False)
+    monkeypatch.delitem(sys.modules, "homebody.federation.envelopes", raising=False)
+    monkeypatch.delattr(homebody.simulation, "sealed", raising=False)
     monkeypatch.setitem(sys.modules, "nacl", None)
     found = shown(PUBLISHED, simulator)
     assert found.sealed is None

@@ -19,7 +19,7 @@ from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import AskRows, Channel, Clip, Gaussian, Laplace, OneBit, SecureSum
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 CHANNELS = {
     "alone": Channel(AskRows()),

@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from homebody.cli.client import app
-from homebody.deploy.home import Home
 from homebody.errors import HomebodyError
+from homebody.federation.device.home import Home
+from homebody.federation.service.keys import read_report_pub
 from homebody.privacy import OBSERVERS, Charge, GaussianRelease, NonPrivate
-from homebody.runtime.report_keys import read_report_pub
 
 LIGHT = {"torch", "numba", "scipy", "dp_accounting"}
 HEAVY = {*LIGHT, "numpy", "polars", "safetensors", "sqlite3"}
@@ -51,9 +51,9 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
         (folder / "device.pub").write_text("ecdsa-sha2-nistp384 AAAA")
         return folder / "device.pub"
 
-    stub = types.ModuleType("homebody.deploy.keys")
+    stub = types.ModuleType("homebody.federation.server.keys")
     stub.make_device_key = make_device_key  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "homebody.deploy.keys", stub)
+    monkeypatch.setitem(sys.modules, "homebody.federation.server.keys", stub)
     return make_device_key
 
 

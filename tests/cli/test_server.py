@@ -15,12 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from homebody.cli import app
-from homebody.deploy.admin import opened
-from homebody.deploy.keys import make_device_key
 from homebody.errors import HomebodyError
+from homebody.federation.server.admin import opened
+from homebody.federation.server.keys import make_device_key
+from homebody.federation.service.keys import make_report_key
 from homebody.privacy import OBSERVERS, Charge, Reports
 from homebody.progress import Round
-from homebody.runtime.report_keys import make_report_key
 
 SHUFFLED = ["--stage", "one-bit:epsilon=1,k=5", "--stage", "shuffle", "--evaluate-every", "0"]
 

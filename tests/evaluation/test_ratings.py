@@ -23,7 +23,7 @@ from homebody.methods.fedmf import FedMF
 from homebody.progress import better
 from homebody.recipe import Recipe
 from homebody.run import execute
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 # Three people with four items each; the last two of each are held out, the first of those for validation.
 ITEMS = np.array([0, 1, 2, 3, 1, 2, 3, 4, 4, 3, 2, 1], dtype=np.int32)

@@ -35,7 +35,7 @@ from homebody.methods.privrec import PrivRec
 from homebody.methods.privrec_cen import PrivRecCEN
 from homebody.privacy import Channel, Clip, Gaussian, SecureSum
 from homebody.reference import Reference
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 from homebody.testing import MethodContract, ReferenceContract, chance, population
 
 

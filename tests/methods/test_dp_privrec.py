@@ -28,7 +28,7 @@ from homebody.progress import Progress, Round
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import execute, reopen, resume
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 from homebody.testing import MethodContract, population
 from homebody.testing_data import CATALOGUE, client
 

@@ -14,14 +14,14 @@ from homebody.audit.inspection import inspect
 from homebody.audit.interactions import read_interactions
 from homebody.core import Catalogue, Cohort, Data, Total
 from homebody.errors import HomebodyError
+from homebody.federation.wire import refuse_unfit
 from homebody.fit import fit
 from homebody.methods.dplcf import DPLCF, _near, near_in_torch
 from homebody.privacy import OBSERVERS, AskRows, Channel, Clip, RandomisedResponse
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import execute
-from homebody.runtime import Simulator
-from homebody.runtime.wire import refuse_unfit
+from homebody.simulation import Simulator
 from homebody.testing import population
 
 SURE = Channel(RandomisedResponse(epsilon=36.0))

@@ -32,7 +32,7 @@ from homebody.progress import Round
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import Watcher, execute, resume
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 FAST = {"factors": 6, "batch_size": 20, "epochs": 2, "item_rate": 3.0}
 

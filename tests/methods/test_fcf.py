@@ -16,7 +16,7 @@ from homebody.methods.fcf import FCF
 from homebody.methods.popularity import Popularity
 from homebody.privacy import Channel, Clip
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 ALPHA, LAMBDA = 3.0, 0.7
 TAKEN = torch.tensor([[1, 1, 0, 0, 0], [0, 1, 0, 0, 1], [0, 0, 0, 1, 0]])

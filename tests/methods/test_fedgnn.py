@@ -14,7 +14,7 @@ from homebody.data.synthetic import Synthetic, synthetic
 from homebody.fit import fit
 from homebody.methods.fedgnn import FedGNN
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 from homebody.testing import chance
 
 METHOD = FedGNN(factors=3, learning_rate=0.4, item_rate=0.5, steps=3, negatives=2)

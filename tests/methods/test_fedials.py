@@ -12,7 +12,7 @@ from homebody.methods.fedials import FedIALS
 from homebody.methods.ials import IALS
 from homebody.reference import Histories
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 from homebody.testing import population
 
 ALPHA, LAMBDA = 3.0, 0.7

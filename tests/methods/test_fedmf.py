@@ -11,7 +11,7 @@ from homebody.data.partitions import leave_one_out
 from homebody.data.population import Population
 from homebody.methods.fedmf import FedMF
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 TABLE = np.array([[1.0, 0.0], [0.5, -1.0], [-0.3, 0.7], [0.2, 0.4], [-1.0, 1.0]])
 RATE, ITEM_RATE = 0.5, 0.4

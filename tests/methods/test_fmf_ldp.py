@@ -19,7 +19,7 @@ from homebody.methods.fmf_ldp import DELTA, FMFLDP, RELIABLE
 from homebody.methods.popularity import Popularity
 from homebody.privacy import Channel, Clip, OneBit, Shuffle
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 ALPHA, LAMBDA = 3.0, 0.01
 V = np.array([[0.9, 0.1], [0.5, -0.8], [-0.3, 0.7], [0.2, 0.4], [-0.6, 0.5]])

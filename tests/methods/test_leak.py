@@ -10,7 +10,7 @@ from homebody.data.synthetic import Synthetic, synthetic
 from homebody.fit import fit
 from homebody.methods.alone import Alone
 from homebody.methods.pfedrec import PFedRec
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 
 def test_without_federation_the_published_protocol_finds_every_held_out_item() -> None:

@@ -16,7 +16,7 @@ from homebody.data.synthetic import Synthetic, synthetic
 from homebody.fit import choose, fit
 from homebody.methods.pfedrec import PFedRec
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 Vector = list[float]
 TABLE: list[Vector] = [[1.0, 0.0], [0.5, -1.0], [-0.3, 0.7], [0.2, 0.4], [-1.0, 1.0]]

@@ -13,7 +13,7 @@ from homebody.fit import fit
 from homebody.methods.private_popularity import PrivatePopularity
 from homebody.privacy import Channel, OneBit, Shuffle, ShuffledReports, event_from_json
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 from homebody.testing import population
 
 FOUR = Catalogue(n_items=4)

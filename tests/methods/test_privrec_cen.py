@@ -24,7 +24,7 @@ from homebody.methods.privrec import PrivRec
 from homebody.methods.privrec_cen import PrivRecCEN
 from homebody.reference import Histories, ScoreNow
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 from homebody.testing import population
 
 ITEMS, PEOPLE = 40, 60

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from homebody.core import Total
+from homebody.federation.aggregate import Part, summed
+from homebody.federation.wire import shapes
 from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle
 from homebody.rng import Rng
-from homebody.runtime.returns import Part, summed
-from homebody.runtime.wire import shapes
 
 ENTRIES, CLIENTS, TIMES = 20, 5, 400
 

@@ -25,7 +25,7 @@ from homebody.progress import Progress
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.run import Watcher, execute, resume
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 PEOPLE = "synthetic:users=40,items=60,mean=12"
 BUDGET = "eps=4,delta=1e-5,unit=user,observer=public"

@@ -22,7 +22,7 @@ from homebody.privacy import AskRows, Channel, Clip, Gaussian, Laplace, Ledger, 
 from homebody.privacy.channel import Stage
 from homebody.progress import Round
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 NOISY = {
     "clipped": Channel(Clip(0.5, order=1), Laplace(0.2)),

@@ -33,7 +33,7 @@ from homebody.privacy import (
 from homebody.privacy.channel import Stage
 from homebody.privacy.specs import parse_channel
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 SOME = Cohort(np.arange(30), "fixed", size=30, population=480)
 REST: dict[str, tuple[Stage, ...]] = {

@@ -32,7 +32,7 @@ from homebody.privacy.channel import Stage
 from homebody.privacy.responses import products_in_torch
 from homebody.privacy.specs import parse_channel
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 from homebody.testing import population
 
 ONE = Cohort(np.arange(1), "all", 1, 1, items=4)

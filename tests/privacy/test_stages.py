@@ -27,7 +27,7 @@ from homebody.privacy import Channel, Clip, Gaussian, GaussianRelease, Laplace, 
 from homebody.privacy.accountant import epsilon
 from homebody.privacy.grid import gaussian
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 numbers = st.floats(-(2.0**127), 2.0**127, width=32)
 

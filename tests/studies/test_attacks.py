@@ -19,8 +19,8 @@ from homebody.methods.privrec import PrivRec
 from homebody.recipe import Recipe
 from homebody.report.reproduction_terminal import print_reproduction
 from homebody.run import prepare, reopen
-from homebody.runtime import Simulator
-from homebody.runtime.lending import Unadapted
+from homebody.simulation import Simulator
+from homebody.simulation.ablations import Unadapted
 from homebody.studies import adaptation, cells, membership, probes, reproduce, run_cells
 from homebody.studies.papers import read_paper
 from homebody.studies.planning import plan

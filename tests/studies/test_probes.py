@@ -28,8 +28,8 @@ from homebody.privacy import Channel, Ledger
 from homebody.recipe import Recipe
 from homebody.report.reproduction_terminal import print_reproduction
 from homebody.rng import Rng
-from homebody.runtime import Simulator
-from homebody.runtime.lending import item_tables
+from homebody.simulation import Simulator
+from homebody.simulation.ablations import item_tables
 from homebody.studies import cells, probes, reproduce, run_cells
 from homebody.studies.papers import read_paper
 from homebody.studies.reproduce import plan

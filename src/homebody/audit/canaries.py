@@ -80,7 +80,7 @@ from homebody.privacy.events import event_from_json
 from homebody.privacy.ledger import DELTA
 from homebody.progress import Round
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 __all__ = ["Finding", "Visible", "plant"]
 

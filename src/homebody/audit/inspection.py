@@ -19,7 +19,7 @@ from homebody.core import Cohort, Method, Rows, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.privacy import Channel, OneBit, RandomisedResponse, SecureSum
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 __all__ = ["Inspection", "Part", "Request", "View", "encode", "inspect"]
 

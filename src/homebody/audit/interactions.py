@@ -25,7 +25,7 @@ from homebody.core import Method, Rows, Tree, Update, Users
 from homebody.errors import HomebodyError
 from homebody.fit import choose
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 __all__ = ["RULES", "Reading", "area", "read_interactions"]
 

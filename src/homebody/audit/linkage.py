@@ -27,10 +27,10 @@ import numpy.typing as npt
 from homebody.audit.views import whole
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
+from homebody.federation.aggregate import flat
 from homebody.privacy import Channel, OneBit
 from homebody.rng import Rng
-from homebody.runtime import Simulator
-from homebody.runtime.returns import flat
+from homebody.simulation import Simulator
 
 __all__ = ["Area", "Batch", "Linkage", "Reported", "as_they_come", "linkage", "reported"]
 

@@ -15,8 +15,8 @@ from homebody import ops
 from homebody.core import Catalogue, Method, Tree, Users
 from homebody.data.splits import Split
 from homebody.rng import Rng
-from homebody.runtime import Simulator
-from homebody.runtime.locals import LocalStore
+from homebody.simulation import Simulator
+from homebody.simulation.states import LocalStore
 
 __all__ = ["Outsider", "by_features"]
 

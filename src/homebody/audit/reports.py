@@ -1,7 +1,8 @@
 """One-bit reports, taken apart bit by bit: what a device draws and says, and what is left of it on each hop.
 
 Everything is what the code that runs gives: the message is the simulator's, the values are those of the same client
-before `OneBit`, and reports are sealed, signed and opened by `homebody.runtime.sealed`, with keys that nobody keeps.
+before `OneBit`, and reports are sealed, signed and opened by `homebody.federation.envelopes`, with keys that nobody
+keeps.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import torch
 from homebody.audit.views import whole
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
+from homebody.federation.aggregate import flat
 from homebody.privacy import Channel, OneBit, Shuffle
 from homebody.rng import Rng
-from homebody.runtime import Simulator
-from homebody.runtime.returns import flat
+from homebody.simulation import Simulator
 
 __all__ = ["Report", "Reports", "Sealed", "take_apart"]
 
@@ -154,7 +155,7 @@ def _called(simulator: Simulator, shape: torch.Size, place: tuple[int, ...]) -> 
 def _sealed(found: Reports, pairs: npt.NDArray[np.int64]) -> Reports:
     """As a device would send it, to keys made for this alone."""
     try:
-        from homebody.runtime import sealed as seals
+        from homebody.federation import envelopes as seals
     except HomebodyError as error:
         return replace(found, note=f"They are not shown sealed here. {error}")
     public, secret = seals.epoch_keys()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from homebody.core import Method, Tree, Users
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 __all__ = ["ROUNDS", "Always", "read_requests"]
 

@@ -16,7 +16,7 @@ from homebody.data.splits import Split
 from homebody.fit import choose, fit
 from homebody.progress import Round
 from homebody.rng import Rng
-from homebody.runtime import Simulator
+from homebody.simulation import Simulator
 
 __all__ = ["Lab", "Model", "Released", "trained_for", "whole_histories"]
 

@@ -120,7 +120,7 @@ def _interactions(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> d
     from homebody.recipe import Recipe
     from homebody.report import RunFolder
     from homebody.run import reopen
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     fitted, _ = reopen(run)
     recipe = Recipe.from_toml(RunFolder.open(run).recipe_text())
@@ -142,7 +142,7 @@ def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[st
     from homebody.recipe import Recipe
     from homebody.report import RunFolder
     from homebody.run import reopen
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     fitted, _ = reopen(run)
     folder = RunFolder.open(run)
@@ -179,11 +179,11 @@ def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[st
 def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
     from homebody.audit.linkage import Batch, as_they_come, linkage, reported
     from homebody.audit.views import hides_senders
-    from homebody.proxy.rehearsal import rehearse_reports
+    from homebody.federation.proxy.rehearsal import rehearse_reports
     from homebody.recipe import Recipe
     from homebody.report import RunFolder
     from homebody.run import reopen
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     fitted, _ = reopen(run)
     recipe = Recipe.from_toml(RunFolder.open(run).recipe_text())
@@ -212,7 +212,7 @@ def _membership(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dic
     from homebody.recipe import Recipe
     from homebody.report import RunFolder
     from homebody.run import reopen
-    from homebody.runtime import Simulator
+    from homebody.simulation import Simulator
 
     fitted, _ = reopen(run)
     recipe = Recipe.from_toml(RunFolder.open(run).recipe_text())

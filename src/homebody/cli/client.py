@@ -13,7 +13,7 @@ from homebody.cli import options
 from homebody.counts import several
 
 if TYPE_CHECKING:
-    from homebody.deploy.home import Home
+    from homebody.federation.device.home import Home
 
 __all__ = ["app"]
 
@@ -58,8 +58,8 @@ def init(
     as_json: options.Json = False,
 ) -> None:
     """Make a device: its folder, its keys and its empty store."""
-    from homebody.deploy.home import Home, authority, read_certificate
     from homebody.errors import HomebodyError
+    from homebody.federation.device.home import Home, authority, read_certificate
 
     certificate = authority(server, ca)
     if proxy_ca is not None and not proxy.startswith("https://"):
@@ -67,13 +67,13 @@ def init(
     proxys = None if proxy_ca is None else read_certificate(proxy_ca)
 
     def furnish(inside: Path) -> None:
-        from homebody.deploy.keys import make_device_key
+        from homebody.federation.server.keys import make_device_key
 
         if certificate is not None:
             (inside / "ca.pem").write_bytes(certificate)
         make_device_key(inside)
         if proxy:
-            from homebody.runtime.report_keys import make_report_key
+            from homebody.federation.service.keys import make_report_key
 
             make_report_key(inside)
         if proxys is not None:
@@ -115,7 +115,7 @@ def import_history(
     as_json: options.Json = False,
 ) -> None:
     """Add a file's rows to the histories, all or nothing; rows that are known already are left alone."""
-    from homebody.deploy.home import Home
+    from homebody.federation.device.home import Home
 
     with Home(folder) as home:
         done = home.import_csv(
@@ -147,7 +147,7 @@ def append(
     as_json: options.Json = False,
 ) -> None:
     """Note an interaction as it happens."""
-    from homebody.deploy.home import Home, moment
+    from homebody.federation.device.home import Home, moment
 
     with Home(folder) as home:
         noted = home.append(person, item, None if time is None else moment(time), rating)
@@ -164,7 +164,7 @@ def delete(
     as_json: options.Json = False,
 ) -> None:
     """Delete what a person did: with one item, or all of it."""
-    from homebody.deploy.home import Home, moment
+    from homebody.federation.device.home import Home, moment
 
     with Home(folder) as home:
         count = home.delete(person, item, all=everything, before=None if before is None else moment(before))
@@ -183,7 +183,7 @@ def export(
     as_json: options.Json = False,
 ) -> None:
     """Write the history as a CSV file that `import` takes."""
-    from homebody.deploy.home import Home
+    from homebody.federation.device.home import Home
 
     with Home(folder) as home:
         count = home.export(file, person)
@@ -197,7 +197,7 @@ def people(
     as_json: options.Json = False,
 ) -> None:
     """Who lives with the device, and who of them takes part."""
-    from homebody.deploy.home import Home
+    from homebody.federation.device.home import Home
 
     with Home(folder) as home:
         for name in add or []:
@@ -220,9 +220,9 @@ def profile(
     as_json: options.Json = False,
 ) -> None:
     """What a person says of themselves: the model here takes it in, and it never leaves the device."""
-    from homebody.deploy.home import Home
     from homebody.errors import HomebodyError
-    from homebody.runtime.sheet import Sheet
+    from homebody.federation.device.home import Home
+    from homebody.federation.schema import Sheet
 
     said = options.pairs(settings, "--set")
     if both := sorted(said.keys() & set(forget or [])):
@@ -254,8 +254,8 @@ def ledger(
     as_json: options.Json = False,
 ) -> None:
     """What left the device, what it told whom, and the ε that was spent."""
-    from homebody.deploy.home import Home
-    from homebody.deploy.home_told import told
+    from homebody.federation.device.disclosures import told
+    from homebody.federation.device.home import Home
 
     with Home(folder) as home:
         found = [told(home, one, delta) for one in ([home.person(person)] if person is not None else home.people())]
@@ -274,7 +274,7 @@ def ledger(
 @app.command()
 def start(folder: Dir) -> None:
     """Take part: wait for the server's rounds and answer them, until stopped (Ctrl-C, or SIGTERM)."""
-    from homebody.deploy.client import take_part
+    from homebody.federation.device.client import take_part
 
     take_part(folder)
 
@@ -289,7 +289,7 @@ def limits(
     as_json: options.Json = False,
 ) -> None:
     """What a task of the server's may take of the device: memory, operations, bytes of an answer, seconds of work."""
-    from homebody.deploy.home import Home
+    from homebody.federation.device.home import Home
 
     with Home(folder) as home:
         if settings:
@@ -306,8 +306,8 @@ def recommend(
     as_json: options.Json = False,
 ) -> None:
     """A person's best new items, worked out here; no network is needed."""
-    from homebody.deploy.device import recommend as ranked
-    from homebody.deploy.home import Home
+    from homebody.federation.device.device import recommend as ranked
+    from homebody.federation.device.home import Home
 
     with Home(folder) as home:
         best = ranked(home, home.person(person), k)
@@ -344,7 +344,7 @@ def opt_out(
     as_json: options.Json = False,
 ) -> None:
     """A person takes no part any more: their private state and stored answers are deleted. What was told was told."""
-    from homebody.deploy.home import Home
+    from homebody.federation.device.home import Home
 
     with Home(folder) as home:
         found = home.opt_out(person, delete_history=delete_history)
@@ -356,7 +356,7 @@ def opt_out(
 @app.command("opt-in")
 def opt_in(folder: Dir, person: Name, as_json: options.Json = False) -> None:
     """A person who opted out takes part again."""
-    from homebody.deploy.home import Home
+    from homebody.federation.device.home import Home
 
     with Home(folder) as home:
         found = home.opt_in(person)
@@ -366,7 +366,7 @@ def opt_in(folder: Dir, person: Name, as_json: options.Json = False) -> None:
 @app.command()
 def status(folder: Dir, as_json: options.Json = False) -> None:
     """The device: its server, whether it runs or rests, its people, and the model it has."""
-    from homebody.deploy.home import Home
+    from homebody.federation.device.home import Home
 
     with Home(folder) as home:
         settings, model, rows = home.settings, home.model(), _people(home)
@@ -404,7 +404,7 @@ def _limits(given: list[str] | None) -> dict[str, float]:
 
 
 def _rest(folder: Path, paused: bool, as_json: bool, text: str) -> None:
-    from homebody.deploy.home import Home
+    from homebody.federation.device.home import Home
 
     with Home(folder) as home:
         home.configure(paused=paused)

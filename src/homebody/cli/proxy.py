@@ -49,8 +49,8 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Make a proxy: its settings, its database, its certificate and its key."""
-    from homebody.proxy.admin import make
-    from homebody.proxy.settings import Settings
+    from homebody.federation.proxy.admin import make
+    from homebody.federation.proxy.settings import Settings
 
     settings = Settings(
         next=next_hop,
@@ -80,7 +80,7 @@ def make_key(
     as_json: Json = False,
 ) -> None:
     """Make a key that signs a device's reports; a proxy gets its own from `homebody proxy init`."""
-    from homebody.proxy.keys import make_report_key
+    from homebody.federation.service.keys import make_report_key
 
     public = make_report_key(folder)
     private = public.with_suffix(".key")
@@ -105,7 +105,7 @@ def allow(
     as_json: Json = False,
 ) -> None:
     """Let devices, or proxies before this one, send; also while it runs."""
-    from homebody.proxy.admin import allow
+    from homebody.federation.proxy.admin import allow
 
     count = allow(folder, keys, people=people, proxy=proxy)
     typer.echo(json.dumps({"added": len(keys), "senders": count}) if as_json else f"{count:,} may send to {folder}.")
@@ -114,7 +114,7 @@ def allow(
 @app.command()
 def forbid(folder: Dir, keys: Keys, as_json: Json = False) -> None:
     """Let these send no more; also while it runs."""
-    from homebody.proxy.admin import forbid
+    from homebody.federation.proxy.admin import forbid
 
     count = forbid(folder, keys)
     typer.echo(json.dumps({"removed": len(keys), "senders": count}) if as_json else f"{count:,} may send to {folder}.")
@@ -123,7 +123,7 @@ def forbid(folder: Dir, keys: Keys, as_json: Json = False) -> None:
 @app.command()
 def run(folder: Dir) -> None:
     """Run the proxy until it is told to stop. What was accepted survives, however it ends."""
-    from homebody.proxy.service import run
+    from homebody.federation.proxy.service import run
 
     run(folder)
 
@@ -132,7 +132,7 @@ def run(folder: Dir) -> None:
 def status(folder: Dir, as_json: Json = False) -> None:
     """What is held, what was passed on, and what was refused and why."""
     from homebody.counts import several
-    from homebody.proxy.admin import report
+    from homebody.federation.proxy.admin import report
 
     found = report(folder)
     if as_json:

@@ -96,8 +96,8 @@ def init(
     as_json: options.Json = False,
 ) -> None:
     """Make a server: its plan, its database, its catalogue and its keys."""
-    from homebody.deploy.admin import make
-    from homebody.deploy.plan import Plan
+    from homebody.federation.server.admin import make
+    from homebody.federation.server.plan import Plan
     from homebody.recipe import Recipe, parse_fields
 
     recipe = Recipe(
@@ -159,7 +159,7 @@ def start(
     ] = False,
 ) -> None:
     """Run the server: it trains, goes on where it stood if it was killed, and then hands out the model."""
-    from homebody.deploy.supervisor import supervise
+    from homebody.federation.server.supervisor import supervise
 
     _check_extra()
     sys.exit(supervise(folder, once=once))
@@ -168,7 +168,7 @@ def start(
 @app.command()
 def status(folder: Dir, as_json: options.Json = False) -> None:
     """What the server does, who may take part, what was told so far, and what was refused."""
-    from homebody.deploy.admin import opened, report, running
+    from homebody.federation.server.admin import opened, report, running
 
     with opened(folder) as (plan, records):
         found = {**report(plan, records), "running": running(folder)}
@@ -183,7 +183,7 @@ def readmit(
     folder: Dir, which: Annotated[str, typer.Argument(help="The device's name or its key's fingerprint.")]
 ) -> None:
     """Ask a device again that was set aside for broken answers, also while the server runs."""
-    from homebody.deploy.admin import opened
+    from homebody.federation.server.admin import opened
 
     with opened(folder) as (_, records):
         back = records.readmit_device(which)
@@ -197,7 +197,7 @@ def items(
     as_json: options.Json = False,
 ) -> None:
     """Add items to the catalogue, also while the server trains; those it knows are left alone."""
-    from homebody.deploy.admin import opened, read_items
+    from homebody.federation.server.admin import opened, read_items
 
     found = read_items(source)
     with opened(folder) as (_, records):
@@ -212,7 +212,7 @@ def items(
 @app.command()
 def backup(folder: Dir, file: Annotated[Path, typer.Argument(help="A file that is not there yet.")]) -> None:
     """Copy the server's state into one SQLite file, also while it runs."""
-    from homebody.deploy.admin import opened
+    from homebody.federation.server.admin import opened
 
     with opened(folder) as (_, records):
         records.backup(file)
@@ -227,7 +227,7 @@ def restore(folder: Dir, file: Annotated[Path, typer.Argument(help="What `homebo
 
     What was charged after the backup is not in it: the ledger would state too small an ε for rounds that ran since.
     """
-    from homebody.deploy.admin import restored
+    from homebody.federation.server.admin import restored
 
     count = restored(folder, file)
     typer.echo(f"{folder} stands after round {count} again.")
@@ -242,7 +242,7 @@ def _check_extra() -> None:
 
     try:
         there = all(find_spec(name) for name in ("flwr", "uvicorn", "httpx"))
-        import_module("homebody.runtime.flower_wire")
+        import_module("homebody.federation.flower.protocol")
     except (HomebodyError, ImportError, ValueError):
         there = False
     if not there:
@@ -263,11 +263,11 @@ def add_key(
 ) -> None:
     """Let a device take part, also while the server runs: each of its people gets a number. Or let a proxy bring
     reports."""
-    from homebody.deploy.admin import opened
+    from homebody.federation.server.admin import opened
 
     if proxy:
-        from homebody.deploy.proxies import Proxies
-        from homebody.runtime.report_keys import read_report_pub
+        from homebody.federation.server.proxies import Proxies
+        from homebody.federation.service.keys import read_report_pub
 
         key = read_report_pub(public_key)
         with opened(folder) as (_, records):
@@ -275,8 +275,8 @@ def add_key(
         typer.echo(json.dumps({"name": name, "proxy": True}) if as_json else f"{name} may bring reports.")
         return
 
-    from homebody.deploy.keys import read_public
-    from homebody.runtime.flower_wire import fingerprint
+    from homebody.federation.flower.protocol import fingerprint
+    from homebody.federation.server.keys import read_public
 
     key = read_public(public_key)
     with opened(folder) as (_, records):
@@ -296,11 +296,11 @@ def remove_key(
     proxy: Annotated[bool, typer.Option("--proxy", help="It is a proxy.")] = False,
 ) -> None:
     """Let a device take part no more; its numbers are not given again. Or take in nothing more from a proxy."""
-    from homebody.deploy.admin import opened
+    from homebody.federation.server.admin import opened
 
     with opened(folder) as (_, records):
         if proxy:
-            from homebody.deploy.proxies import Proxies
+            from homebody.federation.server.proxies import Proxies
 
             Proxies(records).remove(which)
             typer.echo(f"{which} may bring reports no more.")

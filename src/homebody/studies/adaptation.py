@@ -9,8 +9,8 @@ from typing import Any
 from homebody.core import Method, Tree
 from homebody.errors import HomebodyError, unknown_name
 from homebody.reference import Reference
-from homebody.runtime import Simulator
-from homebody.runtime.lending import Unadapted
+from homebody.simulation import Simulator
+from homebody.simulation.ablations import Unadapted
 
 __all__ = ["adapted", "read", "refuse", "written"]
 

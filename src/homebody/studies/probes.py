@@ -31,8 +31,8 @@ from homebody.reference import Reference
 from homebody.report import RunFolder
 from homebody.rng import Rng
 from homebody.run import reopen
-from homebody.runtime import Simulator
-from homebody.runtime.lending import ITEM, Borrowing, item_tables
+from homebody.simulation import Simulator
+from homebody.simulation.ablations import ITEM, Borrowing, item_tables
 from homebody.studies import adaptation, membership
 
 __all__ = ["CHEAP", "MARKS", "PROBES", "TABLES", "Opened", "file_of", "lacks", "looked", "refuse", "take"]

@@ -1,0 +1,1 @@
+"""The device's processes, and the home that keeps people's histories."""

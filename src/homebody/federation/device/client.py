@@ -1,0 +1,149 @@
+"""The process of a device: join, wait for letters, answer them; come back by itself after whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from homebody.federation.device.device import Device
+from homebody.federation.device.home import Home
+from homebody.federation.flower.fleet import Fleet, Letter
+from homebody.federation.flower.protocol import LinkDown, Refused
+from homebody.federation.service.logs import log
+
+if TYPE_CHECKING:
+    from homebody.federation.device.reporter import Reporter
+
+__all__ = ["take_part"]
+
+HOLD = 20.0
+"""Seconds that a pull waits on the server's side."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
+"""Seconds before a server that is away is tried again."""
+
+
+def take_part(folder: Path) -> None:
+    """Take part until told to stop. One process for a device; what is asked is answered one after the other."""
+    torch.set_num_threads(1)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with Home(folder) as home, home.alone():
+        reporter = _reporter(home, folder, stop)
+        device = Device(home, log, reporter, sleep=stop.wait)
+        client = _Client(home, device, folder, stop)
+        try:
+            client.run()
+        finally:
+            client.leave()
+            if reporter is not None:
+                reporter.close()
+    if device.stuck and not stop.is_set():
+        # No thread can be stopped from outside: what it holds and burns ends with this program, and with nothing else.
+        log("starting anew", reason="The work for a letter took longer than this device allows.")
+        sys.stdout.flush()
+        os.execv(sys.executable, sys.orig_argv)
+
+
+def _reporter(home: Home, folder: Path, stop: threading.Event) -> Reporter | None:
+    """The way to the proxy, where there is one; whoever needs none needs none of its libraries."""
+    if not home.settings.proxy:
+        return None
+    from homebody.federation.device.reporter import Reporter
+
+    return Reporter.of(folder, home.settings, lambda: stop.is_set() or home.settings.paused)
+
+
+class _Client:
+    def __init__(self, home: Home, device: Device, folder: Path, stop: threading.Event) -> None:
+        self._home, self._device, self._folder, self._stop = home, device, folder, stop
+        self._pause, self._why = FIRST_PAUSE, ""
+        self._fleet, self._joined = self._new_fleet(), False
+
+    def leave(self) -> None:
+        """Say farewell."""
+        self._fleet.leave()
+
+    def _new_fleet(self) -> Fleet:
+        ca = self._folder / "ca.pem"
+        return Fleet(
+            self._home.settings.server,
+            ca=ca.read_bytes() if ca.exists() else None,
+            key=(self._folder / "device.key").read_bytes(),
+            last_node=self._home.settings.node,
+        )
+
+    def run(self) -> None:
+        while not self._stop.is_set() and not self._device.stuck:
+            if self._home.settings.paused:
+                self._rest()
+                continue
+            try:
+                if not self._joined:
+                    self._home.configure(node=self._fleet.join())
+                    self._joined = True
+                    log("joined")
+                letter = self._fleet.pull(HOLD)
+                self._pause, self._why = FIRST_PAUSE, ""
+                if letter is not None and not self._silent():
+                    log("asked", kind=letter.kind)
+                    until = time.monotonic() + letter.ttl
+                    self._reply(letter, self._device.answer(letter.body, until), until)
+            except (LinkDown, Refused) as error:
+                # A letter may have been lost on its way: whoever joins anew is asked anew.
+                self._joined = False
+                self._away(_why(error))
+
+    def _reply(self, letter: Letter, body: bytes, until: float) -> None:
+        """Give an answer, again and again until it is taken, refused, or too late: by one's own clock, whatever the
+        server's says."""
+        pause, taking_part = FIRST_PAUSE, self._home.active()
+        while not self._silent() and self._home.active() == taking_part and time.monotonic() < until:
+            try:
+                taken = self._fleet.answer(letter, body)
+                log("sent" if taken else "not wanted any more", kind=letter.kind, bytes=len(body))
+                return
+            except LinkDown:
+                self._stop.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+        log("not sent", kind=letter.kind)
+
+    def _silent(self) -> bool:
+        """Whether nothing may leave any more: told to stop, or paused, perhaps a moment ago."""
+        return self._stop.is_set() or self._home.settings.paused
+
+    def _rest(self) -> None:
+        if self._joined:
+            self._fleet.leave()
+            self._fleet, self._joined = self._new_fleet(), False
+            log("paused")
+        self._stop.wait(1.0)
+
+    def _away(self, why: str) -> None:
+        if why != self._why:  # said once, not every time
+            log("away", reason=why[:200])
+            self._why = why
+        self._stop.wait(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+def _why(error: LinkDown | Refused) -> str:
+    """What keeps it away, for whoever reads the log."""
+    status = error.status if isinstance(error, Refused) else 0
+    if status == 412:
+        return (
+            "The server does not know this device's key: it has just started, or its operator has yet to add the key "
+            "with `homebody keys add`."
+        )
+    if status == 401:
+        return "The server does not know this connection any more: it was started anew, or the key was removed."
+    if status >= 500:
+        return "The server cannot answer now."
+    return str(error)

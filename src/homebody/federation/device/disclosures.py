@@ -1,0 +1,151 @@
+"""What left a person's device: every answer, what each release told whom, and the ε that came of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from homebody.federation.device.home import Home
+from homebody.federation.device.people import Who
+from homebody.federation.device.rounds import Mark
+
+if TYPE_CHECKING:
+    from homebody.privacy import Budget, Ledger
+    from homebody.report.ledger_lines import Release
+
+__all__ = ["told"]
+
+
+def told(home: Home, who: Who, delta: float | None = None) -> dict[str, Any]:
+    """What was sent and what it told, at this δ, or the budget's, or the usual one.
+
+    JSON can hold it: ∞ is a text. A ledger that was changed is refused. Where nothing was ever charged, ε is 0.
+    """
+    person, budget = home.person(who), None
+    found = {
+        "person": person.name,
+        "slot": person.slot,
+        "active": person.active,
+        "sent": _sent(home.marks(person)),
+    }
+    if not home.ledger_file(person).exists():
+        empty: dict[str, Any] = {"rows": 0, "releases": 0, "hash": None, "lines": []}
+        return {**found, "delta": delta, "ledger": empty, "certified": [], "budget": None}
+
+    from homebody.privacy import Budget
+    from homebody.privacy.ledger import DELTA
+    from homebody.privacy.limits import check_delta
+    from homebody.report import jsonable
+    from homebody.report.ledger_lines import lines_of, releases_of
+
+    text = home.settings.budget
+    if text is not None:
+        budget = Budget.parse(text)
+    if delta is None:
+        delta = DELTA if budget is None else budget.delta
+    check_delta(delta)
+    ledger = home.ledger(person)
+    entries = ledger.entries()
+    releases = list(releases_of(entries))
+    whole = {
+        **found,
+        "delta": delta,
+        "ledger": {
+            "rows": len(entries),
+            "releases": len(releases),
+            "hash": entries[-1].hash if entries else None,
+            "lines": lines_of(_by_kind(releases), delta),
+        },
+        "certified": _certified(ledger, {(entry.observer, entry.unit) for entry in entries}, delta),
+        "budget": None if budget is None else _budget(ledger, budget),
+    }
+    return cast(dict[str, Any], jsonable(whole))
+
+
+def _kind(release: str) -> tuple[str, int]:
+    """Which series of releases one belongs to, and its round: measurements stand apart from what they measure.
+
+    >>> _kind("train/12"), _kind("train/12/telemetry")
+    (('train', 12), ('train, measured', 12))
+    """
+    name = release.removesuffix("/telemetry")
+    phase, _, number = name.rpartition("/")
+    if not phase or not number.isdecimal():
+        return release, 0
+    return phase if name == release else f"{phase}, measured", int(number)
+
+
+def _by_kind(releases: list[Release]) -> list[Release]:
+    """A device's releases under the names that people know, series by series: without run and digest."""
+    found = []
+    for place, release in enumerate(releases):
+        run, _, rest = release.name.partition("/")
+        name, at, digest = rest.partition("@")
+        kind, number = _kind(name)
+        again = digest.partition("#")[2]
+        shown = f"{kind}/{number}{f'#{again}' if again else ''}" if at and number else release.name
+        found.append(((run, kind), place, replace(release, name=shown)))
+    return [release for *_, release in sorted(found, key=lambda one: one[:2])]
+
+
+def _sent(marks: list[Mark]) -> dict[str, Any]:
+    """The answers, and those of one series as one line."""
+
+    def stage(mark: Mark) -> tuple[str, str]:
+        return mark.run, _kind(mark.release)[0]
+
+    lines = []
+    for (run, phase), several in groupby(sorted(marks, key=stage), key=stage):
+        own = list(several)
+        lines.append(
+            {
+                "run": run,
+                "phase": phase,
+                "first": own[0].release,
+                "last": own[-1].release,
+                "answers": len(own),
+                "bytes": sum(mark.bytes for mark in own),
+                "reports": sum(mark.reports for mark in own),
+                "at": own[-1].at,
+            }
+        )
+    return {
+        "answers": len(marks),
+        "bytes": sum(mark.bytes for mark in marks),
+        "reports": sum(mark.reports for mark in marks),
+        "lines": lines,
+        "each": [mark._asdict() for mark in marks],
+    }
+
+
+def _certified(ledger: Ledger, charged: set[tuple[str, str]], delta: float) -> list[dict[str, Any]]:
+    """ε for each observer, about a person and about each unit that was charged."""
+    from homebody.privacy import OBSERVERS, Observer, Unit
+
+    rows = []
+    for observer in get_args(Observer):
+        for unit in get_args(Unit)[::-1]:
+            if (observer, unit) not in charged and (unit != "user" or observer not in OBSERVERS):
+                continue
+            bound = ledger.epsilon(observer, unit, delta=delta)
+            rows.append(
+                {
+                    "observer": observer,
+                    "unit": unit,
+                    "epsilon": bound.epsilon,
+                    "accountant": bound.accountant,
+                    "notes": list(bound.notes),
+                }
+            )
+    return rows
+
+
+def _budget(ledger: Ledger, budget: Budget) -> dict[str, Any]:
+    return {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "unit": budget.unit,
+        "observer": budget.observer,
+        "spent": budget.spent(ledger),
+    }

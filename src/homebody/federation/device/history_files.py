@@ -1,0 +1,187 @@
+"""Histories in files: which column is what, rows as they are stored, and back."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from homebody.data.columns import Column, numbers, times
+from homebody.data.spreadsheets import marked, unmarked_all
+from homebody.data.table import USUAL_NAMES, listed, raw_table, usual
+from homebody.errors import HomebodyError
+from homebody.federation.device.store import TIME_LIMIT
+
+__all__ = ["COLUMNS", "Rows", "read_rows", "write_rows"]
+
+COLUMNS = ("user", "item", "time", "rating")
+"""What an export's columns are called, and an import finds by itself."""
+_NO_LINE = r"[\p{Cc}\x{2028}\x{2029}]"
+
+
+class Rows(NamedTuple):
+    """The rows of a file, in its order."""
+
+    users: list[str] | None
+    """None where the file is about one person."""
+    items: list[str]
+    times: Sequence[int | float | None]
+    ratings: Sequence[float | None]
+
+
+def read_rows(
+    path: Path, person: str | None, given: dict[str, str | None], *, item_limit: int, name_limit: int
+) -> Rows:
+    """What a CSV or Parquet file holds, checked row by row; the first bad row refuses it whole."""
+    chosen: dict[str, str] = {}
+
+    def choose(present: list[str]) -> list[str]:
+        chosen.update(_choose(path, present, person, given))
+        return list(chosen.values())
+
+    table = raw_table(path, choose)
+    if table.height == 0:
+        raise HomebodyError(f"{path} has no rows below its header, so there is nothing to import.")
+    column = {role: Column(table[name], role, path) for role, name in chosen.items()}
+    users = _texts(column["user"], name_limit) if "user" in column else None
+    if person is not None and users is not None:
+        _refuse_several(path, person, chosen["user"], users)
+        users = None
+    nothing = [None] * table.height
+    return Rows(
+        None if users is None else users.to_list(),
+        _texts(column["item"], item_limit).to_list(),
+        _times(column["time"]) if "time" in column else nothing,
+        _ratings(column["rating"]) if "rating" in column else nothing,
+    )
+
+
+def write_rows(path: Path, rows: Iterable[tuple[str, str, int | float | None, float | None]]) -> int:
+    """A CSV file that only its owner reads, whole or not at all; how many rows it has."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        scratch.unlink(missing_ok=True)
+        try:
+            number = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            with os.fdopen(number, "w", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(COLUMNS)
+                count = 0
+                for user, item, *rest in rows:
+                    writer.writerow((marked(user), marked(item), *rest))
+                    count += 1
+                file.flush()
+                os.fsync(number)
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+    except OSError as error:
+        raise HomebodyError(f"{path} cannot be written: {error.strerror or error}.") from error
+    return count
+
+
+def _choose(path: Path, present: list[str], person: str | None, given: dict[str, str | None]) -> dict[str, str]:
+    """Which column plays which role."""
+    chosen: dict[str, str] = {}
+    for role in COLUMNS:
+        name = given.get(role)
+        if name and name not in present:
+            raise HomebodyError(f"{path} has no column '{name}' (--{role}-col); its columns are {listed(present)}.")
+        if name is None:
+            found = usual(present, USUAL_NAMES[role])
+            if len(found) > 1:
+                raise HomebodyError(
+                    f"{path} has several columns that could be the {role} ({listed(found)}); "
+                    f"name one with --{role}-col."
+                )
+            name = found[0] if found else ""
+        if name:
+            chosen[role] = name
+    if "item" not in chosen:
+        raise HomebodyError(
+            f"Which column of {path} is the item? Name it with --item-col; its columns are {listed(present)}."
+        )
+    if "user" not in chosen and person is None:
+        raise HomebodyError(
+            f"Whose history is {path}? Name the person with --person, or the column of users with --user-col; "
+            f"its columns are {listed(present)}."
+        )
+    for role, other in combinations(chosen, 2):
+        if chosen[role] == chosen[other]:
+            raise HomebodyError(
+                f"The {role} and the {other} of {path} cannot both be in the column '{chosen[role]}'; "
+                f"name two with --{role}-col and --{other}-col."
+            )
+    return chosen
+
+
+def _refuse_several(path: Path, person: str, name: str, users: pl.Series) -> None:
+    several = users.n_unique()
+    if several > 1:
+        raise HomebodyError(
+            f"{path} holds {several:,} users in its column '{name}', not {person} alone: leave out --person to add "
+            f"each of them, or say --user-col '' to give {person} all of its rows."
+        )
+
+
+def _texts(column: Column, limit: int) -> pl.Series:
+    """Ids as they are written, but for spaces around them: whatever is in a cell is an id, also NA or 007."""
+    column.bare()  # refuses what is neither text nor number
+    values = column.values
+    if values.dtype.is_float():
+        whole = values.cast(pl.Int64, strict=False)
+        values = whole if (whole == values).all() else values
+    text = unmarked_all(values.cast(pl.String).str.strip_chars())
+    bad = (text.str.len_chars() == 0) | (text.str.len_chars() > limit) | text.str.contains(_NO_LINE)
+    column.refuse(bad.fill_null(True), f"one line of 1 to {limit:,} characters in every row")
+    return text
+
+
+def _times(column: Column) -> Sequence[int | float | None]:
+    """Numbers as they are written; dates as seconds since 1970; None where there is nothing."""
+    found, there = _or_nothing(column, times)
+    if found.dtype.is_temporal():
+        micro = [None if moment is None else int(moment) for moment in found.dt.epoch("us").to_list()]
+        return [one if one is None else one // 10**6 if one % 10**6 == 0 else one / 10**6 for one in micro]
+    far = (found > TIME_LIMIT) | (found < -TIME_LIMIT)
+    column.refuse(far.fill_null(False), f"times of at most {TIME_LIMIT}")
+    if column.values.dtype == pl.String and found.dtype.is_float():
+        # Whole numbers among others stay whole: a float does not hold all of them.
+        exact = there.cast(pl.Int64, strict=False).to_list()
+        return [some if whole is None else whole for whole, some in zip(exact, found.to_list(), strict=True)]
+    return list(found.to_list())
+
+
+def _ratings(column: Column) -> Sequence[float | None]:
+    found, _ = _or_nothing(column, numbers)
+    return list(found.cast(pl.Float64).to_list())
+
+
+@dataclass(frozen=True)
+class _Present(Column):
+    """The rows of a column that hold something; what is said about one names its row in the whole."""
+
+    whole: Column
+    places: pl.Series
+
+    def refuse(self, bad: pl.Series, needs: str, remedy: str = "") -> None:
+        marks = pl.repeat(False, len(self.whole.values), eager=True)
+        self.whole.refuse(marks.scatter(self.places.filter(bad), True), needs, remedy)
+
+
+def _or_nothing(column: Column, read: Callable[[Column], pl.Series]) -> tuple[pl.Series, pl.Series]:
+    """What `read` makes of the rows that hold something, null elsewhere; and the bare column."""
+    bare = column.bare()
+    places = bare.is_not_null().arg_true().cast(pl.Int64)
+    if len(places) == 0:
+        return pl.Series([None] * len(bare), dtype=pl.Int64), bare
+    found = read(_Present(bare.drop_nulls(), column.role, column.path, column, places))
+    rows = pl.DataFrame({"row": places, "found": found})
+    everyone = pl.int_range(len(bare), eager=True).alias("row").to_frame()
+    return everyone.join(rows, on="row", how="left", maintain_order="left")["found"], bare

@@ -1,0 +1,89 @@
+"""What a task may take of a device, and when its answer leaves.
+
+A device reckons up a task before it starts, and refuses what is over its limits. Where a finite ε is stated against the
+server, the same reckoning says when the answer leaves: how long the work took would tell what is in a history.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from homebody.core import CALL, Catalogue, Method, Work
+from homebody.counts import several
+from homebody.errors import HomebodyError
+from homebody.federation.device.store import Settings
+from homebody.privacy import Charge, NonPrivate
+
+__all__ = ["TooLarge", "answering_seconds", "estimate", "private", "refuse_larger"]
+
+RATE = 1e9
+"""Operations a second that every device is taken to manage."""
+BASE_SECONDS, PERSON_SECONDS = 0.25, 0.25
+"""To read the home and to write an answer down, for a letter and for each person in it."""
+STEP_SECONDS = 0.05
+ITEM_BYTES, ITEM_OPERATIONS = 600, 10_000
+"""Of one item of the catalogue, its name included, and of one interaction, while a household is made."""
+
+
+class TooLarge(HomebodyError):
+    """A task is over one of the device's limits; the sentence says which."""
+
+
+def estimate(method: Method, catalogue: Catalogue, longest: int, people: int) -> Work:
+    """Upper bounds for a letter that asks so many people, one after the other.
+
+    >>> from homebody.methods.fedmf import FedMF
+    >>> small, large = (estimate(FedMF(factors=size), Catalogue(100), 50, 1) for size in (4, 400))
+    >>> large.memory > small.memory, large.operations > small.operations, large.bytes > small.bytes
+    (True, True, True)
+    """
+    try:
+        one = method.uplink.work(method.work(catalogue, longest))
+    except (RuntimeError, OverflowError, MemoryError) as error:  # sizes that have no number of bytes
+        raise TooLarge("The task takes more memory than any device has, and this device allows less.") from error
+    n_items = catalogue.n_items
+    return Work(
+        memory=one.memory + ITEM_BYTES * n_items + 400 * longest * people,
+        operations=people * (one.operations + ITEM_OPERATIONS * longest) + ITEM_OPERATIONS * n_items + 100 * CALL,
+        bytes=people * one.bytes,
+    )
+
+
+def refuse_larger(work: Work, settings: Settings) -> None:
+    """Refuse a task that is over a limit.
+
+    >>> refuse_larger(Work(memory=3 << 30), Settings(server="localhost:9092"))
+    Traceback (most recent call last):
+        ...
+    homebody.federation.device.limits.TooLarge: The task takes up to 3,222 MB of memory, and this device allows \
+2,148 MB.
+    """
+    memory, operations, size = settings.most_memory, settings.most_operations, settings.most_bytes
+    if work.memory > memory:
+        raise TooLarge(f"The task takes up to {_mega(work.memory)} of memory, and this device allows {_mega(memory)}.")
+    if work.operations > operations:
+        raise TooLarge(
+            f"The task takes up to {work.operations:.1e} operations, and this device allows {operations:.1e}."
+        )
+    if work.bytes > size:
+        raise TooLarge(f"The answer takes up to {_mega(work.bytes)}, and this device allows {_mega(size)}.")
+
+
+def answering_seconds(work: Work, people: int) -> float:
+    """When the answer to a letter leaves after its work began, rounded up to 50 ms.
+
+    >>> answering_seconds(Work(operations=300_000_000), people=2)
+    1.05
+    """
+    needed = BASE_SECONDS + people * PERSON_SECONDS + work.operations / RATE
+    return round(math.ceil(round(needed / STEP_SECONDS, 6)) * STEP_SECONDS, 2)
+
+
+def private(charges: Sequence[Charge]) -> bool:
+    """Whether a finite ε is stated against the server: nothing that it sees is charged as not private."""
+    return not any(charge.observer == "server" and isinstance(charge.event, NonPrivate) for charge in charges)
+
+
+def _mega(size: int) -> str:
+    return several(math.ceil(size / 1e6), "MB", "MB")

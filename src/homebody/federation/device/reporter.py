@@ -1,0 +1,143 @@
+"""A device's way to its proxy: it makes sure that everybody is asked the same, and reports until that is taken."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+
+from homebody.errors import HomebodyError
+from homebody.federation.device.store import Settings
+from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_envelope, seal_reports
+from homebody.federation.service.keys import read_report_key
+
+__all__ = ["NotReported", "Reporter"]
+
+TIMEOUT = 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
+"""Seconds before a proxy that is away is tried again."""
+SAME = ("epoch", "key", "shared", "k", "entries", "among")
+"""What everybody must be told alike; every hop closes an epoch a little before the next."""
+WHY = {
+    401: "it does not know this device's key, which its operator adds with `homebody proxy allow`",
+    404: "it knows no such epoch",
+    410: "the epoch is closed",
+    429: "it takes no more from this device now, or for fewer people (`homebody proxy allow --people`)",
+}
+LONGEST_ANSWER = 1 << 16
+"""Bytes of what a proxy may say."""
+
+
+class NotReported(HomebodyError):
+    """The proxy took nothing; the sentence says why, for the device's own log."""
+
+
+class Reporter:
+    """Sends the reports of a device's people.
+
+    silent: whether nothing may leave any more, asked before each attempt.
+    """
+
+    def __init__(self, url: str, *, ca: str | None, secret: bytes, silent: Callable[[], bool] = lambda: False) -> None:
+        self._url, self._secret, self._silent = url, secret, silent
+        context: ssl.SSLContext | bool = ssl.create_default_context(cadata=ca) if url.startswith("https:") else False
+        # Nothing of the environment: it could send reports through somebody else.
+        self._http = httpx.Client(
+            base_url=url, verify=context, trust_env=False, timeout=TIMEOUT, headers={"user-agent": "homebody"}
+        )
+
+    @classmethod
+    def of(cls, folder: Path, settings: Settings, silent: Callable[[], bool]) -> Self | None:
+        """The one of a device's folder; None where it has no proxy."""
+        if not settings.proxy:
+            return None
+        ca = folder / "proxy-ca.pem"
+        known = ca.read_text("ascii") if ca.exists() else None
+        _, secret = read_report_key(folder / "reports.key")
+        return cls(settings.proxy, ca=known, secret=secret, silent=silent)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def confirm(self, epoch: Mapping[str, Any], until: float = math.inf) -> None:
+        """Refuse an epoch that the proxy knows otherwise: a server that gave every device a key or a model of its own
+        could tell their reports apart by it."""
+        said = self._persist("GET", f"/v1/epochs/{epoch['epoch']}", None, until)
+        if any(said.get(name) != epoch[name] for name in SAME):
+            raise NotReported("The server's letter names another key or another model than the proxy.")
+
+    def sealed(self, epoch: Mapping[str, Any], pairs: npt.NDArray[np.int64]) -> bytes:
+        """One person's reports, each of which only the server can open."""
+        return seal_reports(pairs, bytes.fromhex(epoch["key"]))
+
+    def message(self, epoch: Mapping[str, Any], reports: bytes) -> bytes:
+        """What the proxy is given; whose report is whose is not to be seen in it."""
+        parts = sorted(reports[at : at + REPORT_BYTES] for at in range(0, len(reports), REPORT_BYTES))
+        content = Envelope("message", bytes.fromhex(epoch["epoch"]), os.urandom(16), b"".join(parts))
+        return seal_envelope(content, self._secret)
+
+    def send(self, message: bytes, until: float = math.inf, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Give the proxy a message, again and again until it is taken: the same one is taken once.
+
+        wanted: whether this one may still leave, asked before each attempt.
+        """
+        self._persist("POST", "/v1/reports", message, until, wanted)
+
+    def _persist(
+        self, method: str, path: str, body: bytes | None, until: float, wanted: Callable[[], bool] = lambda: True
+    ) -> dict[str, Any]:
+        pause, why = FIRST_PAUSE, "it was not asked"
+        while not self._silent() and wanted() and time.monotonic() < until:
+            wait = pause
+            try:
+                status, said, after = self._once(method, path, body)
+                if status == 200:
+                    return said
+                why = WHY.get(status, f"it answered {status}")
+                if status < 500 and (status != 429 or said.get("limit") is True):
+                    raise NotReported(f"The proxy took nothing: {why}.")
+                wait = max(pause, after)
+            except httpx.HTTPError as error:
+                why = self._away(error)
+            self._rest(min(wait, LONGEST_PAUSE), until)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        raise NotReported(f"The proxy took nothing in time: {why}.")
+
+    def _away(self, error: httpx.HTTPError) -> str:
+        """Why nothing was heard of the proxy, and what to do about it."""
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return f"{self._url} shows another certificate than this device trusts (`homebody client init --proxy-ca`)"
+        return (
+            f"{self._url} cannot be reached ({type(error).__name__}): see that the proxy runs there "
+            "(`homebody proxy run`), and that this machine reaches it"
+        )
+
+    def _once(self, method: str, path: str, body: bytes | None) -> tuple[int, dict[str, Any], float]:
+        # Nothing is unpacked: a few bytes could become more than there is memory for.
+        headers = {"content-type": "application/octet-stream", "accept-encoding": "identity"}
+        with self._http.stream(method, path, content=body, headers=headers) as answer:
+            text = b""
+            for part in answer.iter_raw():
+                text += part
+                if len(text) > LONGEST_ANSWER:
+                    raise httpx.RemoteProtocolError("too long an answer")
+        try:
+            said = json.loads(text)
+        except (ValueError, RecursionError):
+            said = {}
+        after = answer.headers.get("retry-after", "")
+        return answer.status_code, said if isinstance(said, dict) else {}, float(after) if after.isdecimal() else 0.0
+
+    def _rest(self, seconds: float, until: float) -> None:
+        end = min(until, time.monotonic() + seconds)
+        while not self._silent() and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))

@@ -1,0 +1,1 @@
+"""Flower carries letters between the server and its devices."""

@@ -1,0 +1,246 @@
+"""A device's side of a SuperLink."""
+
+from __future__ import annotations
+
+import email.utils
+import hashlib
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+from homebody.federation.flower.gateway import LIMIT, WAIT
+from homebody.federation.flower.protocol import (
+    TIMEOUT,
+    Beat,
+    LinkDown,
+    Refused,
+    Wire,
+    load_private,
+    opened,
+    pem,
+    sealed,
+)
+
+# isort: split
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.common.constant import SUPERLINK_NODE_ID, TIMESTAMP_HEADER
+from flwr.proto import fleet_pb2 as fleet
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+
+__all__ = ["Fleet", "Letter"]
+
+Response = TypeVar("Response")
+
+
+class Letter(NamedTuple):
+    """A message as a device holds it; with `answer` it goes back to where it came from."""
+
+    message: str
+    kind: str
+    body: bytes
+    until: float
+    """Unix time, by the server's clock, when it is too late to answer."""
+    node: int
+    run: int
+    nonce: bytes
+    created: float
+    ttl: float
+
+
+class Fleet:
+    """A device's side of a SuperLink: it joins with its key, pulls messages, and answers them.
+
+    `last_node` is what `join` gave the last time: a device that was killed is still held for online, and may not
+    join twice. What is longer than `limit` bytes is refused unread. One thread pulls and answers.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        ca: bytes | None,
+        key: bytes,
+        last_node: int | None = None,
+        limit: int = LIMIT,
+        heartbeat: float = 10.0,
+    ) -> None:
+        self._key = load_private(key)
+        self._public = pem(self._key.public_key())
+        self._wire = Wire(address, ca, limit, "SuperNode")
+        self._node = last_node
+        # Flower takes no less than 10 s, and holds a node for gone after twice that.
+        self._heartbeat = heartbeat
+        self._beat: Beat | None = None
+        self._ahead = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def join(self) -> int:
+        """Come online, and stay so by heartbeats; gives the node's number, to be remembered beside the key. Refused
+        with 412: the key is not registered, or (for so long as two heartbeats) held for online under a number that
+        was forgotten. May be called again at any time, as after a 401."""
+        self._end_beat()
+        if self._node is not None:
+            try:
+                request = fleet.DeactivateNodeRequest(node_id=self._node)
+                self._ask("deactivate-node", request, fleet.DeactivateNodeResponse)
+            except Refused:
+                # It was offline already, or is a number of another SuperLink.
+                pass
+        activate = fleet.ActivateNodeRequest(public_key=self._public, heartbeat_interval=self._heartbeat)
+        self._node = self._ask("activate-node", activate, fleet.ActivateNodeResponse).node_id
+        self._beat = Beat(self._alive, 0.6 * self._heartbeat)
+        return self._node
+
+    def pull(self, wait: float) -> Letter | None:
+        """The next message: as soon as there is one, or nothing after `wait` seconds."""
+        end, pause = time.monotonic() + wait, 0.1
+        request = fleet.PullMessagesRequest(node=Node(node_id=self._joined()))
+        while True:
+            begun = time.monotonic()
+            hold = min(max(end - begun, 0.0), 20.0)
+            said = self._ask(
+                "pull-messages",
+                request,
+                fleet.PullMessagesResponse,
+                {WAIT: f"{hold:.3f}"} if hold else {},
+                timeout=TIMEOUT + hold,
+            )
+            for message in said.messages_list:
+                # One that is no message of ours is left to its deadline.
+                if (letter := self._letter(message)) is not None:
+                    return letter
+            left = end - time.monotonic()
+            if left <= 0:
+                return None
+            if time.monotonic() - begun < hold - 0.5:
+                # A SuperLink of somebody else's holds nothing: ask again, ever more slowly.
+                time.sleep(min(pause, left))
+                pause = min(1.5 * pause, 2.0)
+
+    def answer(self, letter: Letter, body: bytes) -> bool:
+        """Send the answer, and say whether it was taken: no longer wanted is one that comes late, or when there is
+        an answer already. After `LinkDown` it may be sent again."""
+        if letter.node != self._joined():
+            # The SuperLink that asked is gone, and its messages with it.
+            return False
+        # The server's own times: whether it is too late must not hang on the device's clock.
+        metadata = Metadata(
+            run_id=letter.run,
+            message_id=hashlib.sha256(letter.message.encode() + letter.nonce + body).hexdigest(),
+            src_node_id=letter.node,
+            dst_node_id=SUPERLINK_NODE_ID,
+            reply_to_message_id=letter.message,
+            message_type=letter.kind,
+            created_at=letter.created,
+            ttl=letter.ttl,
+        )
+        request = fleet.PushMessagesRequest(
+            node=Node(node_id=letter.node),
+            messages_list=[Message(metadata=metadata, content=sealed(letter.nonce, body))],
+            message_object_trees=[ObjectTree(object_id=metadata.message_id)],
+        )
+        try:
+            said = self._ask("push-messages", request, fleet.PushMessagesResponse)
+        except Refused as refused:
+            if refused.status == 403:
+                return False
+            raise
+        # It says yes to an answer that it drops as well, but then asks for nothing that belongs to it.
+        return bool(said.objects_to_push)
+
+    def leave(self) -> None:
+        """Go offline and hang up. An answer that the server has not fetched yet is lost by it."""
+        beat, self._beat = self._beat, None
+        try:
+            if beat is not None:
+                beat.end()
+                request = fleet.DeactivateNodeRequest(node_id=self._joined())
+                self._ask("deactivate-node", request, fleet.DeactivateNodeResponse, timeout=5.0)
+        except (LinkDown, Refused):
+            # It is held for gone soon enough.
+            pass
+        finally:
+            self._wire.close()
+
+    def _letter(self, message: Message) -> Letter | None:
+        metadata, found = message.metadata, opened(message)
+        if found is None:
+            return None
+        nonce, body = found
+        return Letter(
+            message=metadata.message_id,
+            kind=metadata.message_type,
+            body=body,
+            until=metadata.created_at + metadata.ttl,
+            node=metadata.dst_node_id,
+            run=metadata.run_id,
+            nonce=nonce,
+            created=metadata.created_at,
+            ttl=metadata.ttl,
+        )
+
+    def _joined(self) -> int:
+        if self._node is None:
+            raise RuntimeError("the device has not joined")
+        return self._node
+
+    def _alive(self) -> None:
+        node = Node(node_id=self._joined())
+        request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=self._heartbeat)
+        self._ask("send-node-heartbeat", request, SendNodeHeartbeatResponse, timeout=5.0)
+
+    def _end_beat(self) -> None:
+        if self._beat is not None:
+            self._beat.end()
+            self._beat = None
+
+    def _ask(
+        self,
+        name: str,
+        request: Any,
+        response: type[Response],
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout: float = TIMEOUT,
+    ) -> Response:
+        path, more = f"/v1/fleet/{name}", dict(headers or {})
+        try:
+            return self._wire.ask(path, request, response, self._signed() | more, timeout=timeout)
+        except Refused as refused:
+            # A signature holds for minutes in the past and seconds in the future: by the SuperLink's clock, then.
+            ahead = _seconds_ahead(refused.date)
+            if refused.status != 401 or abs(ahead - self._ahead) < 3:
+                raise
+            self._ahead = ahead
+        return self._wire.ask(path, request, response, self._signed() | more, timeout=timeout)
+
+    def _signed(self) -> dict[str, str]:
+        now = datetime.fromtimestamp(time.time() + self._ahead, UTC).isoformat()
+        signature = self._key.sign(now.encode(), ec.ECDSA(hashes.SHA256()))
+        return {
+            FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(self._public).decode(),
+            TIMESTAMP_HEADER: now,
+            FLEET_HTTP_SIGNATURE_HEADER: b64encode(signature).decode(),
+        }
+
+
+def _seconds_ahead(date: str) -> float:
+    """How far the clock that said this is ahead of ours; 0 where it said nothing."""
+    try:
+        return email.utils.parsedate_to_datetime(date).timestamp() - time.time()
+    except ValueError:
+        return 0.0

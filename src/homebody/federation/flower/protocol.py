@@ -1,0 +1,251 @@
+"""Flower's wire, protobuf over HTTP, spoken by ourselves.
+
+Flower's own clients end the process they run in when they are refused, retry without limit, and read whatever they
+are sent. Here a request is sent once, what comes back has a limit, and there are two ways to fail: nobody answers,
+or the answer is no.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import ssl
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from homebody.errors import HomebodyError
+from homebody.federation.flower.gateway import quiet_flower
+from homebody.federation.service.text import is_loopback
+
+quiet_flower()
+try:
+    import httpx
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from flwr.proto.message_pb2 import Message
+    from flwr.proto.recorddict_pb2 import ConfigRecord, ConfigRecordValue, RecordDict
+    from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
+    from google.protobuf.message import DecodeError
+except ImportError as error:
+    raise HomebodyError("Federation over Flower needs the extra: pip install 'homebody[deploy]'.") from error
+
+__all__ = [
+    "TIMEOUT",
+    "Beat",
+    "LinkDown",
+    "Refused",
+    "Untrusted",
+    "Wire",
+    "fingerprint",
+    "load_private",
+    "load_public",
+    "opened",
+    "pem",
+    "sealed",
+]
+
+TIMEOUT = 30.0
+
+Response = TypeVar("Response")
+
+
+class LinkDown(Exception):
+    """Nobody answers, or the connection broke: try again later."""
+
+
+class Untrusted(LinkDown):
+    """Whoever answers has no certificate of the authority given, or one for another name."""
+
+
+class Refused(Exception):
+    """It answered no. 401: not, or no longer, known (join, or open, again); 403: its run is over; 412: not now, or
+    no registered key; 413: too many bytes."""
+
+    def __init__(self, status: int, reason: str, date: str = "") -> None:
+        super().__init__(f"{status}: {reason}" if reason else str(status))
+        self.status, self.reason = status, reason
+        self.date = date
+        """When it was said, by the clock of whoever said it, as HTTP writes it; empty if it did not tell."""
+
+
+def fingerprint(public_key: bytes) -> str:
+    """SHA-256, in hexadecimal, of a public key's DER SubjectPublicKeyInfo; the key as OpenSSH text or PEM.
+
+    >>> from cryptography.hazmat.primitives.asymmetric import ec
+    >>> from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    >>> key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    >>> one = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" somebody@somewhere"
+    >>> other = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    >>> fingerprint(one) == fingerprint(other), len(fingerprint(one))
+    (True, 64)
+    """
+    return _fingerprint(bytes(public_key))
+
+
+@functools.lru_cache(100_000)
+def _fingerprint(public_key: bytes) -> str:
+    key = load_public(public_key)
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).hexdigest()
+
+
+def load_public(text: bytes) -> ec.EllipticCurvePublicKey:
+    load = serialization.load_pem_public_key if b"-----BEGIN" in text else serialization.load_ssh_public_key
+    try:
+        key = load(text)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise HomebodyError("This is no public key: give OpenSSH text or PEM.") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise HomebodyError("A device's key is an elliptic one (ECDSA P-384): `homebody keys device` makes one.")
+    return key
+
+
+def pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def load_private(text: bytes) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_ssh_private_key(text, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise HomebodyError(
+            "This is no OpenSSH private key without a passphrase: `homebody keys device` makes one."
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise HomebodyError("A device's key is an elliptic one (ECDSA P-384): `homebody keys device` makes one.")
+    return key
+
+
+class Wire:
+    """Protobuf over HTTP: one request, one response; nothing is retried, followed, or read beyond its limit."""
+
+    def __init__(self, address: str, ca: bytes | None, limit: int, role: str) -> None:
+        self._limit = limit
+        self._version = dict(RuntimeVersionMetadata.from_local_component(role).as_metadata())
+        self._base = f"{'http' if ca is None else 'https'}://{address}"
+        parts = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})", address)
+        if parts is None or not 0 < int(parts[2]) < 1 << 16:
+            raise HomebodyError(f"'{address}' is no address: give HOST:PORT.")
+        if ca is None and not is_loopback(parts[1]):
+            raise HomebodyError(f"{parts[1]} is another machine: give the certificate of its authority (ca.pem).")
+        self._client = httpx.Client(
+            verify=True if ca is None else _trusting(ca),
+            # On this machine no proxy is asked.
+            trust_env=ca is not None,
+            follow_redirects=False,
+            limits=httpx.Limits(keepalive_expiry=30.0),
+        )
+
+    def ask(
+        self,
+        path: str,
+        request: Any,
+        kind: Callable[[], Response],
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout: float = TIMEOUT,
+    ) -> Response:
+        try:
+            with self._client.stream(
+                "POST",
+                f"{self._base}{path}",
+                content=request.SerializeToString(deterministic=True),
+                headers={
+                    "content-type": "application/protobuf",
+                    "accept": "application/protobuf",
+                    "accept-encoding": "identity",
+                    **self._version,
+                    **(headers or {}),
+                },
+                timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
+            ) as response:
+                body = self._read(response)
+        except httpx.HTTPError as error:
+            if (why := re.search(r"certificate verify failed: ([^(]*)", str(error))) is not None:
+                raise Untrusted(f"The certificate at {self._base} is not accepted: {why[1].strip()}.") from error
+            raise LinkDown(f"{self._base}: {str(error) or type(error).__name__}") from error
+        except RuntimeError as error:
+            # A request on a client that another thread has closed.
+            raise LinkDown(f"{self._base}: closed") from error
+        if response.status_code in {502, 503, 504}:
+            raise LinkDown(f"{self._base}: {response.status_code}")
+        if response.status_code != 200:
+            raise _refusal(response, body)
+        said: Any = kind()
+        try:
+            said.ParseFromString(body)
+        except DecodeError as error:
+            raise LinkDown(f"{self._base} does not speak Flower's protocol.") from error
+        return said
+
+    def _read(self, response: httpx.Response) -> bytes:
+        parts, size = [], 0
+        for part in response.iter_raw():
+            size += len(part)
+            if size > self._limit:
+                raise Refused(413, f"what it sent is longer than {self._limit} bytes")
+            parts.append(part)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _trusting(ca: bytes) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cadata=ca.decode("ascii"))
+    except (ValueError, ssl.SSLError) as error:
+        raise HomebodyError("The authority's certificate (ca.pem) cannot be read: give a PEM certificate.") from error
+
+
+def _refusal(response: httpx.Response, body: bytes) -> Refused:
+    try:
+        reason = str(json.loads(body[:4096])["detail"])[:200]
+    except (ValueError, KeyError, TypeError):
+        reason = ""
+    return Refused(response.status_code, reason, response.headers.get("date", ""))
+
+
+class Beat:
+    """Says at intervals that one is still there; failing is for the next real request to tell."""
+
+    def __init__(self, say: Callable[[], Any], interval: float) -> None:
+        self._say, self._interval, self._stop = say, interval, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval):
+            try:
+                self._say()
+            except (LinkDown, Refused):
+                continue
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def sealed(nonce: bytes, body: bytes) -> RecordDict:
+    value, item = ConfigRecordValue, ConfigRecord.Item
+    record = ConfigRecord(
+        items=[item(key="nonce", value=value(bytes=nonce)), item(key="body", value=value(bytes=body))]
+    )
+    return RecordDict(items=[RecordDict.Item(key="homebody", config_record=record)])
+
+
+def opened(message: Message) -> tuple[bytes, bytes] | None:
+    """Nonce and body, or nothing where it is no message of ours."""
+    if len(message.content.items) != 1:
+        return None
+    (record,) = message.content.items
+    found = {item.key: item.value for item in record.config_record.items}
+    if record.key != "homebody" or found.keys() != {"nonce", "body"}:
+        return None
+    if any(value.WhichOneof("value") != "bytes" for value in found.values()):
+        return None
+    return found["nonce"].bytes, found["body"].bytes

@@ -1,0 +1,144 @@
+"""What an operator does to a proxy's folder, beside the proxy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from homebody.errors import HomebodyError
+from homebody.federation.proxy.service import running
+from homebody.federation.proxy.settings import FILE, Settings
+from homebody.federation.proxy.store import Store
+from homebody.federation.proxy.tables import Sender, create
+from homebody.federation.service.files import write_new
+from homebody.federation.service.keys import make_report_key, read_report_pub
+
+__all__ = ["allow", "forbid", "make", "report"]
+
+
+def make(
+    folder: Path,
+    settings: Settings,
+    *,
+    hosts: Sequence[str] = (),
+    next_ca: Path | None = None,
+    cert: Path | None = None,
+    key: Path | None = None,
+) -> Path:
+    """A proxy's folder: whole, or not at all. Gives the public key by which the next hop will know it."""
+    files = _certificates(settings, hosts, cert, key)
+    authority = None if next_ca is None else _authority(next_ca)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise HomebodyError(f"{folder} is there already and not empty: a proxy gets a folder of its own.")
+    fresh = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)  # who takes part is nobody else's business
+        if files:
+            write_new(folder / "keys", files)
+        write_new(folder, {**({"next-ca.pem": authority} if authority else {}), FILE: settings.to_toml().encode()})
+        public = make_report_key(folder)
+        create(folder)
+    except BaseException as error:
+        if fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise HomebodyError(f"No proxy can be made in {folder}: {error.strerror}.") from error
+        raise
+    return public
+
+
+def _certificates(settings: Settings, hosts: Sequence[str], cert: Path | None, key: Path | None) -> dict[str, bytes]:
+    if (cert is None) != (key is None):
+        raise HomebodyError("--cert and --key go together: give both, or neither.")
+    if not settings.tls:
+        if cert is not None:
+            raise HomebodyError("A certificate is of no use without TLS: leave out --no-tls, or --cert and --key.")
+        return {}
+    if cert is not None and key is not None:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+        except (OSError, ssl.SSLError) as error:
+            raise HomebodyError(f"{cert} and {key} are no certificate and its key: {error}.") from error
+        return {"server.pem": _read(cert), "server.key": _read(key)}
+    from homebody.federation.service.certificates import make_certificates
+
+    return make_certificates([settings.host, *hosts] if settings.host not in ("0.0.0.0", "::") else hosts)
+
+
+def _authority(path: Path) -> bytes:
+    text = _read(path)
+    try:
+        ssl.create_default_context(cadata=text.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise HomebodyError(f"{path} holds no certificate of an authority: it is a PEM file such as ca.pem.") from error
+    return text
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise HomebodyError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[tuple[Settings, Store]]:
+    settings = Settings.read(folder)
+    store = Store(folder, settings)
+    try:
+        yield settings, store
+    finally:
+        store.close()
+
+
+def allow(folder: Path, files: Sequence[Path], *, people: int | None = None, proxy: bool = False) -> int:
+    """Let these send, also while the proxy runs; how many may send now. All of them, or none."""
+    if people is not None and not 1 <= people <= 1_000_000:
+        raise HomebodyError(f"The people of a device are 1 to 1,000,000, not {people}.")
+    keys = [read_report_pub(file) for file in files]
+    with _opened(folder) as (_, store):
+        with store.transaction():
+            for key in keys:
+                store.allow(key, Sender(proxy, people or (0 if proxy else 1)))
+        return len(store.senders())
+
+
+def forbid(folder: Path, files: Sequence[Path]) -> int:
+    """Let these send no more; how many may send now."""
+    keys = {file: read_report_pub(file) for file in files}
+    with _opened(folder) as (_, store):
+        with store.transaction():
+            for file, key in keys.items():
+                if not store.forbid(key):
+                    raise HomebodyError(f"{file} is the key of nobody who may send to {folder}.")
+        return len(store.senders())
+
+
+def report(folder: Path) -> dict[str, Any]:
+    """What `homebody proxy status` says."""
+    with _opened(folder) as (settings, store):
+        senders, counters = store.senders().values(), store.counters()
+        return {
+            "folder": os.fspath(folder),
+            "running": running(folder),
+            "listen": settings.listen,
+            "next": settings.next,
+            "hold": settings.hold,
+            "least_devices": settings.least_devices,
+            "devices": sum(not sender.proxy for sender in senders),
+            "proxies": sum(sender.proxy for sender in senders),
+            "epochs": sum(epoch.open for epoch in store.epochs().values()),
+            "held": store.held(),
+            "accepted": counters.get("accepted_reports", 0),
+            "forwarded": counters.get("forwarded_reports", 0),
+            **{
+                kind: {name.partition(": ")[2]: amount for name, amount in counters.items() if name.startswith(kind)}
+                for kind in ("dropped", "refused")
+            },
+        }

@@ -1,0 +1,171 @@
+"""A proxy's endpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+from homebody.counts import several
+from homebody.errors import HomebodyError
+from homebody.federation.envelopes import (
+    HEAD_BYTES,
+    REPORT_BYTES,
+    SIGNATURE_BYTES,
+    BadEnvelope,
+    BadSignature,
+    open_envelope,
+)
+from homebody.federation.proxy.epochs import Book
+from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.store import Store
+from homebody.federation.proxy.tables import Message
+from homebody.federation.proxy.writer import Writer
+from homebody.federation.service.web import Refusal, Room, answer, declared, from_here, proved, read_body, refusals
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise HomebodyError("A proxy needs the extra: pip install 'homebody[serve]'.") from error
+
+__all__ = ["BATCH_REPORTS", "MESSAGE_REPORTS", "Proxy", "exposition"]
+
+MESSAGE_REPORTS = 4096
+"""Reports in a device's message, at most; one that has more sends several."""
+BATCH_REPORTS = 16_384
+"""Reports in a proxy's batch, at most."""
+
+Life = Callable[[Starlette], Any]
+
+
+class Proxy:
+    """What a proxy answers. `mark` is how a sender's key is written down; `book` and `writer` do the rest."""
+
+    def __init__(self, settings: Settings, mark: Callable[[bytes], bytes], writer: Writer, book: Book) -> None:
+        self._settings, self._mark, self._writer, self._book = settings, mark, writer, book
+        self.room = Room(settings.queue)
+
+    def app(self, start: Callable[[], None], stop: Callable[[], None]) -> Starlette:
+        """The application; `start` and `stop` are called in its loop, around everything else."""
+
+        @asynccontextmanager
+        async def life(_: Starlette) -> AsyncIterator[None]:
+            start()
+            yield
+            stop()
+
+        routes = [
+            Route("/v1/reports", self._reports, methods=["POST"]),
+            Route("/v1/batches", self._batches, methods=["POST"]),
+            Route("/v1/epochs/{epoch}", self._epoch, methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+        ]
+        return refusals(Starlette(routes=routes, lifespan=life), self.refused)
+
+    def refused(self, reason: str) -> None:
+        self._writer.count(f"refused: {reason}")
+
+    async def _reports(self, request: Request) -> Response:
+        message = await self._take(request, "message", MESSAGE_REPORTS)
+        return answer(200, {"accepted": message.envelope.size})
+
+    async def _batches(self, request: Request) -> Response:
+        message = await self._take(request, "batch", BATCH_REPORTS)
+        return answer(200, {"accepted": message.envelope.size, "refused": {}})
+
+    async def _take(self, request: Request, kind: Literal["message", "batch"], most: int) -> Message:
+        """Take an envelope in, and say so once it is on the disk."""
+        limit = HEAD_BYTES + most * REPORT_BYTES + SIGNATURE_BYTES
+        size = declared(request, limit)
+        with self.room.holding() as share:
+            message = self._opened(await read_body(request, size, share), kind)
+            proved(request, message.key)
+            epoch = await self._book.find(message.envelope.epoch, known=True)
+            try:
+                outcome = await self._writer.put(message)
+            except Exception:  # why, the log says
+                raise _cannot_keep() from None
+        if outcome not in ("accepted", "repeated"):
+            raise self._refusal(outcome, message, int(epoch.facts["k"]))
+        return message
+
+    def _opened(self, body: bytes, kind: Literal["message", "batch"]) -> Message:
+        try:
+            key, envelope = open_envelope(body)
+        except BadSignature as error:
+            raise Refusal(401, "bad signature", str(error)) from None
+        except BadEnvelope as error:
+            raise Refusal(400, "malformed", str(error)) from None
+        if envelope.kind != kind:
+            raise Refusal(422, "wrong kind", f"This is for a {kind}, not for a {envelope.kind}.")
+        if not envelope.size:
+            raise Refusal(400, "malformed", "The envelope holds no report.")
+        sender = self._writer.senders.get(self._mark(key))
+        if sender is None or sender.proxy != (kind == "batch"):
+            raise Refusal(401, "unknown sender", "Whoever signed this is not registered here.")
+        return Message(key, sender, envelope)
+
+    def _refusal(self, outcome: str, message: Message, k: int) -> Refusal:
+        if outcome == "limit":
+            most = message.sender.people * min(k, self._settings.most)
+            return Refusal(
+                429,
+                "over its limit",
+                f"This device may send {several(most, 'report')} in this epoch, and no more.",
+                limit=True,
+            )
+        if outcome == "full":
+            return Refusal(429, "full", "As many reports are held as may be; send it again later.", retry_after=5)
+        if outcome == "conflict":
+            return Refusal(409, "conflict", "Another message had this number before.")
+        if outcome == "closed":
+            return Refusal(410, "epoch closed", "This epoch is closed: nothing is taken for it any more.")
+        return Refusal(404, "unknown epoch", "The server knows no such epoch.")
+
+    async def _epoch(self, request: Request) -> Response:
+        name = request.path_params["epoch"]
+        if not re.fullmatch(r"[0-9a-f]{32}", name):
+            raise Refusal(404, "unknown epoch", "An epoch is named by 32 hexadecimal digits.")
+        try:
+            found = await self._book.find(bytes.fromhex(name))
+        except Refusal:
+            raise
+        except Exception:
+            raise _cannot_keep() from None
+        return answer(200, dict(found.facts))
+
+    async def _health(self, _: Request) -> Response:
+        if self._writer.failing:
+            return answer(503, {"status": "failing"}, retry_after="5")
+        return answer(200, {"status": "ok"})
+
+    async def _metrics(self, request: Request) -> Response:
+        if not from_here(request):
+            raise Refusal(404, "no such request", "There is nothing here by this name.")
+        text = await self._writer.call(exposition)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+def _cannot_keep() -> Refusal:
+    return Refusal(503, "cannot write", "Nothing can be kept here now; send it again later.", retry_after=5)
+
+
+def exposition(store: Store) -> str:
+    """Counts, as Prometheus reads them."""
+    lines = ["# HELP homebody_proxy_held_reports Reports on the disk.", "# TYPE homebody_proxy_held_reports gauge"]
+    lines.append(f"homebody_proxy_held_reports {store.held()}")
+    named = ""
+    for name, amount in sorted(store.counters().items()):
+        what, _, reason = name.partition(": ")
+        if what != named:
+            lines.append(f"# HELP homebody_proxy_{what}_total Counted since the proxy was made.")
+            lines.append(f"# TYPE homebody_proxy_{what}_total counter")
+            named = what
+        label = f'{{reason="{reason}"}}' if reason else ""
+        lines.append(f"homebody_proxy_{what}_total{label} {amount}")
+    return "\n".join(lines) + "\n"

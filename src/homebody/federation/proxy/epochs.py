@@ -1,0 +1,142 @@
+"""What a proxy says of epochs: what it once heard from the next hop, and never anything else.
+
+A server that gave each device a key or a model of its own could tell its reports by that. Devices ask here, and all
+get the same answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from homebody.federation.proxy.forward import Closed, NextHop, Unknown, Unreachable
+from homebody.federation.proxy.tables import Epoch
+from homebody.federation.proxy.writer import Writer
+from homebody.federation.service.logs import log
+from homebody.federation.service.web import Refusal
+
+__all__ = ["Book"]
+
+_ASKING = 4
+"""Questions to the next hop at a time: whoever invents epochs must not make this proxy a nuisance to it. So many for
+strangers, and so many for those who may send."""
+_MOST_WAITING = 4096
+"""Questions that wait their turn, of either kind: as many as there can be connections."""
+_TURN_SECONDS = 10.0
+_UNKNOWN_SECONDS = 60.0
+"""Between two lines in the log that say that the next hop knows no such epoch."""
+_REMEMBERED = 2.0
+_MOST_REMEMBERED = 4096
+
+
+class Book:
+    """The epochs that are known here."""
+
+    def __init__(
+        self,
+        epochs: dict[bytes, Epoch],
+        writer: Writer,
+        connect: Callable[[], NextHop],
+        clock: Callable[[], float] = time.time,
+        where: str = "",
+    ) -> None:
+        self._epochs, self._writer, self._connect, self._clock = epochs, writer, connect, clock
+        self._next = where
+        self._asked: dict[bool, dict[bytes, asyncio.Task[Epoch]]] = {True: {}, False: {}}
+        self._turns = {known: asyncio.Semaphore(_ASKING) for known in (True, False)}
+        self._no: dict[bytes, tuple[float, int]] = {}
+        self._trouble = ""
+        self._said_unknown = -_UNKNOWN_SECONDS
+
+    async def find(self, epoch: bytes, *, known: bool = False) -> Epoch:
+        """An epoch that is open, or a refusal. known: whether someone asks who may send; strangers are then not in the
+        way, however many."""
+        found = self._epochs.get(epoch)
+        if found is None:
+            self._refuse_again(epoch)
+            asked = self._asked[known]
+            if epoch not in asked:
+                if len(asked) >= _MOST_WAITING:
+                    raise _overload()
+                asked[epoch] = asyncio.create_task(self._in_turn(epoch, known))
+                asked[epoch].add_done_callback(lambda task: self._answered(epoch, known, task))
+            found = await asyncio.shield(asked[epoch])
+        if not found.open or epoch in self._writer.closed or self._clock() >= found.closes:
+            raise _closed()
+        return found
+
+    def _answered(self, epoch: bytes, known: bool, task: asyncio.Task[Epoch]) -> None:
+        del self._asked[known][epoch]
+        if not task.cancelled():
+            task.exception()  # whoever asked may be gone
+
+    def _refuse_again(self, epoch: bytes) -> None:
+        until, status = self._no.get(epoch, (0.0, 0))
+        if time.monotonic() < until:
+            raise _closed() if status == 410 else _unknown()
+
+    async def _in_turn(self, epoch: bytes, known: bool) -> Epoch:
+        """Ask when it is this one's turn: who came first is first."""
+        try:
+            async with asyncio.timeout(_TURN_SECONDS):
+                await self._turns[known].acquire()
+        except TimeoutError:
+            raise _overload() from None
+        try:
+            found = self._epochs.get(epoch)  # the other kind may have asked meanwhile
+            return found if found is not None else await self._ask(epoch)
+        finally:
+            self._turns[known].release()
+
+    async def _ask(self, epoch: bytes) -> Epoch:
+        hop = self._connect()
+        try:
+            facts = await asyncio.to_thread(hop.epoch, epoch)
+        except (Unknown, Closed) as error:
+            self._say("")
+            if isinstance(error, Unknown):
+                self._say_unknown(epoch)
+            if len(self._no) >= _MOST_REMEMBERED:
+                self._no.clear()
+            status = 410 if isinstance(error, Closed) else 404
+            self._no[epoch] = (time.monotonic() + _REMEMBERED, status)
+            raise _closed() if status == 410 else _unknown() from None
+        except Unreachable as error:
+            self._say(str(error))
+            raise Refusal(
+                503, "next hop away", "The next hop cannot be asked about this epoch now.", retry_after=5
+            ) from None
+        finally:
+            hop.close()
+        self._say("")
+        found: Epoch = await self._writer.call(lambda store: store.open_epoch(epoch, facts, self._clock()))
+        self._epochs[epoch] = found
+        log("epoch opened", epoch=epoch.hex(), closes=found.closes)
+        return found
+
+    def _say(self, trouble: str) -> None:
+        """Once when it begins, and once when it is over."""
+        before, self._trouble = self._trouble, trouble
+        if trouble and trouble != before:
+            log("cannot ask the next hop", next=self._next, why=trouble)
+        elif before and not trouble:
+            log("the next hop answers again", next=self._next)
+
+    def _say_unknown(self, epoch: bytes) -> None:
+        """Now and then: strangers can ask for whatever they please."""
+        if time.monotonic() - self._said_unknown >= _UNKNOWN_SECONDS:
+            self._said_unknown = time.monotonic()
+            log("the next hop knows no such epoch", next=self._next, epoch=epoch.hex())
+
+
+def _overload() -> Refusal:
+    return Refusal(429, "overload", "Too many epochs are being asked for; ask again later.", retry_after=1)
+
+
+def _closed() -> Refusal:
+    return Refusal(410, "epoch closed", "This epoch is closed: nothing is taken for it any more.")
+
+
+def _unknown() -> Refusal:
+    return Refusal(404, "unknown epoch", "The server knows no such epoch.")

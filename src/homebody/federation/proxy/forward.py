@@ -1,0 +1,220 @@
+"""The next hop: what it says of an epoch, and batches for it, until it has them."""
+
+from __future__ import annotations
+
+import heapq
+import http.client
+import itertools
+import json
+import math
+import os
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from homebody.errors import HomebodyError
+from homebody.federation.envelopes import Envelope, seal_envelope
+from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.tables import Batch
+from homebody.federation.service.logs import log
+
+__all__ = ["CLOSED", "Closed", "Forwarder", "NextHop", "Unknown", "Unreachable"]
+
+CLOSED = "closed by the next hop"
+"""What becomes of a batch whose epoch the next hop has closed."""
+SENDERS = 2
+_SECONDS = 60.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 60.0
+_LARGEST_ANSWER = 64 << 10
+_LONGEST_EPOCH = 8 * 86_400.0
+"""Seconds from now to an epoch's end, at most: until then a proxy keeps who sent how much."""
+
+
+class Unknown(Exception):
+    """The next hop knows no such epoch."""
+
+
+class Closed(Exception):
+    """The next hop has closed the epoch."""
+
+
+class Unreachable(Exception):
+    """Nobody answers there, or nothing that makes sense."""
+
+
+class NextHop:
+    """A connection to whoever is next; one thread uses it at a time."""
+
+    def __init__(self, settings: Settings, folder: Path, secret: bytes) -> None:
+        self._parts, self._secret = urlsplit(settings.next), secret
+        self._connection: http.client.HTTPConnection | None = None
+        self._context = None
+        if self._parts.scheme == "https":
+            try:
+                ca = folder / "next-ca.pem" if settings.next_ca else None
+                self._context = ssl.create_default_context(cafile=ca)
+            except (OSError, ssl.SSLError) as error:
+                raise HomebodyError(f"The next hop's authority {ca} cannot be used: {error}.") from error
+
+    def epoch(self, epoch: bytes) -> dict[str, Any]:
+        """What it says of an epoch."""
+        status, said = self._ask("GET", f"/v1/epochs/{epoch.hex()}")
+        if status == 404:
+            raise Unknown
+        if status == 410:
+            raise Closed
+        if status != 200:
+            raise Unreachable(f"it answered {status}")
+        return _facts(said, epoch)
+
+    def send(self, batch: Batch) -> int:
+        """How it answers a batch."""
+        body = seal_envelope(Envelope("batch", batch.epoch, batch.number, batch.reports), self._secret)
+        return self._ask("POST", "/v1/batches", body)[0]
+
+    def close(self) -> None:
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        for fresh in (self._connection is None, True):
+            try:
+                return self._asked(method, path, body)
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                # A connection that was kept open may have been closed over there; a repetition is known as one.
+                if fresh or isinstance(error, TimeoutError):
+                    raise Unreachable(_why(error)) from error
+        raise AssertionError
+
+    def _asked(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        if self._connection is None:
+            where = (self._parts.hostname or "", self._parts.port)
+            self._connection = (
+                http.client.HTTPSConnection(*where, timeout=_SECONDS, context=self._context)
+                if self._context
+                else http.client.HTTPConnection(*where, timeout=_SECONDS)
+            )
+        headers = {"content-type": "application/octet-stream"} if body is not None else {}
+        self._connection.request(method, path, body, headers)
+        response = self._connection.getresponse()
+        said = response.read(_LARGEST_ANSWER)
+        if response.will_close or not response.isclosed():
+            self.close()
+        return response.status, said
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+
+
+def _facts(said: bytes, epoch: bytes) -> dict[str, Any]:
+    """What an epoch's description says, checked: devices rely on it."""
+    try:
+        facts = json.loads(said)
+        key, k, entries, among, closes = (facts[name] for name in ("key", "k", "entries", "among", "closes"))
+        right = (
+            facts["epoch"] == epoch.hex()
+            and len(bytes.fromhex(key)) == 32
+            and type(k) is int
+            and 1 <= k <= 1_000_000
+            and type(entries) is int
+            and 1 <= entries <= 2**30
+            and type(among) is int
+            and 1 <= among <= 2**40
+            and type(closes) in (int, float)
+            and math.isfinite(closes)
+            and type(facts["shared"]) is str
+            and len(facts["shared"]) <= 200
+        )
+    except (ValueError, TypeError, KeyError):
+        right = False
+    if not right:
+        raise Unreachable("it described the epoch in a way that is not known here")
+    if facts["closes"] > time.time() + _LONGEST_EPOCH:
+        raise Unreachable(f"it described an epoch that closes more than {_LONGEST_EPOCH / 86_400:g} days from now")
+    return {name: facts[name] for name in ("epoch", "key", "shared", "k", "entries", "among", "closes")}
+
+
+class Forwarder:
+    """Threads that send batches until the next hop has answered for good; each batch waits longer after each failure.
+
+    An answer of 2xx, 410 or 422 is for good; everything else is tried again, for ever.
+    """
+
+    def __init__(self, connect: Callable[[], NextHop], done: Callable[[Batch, str], None]) -> None:
+        self._connect, self._done = connect, done
+        self._changed = threading.Condition()
+        self._due: list[tuple[float, int, Batch, float]] = []
+        self._numbers = itertools.count()
+        self._stopping = False
+        self._trouble = ""
+        self._threads = [threading.Thread(target=self._run, name="forward", daemon=True) for _ in range(SENDERS)]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """Send no more; what is under way is given a little time, and is sent again at the next start otherwise."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        until = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def put(self, batch: Batch) -> None:
+        self._put(batch, 0.0, _FIRST_PAUSE)
+
+    def _put(self, batch: Batch, wait: float, pause: float) -> None:
+        with self._changed:
+            heapq.heappush(self._due, (time.monotonic() + wait, next(self._numbers), batch, pause))
+            self._changed.notify()
+
+    def _run(self) -> None:
+        hop = self._connect()
+        while (taken := self._next()) is not None:
+            batch, pause = taken
+            try:
+                status = hop.send(batch)
+                why = f"it answered {status}"
+            except Unreachable as error:
+                status, why = 0, str(error)
+            if 200 <= status < 300:
+                self._say("")
+                self._done(batch, "forwarded")
+            elif status == 410:
+                self._done(batch, CLOSED)
+            elif status == 422:
+                log("batch refused", status=status, reports=batch.size)
+                self._done(batch, "refused by the next hop")
+            else:
+                self._say(why)
+                # Not all at the same moment.
+                self._put(batch, pause * (0.5 + os.urandom(1)[0] / 512), min(2 * pause, _LONGEST_PAUSE))
+        hop.close()
+
+    def _next(self) -> tuple[Batch, float] | None:
+        with self._changed:
+            while not self._stopping:
+                wait = self._due[0][0] - time.monotonic() if self._due else None
+                if wait is not None and wait <= 0:
+                    _, _, batch, pause = heapq.heappop(self._due)
+                    return batch, pause
+                self._changed.wait(wait)
+            return None
+
+    def _say(self, trouble: str) -> None:
+        """Once when it begins, and once when it is over."""
+        with self._changed:
+            before, self._trouble = self._trouble, trouble
+        if trouble and trouble != before:
+            log("cannot forward", why=trouble)
+        elif before and not trouble:
+            log("forwarding again")

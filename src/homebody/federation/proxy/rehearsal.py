@@ -1,0 +1,87 @@
+"""Messages through a proxy's own tables, without a network: what the next hop would get, for audits."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from homebody.federation.envelopes import (
+    EPOCH_BYTES,
+    REPORT_BYTES,
+    Envelope,
+    epoch_keys,
+    seal_reports,
+    unseal_reports,
+)
+from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.store import Store
+from homebody.federation.proxy.tables import Message, Sender, create
+
+__all__ = ["rehearse", "rehearse_reports"]
+
+Longs = npt.NDArray[np.int64]
+
+
+def rehearse_reports(messages: Sequence[Longs], batch: int = 4096) -> tuple[list[Longs], Longs]:
+    """What the server opens of these devices' reports, batch by batch; and, in the same order, whose each was.
+
+    >>> batches, whose = rehearse_reports([np.array([4, 7]), np.array([9])], batch=2)
+    >>> opened = np.concatenate(batches)
+    >>> [len(one) for one in batches], sorted(zip(opened.tolist(), whose.tolist()))
+    ([2, 1], [(4, 0), (7, 0), (9, 1)])
+    """
+    public, secret = epoch_keys()
+    sealed = [seal_reports(message, public) for message in messages]
+    owner = {report: device for device, message in enumerate(sealed) for report in _single(message)}
+    batches = rehearse(sealed, batch)
+    whose = [owner[report] for one in batches for report in _single(one)]
+    return [unseal_reports(one, public, secret).astype(np.int64) for one in batches], np.array(whose)
+
+
+def _single(reports: bytes) -> list[bytes]:
+    return [reports[at : at + REPORT_BYTES] for at in range(0, len(reports), REPORT_BYTES)]
+
+
+def rehearse(messages: Sequence[bytes], batch: int = 4096) -> list[bytes]:
+    """The batches that are made of these messages' sealed reports, each message from a device of its own, in one
+    release.
+
+    >>> batches = rehearse([bytes([device]) * (3 * REPORT_BYTES) for device in range(4)], batch=5)
+    >>> [len(one) // REPORT_BYTES for one in batches], sorted(set(b"".join(batches)))
+    ([5, 5, 2], [0, 1, 2, 3])
+    """
+    epoch, now = os.urandom(EPOCH_BYTES), time.time()
+    k = max(len(message) // REPORT_BYTES for message in messages)
+    settings = Settings(
+        next="http://127.0.0.1:1", tls=False, hold=0, least_devices=len(messages), batch=batch, most=max(1000, k)
+    )
+    facts = {"epoch": epoch.hex(), "key": "", "shared": "", "k": k, "entries": 1, "among": 1, "closes": now + 3600}
+    with tempfile.TemporaryDirectory(prefix="hb-") as folder:
+        create(Path(folder))
+        store = Store(Path(folder), settings)
+        try:
+            with store.transaction():
+                store.open_epoch(epoch, facts, now)
+                sent = [
+                    Message(os.urandom(32), Sender(False, 1), Envelope("message", epoch, os.urandom(16), message))
+                    for message in messages
+                ]
+                outcomes = set(store.accept(sent, now))
+                assert outcomes == {"accepted"}, outcomes
+                store.tick(now)
+            batches: list[bytes] = []
+            while True:
+                with store.transaction():
+                    cut = store.cut()
+                    if cut is None:
+                        return batches
+                    store.finish(cut, "forwarded")
+                batches.append(cut.reports)
+        finally:
+            store.close()

@@ -1,0 +1,398 @@
+"""What a proxy keeps on its disk: reports one by one under random keys, and no line from any of them to a sender.
+
+While an epoch is open there are, beside the reports, two lists under a secret of the epoch: how much each sender has
+sent (its quota), and which messages were taken (so that a repetition is known). Both are of keyed hashes, and cannot be
+read without the secret. That is a file of its own (see `secrets`), which goes when the epoch closes, and they after it.
+
+A pool is what is held of an epoch since its last release. It is released as a whole, by cutting batches off it in the
+order of the keys, which is random and has nothing to do with who came when. Until then its reports lie in heaps, each
+of thousands and of as many devices as a release takes: a commit that put its rows anywhere in a pool of millions would
+write a page of the disk for each of them, and one that puts them anywhere in a heap writes far fewer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from homebody.database import PATIENCE
+from homebody.federation.envelopes import REPORT_BYTES
+from homebody.federation.proxy.secrets import Secrets
+from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.tables import (
+    AT_ONCE,
+    KEY_BYTES,
+    Batch,
+    Epoch,
+    Message,
+    Sender,
+    keyed,
+    opened,
+    under_random_keys,
+)
+
+__all__ = ["Store", "Ticked"]
+
+WINDOW = 4
+"""Batches of an epoch that may be under way at a time."""
+HEAP = 8192
+"""Reports after which another heap is begun, if they are of enough devices."""
+SWEEP = 4096
+"""Rows that are swept away in one step."""
+_OPEN, _RELEASED, _DROPPED = 0, 1, 2
+_CLOSED, _SWEPT = 1, 2
+_LAST = b"\xff" * KEY_BYTES
+_OF_POOL = "heap IN (SELECT heap FROM heaps WHERE pool = ?)"
+
+
+class Ticked(NamedTuple):
+    """What the clock has brought about."""
+
+    released: list[int]
+    """How many reports each release has."""
+    closed: dict[bytes, int]
+    """How many reports were dropped with each epoch that was closed."""
+    why: dict[bytes, str]
+    """Why they were, in words for the log."""
+
+
+class Store:
+    """A proxy's database. One thread uses it; what changes it is called within `transaction`, which is all or nothing.
+
+    Other processes may read it, and say who may send.
+    """
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self._settings, self._db = settings, opened(folder)
+        self._secrets = Secrets(folder)
+        (self._secret,) = self._db.execute("SELECT secret FROM proxy").fetchone()
+        self.transaction = self._db.transaction
+        self._ends: dict[bytes, float] = {}
+        """When each open epoch ends by a clock that nobody sets, which is first told when it is first looked at."""
+
+    def close(self) -> None:
+        self._db.close()
+
+    def checkpoint(self, mode: Literal["PASSIVE", "TRUNCATE"]) -> bool:
+        """Bring what was written ahead into the tables; whether nobody was in the way. The log of it, which tells what
+        was written together, is then written over from its beginning; TRUNCATE empties it."""
+        self._db.execute("PRAGMA busy_timeout = 100").fetchall()  # whoever reads may read on
+        try:
+            ((busy, _, _),) = self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout = {int(1000 * PATIENCE)}").fetchall()
+        return not busy
+
+    def mark(self, key: bytes) -> bytes:
+        """What a sender's key is written down as."""
+        return keyed(self._secret, key)
+
+    def senders(self) -> dict[bytes, Sender]:
+        found = self._db.execute("SELECT mark, proxy, people FROM senders").fetchall()
+        return {mark: Sender(bool(proxy), people) for mark, proxy, people in found}
+
+    def allow(self, key: bytes, sender: Sender) -> None:
+        self._db.execute(
+            "INSERT INTO senders (mark, proxy, people) VALUES (?, ?, ?) "
+            "ON CONFLICT (mark) DO UPDATE SET proxy = excluded.proxy, people = excluded.people",
+            (self.mark(key), int(sender.proxy), sender.people),
+        )
+
+    def forbid(self, key: bytes) -> bool:
+        """Whether it was allowed before."""
+        return self._db.execute("DELETE FROM senders WHERE mark = ?", (self.mark(key),)).rowcount > 0
+
+    def changed_elsewhere(self) -> int:
+        """A number that is another after another process has written."""
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+    def epochs(self) -> dict[bytes, Epoch]:
+        found = self._db.execute("SELECT epoch, facts, closes, state FROM epochs").fetchall()
+        return {epoch: Epoch(epoch, json.loads(facts), closes, state == 0) for epoch, facts, closes, state in found}
+
+    def open_epoch(self, epoch: bytes, facts: Mapping[str, Any], now: float) -> Epoch:
+        """Keep what the next hop says of an epoch; what was said first stands."""
+        if not self._db.execute("SELECT 1 FROM epochs WHERE epoch = ?", (epoch,)).fetchone():
+            left = facts["closes"] - now
+            closes = facts["closes"] - min(self._settings.lead, max(0.0, left) / 10)
+            self._secrets.make(epoch)
+            self._db.execute(
+                "INSERT INTO epochs (epoch, facts, k, closes, state) VALUES (?, ?, ?, ?, 0)",
+                (epoch, json.dumps({**facts, "closes": closes}), facts["k"], closes),
+            )
+        return self.epochs()[epoch]
+
+    def close_epoch(self, epoch: bytes, reason: str) -> int:
+        """Forget who sent how much, and drop what is not released; how many reports that are. What the secret hid is
+        swept away later."""
+        row = self._db.execute("SELECT id FROM epochs WHERE epoch = ? AND state = 0", (epoch,)).fetchone()
+        if row is None:
+            return 0
+        self._ends.pop(epoch, None)
+        self._secrets.forget(epoch)  # if nothing can be written then, the epoch still takes no more
+        self._db.execute("UPDATE epochs SET facts = '{}', state = ? WHERE id = ?", (_CLOSED, row[0]))
+        self.count("epochs_closed", 1)
+        return self._drop(row[0], _OPEN, reason)
+
+    def tidy_secrets(self) -> None:
+        """Forget the secrets of epochs that are not open, which a power failure may have left. For the proxy alone:
+        it writes a secret down before its epoch."""
+        self._secrets.keep_only({epoch for epoch, found in self.epochs().items() if found.open})
+
+    def end_epoch(self, epoch: bytes, reason: str) -> int:
+        """Nothing of it is wanted any more: what is released goes nowhere either."""
+        row = self._db.execute("SELECT id FROM epochs WHERE epoch = ?", (epoch,)).fetchone()
+        return self.close_epoch(epoch, reason) + (self._drop(row[0], _RELEASED, reason) if row else 0)
+
+    def _drop(self, row: int, state: int, reason: str) -> int:
+        (reports,) = self._db.execute(
+            "SELECT coalesce(sum(reports), 0) FROM pools WHERE epoch = ? AND state = ?", (row, state)
+        ).fetchone()
+        self._db.execute("UPDATE pools SET state = ? WHERE epoch = ? AND state = ?", (_DROPPED, row, state))
+        if reports:
+            self.count(f"dropped: {reason}", reports)
+        return int(reports)
+
+    def accept(self, messages: list[Message], now: float) -> list[str]:
+        """Take messages in, or not: `accepted`, `repeated`, `conflict`, `limit`, `full`, `closed` or `unknown`."""
+        epochs: dict[bytes, Any] = {}
+        fresh: dict[int, list[bytes]] = {}
+        room = self._settings.most_held - self.held()
+        outcomes = []
+        for message in messages:
+            epoch = message.envelope.epoch
+            if epoch not in epochs:
+                found = self._db.execute("SELECT id, closes, k FROM epochs WHERE epoch = ?", (epoch,)).fetchone()
+                epochs[epoch] = found and (found[0], self._secrets.read(epoch), *found[1:])
+            row = epochs[epoch]
+            if row is None:
+                outcomes.append("unknown")
+            elif not row[1] or now >= row[2]:
+                outcomes.append("closed")
+            else:
+                outcome = self._accept(message, row, room, now, fresh)
+                if outcome == "accepted":
+                    room -= message.envelope.size
+                outcomes.append(outcome)
+        for heap, parts in fresh.items():
+            self._hold(heap, b"".join(parts))
+        return outcomes
+
+    def _accept(
+        self, message: Message, row: tuple[int, bytes, float, int], room: int, now: float, fresh: dict[int, list[bytes]]
+    ) -> str:
+        epoch, secret, _, k = row
+        envelope, size = message.envelope, message.envelope.size
+        mark, content = keyed(secret, message.key, envelope.number), keyed(secret, envelope.reports)
+        found = self._db.execute("SELECT content FROM accepted WHERE epoch = ? AND mark = ?", (epoch, mark)).fetchone()
+        if found:
+            return "repeated" if found[0] == content else "conflict"
+        who = keyed(secret, message.key)
+        used, last = self._db.execute(
+            "SELECT used, pool FROM quotas WHERE epoch = ? AND mark = ?", (epoch, who)
+        ).fetchone() or (0, 0)
+        if not message.sender.proxy and used + size > self.allowance(message.sender, k):
+            return "limit"
+        if size > room:
+            return "full"
+        pool, heap = self._open_heap(epoch, now)
+        # Which heap it was is written nowhere: a heap may have few others. A device counts in its first one alone.
+        devices = _of_batch(message.sender, size, k) if message.sender.proxy else int(last != pool)
+        self._db.execute("INSERT INTO accepted (epoch, mark, content) VALUES (?, ?, ?)", (epoch, mark, content))
+        self._db.execute(
+            "INSERT INTO quotas (epoch, mark, used, pool) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (epoch, mark) DO UPDATE SET used = excluded.used, pool = excluded.pool",
+            (epoch, who, used + size, pool),
+        )
+        for table, which in (("pools", pool), ("heaps", heap)):
+            self._db.execute(
+                f"UPDATE {table} SET devices = devices + ?, reports = reports + ? WHERE {table[:-1]} = ?",
+                (devices, size, which),
+            )
+        fresh.setdefault(heap, []).append(envelope.reports)
+        return "accepted"
+
+    def allowance(self, sender: Sender, k: int) -> int:
+        """How many reports a device may send in an epoch."""
+        return sender.people * min(k, self._settings.most)
+
+    def _open_heap(self, epoch: int, now: float) -> tuple[int, int]:
+        """The pool that takes an epoch's reports, and its heap that takes more."""
+        found = self._db.execute("SELECT pool FROM pools WHERE epoch = ? AND state = ?", (epoch, _OPEN)).fetchone()
+        pool = int(found[0]) if found else 0
+        if not pool:
+            pool = self._inserted(
+                "INSERT INTO pools (epoch, first, devices, reports, low, state) VALUES (?, ?, 0, 0, x'00', ?)",
+                (epoch, now, _OPEN),
+            )
+        (heap,) = self._db.execute("SELECT max(heap) FROM heaps WHERE pool = ?", (pool,)).fetchone()
+        if heap:
+            devices, size = self._db.execute("SELECT devices, reports FROM heaps WHERE heap = ?", (heap,)).fetchone()
+        if not heap or (size >= HEAP and devices >= self._settings.least_devices):
+            heap = self._inserted("INSERT INTO heaps (pool, devices, reports) VALUES (?, 0, 0)", (pool,))
+        return pool, heap
+
+    def _inserted(self, sql: str, values: tuple[Any, ...]) -> int:
+        self._db.execute(sql, values)
+        return int(self._db.execute("SELECT last_insert_rowid()").fetchone()[0])
+
+    def _hold(self, heap: int, reports: bytes) -> None:
+        """Each report under a key of its own. In the order of the keys: neighbours are written once."""
+        step = AT_ONCE * REPORT_BYTES
+        for start in range(0, len(reports), step):
+            keys, ordered = under_random_keys(reports[start : start + step])
+            # One statement for all: a row at a time would wait for the interpreter's lock at each. Were a key there
+            # already, everything would be undone; ABORT, the default, keeps a copy of every page for that.
+            self._db.execute(
+                "INSERT OR ROLLBACK INTO held (heap, key, report) "
+                f"SELECT ?1, substr(?2, place * {KEY_BYTES} + 1, {KEY_BYTES}), substr(?3, place * {REPORT_BYTES} + 1, "
+                f"{REPORT_BYTES}) FROM places WHERE place < ?4",
+                (heap, keys, ordered, len(keys) // KEY_BYTES),
+            )
+
+    def held(self) -> int:
+        """Reports that are on the disk."""
+        (pooled,) = self._db.execute("SELECT coalesce(sum(reports), 0) FROM pools").fetchone()
+        (under_way,) = self._db.execute("SELECT coalesce(sum(size), 0) FROM batches").fetchone()
+        return int(pooled) + int(under_way)
+
+    def tick(self, now: float) -> Ticked:
+        """Release what is due, and close what has ended."""
+        ticked = Ticked([], {}, {})
+        found = self._db.execute("SELECT id, epoch, closes, k, facts FROM epochs WHERE state = 0").fetchall()
+        for row, epoch, closes, k, facts in found:
+            lasted = time.monotonic() >= self._ends.setdefault(epoch, time.monotonic() + closes - now)
+            over, few, why = now >= closes or lasted or not self._secrets.read(epoch), "too few devices", ""
+            pool = self._db.execute(
+                "SELECT pool, first, devices, reports FROM pools WHERE epoch = ? AND state = ?", (row, _OPEN)
+            ).fetchone()
+            if pool:
+                number, first, devices, reports = pool
+                if first > now:  # the clock was put back
+                    first = now
+                    self._db.execute("UPDATE pools SET first = ? WHERE pool = ?", (now, number))
+                waited = now - first >= self._settings.hold or over
+                # Nobody sends more than k: so many are of at least as many people as the server counts on.
+                needed = k * (json.loads(facts)["among"] - 1) + 1
+                least = self._settings.least_devices
+                few, has, needs = (few, devices, least) if devices < least else ("too few reports", reports, needed)
+                why = f"{few}: {has:,} of {needs:,}"
+                if waited and has >= needs:
+                    self._db.execute("UPDATE pools SET state = ? WHERE pool = ?", (_RELEASED, number))
+                    self.count("releases", 1)
+                    ticked.released.append(reports)
+            if over:
+                ticked.closed[epoch], ticked.why[epoch] = self.close_epoch(epoch, few), why
+        return ticked
+
+    def cut(self) -> Batch | None:
+        """Cut the next batch off what is released: its reports leave their rows and get a number, at once."""
+        found = self._db.execute(
+            "SELECT pools.pool, pools.epoch, epochs.epoch FROM pools JOIN epochs ON epochs.id = pools.epoch "
+            "WHERE pools.state = ? AND (SELECT count(*) FROM batches WHERE batches.epoch = pools.epoch) < ? "
+            "ORDER BY pools.pool LIMIT 1",
+            (_RELEASED, WINDOW),
+        ).fetchone()
+        if found is None:
+            return None
+        pool, row, epoch = found
+        last, number = self._lowest(pool, self._settings.batch), os.urandom(16)
+        # Bytes put together as text stay the bytes they are; the table checks the length.
+        self._db.execute(
+            "INSERT INTO batches (number, epoch, size, reports) SELECT ?, ?, count(*), "
+            "CAST(coalesce(group_concat(report, ''), '') AS BLOB) FROM "
+            f"(SELECT report FROM held WHERE {_OF_POOL} AND key <= ? ORDER BY key)",
+            (number, row, pool, last),
+        )
+        self._db.execute(f"DELETE FROM held WHERE {_OF_POOL} AND key <= ?", (pool, last))
+        size, reports = self._db.execute("SELECT size, reports FROM batches WHERE number = ?", (number,)).fetchone()
+        self._db.execute("UPDATE pools SET reports = reports - ?, low = ? WHERE pool = ?", (size, last, pool))
+        if not self._db.execute("SELECT reports FROM pools WHERE pool = ?", (pool,)).fetchone()[0]:
+            self._forget_pool(pool)
+        return Batch(number, epoch, reports)
+
+    def _lowest(self, pool: int, count: int) -> bytes:
+        """The key of the last of the first so many reports of a pool, in the order of their keys."""
+        left, low = self._db.execute("SELECT reports, low FROM pools WHERE pool = ?", (pool,)).fetchone()
+        if left <= count:
+            return _LAST
+        # Keys are uniform above those that were cut: look no further than where nearly always enough of them are.
+        start = int.from_bytes(low[:8], "big")
+        share, last = (count + 5 * count**0.5 + 5) / left, None
+        while last is None:
+            limit = min(2**64 - 1, start + int((2**64 - start) * share)).to_bytes(8, "big") + _LAST[8:]
+            (last,) = self._db.execute(
+                f"SELECT max(key) FROM (SELECT key FROM held WHERE {_OF_POOL} AND key <= ? ORDER BY key LIMIT ?)",
+                (pool, limit, count),
+            ).fetchone()
+            share *= 2
+        return bytes(last)
+
+    def _forget_pool(self, pool: int) -> None:
+        self._db.execute("DELETE FROM heaps WHERE pool = ?", (pool,))
+        self._db.execute("DELETE FROM pools WHERE pool = ?", (pool,))
+
+    def under_way(self) -> list[Batch]:
+        """Batches that were cut and are not done."""
+        return [
+            Batch(*row)
+            for row in self._db.execute(
+                "SELECT number, epochs.epoch, reports FROM batches JOIN epochs ON epochs.id = batches.epoch"
+            ).fetchall()
+        ]
+
+    def finish(self, batch: Batch, outcome: str) -> None:
+        """The next hop has answered for good: `forwarded`, or why it does not want it."""
+        if outcome == "forwarded":
+            self.count("forwarded_reports", batch.size)
+            self.count("forwarded_batches", 1)
+        else:
+            self.count(f"dropped: {outcome}", batch.size)
+        self._db.execute("DELETE FROM batches WHERE number = ?", (batch.number,))
+
+    def sweep(self) -> bool:
+        """Delete a little of what nobody needs; whether there is more."""
+        for (pool,) in self._db.execute("SELECT pool FROM pools WHERE state = ?", (_DROPPED,)).fetchall():
+            heap = self._db.execute("SELECT min(heap) FROM heaps WHERE pool = ?", (pool,)).fetchone()[0]
+            if heap is None:
+                self._forget_pool(pool)
+            elif self._delete_some("held", "heap", "key", heap) < SWEEP:
+                self._db.execute("DELETE FROM heaps WHERE heap = ?", (heap,))
+            return True
+        for (epoch,) in self._db.execute("SELECT id FROM epochs WHERE state = ?", (_CLOSED,)).fetchall():
+            gone = sum(self._delete_some(table, "epoch", "mark", epoch) for table in ("quotas", "accepted"))
+            if not gone:
+                self._db.execute("UPDATE epochs SET state = ? WHERE id = ?", (_SWEPT, epoch))
+            return True
+        return False
+
+    def _delete_some(self, table: str, group: str, key: str, which: int) -> int:
+        """Delete the first so many rows of a group; how many there were."""
+        found = self._db.execute(
+            f"SELECT {key} FROM {table} WHERE {group} = ? ORDER BY {key} LIMIT 1 OFFSET ?", (which, SWEEP - 1)
+        ).fetchone()
+        last = found[0] if found else _LAST
+        return self._db.execute(f"DELETE FROM {table} WHERE {group} = ? AND {key} <= ?", (which, last)).rowcount
+
+    def count(self, name: str, amount: int) -> None:
+        self._db.execute(
+            "INSERT INTO counters (name, amount) VALUES (?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET amount = amount + excluded.amount",
+            (name, amount),
+        )
+
+    def counters(self) -> dict[str, int]:
+        return dict(self._db.execute("SELECT name, amount FROM counters ORDER BY name").fetchall())
+
+
+def _of_batch(sender: Sender, size: int, k: int) -> int:
+    """How many devices a proxy's batch is at least of: nobody sends more than k.
+
+    >>> [_of_batch(Sender(True, 0), size, k=100) for size in (99, 100, 2048)], _of_batch(Sender(True, 7), 2048, k=100)
+    ([0, 1, 20], 7)
+    """
+    return min(size // k, sender.people) if sender.people else size // k

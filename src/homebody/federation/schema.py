@@ -1,0 +1,153 @@
+"""What a server tells devices of features: how people's are written in numbers, and what its items are like.
+
+A sheet holds nothing of anybody: which features people may have and which values those take is the operator's to say.
+A device encodes its people by it, and what they say of themselves stays there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homebody.core import Catalogue, Column
+from homebody.data.codes import Code, Numbers
+from homebody.data.encode import Encoded, EncodedColumn
+from homebody.errors import HomebodyError
+from homebody.federation import wire
+
+__all__ = ["Sheet"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """Features as a server and its devices know them.
+
+    >>> sheet = Sheet({"job": Code("one", ("cook", "vet"))}, {"colour": Code("one", ("red",))},
+    ...     {"colour": np.array([1, 0, 1])})
+    >>> again = Sheet.read(sheet.content)
+    >>> again.people == sheet.people, again.catalogue(4).items["colour"].values.tolist()
+    (True, [1, 0, 1, 0])
+    """
+
+    people: Mapping[str, Code] = field(default_factory=dict)
+    items: Mapping[str, Code] = field(default_factory=dict)
+    numbers: Mapping[str, Numbers] = field(default_factory=dict)
+    """The items' own, a row for each of the first; of those that came later nothing is known."""
+
+    @cached_property
+    def content(self) -> bytes:
+        """As it travels and is stored."""
+        codes = {
+            whose: {name: code.to_json() for name, code in known.items()}
+            for whose, known in (("people", self.people), ("items", self.items))
+        }
+        numbers = {name: torch.from_numpy(values) for name, values in self.numbers.items()}
+        return wire.seal({}, {"codes": json.dumps(codes).encode(), "items": wire.pack(numbers)})
+
+    @cached_property
+    def digest(self) -> str:
+        """Its name; empty where there is nothing in it."""
+        return wire.digest(self.content) if self.people or self.items else ""
+
+    @classmethod
+    def read(cls, content: bytes) -> Sheet:
+        """Refuses, as a malformed letter, what is none: a code beyond its table would be another's row."""
+        _, parts = wire.open_letter(content)
+        try:
+            told = json.loads(parts["codes"])
+            people, items = (
+                {str(name): Code.from_json(one) for name, one in told[whose].items()} for whose in ("people", "items")
+            )
+            numbers = wire.unpack(parts["items"])
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError, HomebodyError) as error:
+            raise wire.Malformed("The sheet of features is not as it should be.") from error
+        if numbers.keys() != items.keys() or len({len(values) for values in numbers.values()}) > 1:
+            raise wire.Malformed("The sheet's items do not have the features that it names.")
+        for name, code in items.items():
+            _refuse_misfit(code, numbers[name])
+        return cls(people, items, {name: values.numpy() for name, values in numbers.items()})
+
+    def catalogue(self, n_items: int) -> Catalogue:
+        """What everyone knows of so many items."""
+        items = {
+            name: Column(torch.from_numpy(self._of_items(name, n_items)), code.size, code.kind, code.text)
+            for name, code in self.items.items()
+        }
+        people = {
+            name: Column(torch.from_numpy(code.unknown(0)), code.size, code.kind, code.text)
+            for name, code in self.people.items()
+        }
+        return Catalogue(n_items, items, people)
+
+    def encoded(self, profiles: Sequence[Mapping[str, str]], n_items: int) -> dict[str, Encoded]:
+        """These people and the items as `Split.coded` takes them; what the sheet does not know of is left out."""
+        rows = [self._of_person(profile)[0] for profile in profiles]
+        people = {
+            name: EncodedColumn(_stacked([row[name] for row in rows], code), code.size, code.kind, code.text)
+            for name, code in self.people.items()
+        }
+        items = {
+            name: EncodedColumn(self._of_items(name, n_items), code.size, code.kind, code.text)
+            for name, code in self.items.items()
+        }
+        return {
+            "users": Encoded(people, (), self.people),
+            "items": Encoded(items, (), self.items),
+            "contexts": Encoded({}, ()),
+        }
+
+    def notes(self, profile: Mapping[str, str]) -> list[str]:
+        """What of somebody's profile counts for nothing, in sentences."""
+        names = ", ".join(self.people) or "none"
+        strange = [
+            f"The server's model has no feature '{name}' (it has {names}): it counts for nothing."
+            for name in profile
+            if name not in self.people
+        ]
+        return [*strange, *self._of_person(profile)[1]]
+
+    def _of_person(self, profile: Mapping[str, str]) -> tuple[dict[str, Numbers], list[str]]:
+        """Somebody's numbers, and what of their profile is unknown. What cannot be read is unknown too: it was said
+        before anybody knew how, and must not keep a person from taking part."""
+        row, notes = {}, []
+        for name, code in self.people.items():
+            try:
+                row[name], note = code.of(name, profile.get(name))
+            except HomebodyError as error:
+                row[name], note = code.unknown(), f"{error} It counts as unknown."
+            notes += [note] if note else []
+        return row, notes
+
+    def _of_items(self, name: str, n_items: int) -> Numbers:
+        own = self.numbers[name][:n_items]
+        return np.concatenate([own, self.items[name].unknown(n_items - len(own)).astype(own.dtype)])
+
+
+def _stacked(rows: Sequence[Numbers], code: Code) -> Numbers:
+    """Rows of people, those of several codes padded to the widest."""
+    if not rows:
+        return code.unknown(0)
+    if code.kind != "many":
+        return np.stack(rows)
+    width = max(len(row) for row in rows)
+    return np.stack([np.pad(row, (0, width - len(row)), constant_values=-1) for row in rows])
+
+
+def _refuse_misfit(code: Code, values: Any) -> None:
+    fit = isinstance(values, Tensor) and values.ndim == (2 if code.kind == "many" else 1)
+    fit = fit and values.dtype == (torch.float32 if code.kind == "number" else torch.int64)
+    if fit and code.kind == "number":
+        fit = bool(torch.isfinite(values).all())
+    elif fit and values.numel():
+        least = -1 if code.kind == "many" else 0
+        fit = least <= int(values.min()) and int(values.max()) < code.size
+        fit = fit and (code.kind != "many" or values.shape[1] == code.width)
+    if not fit:
+        raise wire.Malformed("The sheet has numbers of an item that its feature does not have.")

@@ -1,0 +1,1 @@
+"""The server's processes: supervisor, trainer, intake, and what their operator does."""

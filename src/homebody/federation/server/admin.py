@@ -1,0 +1,234 @@
+"""What an operator does to a server's folder, beside the server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homebody.core import Method
+from homebody.counts import several
+from homebody.data.features import Features
+from homebody.database import connect
+from homebody.errors import HomebodyError
+from homebody.federation.letters import resting
+from homebody.federation.schema import Sheet
+from homebody.federation.server.declared import declare, features_of_items
+from homebody.federation.server.keys import make_authority
+from homebody.federation.server.plan import FILE, Plan
+from homebody.federation.server.proxies import Proxies
+from homebody.federation.server.records import LONGEST, Records
+from homebody.federation.service.text import is_loopback, one_line
+from homebody.files import is_held
+from homebody.report.record import jsonable
+from homebody.rng import Rng
+
+__all__ = ["make", "opened", "read_catalogue", "read_items", "report", "restored", "running"]
+
+
+def make(
+    folder: Path, plan: Plan, items: str | None, hosts: Sequence[str], people: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A server's folder: whole, or not at all.
+
+    people: which features people may have, as `homebody.federation.server.declared.person_code` reads them.
+    """
+    method = plan.method()
+    for host in {
+        address.rpartition(":")[0].strip("[]") for address in (plan.listen, plan.address, plan.reports) if address
+    }:
+        if not plan.tls and not is_loopback(host):
+            raise HomebodyError(f"{host} is not on this machine alone: leave out --no-tls.")
+    found, of_items, of_people = ([], None, None) if items is None else read_catalogue(items)
+    sheet = _sheet(method, plan, of_items, of_people, people)
+    fresh = not folder.exists()
+    if not fresh and not folder.is_dir():
+        raise HomebodyError(f"{folder} is a file: a server gets a folder of its own.")
+    if not fresh and any(entry.name != "keys" for entry in folder.iterdir()):
+        raise HomebodyError(f"{folder} is not empty: a server gets a folder of its own.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)  # who takes part is nobody else's business
+        keys = not (folder / "keys").exists()
+        if keys:
+            make_authority(folder / "keys", [plan.host, *hosts] if plan.host not in ("0.0.0.0", "::") else hosts)
+        try:
+            text = plan.to_toml()
+            with os.fdopen(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(text)
+            with opened(folder) as (_, records):
+                if records.n_items() or records.devices():
+                    raise HomebodyError(
+                        f"{records.database.name} belongs to a server already: give --database another."
+                    )
+                if (folder / plan.database).is_file():
+                    (folder / plan.database).chmod(0o600)
+                records.add_items(found)
+                if sheet.digest:
+                    records.put_sheet(sheet.content)
+                made = {"folder": str(folder), "run": plan.run, "items": records.n_items(), "listen": plan.listen}
+                if sheet.digest:
+                    made["features"] = {"people": list(sheet.people), "items": list(sheet.items)}
+                if plan.reports:
+                    host, _, port = plan.reports.rpartition(":")
+                    host = next(iter(hosts), host) if host in ("0.0.0.0", "[::]") else host
+                    url = f"{'https' if plan.tls else 'http'}://{host}:{port}"
+                    made |= {"next": url, "shuffled_among": plan.shuffled_among}
+                return made
+        except BaseException:
+            (folder / FILE).unlink(missing_ok=True)
+            raise
+    except BaseException as error:
+        if fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise HomebodyError(f"No server can be made in {folder}: {error.strerror}.") from error
+        raise
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[tuple[Plan, Records]]:
+    """A server's plan and records, beside the running server."""
+    plan = Plan.read(folder)
+    records = Records(connect(plan.database_in(folder), what="server's database"))
+    try:
+        yield plan, records
+    finally:
+        records.database.close()
+
+
+def _sheet(method: Method, plan: Plan, items: Features | None, people: Features | None, given: Sequence[str]) -> Sheet:
+    """What of features goes to devices: of a method that takes none in, nothing."""
+    if not {"user features", "item features"} & {*method.needs, *method.uses}:
+        if given:
+            raise HomebodyError(f"{plan.recipe.method} does not look at features: leave out --person-feature.")
+        return Sheet()
+    sheet = declare(items, people, given)
+    method.init_shared(sheet.catalogue(2), Rng.of(0))  # refuses a feature that there is not
+    return sheet
+
+
+def read_items(source: str) -> list[tuple[str, str]]:
+    """Ids and names: of a file with a column of ids and perhaps one of names, or of a dataset's catalogue.
+
+    An id must be one that devices take: one line, without spaces around it.
+    """
+    return read_catalogue(source)[0]
+
+
+def read_catalogue(source: str) -> tuple[list[tuple[str, str]], Features | None, Features | None]:
+    """The same, with the items' features, a row for each id that is new; and of a dataset by name its people's."""
+    path = Path(source)
+    people = None
+    if path.is_file():
+        found, features = _items_of(path)
+    else:
+        from homebody.data import load
+
+        population = load(source)
+        found = [(population.item_id(item), population.item_name(item)) for item in range(population.n_items)]
+        features, people = population.item_features, population.user_features
+    items = [(one_line(item, "An item's id", LONGEST), name.strip() or item.strip()) for item, name in found]
+    first = {item: number for number, (item, _) in reversed(list(enumerate(items)))}
+    places = np.array(sorted(first.values()), dtype=np.int64)
+    return items, None if features is None else features.rows(places), people
+
+
+def _items_of(path: Path) -> tuple[list[tuple[str, str]], Features | None]:
+    import polars as pl
+
+    from homebody.data.table import USUAL_NAMES, listed, usual
+
+    try:
+        parquet = path.suffix.lower() in (".parquet", ".pq")
+        table = pl.read_parquet(path) if parquet else pl.read_csv(path, infer_schema=False)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise HomebodyError(f"The items of {path} cannot be read: {str(error).splitlines()[0]}.") from error
+    ids = usual(table.columns, ("id", *USUAL_NAMES["item"]))
+    if len(ids) != 1:
+        raise HomebodyError(
+            f"Which column of {path} has the items' ids? Call it 'id', and that of their names 'name'; its columns are "
+            f"{listed(table.columns)}."
+        )
+    names = usual(table.columns, ("name", "title"))
+    chosen = table.select(pl.col(ids[0]).alias("id"), pl.col(names[0] if names else ids[0]).alias("name"))
+    for column in chosen.columns:
+        if chosen[column].dtype.is_nested() or chosen[column].dtype == pl.Binary:
+            raise HomebodyError(f"The items' {column}s in {path} must be texts or numbers.")
+    identity = chosen["id"]
+    if identity.dtype.is_float() and (whole := identity.cast(pl.Int64, strict=False)).eq(identity).all():
+        identity = whole  # as devices read them: 7, not 7.0
+    if missing := identity.null_count():
+        many = several(missing, f"item of {path} has", f"items of {path} have")
+        raise HomebodyError(f"{many} no {ids[0]}: give every item an id.")
+    texts = chosen["name"].cast(pl.String).fill_null("")
+    others = [name for name in table.columns if name not in (ids[0], *names)]
+    pairs = zip(identity.cast(pl.String).to_list(), texts.to_list() if names else [""] * len(texts), strict=True)
+    return list(pairs), features_of_items(path, table, others)
+
+
+def running(folder: Path) -> bool:
+    """Whether a server holds the folder."""
+    return is_held(folder / ".lock")
+
+
+def report(plan: Plan, records: Records) -> dict[str, Any]:
+    """What `homebody server status` says."""
+    ledger, lines, method = records.ledger(), records.rounds(), plan.method()
+    rounds = plan.recipe.rounds or method.default_rounds
+    report: dict[str, Any] = jsonable(
+        {
+            "method": plan.recipe.method,
+            "run": plan.run,
+            "doing": records.notes().get("doing", "not started yet"),
+            "rounds": len(lines),
+            "planned": sum(phase.rounds or rounds for phase in method.phases),
+            "items": records.n_items(),
+            "measured": _measured(lines),
+            "selects": plan.recipe.selects(),
+            "epsilon": ledger.epsilons(plan.recipe.stated_at),
+            "delta": plan.recipe.stated_at,
+            "devices": [
+                {
+                    "name": one.name,
+                    "fingerprint": one.fingerprint,
+                    "first": one.first,
+                    "people": one.people,
+                    "added": one.added,
+                    "removed": one.removed,
+                    "faults": one.faults,
+                    "set_aside": one.set_aside,
+                }
+                for one in records.devices()
+            ],
+            "proxies": [{"name": one.name, "added": one.added} for one in Proxies(records).all()],
+            "resting": resting(records.notes()),
+            "counters": records.counters(),
+        }
+    )
+    return report
+
+
+def _measured(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What devices measured last: each metric within its range, with the standard error of the noise in it."""
+    asked = [line for line in lines if line["metrics"]]
+    if not asked:
+        return None
+    last = asked[-1]
+    names = ("metrics", "errors", "unclipped")
+    return {"round": last["step"], **{name: last.get(name, {}) for name in names}}
+
+
+def restored(folder: Path, file: Path) -> int:
+    """Bring a backup into a plan's empty database; answer after which round it stands."""
+    plan = Plan.read(folder)
+    database = connect(plan.database_in(folder), what="server's database")
+    try:
+        return len(Records.restore(file, database).rounds())
+    finally:
+        database.close()

@@ -1,0 +1,313 @@
+"""Epochs: what the reports of one round are sealed to, and the counts that come of them.
+
+The trainer opens and closes them, the intake adds what arrives; they meet in the server's database. A batch is written
+down in one transaction together with its number, so that a repetition is known for what it is, and folded into the
+counts once such batches outgrow them: what is kept grows with the update, not with its reports. The secret half of an
+epoch's key is a file of its own, in no database and in no backup, and is deleted with the epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from homebody.errors import Abandoned
+from homebody.federation.envelopes import EPOCH_BYTES, epoch_keys
+from homebody.federation.server.records import PART, Records
+
+__all__ = ["Added", "Closed", "Epoch", "Epochs", "Over"]
+
+COMPONENT = "intake"
+KEPT = 2
+"""Epochs whose counts and batches are remembered: the last, and the one before it."""
+LEAST_LOG = 1 << 20
+"""Bytes of batches that are not worth folding."""
+_SCHEMA = """
+CREATE TABLE epoch (
+    id BLOB PRIMARY KEY,
+    place INTEGER NOT NULL UNIQUE,
+    name TEXT NOT NULL UNIQUE,
+    public BLOB NOT NULL,
+    shared TEXT NOT NULL,
+    k INTEGER NOT NULL,
+    entries INTEGER NOT NULL,
+    among INTEGER NOT NULL,
+    closes INTEGER NOT NULL,
+    arrived INTEGER NOT NULL,
+    logged INTEGER NOT NULL,
+    people INTEGER
+);
+CREATE TABLE epoch_batch (
+    epoch BLOB NOT NULL,
+    number BLOB NOT NULL,
+    answer TEXT NOT NULL,
+    pairs BLOB,
+    PRIMARY KEY (epoch, number)
+);
+CREATE TABLE epoch_counts (
+    epoch BLOB NOT NULL,
+    part INTEGER NOT NULL,
+    content BLOB NOT NULL,
+    PRIMARY KEY (epoch, part)
+);
+"""
+_COLUMNS = "id, name, public, shared, k, entries, among, closes, arrived, people"
+Counts = npt.NDArray[np.int64]
+"""How often each report came: of entry e, the bit 0 at 2e and the bit 1 at 2e + 1."""
+
+
+class Over(Abandoned):
+    """The epoch takes no reports any more, or is about something else."""
+
+
+class Epoch(NamedTuple):
+    """As it stands in the database."""
+
+    id: bytes
+    name: str
+    """Of the run and the release that it is about."""
+    public: bytes
+    shared: str
+    """A digest of all that its reports depend on."""
+    k: int
+    """Reports of one person."""
+    entries: int
+    """Of the update that reports are about."""
+    among: int
+    """How many people's reports a proxy must mix before it passes any on: the ledger counts on it."""
+    closes: int
+    """Unix seconds."""
+    arrived: int
+    """Reports that were taken."""
+    people: int | None
+    """How many said that they had reported, when it was closed."""
+
+    def told(self) -> dict[str, Any]:
+        """What everybody may know, and must find to be the same."""
+        return {
+            "epoch": self.id.hex(),
+            "key": self.public.hex(),
+            "shared": self.shared,
+            "k": self.k,
+            "entries": self.entries,
+            "among": self.among,
+            "closes": self.closes,
+        }
+
+
+class Added(NamedTuple):
+    """What became of a batch."""
+
+    accepted: int
+    refused: dict[str, int]
+    """By reason."""
+    again: bool
+    """Whether it had come before, and was added then."""
+
+
+class Closed(NamedTuple):
+    """What came of an epoch."""
+
+    counts: Counts
+    people: int
+
+
+class Epochs:
+    """The epochs of a server.
+
+    >>> import tempfile
+    >>> from homebody.database import connect
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> epochs = Epochs(Records(connect(None)), Path(folder.name))
+    >>> epoch = epochs.open("run/train/1", "digest", k=2, entries=3, seconds=60)
+    >>> epochs.add(epoch.id, bytes(16), np.array([1, 1, 4], dtype="<u4"), {}).accepted, epochs.arrived("run/train/1")
+    (3, 3)
+    >>> epochs.add(epoch.id, bytes(16), np.array([1, 1, 4], dtype="<u4"), {}).again
+    True
+    >>> epochs.close("run/train/1", people=2).counts.tolist()
+    [0, 2, 0, 0, 1, 0]
+    >>> epochs.secret(epoch) is None
+    True
+    >>> epochs.records.database.close(), folder.cleanup()
+    (None, None)
+    """
+
+    def __init__(self, records: Records, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self.records, self._db, self._clock = records, records.database, clock
+        self._keys = folder / "epochs"
+        self._db.migrate(COMPONENT, (_SCHEMA,))
+
+    def open(self, name: str, shared: str, k: int, entries: int, seconds: float, among: int = 1) -> Epoch:
+        """The epoch of this name, new if there is none; the others are closed then. Raises `Over` where the epoch of
+        this name takes no more reports, or is not about this."""
+        with self._db.transaction():
+            found = self.named(name)
+            if found is not None:
+                about = (found.shared, found.k, found.entries, found.among)
+                if about != (shared, k, entries, among) or not self.takes(found):
+                    raise Over("The epoch is over, or about something else.")
+                return found
+            for (other,) in self._db.execute("SELECT name FROM epoch WHERE people IS NULL").fetchall():
+                self.close(other, people=0)
+            self._forget()
+            public, secret = epoch_keys()
+            identity = os.urandom(EPOCH_BYTES)
+            self._keep(identity, secret)
+            place = self._db.execute("SELECT COALESCE(MAX(place), 0) + 1 FROM epoch").fetchone()[0]
+            closes = int(self._clock() + seconds) + 1
+            self._db.execute(
+                "INSERT INTO epoch (id, place, name, public, shared, k, entries, among, closes, arrived, logged) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0)",
+                (identity, place, name, public, shared, k, entries, among, closes),
+            )
+        return Epoch(identity, name, public, shared, k, entries, among, closes, 0, None)
+
+    def find(self, identity: bytes) -> Epoch | None:
+        """The epoch that envelopes call so."""
+        return self._one("id", identity)
+
+    def named(self, name: str) -> Epoch | None:
+        return self._one("name", name)
+
+    def takes(self, epoch: Epoch) -> bool:
+        """Whether reports may still come."""
+        return epoch.people is None and self.left(epoch) > 0 and self.secret(epoch) is not None
+
+    def left(self, epoch: Epoch) -> float:
+        """Seconds until it closes."""
+        return epoch.closes - self._clock()
+
+    def secret(self, epoch: Epoch) -> bytes | None:
+        """What opens its reports, for as long as it is open."""
+        try:
+            return None if epoch.people is not None else self._file(epoch.id).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def repeated(self, identity: bytes, number: bytes) -> Added | None:
+        """What was answered to a batch of this number."""
+        query = "SELECT answer FROM epoch_batch WHERE epoch = ? AND number = ?"
+        found = self._db.execute(query, (identity, number)).fetchone()
+        if found is None:
+            return None
+        accepted, refused = json.loads(found[0])
+        return Added(accepted, refused, again=True)
+
+    def add(
+        self, identity: bytes, number: bytes, pairs: npt.NDArray[np.unsignedinteger], refused: Mapping[str, int]
+    ) -> Added:
+        """Write down what a batch brought, unless it came before; `Over` where the epoch is closed by now."""
+        with self._db.transaction():
+            before = self.repeated(identity, number)
+            if before is not None:
+                self.records.count("batches_repeated")
+                return before
+            epoch = self.find(identity)
+            if epoch is None or not self.takes(epoch):
+                raise Over("The epoch is closed.")
+            content = np.sort(pairs).astype("<u4").tobytes()
+            self._db.execute(
+                "INSERT INTO epoch_batch (epoch, number, answer, pairs) VALUES (?, ?, ?, ?)",
+                (identity, number, json.dumps([len(pairs), dict(refused)]), content),
+            )
+            self._db.execute(
+                "UPDATE epoch SET arrived = arrived + ?, logged = logged + ? WHERE id = ?",
+                (len(pairs), len(content), identity),
+            )
+            (logged,) = self._db.execute("SELECT logged FROM epoch WHERE id = ?", (identity,)).fetchone()
+            if logged > max(LEAST_LOG, 16 * epoch.entries):
+                self._fold(epoch)
+            self.records.count("batches_accepted")
+            self.records.count("reports_accepted", len(pairs))
+            for reason, count in refused.items():
+                self.records.count(f"reports_refused: {reason}", count)
+        return Added(len(pairs), dict(refused), again=False)
+
+    def arrived(self, name: str) -> int:
+        """How many reports were taken so far."""
+        found = self.named(name)
+        return 0 if found is None else found.arrived
+
+    def close(self, name: str, people: int) -> Closed:
+        """Take no more of an epoch's reports, and forget what opens them; what came of it stays for a while."""
+        with self._db.transaction():
+            epoch = self.named(name)
+            if epoch is None:
+                raise Over("There is no such epoch.")
+            if epoch.people is None:
+                counts = self._fold(epoch)
+                self._db.execute("UPDATE epoch SET people = ? WHERE id = ?", (people, epoch.id))
+            else:
+                counts, people = self._counts(epoch), epoch.people
+        self._file(epoch.id).unlink(missing_ok=True)
+        return Closed(counts, people)
+
+    def closed(self, name: str) -> Closed | None:
+        """What came of an epoch that is closed, for as long as that is remembered."""
+        epoch = self.named(name)
+        if epoch is None or epoch.people is None:
+            return None
+        (kept,) = self._db.execute("SELECT COUNT(*) FROM epoch_counts WHERE epoch = ?", (epoch.id,)).fetchone()
+        return self.close(name, epoch.people) if kept else None
+
+    def _one(self, column: str, value: bytes | str) -> Epoch | None:
+        found = self._db.execute(f"SELECT {_COLUMNS} FROM epoch WHERE {column} = ?", (value,)).fetchone()
+        return None if found is None else Epoch(*found)
+
+    def _counts(self, epoch: Epoch) -> Counts:
+        """Folded or not."""
+        query = "SELECT content FROM epoch_counts WHERE epoch = ? ORDER BY part"
+        folded = b"".join(content for (content,) in self._db.execute(query, (epoch.id,)).fetchall())
+        counts = np.zeros(2 * epoch.entries, dtype=np.int64)
+        if folded:
+            counts += np.frombuffer(folded, dtype="<i8")
+        query = "SELECT pairs FROM epoch_batch WHERE epoch = ? AND pairs IS NOT NULL"
+        for (content,) in self._db.rows(query, (epoch.id,)):
+            counts += np.bincount(np.frombuffer(content, dtype="<u4"), minlength=len(counts))
+        return counts
+
+    def _fold(self, epoch: Epoch) -> Counts:
+        """Bring the batches that were logged into the counts."""
+        counts = self._counts(epoch)
+        content = memoryview(counts.astype("<i8").tobytes())
+        self._db.execute("DELETE FROM epoch_counts WHERE epoch = ?", (epoch.id,))
+        for part, start in enumerate(range(0, len(content), PART)):
+            self._db.execute(
+                "INSERT INTO epoch_counts (epoch, part, content) VALUES (?, ?, ?)",
+                (epoch.id, part, content[start : start + PART]),
+            )
+        self._db.execute("UPDATE epoch_batch SET pairs = NULL WHERE epoch = ? AND pairs IS NOT NULL", (epoch.id,))
+        self._db.execute("UPDATE epoch SET logged = 0 WHERE id = ?", (epoch.id,))
+        return counts
+
+    def _forget(self) -> None:
+        """What came of epochs before the last, and keys that a kill left behind."""
+        last = "SELECT id FROM epoch ORDER BY place DESC LIMIT ?"
+        for table in ("epoch_batch", "epoch_counts"):
+            self._db.execute(f"DELETE FROM {table} WHERE epoch NOT IN ({last})", (KEPT - 1,))
+        if self._keys.is_dir():
+            for file in self._keys.iterdir():
+                file.unlink(missing_ok=True)  # all epochs are closed by now
+
+    def _file(self, identity: bytes) -> Path:
+        return self._keys / f"{identity.hex()}.key"
+
+    def _keep(self, identity: bytes, secret: bytes) -> None:
+        """On the disk before anybody learns the public half: what is sealed to it must be opened after a kill too."""
+        self._keys.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(self._file(identity), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secret)
+            file.flush()
+            os.fsync(file.fileno())
+        handle = os.open(self._keys, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,271 @@
+"""The process that takes in reports: it opens what proxies pass on, and adds it up.
+
+Only registered proxies may send; every report is opened by itself with the key of its epoch, and what cannot be opened
+or names no entry is counted and dropped. An answer is given once the batch is on the disk. Nothing here knows a sender.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from homebody.database import connect
+from homebody.errors import HomebodyError, Unavailable
+from homebody.federation.envelopes import (
+    EPOCH_BYTES,
+    HEAD_BYTES,
+    REPORT_BYTES,
+    SIGNATURE_BYTES,
+    BadEnvelope,
+    BadSignature,
+    named_sender,
+    open_envelope,
+    unseal_reports,
+)
+from homebody.federation.server.epochs import Added, Epoch, Epochs, Over
+from homebody.federation.server.monitor import counters
+from homebody.federation.server.places import Place
+from homebody.federation.server.proxies import Proxies
+from homebody.federation.server.records import Records
+from homebody.federation.service.logs import log
+from homebody.federation.service.web import (
+    Refusal,
+    Room,
+    answer,
+    declared,
+    from_here,
+    listen,
+    proved,
+    read_body,
+    refusals,
+    serve,
+)
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse, Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise HomebodyError("Taking in reports needs the extra: pip install 'homebody[deploy]'.") from error
+
+__all__ = ["MOST_REPORTS", "Intake", "main"]
+
+MOST_REPORTS = 1 << 16
+"""Of one batch."""
+MOST_BYTES = HEAD_BYTES + MOST_REPORTS * REPORT_BYTES + SIGNATURE_BYTES
+ROOM = 1 << 26
+"""Bytes of batches that are read or opened at one time."""
+SLICE = 256
+"""Reports that one thread opens before another may."""
+TELL_SECONDS = 1.0
+"""Between two writings of what was refused unread."""
+_UNREADABLE = 2**32 - 1
+
+
+class Intake:
+    """What answers. Its work is done in threads: sealed boxes are opened outside of the interpreter's lock."""
+
+    def __init__(self, epochs: Epochs, threads: int | None = None) -> None:
+        self._epochs, self._records, self._proxies = epochs, epochs.records, Proxies(epochs.records)
+        self._openers = ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="opener")
+        self._handlers = ThreadPoolExecutor(4, thread_name_prefix="handler")
+        self._refused: Counter[str] = Counter()
+        self._lock, self._room = threading.Lock(), Room(ROOM)
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/v1/batches", self._batches, methods=["POST"]),
+            Route("/v1/epochs/{epoch}", self._epochs_of, methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+        ]
+        return refusals(Starlette(routes=routes, lifespan=self._living), self.count)
+
+    @asynccontextmanager
+    async def _living(self, app: Starlette) -> AsyncIterator[None]:
+        async def telling() -> None:
+            while True:
+                await asyncio.sleep(TELL_SECONDS)
+                await self._threaded(self.tell)
+
+        task = asyncio.create_task(telling())
+        yield
+        task.cancel()
+        self._handlers.shutdown()
+        self._openers.shutdown()
+        self.tell()
+
+    async def _batches(self, request: Request) -> Response:
+        size = declared(request, MOST_BYTES)
+        with self._room.holding() as share:
+            body = await read_body(request, size, share)
+            answered: Response = await self._threaded(self.take, body)
+            proved(request, named_sender(body))
+            return answered
+
+    async def _epochs_of(self, request: Request) -> Response:
+        return await self._threaded(self._epoch, request.path_params["epoch"])
+
+    async def _health(self, request: Request) -> Response:
+        return answer(200, {"status": "ok"})
+
+    async def _metrics(self, request: Request) -> Response:
+        if not from_here(request):
+            raise Refusal(404, "no such request", "There is nothing here by this name.")
+        return await self._threaded(lambda: PlainTextResponse(counters(self._records)))
+
+    async def _threaded(self, work: Callable[..., Any], *given: Any) -> Any:
+        """In a thread: the database may have to be waited for. Where it is away, the proxy comes back."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._handlers, work, *given)
+        except Unavailable as error:
+            log("unavailable", reason=str(error))
+            raise Refusal(
+                503, "unavailable", "The server cannot write this down now; send it again later.", retry_after=1
+            ) from error
+
+    def _epoch(self, text: str) -> Response:
+        try:
+            identity = bytes.fromhex(text) if len(text) == 2 * EPOCH_BYTES else b""
+        except ValueError:
+            identity = b""
+        epoch = self._known(identity)
+        if not self._epochs.takes(epoch):
+            raise _closed()
+        return answer(200, epoch.told())
+
+    def _known(self, identity: bytes) -> Epoch:
+        epoch = self._epochs.find(identity) if len(identity) == EPOCH_BYTES else None
+        if epoch is None:
+            raise Refusal(404, "unknown epoch", "There is no such epoch.")
+        return epoch
+
+    def take(self, body: bytes) -> Response:
+        """Check, open, write down."""
+        try:
+            sender, batch = open_envelope(body)
+        except BadSignature as error:
+            raise Refusal(401, "bad signature", str(error)) from error
+        except BadEnvelope as error:
+            raise Refusal(400, "malformed", str(error)) from error
+        if sender not in {one.public_key for one in self._proxies.all()}:
+            raise Refusal(401, "unknown proxy", "The server does not know this proxy: register it with --proxy.")
+        if batch.kind != "batch":
+            raise Refusal(422, "wrong kind", "Devices report to a proxy, not to the server.")
+        if not batch.size:
+            raise Refusal(400, "malformed", "The batch is empty.")
+        epoch = self._known(batch.epoch)
+        before = self._epochs.repeated(batch.epoch, batch.number)
+        if before is not None:
+            self._records.count("batches_repeated")
+            return _told(before)
+        secret = self._epochs.secret(epoch)
+        if secret is None:
+            raise _closed()
+        pairs = self._opened(batch.reports, epoch.public, secret)
+        again = ~_first(batch.reports)
+        unreadable, inside = pairs == _UNREADABLE, pairs < 2 * epoch.entries
+        usable = inside & ~again
+        reasons = {
+            "copied": int(again.sum()),
+            "unreadable": int((unreadable & ~again).sum()),
+            "out of range": int((~inside & ~unreadable & ~again).sum()),
+        }
+        refused = {reason: count for reason, count in reasons.items() if count}
+        try:
+            return _told(self._epochs.add(batch.epoch, batch.number, pairs[usable], refused))
+        except Over as error:
+            raise _closed() from error
+
+    def _opened(self, reports: bytes, public: bytes, secret: bytes) -> npt.NDArray[np.uint32]:
+        step = SLICE * REPORT_BYTES
+        slices = [reports[at : at + step] for at in range(0, len(reports), step)]
+        return np.concatenate(list(self._openers.map(lambda one: unseal_reports(one, public, secret), slices)))
+
+    def count(self, reason: str) -> None:
+        """A request that was refused."""
+        with self._lock:
+            self._refused[f"intake_refused: {reason}"] += 1
+
+    def tell(self) -> None:
+        """Write down what was refused since: not at once, for strangers could keep the database busy with it."""
+        with self._lock:
+            refused, self._refused = self._refused, Counter()
+        try:
+            for name in list(refused):
+                self._records.count(name, refused[name])
+                del refused[name]
+        except HomebodyError:
+            with self._lock:
+                self._refused.update(refused)
+
+
+def _first(reports: bytes) -> npt.NDArray[np.bool_]:
+    """Which sealed reports of a batch were not there before in it: nobody seals two alike, so a copy is a proxy's."""
+    rows = np.frombuffer(reports, dtype=np.dtype((np.void, REPORT_BYTES)))
+    first = np.zeros(len(rows), dtype=np.bool_)
+    first[np.unique(rows, return_index=True)[1]] = True
+    return first
+
+
+def _closed() -> Refusal:
+    return Refusal(410, "closed epoch", "The epoch is closed.")
+
+
+def _told(added: Added) -> Response:
+    said = {"accepted": added.accepted, "refused": added.refused}
+    if not added.accepted:
+        return answer(422, {**said, "error": "None of the batch's reports could be used."})
+    return answer(200, said)
+
+
+def _follow_parent(intake: Intake) -> None:
+    """End with the supervisor, at once: a batch that was not answered is sent again."""
+
+    def follow() -> None:
+        while os.read(0, 4096):
+            pass
+        intake.tell()
+        os._exit(0)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def main(given: list[str] | None = None) -> None:
+    """The process. Exit code 2: something a person must put right; anything else: start it again."""
+    parser = argparse.ArgumentParser("homebody.federation.server.intake", description="Take in reports from proxies.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--follow-parent", action="store_true", help="End when standard input does.")
+    asked = parser.parse_args(given)
+    os.umask(0o077)
+    try:
+        place, keys = Place.read(asked.folder), asked.folder / "keys"
+        listening = listen(place.host, place.port)
+        intake = Intake(Epochs(Records(connect(place.database, what="server's database")), asked.folder))
+        cert, key = (keys / "server.pem", keys / "server.key") if place.tls else (None, None)
+        if asked.follow_parent:
+            _follow_parent(intake)
+        serve(intake.app(), listening, cert=cert, key=key, counted=intake.count)
+    except Unavailable as error:
+        log("intake interrupted", reason=str(error))
+        sys.exit(75)
+    except HomebodyError as error:
+        sys.stderr.write(f"homebody: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

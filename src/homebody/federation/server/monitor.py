@@ -1,0 +1,196 @@
+"""What an operator's tools ask a running server: `/metrics` for Prometheus, and `/health`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from homebody.database import connect
+from homebody.errors import HomebodyError
+from homebody.federation.server.records import Records
+from homebody.federation.service.web import Limits, answer, listen, refusals, server
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise HomebodyError("Answering over HTTP needs the extra: pip install 'homebody[deploy]'.") from error
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from homebody.federation.server.plan import Plan
+
+__all__ = ["Monitor", "Rounds", "counters", "exposition", "health"]
+
+_PAGE = 1000
+"""Rounds that are read at one time."""
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """What some rounds come to."""
+
+    rounds: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    last: dict[str, Any] | None = None
+    measured: dict[str, Any] | None = None
+    """The last round that was measured."""
+
+    def plus(self, line: dict[str, Any]) -> _Sum:
+        return _Sum(
+            self.rounds + 1,
+            self.bytes_up + line["bytes_up"],
+            self.bytes_down + line["bytes_down"],
+            line,
+            line if line["metrics"] else self.measured,
+        )
+
+
+class Rounds:
+    """What all recorded rounds come to. Each is read once: an answer costs the same however many there are.
+
+    The last is read every time, since it may be measured after it is recorded.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self._settled = _Sum()
+        """All but the last."""
+
+    def sum(self) -> _Sum:
+        while True:
+            since = self._settled.last["step"] if self._settled.last else 0
+            lines = self.records.rounds(since=since, most=_PAGE)
+            if not lines and since:  # they were taken back
+                self._settled = _Sum()
+                continue
+            for line in lines[:-1]:
+                self._settled = self._settled.plus(line)
+            if len(lines) < 2:
+                return self._settled.plus(lines[0]) if lines else self._settled
+
+
+class Monitor:
+    """Answers over HTTP while the server trains; nothing where the plan names no address."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._server: uvicorn.Server | None = None
+        if not plan.metrics:
+            return
+        host, _, port = plan.metrics.rpartition(":")
+        # A connection of its own, which its threads take turns with: the trainer's is busy.
+        self._records = Records(connect(plan.database_in(folder), what="server's database"))
+        try:
+            self._listening = listen(host.strip("[]"), int(port))
+        except HomebodyError as error:
+            self._records.database.close()
+            reason = getattr(error.__cause__, "strerror", None) or error
+            raise HomebodyError(
+                f"/metrics cannot be served on {plan.metrics}: {reason}; choose another with --metrics."
+            ) from error
+        self._server = server(_app(self._records), self._listening, limits=Limits(in_all=64, of_an_address=32))
+        self._thread = threading.Thread(target=self._server.run, args=([self._listening],), daemon=True)
+
+    def __enter__(self) -> Monitor:
+        if self._server:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server:
+            self._server.should_exit = True
+            self._thread.join()
+            self._listening.close()
+            self._records.database.close()
+
+
+def _app(records: Records) -> Starlette:
+    rounds, turn = Rounds(records), threading.Lock()
+
+    def told(make: Callable[[], str], kind: str) -> Response:
+        try:
+            with turn:  # what an answer takes while it is made does not add up
+                text = make()
+            return Response(text, headers={"content-type": kind})
+        except Exception as error:
+            # Whoever asks must hear that something is wrong, whatever it is; what it is, is for the operator.
+            why = str(error) if isinstance(error, HomebodyError) else type(error).__name__
+            return answer(503, {"status": "failing", "why": why})
+
+    def metrics(_: Request) -> Response:
+        return told(lambda: exposition(rounds), "text/plain; version=0.0.4; charset=utf-8")
+
+    def healthy(_: Request) -> Response:
+        return told(lambda: json.dumps(health(rounds)) + "\n", "application/json")
+
+    return refusals(Starlette(routes=[Route("/metrics", metrics), Route("/health", healthy)]), lambda _: None)
+
+
+def health(rounds: Rounds) -> dict[str, Any]:
+    """That it is there, and what it does."""
+    doing = rounds.records.notes().get("doing", "starting")
+    return {"status": "ok", "doing": doing, "rounds": rounds.sum().rounds}
+
+
+def exposition(rounds: Rounds) -> str:
+    """Counts and the last round's figures, as Prometheus reads them."""
+    records, done, out = rounds.records, rounds.sum(), list[str]()
+
+    def tell(name: str, kind: str, helped: str, values: dict[str, float]) -> None:
+        out.extend(_lines(name, kind, helped, values))
+
+    devices = [one for one in records.devices() if not one.removed]
+    tell("rounds_total", "counter", "Rounds done.", {"": done.rounds})
+    aside = sum(one.set_aside is not None for one in devices)
+    tell("devices", "gauge", "Devices that may take part.", {"": len(devices) - aside})
+    tell("devices_aside", "gauge", "Devices that are set aside for broken answers.", {"": aside})
+    tell("people", "gauge", "People of those devices.", {"": sum(one.people for one in devices)})
+    tell("items", "gauge", "Items of the catalogue.", {"": records.n_items()})
+    tell("bytes_up_total", "counter", "Bytes that came from devices, in rounds.", {"": done.bytes_up})
+    tell("bytes_down_total", "counter", "Bytes that went to devices, in rounds.", {"": done.bytes_down})
+    if (last := done.last) is not None:
+        tell("round_clients", "gauge", "Clients that answered the last round.", {"": last["clients"]})
+        tell("round_seconds", "gauge", "Seconds that the last round took.", {"": last["seconds"]})
+        epsilon = {f'{{observer="{who}"}}': _number(value) for who, value in last["epsilon"].items()}
+        tell("epsilon", "gauge", "Certified epsilon of one person.", epsilon)
+    if (asked := done.measured) is not None:
+        for name, helped, values in (
+            ("measured", "What devices measured last, within its range.", asked["metrics"]),
+            ("measured_error", "The standard error of the noise in it.", asked.get("errors", {})),
+        ):
+            tell(name, "gauge", helped, {f'{{metric="{_quoted(metric)}"}}': _number(v) for metric, v in values.items()})
+    return "\n".join(out) + "\n" + counters(records)
+
+
+def counters(records: Records) -> str:
+    """What was counted since the server was made, as Prometheus reads it."""
+    counted: dict[str, dict[str, float]] = {}
+    for name, amount in records.counters().items():
+        what, _, reason = name.partition(": ")
+        labels = f'{{reason="{_quoted(reason)}"}}' if reason else ""
+        counted.setdefault(what.replace(" ", "_"), {})[labels] = amount
+    out: list[str] = []
+    for what, values in counted.items():
+        out += _lines(f"{what}_total", "counter", f"Counted since the server was made: {what}.", values)
+    return "".join(f"{line}\n" for line in out)
+
+
+def _lines(name: str, kind: str, helped: str, values: dict[str, float]) -> list[str]:
+    told = [f"homebody_{name}{labels} {value}" for labels, value in values.items()]
+    return [f"# HELP homebody_{name} {helped}", f"# TYPE homebody_{name} {kind}", *told]
+
+
+def _number(value: float | str) -> Any:
+    return "+Inf" if str(value) == "inf" else value
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")

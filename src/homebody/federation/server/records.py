@@ -1,0 +1,437 @@
+"""What the server must not forget: devices, items, rounds, checkpoints and counts, beside the ledger in one database.
+
+The parts that stay up beside training read it too, so torch is imported only where tensors are at hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from homebody.database import Database
+from homebody.errors import HomebodyError
+
+if TYPE_CHECKING:
+    from homebody.core import Cohort
+    from homebody.privacy import Ledger
+    from homebody.progress import Progress, Round
+
+__all__ = ["COMPONENT", "Device", "Records", "check_text", "now"]
+
+COMPONENT = "server's database"
+KEPT = 2
+"""Checkpoints: the last, and the one before it in case a disk damages the last."""
+PART = 1 << 24
+"""Bytes of a checkpoint in one row: both databases end at a gigabyte a row, tables of items do not."""
+LONGEST = 500
+"""Characters of a name or an id: PostgreSQL finds no longer ones again."""
+MOST_PEOPLE = 1_000_000
+"""On one device; it is there to catch a slip."""
+_SCHEMA = """
+CREATE TABLE device (
+    fingerprint TEXT PRIMARY KEY,
+    public_key BLOB NOT NULL,
+    name TEXT NOT NULL,
+    first INTEGER NOT NULL UNIQUE,
+    people INTEGER NOT NULL,
+    added TEXT NOT NULL,
+    removed TEXT
+);
+CREATE UNIQUE INDEX device_name ON device (name) WHERE removed IS NULL;
+CREATE TABLE item (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, name TEXT NOT NULL);
+CREATE TABLE open_round (
+    release TEXT PRIMARY KEY,
+    users BLOB NOT NULL,
+    sampling TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    population INTEGER NOT NULL
+);
+CREATE TABLE checkpoint (
+    number INTEGER PRIMARY KEY,
+    about TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    sha256 TEXT NOT NULL,
+    saved TEXT NOT NULL
+);
+CREATE TABLE checkpoint_part (
+    checkpoint INTEGER NOT NULL,
+    part INTEGER NOT NULL,
+    content BLOB NOT NULL,
+    PRIMARY KEY (checkpoint, part)
+);
+CREATE TABLE round (step INTEGER PRIMARY KEY, line TEXT NOT NULL);
+CREATE TABLE counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+CREATE TABLE note (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+_PROXIES = """
+CREATE TABLE proxy (public_key BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, added TEXT NOT NULL);
+"""
+_SHEET = """
+CREATE TABLE sheet (number INTEGER PRIMARY KEY, content BLOB NOT NULL);
+"""
+_FAULTS = """
+CREATE TABLE fault (fingerprint TEXT PRIMARY KEY, count INTEGER NOT NULL, set_aside TEXT);
+"""
+_STEPS = (_SCHEMA, _PROXIES, _SHEET, _FAULTS)
+# Parameters are noise to a compressor: PostgreSQL would only lose time.
+_IN_POSTGRESQL = (
+    f"{_SCHEMA}ALTER TABLE checkpoint_part ALTER COLUMN content SET STORAGE EXTERNAL;\n",
+    _PROXIES,
+    _SHEET,
+    _FAULTS,
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A key that the operator registered, and whom it speaks for."""
+
+    fingerprint: str
+    public_key: bytes
+    name: str
+    first: int
+    """Its people are the clients first, first + 1 …; nobody else ever gets these numbers."""
+    people: int
+    added: str
+    """When, in UTC."""
+    removed: str | None
+    faults: int = 0
+    """Answers of its that were refused because they were broken, since it was last readmitted."""
+    set_aside: str | None = None
+    """Since when it is not asked any more, because of them."""
+
+    @property
+    def numbers(self) -> range:
+        """Its people's client numbers."""
+        return range(self.first, self.first + self.people)
+
+
+class Records:
+    """The server's state in a database; also where `fit` keeps its checkpoints.
+
+    >>> from homebody.database import connect
+    >>> records = Records(connect(None))
+    >>> records.add_device("ab12", b"ssh-ecdsa ...", "kitchen", people=3)
+    range(0, 3)
+    >>> records.add_device("cd34", b"ssh-ecdsa ...", "study", people=1)
+    range(3, 4)
+    >>> records.add_items([("tt01", "Alien"), ("tt02", "Brazil")]), records.items(since=1)
+    ((0, 2), [('tt02', 'Brazil')])
+    >>> records.count("refused: too late")
+    >>> records.counters()
+    {'refused: too late': 1}
+    >>> records.database.close()
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        database.migrate(COMPONENT, _STEPS, postgresql=_IN_POSTGRESQL)
+
+    def add_device(self, fingerprint: str, public_key: bytes, name: str, people: int) -> range:
+        """Register a key for so many people, and give them their client numbers, for ever."""
+        check_text("A device's fingerprint", fingerprint)
+        check_text("A device's name", name)
+        if not 1 <= people <= MOST_PEOPLE:
+            raise HomebodyError(f"A device holds 1 to {MOST_PEOPLE:,} people, not {people}.")
+        with self.database.transaction():
+            for device in self.devices():
+                if device.fingerprint == fingerprint and device.removed:
+                    raise HomebodyError(
+                        f"The key of '{name}' was removed on {device.removed} (as '{device.name}'); "
+                        "a device that comes back needs a new key."
+                    )
+                if device.fingerprint == fingerprint:
+                    raise HomebodyError(f"The key of '{name}' is registered already, as '{device.name}'.")
+                if device.name == name and not device.removed:
+                    raise HomebodyError(f"There is a device '{name}' already; give this one another name.")
+            first = self._one("SELECT COALESCE(MAX(first + people), 0) FROM device")
+            self.database.execute(
+                "INSERT INTO device (fingerprint, public_key, name, first, people, added) VALUES (?, ?, ?, ?, ?, ?)",
+                (fingerprint, public_key, name, first, people, now()),
+            )
+        return range(first, first + people)
+
+    def devices(self) -> list[Device]:
+        """Every device that was ever registered, in the order of its people's numbers."""
+        columns = "device.fingerprint, public_key, name, first, people, added, removed, COALESCE(count, 0), set_aside"
+        faults = "LEFT JOIN fault ON fault.fingerprint = device.fingerprint"
+        return [Device(*row) for row in self.database.rows(f"SELECT {columns} FROM device {faults} ORDER BY first")]
+
+    def remove_device(self, which: str) -> Device:
+        """Take a device out, by its name or its key's fingerprint; its people's numbers stay theirs."""
+        with self.database.transaction():
+            device = self._device(which)
+            if (when := device.removed) is not None:
+                raise HomebodyError(f"The device '{which}' was removed already, on {when}.")
+            self.database.execute(
+                "UPDATE device SET removed = ? WHERE fingerprint = ?", (when := now(), device.fingerprint)
+            )
+        return replace(device, removed=when)
+
+    def add_fault(self, fingerprint: str, most: int) -> bool:
+        """Count a broken answer of a device; with the last of `most` it is set aside, and the answer is True."""
+        with self.database.transaction():
+            self.database.execute(
+                "INSERT INTO fault (fingerprint, count) VALUES (?, 1) "
+                "ON CONFLICT (fingerprint) DO UPDATE SET count = fault.count + 1",
+                (fingerprint,),
+            )
+            changed = self.database.execute(
+                "UPDATE fault SET set_aside = ? WHERE fingerprint = ? AND count >= ? AND set_aside IS NULL",
+                (now(), fingerprint, most),
+            )
+        return changed.rowcount == 1
+
+    def readmit_device(self, which: str) -> Device:
+        """Ask a device again that was set aside, by its name or its key's fingerprint; its faults are forgotten."""
+        with self.database.transaction():
+            device = self._device(which)
+            if device.removed:
+                raise HomebodyError(f"The device '{which}' was removed on {device.removed}; it needs a new key.")
+            if device.set_aside is None:
+                raise HomebodyError(f"The device '{which}' is not set aside.")
+            self.database.execute("DELETE FROM fault WHERE fingerprint = ?", (device.fingerprint,))
+        return replace(device, faults=0, set_aside=None)
+
+    def _device(self, which: str) -> Device:
+        """By its name or its key's fingerprint; of several of a name, the one that takes part."""
+        known = self.devices()
+        found = [one for one in known if one.name == which and not one.removed]
+        found = found or [one for one in known if which in (one.fingerprint, one.name)]
+        if not found:
+            raise HomebodyError(f"There is no device '{which}': give its name or its key's fingerprint.")
+        return found[-1]
+
+    def add_items(self, items: Iterable[tuple[str, str]]) -> tuple[int, int]:
+        """Append (id, name) pairs to the catalogue: the first new number, and how many are new.
+
+        A number is a position and never changes. Ids that are known, or come twice, are left out, and counted as
+        `items known already`.
+        """
+        given = list(items)
+        for identity, name in given:
+            check_text("An item's id", identity)
+            check_text("An item's name", name, least=0)
+        with self.database.transaction():
+            names: dict[str, str] = {}
+            for identity, name in given:
+                names.setdefault(identity, name)
+            for known in self._known(list(names)):
+                del names[known]
+            first = self.n_items()
+            rows = [(number, *item) for number, item in enumerate(names.items(), first)]
+            self.database.executemany("INSERT INTO item (number, id, name) VALUES (?, ?, ?)", rows)
+            if len(rows) < len(given):
+                self.count("items known already", len(given) - len(rows))
+        return first, len(rows)
+
+    def items(self, since: int = 0) -> list[tuple[str, str]]:
+        """(id, name) of the items from this number on."""
+        query = "SELECT id, name FROM item WHERE number >= ? ORDER BY number"
+        return [(identity, name) for identity, name in self.database.rows(query, (since,))]
+
+    def n_items(self) -> int:
+        """How many items there are."""
+        return self._one("SELECT COALESCE(MAX(number), -1) + 1 FROM item")
+
+    def open_round(self, release: str, cohort: Cohort) -> None:
+        """Write down whom a round is with, before it is charged: after a kill it is with the same people."""
+        import numpy as np
+
+        columns = "release, users, sampling, size, population"
+        users = np.asarray(cohort.users, dtype="<i8").tobytes()
+        row = (release, users, cohort.sampling, cohort.size, cohort.population)
+        with self.database.transaction():
+            before = self.database.execute(f"SELECT {columns} FROM open_round WHERE release = ?", (release,)).fetchone()
+            if before is None:
+                self.database.execute(f"INSERT INTO open_round ({columns}) VALUES (?, ?, ?, ?, ?)", row)
+            elif tuple(before) != row:
+                raise HomebodyError(f"The round {release} is open with another cohort; go on with that one.")
+
+    def opened(self, release: str) -> Cohort | None:
+        """Whom an open round is with."""
+        import numpy as np
+
+        from homebody.core import Cohort
+
+        query = "SELECT users, sampling, size, population FROM open_round WHERE release = ?"
+        found = self.database.execute(query, (release,)).fetchone()
+        if found is None:
+            return None
+        users, sampling, size, population = found
+        return Cohort(np.frombuffer(users, dtype="<i8").astype(np.int64), sampling, size, population)
+
+    def close_round(self, release: str) -> None:
+        """The round is done, or given up; one that is not open stays so."""
+        self.database.execute("DELETE FROM open_round WHERE release = ?", (release,))
+
+    def due(self) -> bool:
+        """A round with real devices is never run twice for want of a checkpoint."""
+        return True
+
+    def save(self, progress: Progress) -> None:
+        """Keep this progress and the one before it, all or nothing."""
+        import safetensors.torch
+
+        from homebody.report.record import packed
+
+        words, tensors = packed(progress)
+        about = json.dumps(words)
+        content = memoryview(safetensors.torch.save(tensors))
+        execute = self.database.execute
+        with self.database.transaction():
+            number = self._one("SELECT COALESCE(MAX(number), 0) + 1 FROM checkpoint")
+            execute(
+                "INSERT INTO checkpoint (number, about, size, sha256, saved) VALUES (?, ?, ?, ?, ?)",
+                (number, about, len(content), _digest(about, content), now()),
+            )
+            for part, start in enumerate(range(0, len(content), PART)):
+                execute(
+                    "INSERT INTO checkpoint_part (checkpoint, part, content) VALUES (?, ?, ?)",
+                    (number, part, content[start : start + PART]),
+                )
+            execute("DELETE FROM checkpoint_part WHERE checkpoint <= ?", (number - KEPT,))
+            execute("DELETE FROM checkpoint WHERE number <= ?", (number - KEPT,))
+
+    def load(self) -> Progress | None:
+        """The last whole checkpoint, to go on from; the rounds recorded after it are taken back, to be run again.
+
+        One that was damaged is dropped for the one before it, and counted as `checkpoints damaged`.
+        """
+        import safetensors.torch
+
+        from homebody.report.record import unpacked
+
+        with self.database.transaction():
+            query = "SELECT number, about, size, sha256 FROM checkpoint ORDER BY number DESC"
+            for number, about, size, digest in (known := self.database.execute(query).fetchall()):
+                content = b"".join(self._parts(number))
+                if len(content) == size and _digest(about, content) == digest:
+                    break
+            else:
+                if known:
+                    raise HomebodyError(
+                        f"No checkpoint in {self.database.name} is whole (their checksums are wrong); restore a backup."
+                    )
+                self.database.execute("DELETE FROM round")
+                return None
+            if damaged := known[0][0] - number:
+                self.database.execute("DELETE FROM checkpoint_part WHERE checkpoint > ?", (number,))
+                self.database.execute("DELETE FROM checkpoint WHERE number > ?", (number,))
+                self.count("checkpoints damaged", damaged)
+            progress = unpacked(json.loads(about), safetensors.torch.load(content))
+            self.database.execute("DELETE FROM round WHERE step > ?", (progress.step,))
+        return progress
+
+    def add_round(self, line: Round) -> None:
+        """Record what is known after a round, or fill in what was measured after it."""
+        from homebody.report.record import jsonable
+
+        text = json.dumps(jsonable(asdict(line)))
+        with self.database.transaction():
+            known = self.database.execute("SELECT line FROM round WHERE step = ?", (line.step,)).fetchone()
+            if known and (json.loads(known[0])["metrics"] or not line.metrics):
+                raise HomebodyError(
+                    f"Round {line.step} is recorded already; what came after a checkpoint is loaded first."
+                )
+            self.database.execute("DELETE FROM round WHERE step = ?", (line.step,))
+            self.database.execute("INSERT INTO round (step, line) VALUES (?, ?)", (line.step, text))
+
+    def rounds(self, since: int = -1, most: int | None = None) -> list[dict[str, Any]]:
+        """The recorded rounds after this one: all of them, or the first so many."""
+        end = "" if most is None else f" LIMIT {most}"
+        found = self.database.rows(f"SELECT line FROM round WHERE step > ? ORDER BY step{end}", (since,))
+        return [json.loads(line) for (line,) in found]
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a counter."""
+        self.database.execute(
+            "INSERT INTO counter (name, value) VALUES (?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET value = counter.value + excluded.value",
+            (name, amount),
+        )
+
+    def counters(self) -> dict[str, int]:
+        """Every counter, by name."""
+        return dict(self.database.execute("SELECT name, value FROM counter ORDER BY name").fetchall())
+
+    def note(self, name: str, value: str) -> None:
+        """Write down a small fact about how things stand, in place of what it was before."""
+        self.database.execute(
+            "INSERT INTO note (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (name, value),
+        )
+
+    def notes(self) -> dict[str, str]:
+        """Every note, by name."""
+        return dict(self.database.execute("SELECT name, value FROM note ORDER BY name").fetchall())
+
+    def put_sheet(self, content: bytes) -> None:
+        """What the model knows of features: said once, when a server is made."""
+        self.database.execute("INSERT INTO sheet (number, content) VALUES (0, ?)", (content,))
+
+    def sheet(self) -> bytes | None:
+        """That; None where it knows of none."""
+        row = self.database.execute("SELECT content FROM sheet").fetchone()
+        return None if row is None else bytes(row[0])
+
+    def ledger(self) -> Ledger:
+        """The ledger in the same database, its chain verified."""
+        from homebody.privacy import Ledger
+
+        return Ledger(self.database)
+
+    def backup(self, to: Path) -> None:
+        """A copy of everything, as it stands at one moment, in a new SQLite file."""
+        from homebody.federation.server.backup import backup
+
+        backup(self, to)
+
+    @classmethod
+    def restore(cls, backup: Path, database: Database) -> Records:
+        """Fill an empty database from a backup."""
+        from homebody.federation.server.backup import restore
+
+        restore(backup, database)
+        return cls(database)
+
+    def _known(self, identities: list[str]) -> Iterator[str]:
+        """Those of these ids that the catalogue has."""
+        for start in range(0, len(identities), 500):
+            some = identities[start : start + 500]
+            query = f"SELECT id FROM item WHERE id IN ({', '.join('?' * len(some))})"
+            yield from (identity for (identity,) in self.database.execute(query, some).fetchall())
+
+    def _parts(self, checkpoint: int) -> Iterator[bytes]:
+        count = self._one("SELECT COUNT(*) FROM checkpoint_part WHERE checkpoint = ?", checkpoint)
+        for part in range(count):
+            query = "SELECT content FROM checkpoint_part WHERE checkpoint = ? AND part = ?"
+            yield from (content for (content,) in self.database.execute(query, (checkpoint, part)).fetchall())
+
+    def _one(self, query: str, *parameters: object) -> int:
+        (value,) = self.database.execute(query, parameters).fetchone()
+        return int(value)
+
+
+def now() -> str:
+    """In UTC."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _digest(about: str, content: bytes | memoryview) -> str:
+    digest = hashlib.sha256(about.encode())
+    digest.update(content)
+    return digest.hexdigest()
+
+
+def check_text(what: str, text: str, least: int = 1) -> None:
+    """Refuse what one of the databases could not hold."""
+    if not least <= len(text) <= LONGEST:
+        raise HomebodyError(f"{what} has {least} to {LONGEST} characters, not {len(text)}.")
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise HomebodyError(f"{what} must be text, without zeros or halves of characters: {text!r} is not.")

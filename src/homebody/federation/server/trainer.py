@@ -1,0 +1,204 @@
+"""The process that trains: `fit` over real devices, from its last checkpoint, until the rounds are done.
+
+It holds nothing that its database does not: killed at any moment, it is started again by its supervisor and goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homebody.core import Method
+from homebody.database import connect
+from homebody.errors import Abandoned, HomebodyError, Unavailable
+from homebody.evaluation import describe
+from homebody.federation.flower.link import Link
+from homebody.federation.flower.protocol import LinkDown, Refused
+from homebody.federation.runtime import Flower
+from homebody.federation.schema import Sheet
+from homebody.federation.server.epochs import Epochs
+from homebody.federation.server.monitor import Monitor
+from homebody.federation.server.plan import Plan
+from homebody.federation.server.records import Records
+from homebody.federation.service.logs import log
+from homebody.fit import Fitted, fit
+from homebody.privacy.specs import stage_texts
+from homebody.progress import Round
+from homebody.report.record import jsonable
+from homebody.report.words import measured
+
+__all__ = ["AGAIN", "LATER", "main", "train"]
+
+AGAIN = 75
+"""The exit code that says: nothing is wrong here, start me again."""
+LATER = 76
+"""The same, but not at once: too few devices answer, and every attempt is charged."""
+LOOK_SECONDS = 2.0
+"""Between looks for devices that do not have the finished model yet."""
+
+
+def train(folder: Path, *, once: bool = False) -> dict[str, Any]:
+    """Train to the end of the plan; then give the model to whoever comes, unless `once`. What came of it."""
+    plan = Plan.read(folder)
+    method = plan.method()
+    records = Records(connect(plan.database_in(folder), what="server's database"))
+    if records.n_items() < 2:
+        raise HomebodyError("The catalogue has fewer than 2 items: add some with `homebody server items`.")
+    secret = (folder / "keys" / "secret").read_bytes().strip()
+    ca = (folder / "keys" / "ca.pem").read_bytes() if plan.tls else None
+    keep = _best_step(records)  # takes rounds back that are run again, before anybody is told of them
+    with Link(plan.address, ca=ca, secret=secret) as link, Monitor(plan, folder):
+        link.open()
+        log("started", run=plan.run[:8], method=plan.recipe.method, items=records.n_items())
+        intake = Epochs(records, folder) if plan.reports else None
+        settings = plan.settings()
+        told = records.sheet()
+        sheet = None if told is None else Sheet.read(told)
+        runtime = Flower(link, records, plan.describe(), settings, keep=keep, intake=intake, sheet=sheet, log=log)
+        fitted = _fit(plan, method, runtime, records)
+        result = _result(plan, method, fitted, records, folder)
+        records.note("result", json.dumps(jsonable(result)))
+        records.note("doing", "finished" if once else "serving the finished model")
+        log("finished", rounds=result["rounds"], chosen=result["chosen_round"], stopped=fitted.stopped)
+        served = runtime.publish(method, fitted.shared, fitted.chosen, set())
+        if sys.stdout.isatty() or once:
+            _show(result)
+        while not once:
+            time.sleep(LOOK_SECONDS)
+            served = runtime.publish(method, fitted.shared, fitted.chosen, served)
+    return result
+
+
+def _fit(plan: Plan, method: Method, runtime: Flower, records: Records) -> Fitted:
+    recipe = plan.recipe
+    rounds, select = recipe.rounds or method.default_rounds, recipe.selects()
+
+    def on_round(line: Round) -> None:
+        records.add_round(line)
+        records.note("doing", f"round {line.step} of {sum(phase.rounds or rounds for phase in method.phases)} is done")
+        epsilon = {observer: jsonable(value) for observer, value in line.epsilon.items()}
+        log(
+            "round",
+            round=line.step,
+            clients=line.clients,
+            seconds=round(line.seconds, 3),
+            bytes_up=line.bytes_up,
+            bytes_down=line.bytes_down,
+            epsilon=epsilon,
+            **({"measured": measured({select: line.metrics[select]}, line.errors)} if select in line.metrics else {}),
+        )
+
+    return fit(
+        method,
+        runtime,
+        rounds=rounds,
+        cohort=recipe.cohort,
+        seed=recipe.seed,
+        ledger=records.ledger(),
+        budget=recipe.allowed(),
+        delta=recipe.stated_at,
+        evaluate_every=recipe.every(method),
+        select=select,
+        on_round=on_round,
+        checkpoints=records,
+    )
+
+
+def _best_step(records: Records) -> int | None:
+    """The round that devices must still be able to come back to."""
+    progress = records.load()
+    return None if progress is None or progress.best is None else progress.best.step
+
+
+def _result(plan: Plan, method: Method, fitted: Fitted, records: Records, folder: Path) -> dict[str, Any]:
+    """As the record of a simulated run has it."""
+    recipe, lines = plan.recipe, records.rounds()
+    answered = max(1, sum(line["clients"] for line in lines))
+    metrics = fitted.metrics
+    return {
+        "method": recipe.method,
+        "data": "devices",
+        "protocol": recipe.protocol,
+        "split": recipe.split,
+        "meaning": describe(recipe.protocol, recipe.held_out or "latest", recipe.negatives, recipe.split),
+        "seed": recipe.seed,
+        "rounds": len(lines),
+        "chosen_round": fitted.chosen,
+        "metrics": {name: value for name, value in metrics.items() if not name.startswith("valid/")},
+        "validation": {n.removeprefix("valid/"): v for n, v in metrics.items() if n.startswith("valid/")},
+        "errors": fitted.evaluated.errors,
+        "unclipped": fitted.evaluated.unclipped,
+        "epsilon": fitted.epsilon,
+        "epsilon_unit": "user",
+        "epsilon_delta": fitted.delta,
+        "stages": recipe.stages,
+        "channel": stage_texts(method.uplink),
+        "budget": recipe.budget,
+        "stopped": fitted.stopped,
+        "bytes_up": round(sum(line["bytes_up"] for line in lines) / answered),
+        "bytes_down": round(sum(line["bytes_down"] for line in lines) / answered),
+        "seconds": sum(line["seconds"] + line["evaluation_seconds"] for line in lines),
+        "seconds_per_round": statistics.median([line["seconds"] for line in lines] or [0.0]),
+        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "notes": recipe.unshuffled(),
+        "run": str(folder),
+    }
+
+
+def _show(result: dict[str, Any]) -> None:
+    from homebody.report.tables import print_result
+
+    print_result(jsonable(result))
+
+
+def _follow_parent() -> None:
+    """End with the supervisor: a trainer that nobody watches must not go on beside the next one."""
+
+    def follow() -> None:
+        while os.read(0, 4096):
+            pass
+        os._exit(AGAIN)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def main(given: list[str] | None = None) -> None:
+    """The process. Exit code 2: something a person must put right; 75: start it again."""
+    parser = argparse.ArgumentParser("homebody.federation.server.trainer", description="Train over real devices.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--once", action="store_true", help="End when the training does.")
+    parser.add_argument("--follow-parent", action="store_true", help="End when standard input does.")
+    asked = parser.parse_args(given)
+    if asked.follow_parent:
+        _follow_parent()
+    os.umask(0o077)
+    torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
+    try:
+        train(asked.folder, once=asked.once)
+    except (LinkDown, Refused) as error:
+        log("link lost", reason=str(error)[:200])
+        sys.exit(AGAIN)
+    except Abandoned as error:
+        log("too few answer", reason=str(error))
+        sys.exit(LATER)
+    except Unavailable as error:
+        log("interrupted", reason=str(error))
+        sys.exit(AGAIN)
+    except HomebodyError as error:
+        log("stopped", reason=str(error))
+        sys.stderr.write(f"homebody: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What every service of the federation shares: web, certificates, keys, logs and connection limits."""

@@ -1,0 +1,71 @@
+"""Keys that sign reports: a device's to its proxy, and a proxy's to whoever is next.
+
+They are not the keys by which the server knows a device: two parties that know a device by two keys cannot join what
+they wrote down. A key file is one line, `homebody-reports` and the key in hexadecimal; a private one says
+`homebody-reports-secret`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from homebody.errors import HomebodyError
+from homebody.federation.envelopes import signing_keys
+from homebody.federation.service.files import write_new
+
+__all__ = ["make_report_key", "read_report_key", "read_report_pub"]
+
+_PUBLIC = re.compile(rb"\s*homebody-reports ([0-9a-f]{64})\s*")
+_SECRET = re.compile(rb"\s*homebody-reports-secret ([0-9a-f]{64})\s*")
+
+
+def make_report_key(folder: Path) -> Path:
+    """Write a key (reports.key, which never leaves the folder) and its public half, whose path is given: that goes to
+    the operator of the proxy, who registers it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     public = make_report_key(Path(folder))
+    ...     known, secret = read_report_key(public.with_suffix(".key"))
+    ...     known == read_report_pub(public), len(secret)
+    (True, 64)
+    """
+    seed = os.urandom(32)
+    public, _ = signing_keys(seed)
+    _, path = write_new(
+        folder,
+        {
+            "reports.key": f"homebody-reports-secret {seed.hex()}\n".encode(),
+            "reports.pub": f"homebody-reports {public.hex()}\n".encode(),
+        },
+    )
+    return path
+
+
+def read_report_key(path: Path) -> tuple[bytes, bytes]:
+    """Who signs (32 bytes), and the secret that does (64 bytes)."""
+    found = _SECRET.fullmatch(_bytes(path))
+    if not found:
+        raise HomebodyError(f"{path} holds no key that signs reports: it is one line, homebody-reports-secret and hex.")
+    return signing_keys(bytes.fromhex(found[1].decode()))
+
+
+def read_report_pub(path: Path) -> bytes:
+    """The public key (32 bytes) of a file reports.pub."""
+    text = _bytes(path)
+    if _SECRET.fullmatch(text):
+        raise HomebodyError(f"{path} is a private key, which must not leave its device: give the .pub file beside it.")
+    found = _PUBLIC.fullmatch(text)
+    if not found:
+        raise HomebodyError(f"{path} is no public key for reports: it is one line, homebody-reports and 64 hex digits.")
+    return bytes.fromhex(found[1].decode())
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(4096)
+    except OSError as error:
+        raise HomebodyError(f"{path} cannot be read: {error.strerror}.") from error

@@ -1,0 +1,45 @@
+"""Checks of text that people and peers give: addresses, and names of one line."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from homebody.errors import HomebodyError
+
+__all__ = ["ADDRESS", "URL", "is_loopback", "one_line"]
+
+_HOST = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)"
+ADDRESS = re.compile(_HOST + r":(?P<port>\d{1,5})")
+URL = re.compile(r"(?P<scheme>https?)://" + _HOST + r"(:(?P<port>\d{1,5}))?/?")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine.
+
+    >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "example.org")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def one_line(text: object, what: str, limit: int) -> str:
+    """A text of one line without spaces around it.
+
+    >>> one_line(" emma ", "An item id", 1000)
+    'emma'
+    >>> one_line("", "An item id", 1000)
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: An item id must be one line of 1 to 1,000 characters, not ''.
+    """
+    bare = text.strip() if isinstance(text, str) else ""
+    if not bare or len(bare) > limit or _UNPRINTABLE.search(bare):
+        shown = ascii(text)
+        shown = shown if len(shown) <= 80 else f"{shown[:80]} …"
+        raise HomebodyError(f"{what} must be one line of 1 to {limit:,} characters, not {shown}.")
+    return bare

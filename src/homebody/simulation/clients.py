@@ -1,0 +1,416 @@
+"""Clients at work in this process, many at once: all those of a simulation, or the people of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from homebody.core import Batch, Data, Evaluated, Method, Newcomer, Recommended, Rows, Tree, Update, Users, written
+from homebody.data.splits import Split
+from homebody.errors import Diverged, HomebodyError
+from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, sound, summarise
+from homebody.privacy import Channel
+from homebody.rng import Rng
+from homebody.simulation.newcomers import alone, moment
+from homebody.simulation.states import LocalStore
+
+__all__ = ["SAMPLES_AT_ONCE", "Clients", "usable_device"]
+
+SAMPLES_AT_ONCE = 1 << 15
+"""Padded interactions that clients work on together: large enough to be fast, small enough for caches."""
+SCORES_AT_ONCE = 1 << 21
+ON_ONE_THREAD = 1 << 9
+"""Padded interactions of so few clients that torch's threads would wait for each other longer than they work."""
+USERS_AT_ONCE = 24
+"""Scored together at least, however large the catalogue."""
+ADAPTED_BYTES = 64 << 20
+"""Of parameters that clients hold while they are scored, once they have adapted to what they have."""
+CACHED_BYTES = 256 << 20
+"""Evaluation asks the same questions every round; they are kept up to this size."""
+
+
+class Asked(NamedTuple):
+    """Clients of similar length that are scored together."""
+
+    users: Users
+    data: tuple[Tensor, ...]
+    questions: dict[str, Question]
+
+
+class Clients:
+    """Works for the clients of a split, vectorised over those of similar length; what becomes of it, others say.
+
+    fused: use a method's own kernels where it has them; otherwise `client` under vmap.
+    cutoffs, slices: which metrics `evaluate` gives, and for which groups of users beside everyone.
+    """
+
+    stream: type[Rng] = Rng
+    """How a client draws its random numbers."""
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        device: str = "cpu",
+        fused: bool = True,
+        cutoffs: Sequence[int] = CUTOFFS,
+        slices: Sequence[str] = (),
+    ) -> None:
+        self.split = split
+        self._cutoffs, self._slices = cutoffs, sliced(split.population, slices)
+        self.device = usable_device(device)
+        self.fused = fused
+        self.catalogue = split.catalogue(self.device)
+        self._features, self._contexts = (
+            {name: torch.from_numpy(one.values).to(self.device) for name, one in split.encoded[unit].columns.items()}
+            for unit in ("users", "contexts")
+        )
+        self._members = np.flatnonzero(split.learn & (split.lengths > 0))
+        self._public = np.flatnonzero(split.public & (split.lengths > 0))
+        taking_part = np.union1d(self._members, self._public)
+        self._store = LocalStore(split.lengths, np.union1d(taking_part, split.asked()))
+        self._rng = Rng.of(0)
+        self._base_step = np.full(split.n_users, -1, dtype=np.int64)
+        self._bases: dict[int, Tree] = {}
+        self._kept: list[Asked] | None = None
+        self._uses: tuple[str, ...] = ()
+        self._rates = False
+
+    def begin(self, method: Method, rng: Rng) -> None:
+        uses, rates = (*method.needs, *method.uses), method.predicts == "ratings"
+        if (self._uses, self._rates) != (uses, rates):
+            self._uses, self._rates, self._kept = uses, rates, None
+        self._store.clear()
+        self._rng = self._own(rng)
+        self._base_step[:] = -1
+        self._bases.clear()
+
+    def message(self, method: Method, shared: Tree, user: int, rng: Rng) -> Update:
+        """What one client would send in this round, after its half of the channel; nothing is kept of it."""
+        update, *_ = self._work(method, shared, np.array([user]), None, self._own(rng))
+        alone: Update = torch.utils._pytree.tree_map(lambda leaf: leaf[0], update)
+        return alone
+
+    def requests(self, method: Method, users: Users, rng: Rng) -> Iterator[tuple[Users, dict[str, Tensor]]]:
+        """Which rows these clients would ask the server for in this round, in groups of clients; -1 pads."""
+        rng = self._own(rng)
+        for some, width in self._store.groups(users, SAMPLES_AT_ONCE):
+            streams = self._streams(rng, some)
+            yield some, vmap(method.asks)(self._batches(method, streams, self._data(some, width)))
+
+    def _own(self, rng: Rng) -> Rng:
+        """A stream that was handed in, as these clients draw from it and where they compute."""
+        return self.stream(rng.key.to(self.device))
+
+    def _streams(self, rng: Rng, users: Users) -> Rng:
+        """A stream for each of these clients."""
+        return rng.fold(self._tensor(self.split.numbered(users)))
+
+    def _work(
+        self, method: Method, shared: Tree, users: Users, width: int | None, rng: Rng, *, summed: bool = False
+    ) -> tuple[Update, Tree, dict[str, Tensor]]:
+        """A round of some clients: what leaves each of them, what it keeps, and which rows it asks for.
+
+        summed: of what leaves them nobody sees but the sum, to which the devices' noise is added at once.
+        """
+        fused = self.fused and method.kernel_of("client", "cohort")
+        work = method.cohort if fused else partial(Method.cohort, method)
+        streams = self._streams(rng, users)
+        data = self._data(users, width, avoided=method.draws_negatives)
+        batches = self._batches(method, streams, data)
+        with _threads_for(data[0].numel()):
+            update, kept = work(shared, self._locals(method, shared, users), batches)
+        if update and not method.sends:
+            raise HomebodyError(
+                f"{type(method).__name__} says that it sends nothing, and is charged so; its update is not empty."
+            )
+        channel = method.uplink
+        update = self._leave(channel, update, streams, summed=summed) if channel.stages else written(update)
+        return update, kept, vmap(method.asks)(batches) if channel.asks else {}
+
+    def _leave(self, channel: Channel, update: Update, streams: Rng, *, summed: bool) -> Update:
+        """What these clients' updates become on their way out."""
+        own = streams.private.fold("uplink")
+        if channel.samples and any(not isinstance(one, Tensor | Rows) for one in update.values()):
+            return channel.devices(update, own)
+        half = channel.for_sum if summed else channel.device
+        left: Update = vmap(lambda key, one: half(one, Rng(key)))(own.key, written(update))
+        return left
+
+    def _batches(self, method: Method, streams: Rng, data: tuple[Tensor, ...]) -> Batch:
+        """What clients work on in a round, or to adapt."""
+
+        def prepare(key: Tensor, *own: Tensor) -> Batch:
+            return method.prepare(self._client_data(*own), self.stream(key))
+
+        prepared: Batch = vmap(prepare)(streams.key, *data)
+        return prepared
+
+    def evaluate(self, method: Method, shared: Tree) -> Evaluated:
+        return summarise(sound(self._blocks(method, shared)), self._cutoffs, self._slices)
+
+    def _blocks(self, method: Method, shared: Tree) -> Iterator[Block]:
+        """Everyone's scores with what they are asked; where circumstances count, each question has its own."""
+        everything = torch.arange(self.catalogue.n_items, device=self.device)
+        for users, data, asked in self._asked():
+            if not (self._contexts and "contexts" in self._uses) or any(one.rows is None for one in asked.values()):
+                yield Block(users, self._scores(method, shared, users, data, everything), asked)
+                continue
+            owner = torch.cat([question.owner for question in asked.values()])
+            rows = torch.cat([question.rows for question in asked.values() if question.rows is not None])
+            held = torch.arange(len(asked), device=self.device).repeat_interleave(
+                torch.tensor([len(question.owner) for question in asked.values()], device=self.device)
+            )
+            place = _place_in_group(owner)
+            most = int(place.max()) + 1
+            size = max(1, 4 * SCORES_AT_ONCE // (most * self.catalogue.n_items))
+            for start in range(0, len(users), size):
+                own, some = tuple(part[start : start + size] for part in data), users[start : start + size]
+                inside = (owner >= start) & (owner < start + size)
+                where = (owner[inside] - start, place[inside])
+                now = {name: _laid_out(v[rows[inside]], where, len(some), most) for name, v in self._contexts.items()}
+                scores = self._scores(method, shared, some, own, everything, now)
+                for number, (name, question) in enumerate(asked.items()):
+                    chosen = inside[held == number]
+                    told = held[inside] == number
+                    at = where[0][told], where[1][told]
+                    order = torch.arange(len(at[0]), device=self.device)
+                    picked = question.taken(chosen, order)
+                    yield Block(some[at[0].cpu().numpy()], scores[at], {name: picked})
+
+    def recommend(
+        self, method: Method, shared: Tree, user: int, k: int, now: Mapping[str, Tensor] | None = None
+    ) -> list[tuple[int, float]]:
+        """now: the circumstances in which they ask, (1, 1) and what each is."""
+        if not 0 <= user < self.split.n_users:
+            raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.split.n_users - 1}.")
+        users = np.array([user])
+        everything = torch.arange(self.catalogue.n_items, device=self.device)
+        scores = self._scores(method, shared, users, self._data(users), everything, now).flatten(0, -2)[0].cpu()
+        if len(scores) and bool(torch.isnan(scores).all()):
+            raise Diverged(
+                f"{type(method).__name__} adapted to this person until none of its scores was a number: check the "
+                "ratings that were given, if any, or train with a smaller step of adapting."
+            )
+        scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf)  # topk puts what is no number first
+        scores[torch.from_numpy(self.split.population.history(user).astype(np.int64))] = -torch.inf
+        best = torch.topk(scores, min(k, len(scores)))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [(item, score) for item, score in pairs if score > -np.inf]
+
+    def recommend_in(self, method: Method, shared: Tree, user: int, k: int, now: Mapping[str, object]) -> Recommended:
+        """A client's best new items in the circumstances in which they ask, as the source calls these."""
+        found = moment(method, self.split, now)
+        return Recommended(self.recommend(method, shared, user, k, self._here(found.now)), found.notes)
+
+    def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
+        found = alone(method, self.split, newcomer)
+        one = Clients(found.split, device=str(self.device), fused=self.fused)
+        one.begin(method, self._rng)
+        return Recommended(one.recommend(method, shared, 0, k, self._here(found.now)), found.notes)
+
+    def _here(self, now: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+        return now and {name: value.to(self.device) for name, value in now.items()}
+
+    def _remember(self, shared: Tree, users: Users, step: int) -> None:
+        """These clients will rank with what they trained from; what nobody ranks with any more is let go."""
+        self._base_step[users] = step
+        self._bases[step] = shared
+        in_use = set(np.unique(self._base_step).tolist())
+        self._bases = {number: tree for number, tree in self._bases.items() if number in in_use}
+
+    def _tensor(self, users: Users) -> Tensor:
+        return torch.from_numpy(users).to(self.device)
+
+    def _data(self, users: Users, width: int | None = None, *, avoided: bool = True) -> tuple[Tensor, ...]:
+        """What these clients' devices hold: their interactions, then a column for each feature."""
+        padded = (torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width, avoided=avoided))
+        own = (values[self._tensor(users)] for values in self._features.values())
+        contexts, rated = self._taken
+        if not contexts and not rated:
+            return (*padded, *own)
+        rows = torch.from_numpy(self.split.padded_rows(users, width)).to(self.device)
+        of_rows = [*contexts.values(), *([self._ratings] if rated else [])]
+        return (*padded, *own, *(_at(values, rows) for values in of_rows))
+
+    @property
+    def _taken(self) -> tuple[dict[str, Tensor], bool]:
+        """What of each interaction the method takes in: its circumstances, and whether its rating."""
+        contexts = self._contexts if "contexts" in self._uses else {}
+        return contexts, "ratings" in self._uses and self.split.population.ratings is not None
+
+    @cached_property
+    def _ratings(self) -> Tensor:
+        assert self.split.population.ratings is not None
+        return torch.from_numpy(self.split.population.ratings).to(self.device)
+
+    def _client_data(self, items: Tensor, valid: Tensor, excluded: Tensor, *others: Tensor) -> Data:
+        contexts, rated = self._taken
+        ratings = others[-1] if rated else None
+        features = dict(zip(self._features, others, strict=False))
+        around = dict(zip(contexts, others[len(features) :], strict=False))
+        return Data(items, valid, excluded, self.catalogue, features, around, ratings)
+
+    def _locals(self, method: Method, shared: Tree, users: Users) -> Tree:
+        """These clients' state; those that join now draw theirs."""
+        new = ~self._store.holds(users)
+        if new.all():
+            return self._fresh(method, shared, users)
+        if new.any():
+            self._store.put(users[new], self._fresh(method, shared, users[new]))
+        return self._store.get(users)
+
+    def _fresh(self, method: Method, shared: Tree, users: Users) -> Tree:
+        keys = self._streams(self._rng.fold("local"), users).key
+        fresh: Tree = vmap(lambda key: method.init_local(shared, self.stream(key)))(keys)
+        return fresh
+
+    def _scores(
+        self,
+        method: Method,
+        shared: Tree,
+        users: Users,
+        data: tuple[Tensor, ...],
+        items: Tensor,
+        now: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """(users, items) as each device would compute them, with the parameters it holds; items in chunks.
+
+        now: circumstances in which each is asked, one after the other: then (users, circumstances, items).
+        """
+        often = len(next(iter(now.values()))[0]) if now else 1
+        size = max(1, SCORES_AT_ONCE // (len(users) * often * method.numbers_a_score))
+        chunks = [items[start : start + size] for start in range(0, len(items), size)]
+        out = torch.empty(0)
+        for chosen, tree, locals_ in self._holdings(method, shared, users, data):
+            own = [part[chosen] for part in data]
+            asked = {name: values[chosen] for name, values in (now or {}).items()}
+            for number, chunk in enumerate(chunks):
+                values: Tensor = vmap(partial(self._score_one, method, tree, chunk))(locals_, asked, *own)
+                if values.shape[-1:] != chunk.shape or values.ndim != (3 if now else 2):
+                    name, found = type(method).__name__, tuple(values.shape[2 if now else 1 :])
+                    raise HomebodyError(
+                        f"{name}.score() must give one number for each of {len(chunk)} items, not {found}."
+                    )
+                if isinstance(chosen, slice) and len(chunks) == 1:
+                    return values
+                out = out if len(out) else values.new_empty(len(users), *values.shape[1:-1], len(items))
+                out[chosen, ..., number * size : number * size + len(chunk)] = values
+        return out
+
+    def _score_one(
+        self, method: Method, tree: Tree, items: Tensor, local: Tree, now: Mapping[str, Tensor], *own: Tensor
+    ) -> Tensor:
+        data = self._client_data(*own)
+        if not now:
+            return method.score(tree, local, data, items)
+        scores: Tensor = vmap(lambda one: method.score(tree, local, data._replace(now=one), items))(dict(now))
+        return scores
+
+    def _holdings(
+        self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...]
+    ) -> Iterator[tuple[slice | Tensor, Tree, Tree]]:
+        """Which of these clients rank with which shared and local parameters; a slice stands for all of them."""
+        newcomer, guest, returning = -2, -3, -4
+        held = self._store.holds(users)
+        steps = np.where(held, self._base_step[users], newcomer)
+        adapts = ~self.split.learn[users] | (method.scores_from == "adapted")
+        adapts &= self.split.lengths[users] > 0
+        steps[adapts] = np.where(held[adapts], returning, guest)
+        for step in np.unique(steps):
+            same = np.flatnonzero(steps == step)
+            fresh, adapting = step in (newcomer, guest), step in (guest, returning)
+            # Who adapts may hold all parameters anew.
+            whole = sum(value.nbytes for value in shared.values())
+            size = max(1, ADAPTED_BYTES // max(1, whole)) if adapting else len(same)
+            for chosen in (same[start : start + size] for start in range(0, len(same), size)):
+                some, where = users[chosen], slice(None) if len(chosen) == len(users) else self._tensor(chosen)
+                locals_ = self._fresh(method, shared, some) if fresh else self._store.get(some)
+                if adapting:
+                    locals_ = self._adapted(method, shared, some, locals_, tuple(part[where] for part in data))
+                yield where, self._bases.get(int(step), shared), locals_
+
+    def _adapted(self, method: Method, shared: Tree, users: Users, locals_: Tree, data: tuple[Tensor, ...]) -> Tree:
+        """What clients hold once they have adapted to what they have; nothing of it is kept."""
+        fused = self.fused and method.kernel_of("adapt", "adapt_cohort")
+        work = method.adapt_cohort if fused else vmap(method.adapt, in_dims=(None, 0, 0))
+        streams = self._streams(self._rng.fold("adapt"), users)
+        batches = self._batches(method, streams, data)
+        with _threads_for(data[0].numel()):
+            adapted: Tree = work(shared, locals_, batches)
+        return adapted
+
+    def _asked(self) -> Iterator[Asked]:
+        if self._kept is not None:
+            yield from self._kept
+            return
+        kept: list[Asked] = []
+        size = 0
+        most = max(USERS_AT_ONCE, SCORES_AT_ONCE // self.split.n_items)
+        for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, most):
+            one_by_one = bool(self._taken[0])
+            rated = self._rates and self.split.population.ratings is not None
+            asked = questions(self.split, users, self.device, one_by_one, rated)
+            block = Asked(users, self._data(users, width), asked)
+            size += sum(part.nbytes for part in block.data)
+            size += sum(part.nbytes for question in block.questions.values() for part in question if part is not None)
+            if size <= CACHED_BYTES:
+                kept.append(block)
+            yield block
+        if size <= CACHED_BYTES:
+            self._kept = kept
+
+
+@contextmanager
+def _threads_for(interactions: int) -> Iterator[None]:
+    """As many of torch's threads as clients with so many interactions can use; compiled kernels have their own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if interactions <= ON_ONE_THREAD else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _place_in_group(group: Tensor) -> Tensor:
+    """How many before it are of the same group.
+
+    >>> _place_in_group(torch.tensor([3, 1, 3, 3])).tolist()
+    [0, 0, 1, 2]
+    """
+    order = group.argsort(stable=True)
+    ordered = group[order]
+    first = torch.searchsorted(ordered, ordered)
+    return torch.empty_like(group).scatter_(0, order, torch.arange(len(group), device=group.device) - first)
+
+
+def _laid_out(values: Tensor, where: tuple[Tensor, Tensor], rows: int, columns: int) -> Tensor:
+    """These values in a table with so many rows and columns, at these places of it."""
+    table = values.new_zeros(rows, columns, *values.shape[1:])
+    table[where] = values
+    return table
+
+
+def _at(values: Tensor, rows: Tensor) -> Tensor:
+    """The values of these rows; what pads is zero."""
+    there = (rows >= 0).reshape(*rows.shape, *[1] * (values.ndim - 1))
+    return torch.where(there, values[rows.clamp(min=0)], torch.zeros((), dtype=values.dtype, device=values.device))
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of this name; refused, in a sentence, where it is not to be had."""
+    try:
+        device = torch.device(name)
+        (torch.zeros(1, device=device) + 1).item()
+    except (RuntimeError, AssertionError) as error:
+        raise HomebodyError(
+            f"The device '{name}' cannot be used here; give --device cpu, or cuda where there is a GPU."
+        ) from error
+    return device

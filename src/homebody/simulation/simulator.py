@@ -1,0 +1,134 @@
+"""Thousands of clients at once, in this process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from homebody import ops
+from homebody.core import Cohort, Collected, Method, Opened, Rows, Total, Tree, Users
+from homebody.errors import HomebodyError
+from homebody.privacy import Charge
+from homebody.privacy.grid import STEPS, summed_steps
+from homebody.rng import Rng
+from homebody.simulation.clients import SAMPLES_AT_ONCE, Clients
+
+__all__ = ["Simulator"]
+
+DENSE_BYTES = 64 << 20
+"""Of whole tables that clients fill at once, where their channel makes them."""
+FORMULAS_AT_ONCE = 1 << 20
+"""Padded interactions of clients whose updates are formulas: compiled code goes through them one by one."""
+
+
+class Simulator(Clients):
+    """Runs a method for a whole population, vectorised over clients of similar length.
+
+    fused: use a method's own `cohort` kernel where it has one, and draw the noise that devices add as one sum over all
+    of them, which has the same distribution; otherwise `client` under vmap, and each device's noise by itself.
+    cutoffs, slices: which metrics `evaluate` gives, and for which groups of users beside everyone.
+    """
+
+    simulated = True
+
+    def available(self, *, public: bool = False) -> Users:
+        return self._public if public else self._members
+
+    def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
+        return Opened(release, cohort, again=False)
+
+    def telemetry(self, method: Method) -> Sequence[Charge]:
+        return ()
+
+    def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
+        rng = self._own(rng)
+        sums: Tree = {}
+        bytes_up, requests, losses = 0, 0, []
+        tables = sum(value.nbytes for value in shared.values())
+        bytes_down = tables * len(cohort.users)
+        at_once = self.fused and method.uplink.ends_in_noise
+        formulas = self.fused and method.computes and method.uplink.samples
+        reads = method.uplink.reads
+        summed = self.fused and not reads
+        dense = not formulas and (method.computes or (method.uplink.sums_dense if summed else method.uplink.dense))
+        # What is read says something of each item, and it takes several numbers of 8 bytes to draw that.
+        wide = 32 * self.catalogue.n_items if reads else tables
+        most = max(1, DENSE_BYTES // max(1, wide)) if dense else None
+        together = FORMULAS_AT_ONCE if formulas else SAMPLES_AT_ONCE
+        for users, width in self._store.groups(cohort.users, together, most):
+            update, kept, request = self._work(method, shared, users, width, rng, summed=summed)
+            self._store.put(users, kept)
+            if "loss" in kept:
+                losses.append(kept["loss"].sum())
+            bytes_up += _add(update, {} if reads else sums, whole=method.uplink.fills)
+            if reads:
+                method.uplink.read(update, sums)
+            rows, spared = _asked(request, shared)
+            requests, bytes_down = requests + 4 * rows, bytes_down - spared
+        if method.scores_from == "base":
+            self._remember(shared, cohort.users, step)
+        if at_once:
+            sums = method.uplink.noise_of_many(sums, len(cohort.users), rng.private.fold("uplink"))
+            # Each device would have sent its noise in every coordinate.
+            bytes_up = len(cohort.users) * sum(value.nbytes for value in sums.values())
+        total = method.uplink.server(Total(sums, cohort.size), rng.private.fold("server"))
+        loss = float(sum(losses)) / len(cohort.users) if losses else None
+        return Collected(total, bytes_up + requests, bytes_down, loss)
+
+    def state(self, *, lasting: bool = False) -> Tree:
+        state = {f"local/{name}": value for name, value in self._store.state().items()}
+        state["base_step"] = torch.from_numpy(self._base_step.copy())
+        for step, tree in self._bases.items():
+            state |= {f"base/{step}/{name}": value for name, value in tree.items()}
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        local = {name.removeprefix("local/"): value for name, value in state.items() if name.startswith("local/")}
+        self._store.load(local, self.device)
+        self._base_step = state["base_step"].numpy().copy()
+        self._bases = {}
+        for name, value in state.items():
+            if name.startswith("base/"):
+                _, step, key = name.split("/", 2)
+                self._bases.setdefault(int(step), {})[key] = value.to(self.device)
+
+
+def _add(update: Tree, sums: Tree, *, whole: bool) -> int:
+    """Add a stacked update to the sums; answer how many bytes its clients send, where they may fill whole tables."""
+    bits = 0
+    for name, value in update.items():
+        rows = value.value if isinstance(value, Rows) else value
+        # Whole steps of a channel's grid stay whole: their sum is exact.
+        kind = torch.int64 if rows.dtype in STEPS else torch.promote_types(rows.dtype, torch.float32)
+        width = 1 if rows.dtype == torch.bool else 8 * rows.element_size()
+        if isinstance(value, Rows):
+            if value.index.numel() and int(value.index.max()) >= value.size:
+                raise HomebodyError(
+                    f"The update's '{name}' has a row {int(value.index.max())}, but its table has {value.size} rows."
+                )
+            total = sums.setdefault(name, rows.new_zeros((value.size, *rows.shape[2:]), dtype=kind))
+            ops.scatter_sum(value.index.flatten(), rows.flatten(0, 1), total)
+            if whole:
+                bits += len(rows) * value.size * width * math.prod(rows.shape[2:])
+            else:
+                bits += int((value.index >= 0).sum()) * (32 + width * math.prod(rows.shape[2:]))
+        else:
+            summed = summed_steps(rows) if kind == torch.int64 else rows.sum(0, dtype=kind)
+            sums[name] = sums[name] + summed if name in sums else summed
+            bits += width * rows.numel()
+    return -(-bits // 8)
+
+
+def _asked(request: Mapping[str, Tensor], shared: Tree) -> tuple[int, int]:
+    """How many rows these clients ask for, and how many bytes they are spared of the tables that they ask rows of."""
+    rows = spared = 0
+    for name, index in request.items():
+        if name not in shared:
+            raise HomebodyError(f"A device asks for rows of '{name}', but what is shared is {', '.join(shared)}.")
+        count, table = int((index >= 0).sum()), shared[name]
+        rows += count
+        spared += len(index) * table.nbytes - count * (table.nbytes // len(table))
+    return rows, spared

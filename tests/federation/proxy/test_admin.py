@@ -1,0 +1,145 @@
+"""`homebody proxy`: what an operator types."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from homebody.cli import app
+from homebody.errors import HomebodyError
+from homebody.federation.envelopes import Envelope, open_envelope, seal_envelope
+from homebody.federation.proxy.admin import make
+from homebody.federation.proxy.settings import Settings
+from homebody.federation.service.keys import make_report_key, read_report_key, read_report_pub
+
+NEXT = "https://server.example.org:9443"
+
+
+def typed(*words: str | Path) -> Any:
+    return CliRunner().invoke(app, ["proxy", *map(str, words)])
+
+
+def test_a_proxy_is_made_and_told_who_may_send(tmp_path: Path) -> None:
+    folder = tmp_path / "proxy"
+    done = typed("init", folder, "--next", NEXT, "--hold", "30", "--least-devices", "20", "--host", "proxy.lan")
+    assert done.exit_code == 0, done.output
+    assert Settings.read(folder) == Settings(next=NEXT, hold=30.0, least_devices=20)
+    kinds = {path.relative_to(folder).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+    assert kinds.pop("keys") == 0o700
+    assert set(kinds.values()) == {0o600}
+    assert {"proxy.toml", "proxy.sqlite", "reports.key", "reports.pub", "keys/ca.pem", "keys/server.key"} <= set(kinds)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    keys = [tmp_path / name / "reports.pub" for name in ("a", "b", "c")]
+    for key in keys:
+        assert json.loads(typed("key", key.parent, "--json").output)["public"] == str(key)
+    assert json.loads(typed("allow", folder, *keys[:2], "--people", "3", "--json").output) == {"added": 2, "senders": 2}
+    assert typed("allow", folder, keys[2], "--proxy").output == f"3 may send to {folder}.\n"
+    said = json.loads(typed("status", folder, "--json").output)
+    assert (said["devices"], said["proxies"], said["held"], said["running"]) == (2, 1, 0, False)
+    assert json.loads(typed("forbid", folder, keys[0], "--json").output) == {"removed": 1, "senders": 2}
+    assert "may send: 1 device, 1 proxy;" in typed("status", folder).output
+    with pytest.raises(HomebodyError, match="key of nobody who may send"):
+        CliRunner().invoke(app, ["proxy", "forbid", str(folder), str(keys[0])], catch_exceptions=False)
+
+
+def test_allowing_is_all_or_nothing(tmp_path: Path) -> None:
+    make(tmp_path / "proxy", Settings(next=NEXT))
+    good, bad = make_report_key(tmp_path / "a"), tmp_path / "bad.pub"
+    bad.write_text("homebody-reports 1234\n")
+    assert isinstance(typed("allow", tmp_path / "proxy", good, bad).exception, HomebodyError)
+    assert json.loads(typed("status", tmp_path / "proxy", "--json").output)["devices"] == 0
+
+
+def test_certificates_of_ones_own(tmp_path: Path) -> None:
+    make(tmp_path / "one", Settings(next=NEXT))
+    keys = tmp_path / "one" / "keys"
+    done = typed(
+        "init", tmp_path / "two", "--next", NEXT, "--cert", keys / "server.pem", "--key", keys / "server.key",
+        "--next-ca", keys / "ca.pem", "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "two" / "keys" / "server.pem").read_bytes() == (keys / "server.pem").read_bytes()
+    assert (tmp_path / "two" / "next-ca.pem").read_bytes() == (keys / "ca.pem").read_bytes()
+    assert not (tmp_path / "two" / "keys" / "ca.key").exists()
+    assert read_report_pub(Path(json.loads(done.output)["public"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--next", "server"], "next hop is an address"),
+        (["--next", "https://"], "next hop is an address"),
+        (["--next", "https://host:99999"], "next hop is an address"),
+        (["--next", "https://host/path"], "next hop is an address"),
+        (["--next", "https://a:b@host"], "holds no name or password"),
+        (["--next", "http://example.org"], "pass reports on with https"),
+        (["--next", NEXT, "--listen", "nowhere"], "address to listen on"),
+        (["--next", NEXT, "--listen", "0.0.0.0:1", "--no-tls"], "leave out --no-tls"),
+        (["--next", NEXT, "--hold", "-1"], "hold is a number from 0"),
+        (["--next", NEXT, "--least-devices", "0"], "least_devices is a number from 1"),
+        (["--next", NEXT, "--most", "0"], "most is a number from 1"),
+        (["--next", NEXT, "--cert", "x"], "go together"),
+        (["--next", NEXT, "--cert", "x", "--key", "y"], "no certificate and its key"),
+        (["--next", NEXT, "--next-ca", "missing.pem"], "cannot be read"),
+        (["--next", NEXT, "--next-ca", __file__], "no certificate of an authority"),
+        (["--next", "http://localhost:1", "--next-ca", __file__], "goes with https"),
+        (["--next", NEXT, "--host", "a b"], "is no host"),
+    ],
+)
+def test_what_makes_no_sense_is_said_and_leaves_nothing(tmp_path: Path, words: list[str], sentence: str) -> None:
+    done = typed("init", tmp_path / "proxy", *words)
+    assert isinstance(done.exception, HomebodyError)
+    assert sentence in str(done.exception)
+    assert not (tmp_path / "proxy").exists()
+
+
+def test_a_folder_that_is_taken_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(HomebodyError, match="not empty"):
+        make(tmp_path, Settings(next=NEXT))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    with pytest.raises(HomebodyError, match="There is no proxy"):
+        Settings.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("schema = 9", "newer Homebody"),
+        ("schema = 0", "from 1"),
+        ("next", "not valid TOML"),
+        ("hold = 1.0", "name no next hop"),
+        (f"next = '{NEXT}'\nholt = 1.0", "did you mean 'hold'"),
+        (f"next = '{NEXT}'\nhold = 'long'", "must be a number"),
+        (f"next = '{NEXT}'\nleast_devices = true", "must be a whole number"),
+    ],
+)
+def test_settings_that_cannot_be_used(text: str, sentence: str) -> None:
+    with pytest.raises(HomebodyError, match=sentence):
+        Settings.from_toml(text)
+
+
+def test_a_key_signs_and_is_for_its_owner_alone(tmp_path: Path) -> None:
+    public = make_report_key(tmp_path / "device")
+    private = public.with_suffix(".key")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (public, private)} == {0o600}
+    known, secret = read_report_key(private)
+    sender, _ = open_envelope(seal_envelope(Envelope("message", bytes(16), bytes(16), b""), secret))
+    assert sender == known == read_report_pub(public)
+    assert public.read_text() == f"homebody-reports {known.hex()}\n"
+    with pytest.raises(HomebodyError, match="must not leave its device"):
+        read_report_pub(private)
+    with pytest.raises(HomebodyError, match="holds no key that signs"):
+        read_report_key(public)
+    with pytest.raises(HomebodyError, match="is there already"):
+        make_report_key(tmp_path / "device")
+    with pytest.raises(HomebodyError, match="cannot be read"):
+        read_report_pub(tmp_path / "none")
+    (tmp_path / "x").write_bytes(b"\xff" * 100_000)
+    with pytest.raises(HomebodyError, match="no public key for reports"):
+        read_report_pub(tmp_path / "x")

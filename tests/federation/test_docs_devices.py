@@ -1,0 +1,124 @@
+"""docs/devices.md, copied and pasted: a server and four devices, killed and started again, end with the right table."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from homebody.data import Population
+from homebody.data.partitions import leave_one_out
+from homebody.federation.device.home import Home
+from homebody.federation.server.admin import opened
+from homebody.fit import fit
+from homebody.methods.pfedrec import PFedRec
+from homebody.simulation import Simulator
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "devices.md"
+ROUNDS = 12
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def section() -> str:
+    return PAGE.read_text(encoding="utf-8").partition("## Four devices on one machine\n")[2].partition("\n## ")[0]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", section(), re.MULTILINE | re.DOTALL)
+
+
+def words(text: str) -> list[str]:
+    """Without numbers that a slower machine, or one that rounds otherwise, prints differently."""
+    return re.sub(r"[\d.,]+", "", text).split()
+
+
+def paste(folder: Path, data: Path) -> list[str]:
+    """Run the page's commands as they stand, but for ports that are free; what each block printed."""
+    script = "".join(f"echo ==={number}===\n{code}" for number, code in enumerate(blocks("bash")))
+    for port in ("9092", "9464"):
+        assert port in script
+        script = script.replace(port, str(free_port()))
+    (folder / "commands.sh").write_text(f"set -eu\n{script}")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "HOMEBODY_DATA": str(data),
+        "COLUMNS": "80",
+        "OMP_NUM_THREADS": "1",
+        "NUMBA_NUM_THREADS": "1",
+    }
+    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+        process = subprocess.Popen(
+            ["timeout", "1200", "bash", "commands.sh"],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(1260)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    said = "\n".join((folder / name).read_text()[-3000:] for name in ("err", "server.log") if (folder / name).exists())
+    assert code == 0, said
+    return re.split(r"===\d+===\n", (folder / "out").read_text())[1:]
+
+
+def rows(table: str) -> dict[str, list[float]]:
+    """The figures of a printed table, by the name of the row."""
+    found = re.findall(r"^│ (.+?) +│ ([\d.]+) +│ ([\d.]+) +│ ([\d.]+) +│$", table, re.MULTILINE)
+    return {name: [float(value) for value in values] for name, *values in found}
+
+
+def test_the_page_by_copy_and_paste(real_data: Path, twenty: Population, tmp_path: Path) -> None:
+    simulated, *_, killed, recommended, told, _ = paste(tmp_path, real_data)
+
+    # The server was killed, and a device: the table is that of an undisturbed simulation.
+    wanted = fit(PFedRec(), Simulator(leave_one_out(twenty, seed=0)), rounds=ROUNDS, seed=0)
+    found = rows(killed)
+    assert rows(simulated).keys() == found.keys()
+    for title, name in (("HR, sampled", "hr"), ("NDCG, sampled", "ndcg"), ("HR, full catalogue", "full/hr")):
+        assert found[title] == pytest.approx([wanted.metrics[f"{name}@{k}"] for k in (5, 10, 20)], abs=1e-3)
+    assert f"rounds {ROUNDS}, chosen {wanted.chosen};" in killed
+
+    # It is what the page shows.
+    table, shown = blocks("text")
+    assert words(killed) == words(table)
+    assert words(recommended) == words(shown)
+
+    lines = [json.loads(line) for line in (tmp_path / "server.log").read_text().splitlines() if line.startswith("{")]
+    assert [line["event"] for line in lines].count("started") == 2
+    abandoned = [line["release"] for line in lines if line["event"] == "abandoned"]
+    with opened(tmp_path / "server") as (_, records):
+        assert [line["clients"] for line in records.rounds()] == [20] * ROUNDS
+        releases = {entry.release for entry in records.ledger().entries()}
+        assert records.counters().get("rounds_abandoned", 0) == len(abandoned)
+    rounds = {f"train/{number}" for number in range(1, ROUNDS + 1)}
+    again = {f"{base}#{int(number or 1) + 1}" for base, _, number in (name.partition("#") for name in abandoned)}
+    # Every round is charged once, and every abandoned attempt once more.
+    assert {name for name in releases if "telemetry" not in name} == rounds | again
+    assert {name.partition("#")[0] for name in releases if "telemetry" in name} == {f"{n}/telemetry" for n in rounds}
+
+    # A person's own ledger is charged once for each, whatever was asked again.
+    with Home(tmp_path / "device0") as home:
+        marks = home.marks("1")
+        assert {mark.release for mark in marks if "telemetry" not in mark.release} == rounds
+        assert len({entry.release for entry in home.ledger("1").entries()}) == len(marks)
+        assert not home.running()
+    assert f"{len(marks)} answers left the device" in told
+    assert "pfedrec, finished" in told

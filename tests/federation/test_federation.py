@@ -1,0 +1,85 @@
+"""Real processes over real sockets, with TLS and authentication: the same numbers as in a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from homebody.data import Population
+from homebody.data.partitions import everything, leave_one_out
+from homebody.federation.device.device import recommend
+from homebody.federation.device.home import Home
+from homebody.federation.server.admin import opened
+from homebody.fit import fit
+from homebody.recipe import Recipe
+from homebody.simulation import Simulator
+
+ROUNDS = 5
+
+
+@pytest.mark.parametrize("method", ["pfedrec", "fedmf", "fedials"])
+def test_twenty_people_on_four_devices_train_what_a_simulation_trains(
+    method: str, twenty: Population, world: Callable[..., Any]
+) -> None:
+    plan = Recipe(method, "devices", rounds=ROUNDS, seed=3, evaluate_every=1 if method == "pfedrec" else 0)
+    federation = world(twenty, 4, plan)
+    federation.start(once=True)
+    assert federation.finish() == 0
+    split = leave_one_out(twenty, seed=3) if plan.evaluate_every else everything(twenty, seed=3)
+    wanted = fit(plan.build(), Simulator(split), rounds=ROUNDS, seed=3, evaluate_every=plan.evaluate_every)
+    last = fit(plan.build(), Simulator(split), rounds=ROUNDS, seed=3, evaluate_every=0)
+    found = federation.shared()
+    for name, value in last.shared.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
+    with opened(federation.server) as (_, records):
+        lines, ledger = records.rounds(), records.ledger()
+        assert [line["clients"] for line in lines] == [20] * ROUNDS
+        told = {entry.release for entry in ledger.entries()}
+    rounds = {f"train/{number}" for number in range(1, ROUNDS + 1)}
+    if not plan.evaluate_every:
+        assert told == rounds
+        return
+    # What devices measure is the same too, and is charged.
+    assert told == rounds | {f"{name}/telemetry" for name in rounds}
+    assert lines[-1]["metrics"]["hr@10"] == pytest.approx(last_metrics(plan, split)["hr@10"], abs=1e-6)
+    with Home(federation.devices[0]) as home:
+        mine = [(one.item, one.score) for one in recommend(home, home.person("person 2"), 5)]
+        assert len(home.ledger(2).entries()) == 3 * 2 * ROUNDS
+    assert len(mine) == 5
+    assert wanted.chosen == max(range(1, ROUNDS + 1), key=lambda n: lines[n - 1]["metrics"]["valid/ndcg@10"])
+
+
+def last_metrics(plan: Recipe, split: Any) -> dict[str, float]:
+    lines: list[Any] = []
+    fit(plan.build(), Simulator(split), rounds=ROUNDS, seed=3, on_round=lines.append)
+    metrics: dict[str, float] = lines[-1].metrics
+    return metrics
+
+
+def test_the_server_keeps_its_state_in_postgresql(
+    twenty: Population, world: Callable[..., Any], new_postgresql: str
+) -> None:
+    plan = Recipe("fedials", "devices", rounds=2, seed=3, evaluate_every=0)
+    federation = world(twenty, 1, plan, database=new_postgresql)
+    federation.start(once=True)
+    assert federation.finish() == 0
+    assert not list(federation.server.glob("*.sqlite"))
+    wanted = fit(plan.build(), Simulator(everything(twenty, seed=3)), rounds=2, seed=3, evaluate_every=0)
+    torch.testing.assert_close(federation.shared()["item"], wanted.shared["item"], rtol=0, atol=1e-5)
+    with opened(federation.server) as (_, records):
+        assert records.ledger().releases() == 2
+
+
+def test_a_device_that_pauses_leaves_and_comes_back_when_it_resumes(few: Population, world: Callable[..., Any]) -> None:
+    federation = world(few, 1, Recipe("fedials", "devices", rounds=1, seed=3, evaluate_every=0))
+    assert (federation.server / "server.sqlite").stat().st_mode & 0o777 == 0o600
+    federation.start()
+    federation.wait_for("server", "finished")
+    with Home(federation.devices[0]) as home:
+        home.configure(paused=True)
+        federation.wait_for("device0", "paused")
+        home.configure(paused=False)
+        federation.wait_for("device0", "joined", count=2)
