@@ -236,8 +236,8 @@ class Recipe:
         ['--data', 'ml-1m']
         """
         typed = dict(settings.words(self))
-        if self.select == replace(self, select=None).selects():
-            typed.pop("select", None)
+        if self.select is not None and self.select == replace(self, select=None).selects():
+            del typed["select"]
         words = [
             *typed.pop("data"),
             *(word for name, own in typed.items() if name not in ("method", "fields") for word in own),
