@@ -13,7 +13,19 @@ import numpy as np
 import torch
 
 from homebody import __version__
-from homebody.core import Cohort, Collected, Evaluated, Method, Newcomer, Phase, Recommended, Runtime, Tree, Users
+from homebody.core import (
+    Cohort,
+    Collected,
+    Evaluated,
+    Method,
+    Newcomer,
+    Phase,
+    Recommended,
+    Runtime,
+    Tree,
+    Users,
+    releases,
+)
 from homebody.counts import several
 from homebody.errors import Abandoned, Diverged, HomebodyError
 from homebody.privacy import Budget, Charge, Ledger
@@ -111,7 +123,7 @@ def fit(
     or with none, every round is another release: it is charged, and a digest gives it noise of its own.
     """
     _check(method, rounds, evaluate_every)
-    select = select or method.default_select
+    select = select or method.scoring.select
     delta = budget.delta if budget else delta
     ledger = Ledger() if ledger is None else ledger
     progress = (checkpoints.load() if checkpoints else None) or Progress()
@@ -144,7 +156,7 @@ def fit(
                 items = _grow(acting, runtime, progress, rng, items)
                 who = choose(people, _size(phase, cohort, people), _draw(runtime, rng, number), items)
                 release, who, again = runtime.open(f"{phase.name}/{number}", who, progress.shared)
-                again, charges = again or repeats, () if phase.public else acting.releases(who)
+                again, charges = again or repeats, () if phase.public else releases(acting, who)
                 known = again and ledger.repeats(release, progress.digest)
                 if budget and charges and not known and not budget.allows(ledger, charges):
                     stopped = _stopped(budget, ledger, charges, f"{number} of {end - start}", phase.name)
@@ -286,11 +298,6 @@ def _check(method: Method, rounds: int, evaluate_every: int) -> None:
         raise HomebodyError(f"Rounds must be at least 1, not {rounds}.")
     if evaluate_every < 0:
         raise HomebodyError(f"evaluate-every must be 0 (never) or more, not {evaluate_every}.")
-    for acting in (method, *(phase.method for phase in method.phases if phase.method)):
-        if type(acting).releases is not Method.releases:
-            raise HomebodyError(
-                f"{type(acting).__name__} must not override releases(): charges() is what it may state."
-            )
     names = [phase.name for phase in method.phases]
     if len(set(names)) != len(names):
         raise HomebodyError(f"The phases of a method need names of their own, not {', '.join(names)}.")
@@ -442,6 +449,6 @@ def _due(method: Method, runtime: Runtime, step: int, rounds: int, cohort: int |
         done = min(step, end) - start
         if done > 0 and not phase.public:
             who = choose(runtime.available(), cohort, Rng.of(0), runtime.catalogue.n_items)
-            due += done if acting.releases(who) else 0
+            due += done if releases(acting, who) else 0
         start = end
     return due

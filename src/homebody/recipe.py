@@ -115,8 +115,7 @@ class Recipe:
 
     def every(self, method: Method | Reference) -> int:
         """Rounds from one evaluation to the next."""
-        own = method.default_evaluate_every if isinstance(method, Method) else 1
-        return own if self.evaluate_every is None else self.evaluate_every
+        return method.about.evaluate_every if self.evaluate_every is None else self.evaluate_every
 
     def selects(self) -> str:
         """The metric that the round is chosen by.
@@ -124,10 +123,7 @@ class Recipe:
         >>> Recipe("fedmf", "ml-1m").selects(), Recipe("privrec", "ml-1m", fields={"output": "explicit"}).selects()
         ('valid/ndcg@10', 'valid/rmse')
         """
-        if self.select is not None:
-            return self.select
-        built = self.build()
-        return built.default_select if isinstance(built, Method) else SELECT
+        return self.select or self.build().scoring.select
 
     def allowed(self) -> Budget | None:
         """The budget, read and checked."""
