@@ -24,9 +24,8 @@ SCHEMA_VERSION = 2
 """A recipe of version 1 declares no vocabularies: its features take the values that the data have."""
 SELECT = "valid/ndcg@10"
 """The metric that chooses the round of a method that ranks."""
-PANELS = ("Data", "Training", "Evaluation", "Privacy", "A file of your own")
-"""How `--help` groups the options, in order."""
-DATA, TRAINING, EVALUATION, PRIVACY, OWN = PANELS
+DATA, TRAINING, EVALUATION, PRIVACY, OWN = "Data", "Training", "Evaluation", "Privacy", "A file of your own"
+"""The panels of `--help`."""
 COLUMNS = {
     "user_col": "The column of users.",
     "item_col": "The column of items.",
