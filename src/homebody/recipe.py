@@ -16,7 +16,7 @@ from homebody.data.vocabularies import ALL, parse
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import find
 from homebody.params import KINDS, params
-from homebody.privacy import Budget, Channel, Shuffle
+from homebody.privacy import Budget, Channel
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.limits import check_delta
 from homebody.privacy.specs import parse_channel, split_stage, stage_texts, with_noise
@@ -108,8 +108,7 @@ class Recipe:
     def unshuffled(self) -> list[str]:
         """A note where stages were given that leave out the shuffle that the method's own reports pass."""
         given = [split_stage(text)[0] for text in self.stages]
-        shuffles = any(isinstance(stage, Shuffle) for stage in own_channel(self.method).stages)
-        if not shuffles or "one-bit" not in given or "shuffle" in given:
+        if not own_channel(self.method).facts.shuffled or "one-bit" not in given or "shuffle" in given:
             return []
         return [f"{self.short_method}'s own channel shuffles; these stages do not"]
 
