@@ -159,12 +159,10 @@ class Recipe:
 
     def unshuffled(self) -> list[str]:
         """A note where the given stages leave out the shuffle of the method's own channel."""
-        from homebody.privacy import Shuffle
         from homebody.privacy.specs import split_stage
 
         given = [split_stage(text)[0] for text in self.stages]
-        shuffles = any(isinstance(stage, Shuffle) for stage in own_channel(self.method).stages)
-        if not shuffles or "one-bit" not in given or "shuffle" in given:
+        if not own_channel(self.method).facts.shuffled or "one-bit" not in given or "shuffle" in given:
             return []
         return [f"{self.short_method}'s own channel shuffles; these stages do not"]
 
