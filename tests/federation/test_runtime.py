@@ -397,7 +397,7 @@ def test_a_person_whose_budget_is_spent_declines_and_is_left_alone(
     [
         (["secure-sum"], "SecureSum needs more than one letter a round"),
         (["one-bit:epsilon=1,k=1", "shuffle"], "Shuffle needs a proxy between devices and server"),
-        (["ask-rows"], "AskRows needs more than one letter a round"),
+        (["ask-rows"], "ask-rows needs more than one letter a round"),
     ],
 )
 def test_stages_that_devices_cannot_do_yet_are_refused_before_anything_is_charged(

@@ -30,7 +30,7 @@ from homebody.data import Population
 from homebody.data.partitions import LEAST, everything, leave_one_out
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.aggregate import flat, shuffled
+from homebody.federation.aggregate import flat
 from homebody.federation.device.home import Home
 from homebody.federation.device.household import Household, grown
 from homebody.federation.device.limits import ITEM_BYTES, TooLarge, answering_seconds, estimate, private, refuse_larger
@@ -41,7 +41,7 @@ from homebody.federation.runtime import metric_names
 from homebody.federation.schema import Sheet
 from homebody.federation.task import Task, acting
 from homebody.fit import carry
-from homebody.privacy import Budget, Channel, Charge, OneBit, Shuffle
+from homebody.privacy import Budget, Charge
 from homebody.rng import Rng, SystemRng
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Device:
             return {"refused": "The device cannot answer this now."}, {}
 
     def _refuse_unfit(self, task: Task) -> None:
-        through = shuffled(task.acting.uplink)
+        through = task.acting.uplink.facts.shuffled
         if through and self._reporter is None:
             raise HomebodyError(
                 "Reports of this method go through a proxy, and this device has none: make it anew, with "
@@ -252,8 +252,8 @@ class Device:
         nothing = self._nothing[1]
         if task.epoch is not None:
             entries = sum(_entries(value) for value in nothing.values())
-            reports = next(stage.k for stage in method.uplink.stages if isinstance(stage, OneBit))
-            if (entries, reports) != (task.epoch["entries"], task.epoch["k"]):
+            reports = method.uplink.facts.reports
+            if reports is None or (entries, reports.k) != (task.epoch["entries"], task.epoch["k"]):
                 raise wire.Malformed("The letter's epoch is about another update than the method's.")
         seconds = answering_seconds(self._estimate(task, people), people) if private(charges) else 0.0
         return _Asked(shared, charges, nothing, seconds)
@@ -479,10 +479,11 @@ def _reason(error: Exception) -> str:
 
 def _alone(method: Method) -> Method:
     """The method as a device must charge it: it cannot know that others report honestly, so a shuffle hides nothing."""
-    if not shuffled(method.uplink):
+    channel, shuffle = method.uplink, method.uplink.facts.shuffle
+    if shuffle is None:
         return method
-    own = [stage for stage in method.uplink.stages if not isinstance(stage, Shuffle)]
-    return replace(method, uplink=Channel(*own))  # type: ignore[type-var]
+    own = channel.with_stages(*(stage for stage in channel.stages if stage is not shuffle))
+    return replace(method, uplink=own)  # type: ignore[type-var]
 
 
 def _sheet(home: Home, name: str) -> Sheet:
