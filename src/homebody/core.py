@@ -306,7 +306,7 @@ class Method(Recommender):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self).asks is Method.asks and getattr(getattr(self, "uplink", None), "asks", False):
+        if type(self).asks is Method.asks and getattr(getattr(self, "uplink", None), "asks_rows", False):
             raise HomebodyError(
                 f"{type(self).__name__} needs its shared parameters whole and cannot ask for rows: leave out ask-rows."
             )

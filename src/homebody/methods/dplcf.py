@@ -58,7 +58,7 @@ class DPLCF(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.uplink.stages or not isinstance(self.uplink.stages[-1], RandomisedResponse):
+        if self.uplink.facts.responses is None:
             raise HomebodyError(
                 "DPLCF counts pairs of items in each person's message: its last stage is randomised-response, as in "
                 "--stage randomised-response:epsilon=2.5."
@@ -66,7 +66,8 @@ class DPLCF(Method):
 
     @property
     def response(self) -> RandomisedResponse:
-        found: RandomisedResponse = self.uplink.stages[-1]  # type: ignore[assignment]
+        found = self.uplink.facts.responses
+        assert found is not None
         return found
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
@@ -122,7 +123,7 @@ class DPLCF(Method):
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         if not cohort.items:
             raise HomebodyError("DPLCF is charged for every item of the catalogue: state how many there are.")
-        return self.response.told(cohort.items)
+        return self.response.charges_for(cohort.items)
 
 
 @ops.for_cohort
