@@ -40,7 +40,7 @@ MODULES = (
     "homebody.federation.flower.superlink",
     "homebody.studies.reproduce",
     "homebody.studies.tune",
-    "homebody.studies.worker",
+    "homebody.studies.workers",
     "flwr.superlink.main",
     "torch.func",
     "uvicorn",

@@ -294,7 +294,7 @@ def test_the_same_people_and_items_in_every_panel(tmp_path: Path) -> None:
 def test_nothing_to_look_at(probe: str, method: Method, expected: str) -> None:
     fitted = held(method)
     with pytest.raises(HomebodyError, match=expected):
-        probes.PROBES[probe](probes.Opened(fitted, fitted.runtime.split.population, PFEDREC, ""))  # type: ignore[attr-defined]
+        probes.PROBES[probe](probes.ProbedRun(fitted, fitted.runtime.split.population, PFEDREC, ""))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -419,12 +419,12 @@ def test_runs_that_nobody_looked_into_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").touch()
     there, never = {"run": str(tmp_path)}, {"run": str(tmp_path / "other")}
     failed, refused = {"error": "It broke."}, {"run": str(tmp_path), "refused": {"tables": "It has none."}}
-    assert probes.looked("tables", [never, there, failed, refused]) == [
+    assert probes.probed("tables", [never, there, failed, refused]) == [
         {**there, "probe": {"metrics": {}}},
         failed,
         {**refused, "error": "It has none."},
     ]
-    assert probes.looked("embedding", [refused]) == []
+    assert probes.probed("embedding", [refused]) == []
 
 
 def test_a_refusal_is_kept_and_trains_nothing_again(
@@ -439,5 +439,5 @@ def test_a_refusal_is_kept_and_trains_nothing_again(
     for _ in range(3):
         (result,) = run_cells([PFEDREC], tmp_path, keep_state=False, probes=[["tables"]])
         assert "error" not in result
-        assert probes.looked("tables", [result])[0]["error"] == "There is nothing to see."
+        assert probes.probed("tables", [result])[0]["error"] == "There is nothing to see."
     assert len(counted) == 2  # the run, and once more for the probe

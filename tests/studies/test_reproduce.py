@@ -14,10 +14,10 @@ import pytest
 
 from homebody.errors import HomebodyError
 from homebody.report import RunFolder
-from homebody.studies import cells, obtained, reproduce
-from homebody.studies.cells import Progress
-from homebody.studies.made import without_paths
+from homebody.studies import cells, figures, reproduce
+from homebody.studies.cells import CellProgress
 from homebody.studies.papers import Row, read_paper
+from homebody.studies.provenance import without_paths
 from homebody.studies.reproduce import plan
 
 Write = Callable[..., Path]
@@ -228,7 +228,7 @@ def test_a_pair_without_all_its_seeds_has_no_deviation(tmp_path: Path, write_pap
     planned = plan(read_paper(write_paper(tmp_path, more)), table="4")
     out = tmp_path / "runs"
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: CellProgress) -> None:
         if progress.finished == 5:
             raise KeyboardInterrupt
 
@@ -254,7 +254,7 @@ class TestFigures:
                 for value in of[row.name]
             ]
 
-        return obtained.pairs(obtained.Runs(study, DATA, results, lambda run: []))
+        return figures.pairs(figures.Runs(study, DATA, results, lambda run: []))
 
     def test_seeds_are_paired_only_where_all_are_there(self, tmp_path: Path, write_paper: Write, more: str) -> None:
         folder = write_paper(tmp_path, more)
@@ -286,9 +286,9 @@ class TestFigures:
 def test_cut_short_and_gone_on_with(tmp_path: Path, write_paper: Write, counted: list[str]) -> None:
     planned = plan(read_paper(write_paper(tmp_path)), table="1")
     out = tmp_path / "runs"
-    seen: list[Progress] = []
+    seen: list[CellProgress] = []
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: CellProgress) -> None:
         seen.append(progress)
         if progress.finished == 3:
             raise KeyboardInterrupt

@@ -39,8 +39,8 @@ def leaderboard(
     from homebody.run import Watcher, population_of
     from homebody.studies.leaderboard import fitting
     from homebody.studies.leaderboard import leaderboard as run_all
-    from homebody.studies.made import without_paths
-    from homebody.studies.pool import cores
+    from homebody.studies.provenance import without_paths
+    from homebody.studies.workers import cores
 
     if seeds < 1:
         raise HomebodyError(f"Seeds must be at least 1, not {seeds}.")

@@ -52,9 +52,9 @@ def reproduce(
     from homebody.methods import code_of, trust
     from homebody.report.pages import NEEDS, has_plotly
     from homebody.studies.cells import check_jobs
-    from homebody.studies.pool import cores
     from homebody.studies.reproduce import plan, work
     from homebody.studies.reproduce import reproduce as run_plan
+    from homebody.studies.workers import cores
 
     check_jobs(jobs := jobs if jobs is not None else cores())
     folder = find_paper(paper)

@@ -16,7 +16,7 @@ import homebody
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import METHODS
 from homebody.report.words import ATTACKS
-from homebody.studies.computed import Release
+from homebody.studies.figures import NoisyRelease
 from homebody.studies.probes import TABLES
 from homebody.studies.reader import Reader, at, insist_distinct
 from homebody.studies.study import COMPUTED, KINDS, Form, Row, Study, check_study, published
@@ -279,7 +279,7 @@ def _release(reader: Reader, study: Study) -> Row:
     """A row of an account; its published figures are one for each δ."""
     given = reader.take("release", dict, {})
     try:
-        Release.of({**study.release, **given})
+        NoisyRelease.of({**study.release, **given})
     except HomebodyError as error:
         raise at(reader.where, error) from error
     figures = reader.take("published", dict, {})

@@ -16,12 +16,11 @@ from homebody.report.pages import has_plotly
 from homebody.report.reproduction import reproduction_markdown
 from homebody.report.reproduction_page import reproduction_page
 from homebody.report.words import behind_proxy
-from homebody.studies import computed
-from homebody.studies.cells import Progress, cell_key, kept, run_cells
-from homebody.studies.made import made, without_paths, write_all
-from homebody.studies.obtained import LINES, TOLERANCE, Runs
+from homebody.studies.cells import CellProgress, cell_key, kept, run_cells
+from homebody.studies.figures import LINES, MEANINGS, TOLERANCE, Runs
 from homebody.studies.papers import Paper
-from homebody.studies.planning import Plan, plan
+from homebody.studies.plan import Plan, plan
+from homebody.studies.provenance import provenance_of, without_paths, write_all
 from homebody.studies.study import COMPUTED, Row, Study
 
 __all__ = ["Plan", "plan", "reproduce", "work"]
@@ -52,7 +51,7 @@ def reproduce(
     out: Path,
     *,
     jobs: int = 1,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[CellProgress], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Run what is planned; out/reproduce/PAPER has the pages, rewritten as cells finish.
@@ -67,7 +66,7 @@ def reproduce(
             book.add(place, {**RunFolder.open(cell).read_json("result.json"), "run": str(cell)})
     written = time.monotonic()
 
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: CellProgress) -> None:
         nonlocal written
         if progress.result is not None:
             book.add(progress.cell, progress.result)
@@ -107,7 +106,7 @@ class _Book:
         self.lines: dict[str, list[dict[str, Any]]] = {}
         self.cores: dict[str, int] = {}
         self.computed: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        self.made = made(planned.command)
+        self.made = provenance_of(planned.command)
         self.began = time.monotonic()
 
     def add(self, run: int, result: Mapping[str, Any]) -> None:
@@ -181,7 +180,6 @@ class _Book:
         mine = {cell.run for cell in self.planned.cells if cell.study is study and cell.data == data}
         asked = {run for run in mine if run < len(self.planned.recipes)}
         whole = [self.results[n] for n in sorted(mine) if n in self.results and "error" not in self.results[n]]
-        runs = Runs(study, data, lambda *of: self._of(study, data, *of), self._rounds)
         return {
             "made": self.made,
             "seeds": study.seeds,
@@ -198,14 +196,14 @@ class _Book:
                 *(behind_proxy(whole) if "epsilon" in (*study.metrics, *study.also) else []),
                 *([INTERVALS] if study.kind == "membership" else []),
             ],
-            "rows": LINES[study.kind](runs),
+            "rows": LINES[study.kind](self._runs(study, data)),
         }
 
     def _computed(self, study: Study, data: str) -> dict[str, Any]:
         """What no run is made for, worked out once."""
         key = (study.label, data)
         if key not in self.computed:
-            self.computed[key] = computed.LINES[study.kind](computed.Asked(study, data, self.planned.data_dir))
+            self.computed[key] = LINES[study.kind](self._runs(study, data))
         return {
             "made": self.made,
             "seeds": 0,
@@ -213,11 +211,14 @@ class _Book:
             "protocols": study.protocols,
             "planned": 0,
             "finished": 0,
-            "meanings": {name: computed.MEANINGS[name] for name in study.protocols},
+            "meanings": {name: MEANINGS[name] for name in study.protocols},
             "notes": [],
             "footnotes": [],
             "rows": self.computed[key],
         }
+
+    def _runs(self, study: Study, data: str) -> Runs:
+        return Runs(study, data, lambda *of: self._of(study, data, *of), self._rounds, self.planned.data_dir)
 
     def _of(self, study: Study, data: str, row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
         places = self.places.get((study.label, row.name, data, protocol, point), [])
