@@ -35,7 +35,7 @@ MODULES = (
     "homebody.methods.fedmf",
     "homebody.methods.pfedrec",
     "homebody.federation.proxy.service",
-    "homebody.report.tables",
+    "homebody.report.terminal",
     "homebody.run",
     "homebody.federation.flower.superlink",
     "homebody.studies.reproduce",

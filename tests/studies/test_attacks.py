@@ -17,7 +17,7 @@ from homebody.errors import HomebodyError
 from homebody.fit import fit
 from homebody.methods.privrec import PrivRec
 from homebody.recipe import Recipe
-from homebody.report.reproduction_terminal import print_reproduction
+from homebody.report.terminal import print_reproduction
 from homebody.run import prepare, reopen
 from homebody.simulation import Simulator
 from homebody.simulation.ablations import Unadapted
@@ -126,10 +126,10 @@ def test_adaptations_of_one_model(tmp_path: Path, write_paper: Write, begun: lis
     charts = json.loads(page.split('id="charts">')[1].split("</script>")[0])
     assert charts[0]["views"]["strict"]["series"][0]["x"] == [0, 1, 3]
     assert charts[0]["views"]["strict"]["series"][0]["mean"] == pytest.approx([sum(one) / 2 for one in found])
-    assert "the common start as it was sent" in page
+    assert "the shared model as it was sent" in page
     text = (out / "reproduce" / "tiny" / "RESULTS.md").read_text(encoding="utf-8")
-    assert "the common start as it was sent" in text
-    assert "| PrivRec | 1000 | obtained, strict |" in text
+    assert "the shared model as it was sent" in text
+    assert "| method | 0 | 2 | 1000 |" in text
     console = Console(width=80, file=io.StringIO())
     print_reproduction(result, out, ["Figure items"], console)
     assert f"{by_items[1]:.4f}" in console.file.getvalue()  # type: ignore[attr-defined]

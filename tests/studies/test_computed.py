@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rich.console import Console
 from homebody.data import load
 from homebody.errors import HomebodyError
 from homebody.privacy.papers import PRIVREC_DELTAS, PRIVREC_TABLES, paper
-from homebody.report.reproduction_terminal import print_reproduction
+from homebody.report.terminal import print_reproduction
 from homebody.studies import cells, reproduce
 from homebody.studies.figures import NoisyRelease, binned
 from homebody.studies.papers import read_paper
@@ -116,9 +117,9 @@ def test_an_account(made: tuple[dict[str, Any], Path]) -> None:
     assert (part["planned"], part["finished"], part["seeds"], study["protocols"]) == (0, 0, 0, ["certified"])
 
     text = (folder / "RESULTS.md").read_text(encoding="utf-8")
-    assert "| method | metric | source | δ = 0 | δ = 1e-6 | δ = 0.01 |" in text
-    assert "| 5 of 4800 | ε, public | published | ∞ | 1.5 | – |" in text
-    assert f"| 5 of 4800 | ε, public | certified | ∞ | {figures[1]:.3g} |" in text
+    assert "| method | source | δ = 0 | δ = 1e-6 | δ = 0.01 |" in text
+    assert "| 5 of 4800 | published | ∞ | 1.5 | – |" in text
+    assert f"| 5 of 4800 | certified | ∞ | {figures[1]:.3g} |" in text
     assert "- *certified*: ε of one person" in text
     assert "seed" not in text.partition("## Table 4")[2].partition("## ")[0]
     page = (folder / "index.html").read_text(encoding="utf-8")
@@ -148,7 +149,10 @@ def test_lengths_of_histories(made: tuple[dict[str, Any], Path]) -> None:
     (chart,) = json.loads(page.split('id="charts">')[1].split("</script>")[0])
     assert chart["views"]["counted"]["series"][0]["mean"] == expected
     assert chart["views"]["counted"]["series"][0]["x"] == ["0–4", "5", "6–14", "15 or more"]
-    assert "| different items | 5 | counted |" in (folder / "RESULTS.md").read_text(encoding="utf-8")
+    text = (folder / "RESULTS.md").read_text(encoding="utf-8")
+    assert "| method | 0–4 | 5 | 6–14 | 15 or more |" in text
+    counts = " | ".join(map(str, expected))
+    assert re.search(rf"\| different items <sup>.*</sup> \| {re.escape(counts)} \|", text)
 
 
 @given(st.lists(st.integers(0, 300), min_size=1), st.sets(st.integers(0, 200), min_size=1))

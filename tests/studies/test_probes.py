@@ -26,7 +26,7 @@ from homebody.fit import Fitted, fit
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel, Ledger
 from homebody.recipe import Recipe
-from homebody.report.reproduction_terminal import print_reproduction
+from homebody.report.terminal import print_reproduction
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.simulation.ablations import item_tables
@@ -364,7 +364,8 @@ def test_figures_from_the_runs_of_a_table(tmp_path: Path, write_paper: Callable[
             assert found["metrics"]["hr@10"]["values"] == [one["hr@10"] for one in files]
             assert found["metrics"]["hr@10"]["sd"] is not None
     markdown = (out / "reproduce" / "tiny" / "RESULTS.md").read_text(encoding="utf-8")
-    assert "| PFedRec&lt;x> | global | obtained, strict |" in markdown
+    assert "| method | metric | source | own | global | other |" in markdown
+    assert "| PFedRec&lt;x> | HR@10 | obtained, strict |" in markdown
     assert markdown.count("| FedMF | published | shared |") == 1
     page = (out / "reproduce" / "tiny" / "index.html").read_text(encoding="utf-8")
     charts = json.loads(page.split('id="charts">')[1].split("</script>")[0])
@@ -378,7 +379,9 @@ def test_figures_from_the_runs_of_a_table(tmp_path: Path, write_paper: Callable[
             places = {n: group["place"] for group in view["groups"] for n in group["at"]}
             assert [places[n] for n in range(60)] == panel["mark"]
     assert "Figure 2 on" in page
-    assert "Figure 2 on synthetic:users=40,items=60,mean=12, mean over seeds</caption>" in page, "it has no scale"
+    assert "Figure 2 on synthetic:users=40,items=60,mean=12 <span class=soft>2 seeds</span></caption>" in page, (
+        "it has no scale"
+    )
     figure[1]["name"] = "A rather long name"
     for panel in figure[1]["panels"].values():
         panel["people"]["held_out"]["sd"] = panel["people"]["training"]["sd"] = 0.0123

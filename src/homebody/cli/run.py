@@ -69,7 +69,7 @@ def run(
         typer.echo(json.dumps(result))
         return
 
-    from homebody.report.tables import print_result
+    from homebody.report.terminal import print_result
 
     print_result(result)
 

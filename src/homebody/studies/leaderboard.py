@@ -14,10 +14,9 @@ from homebody.data.splits import PROTOCOLS
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import METHODS, find
 from homebody.recipe import Recipe, fingerprint
-from homebody.report.comparison import summarise_runs
+from homebody.report.comparison import legend, summarise_runs
 from homebody.report.markdown import leaderboard_markdown
 from homebody.report.pages import has_plotly, leaderboard_page
-from homebody.report.tables import UNBOUNDED, at_delta
 from homebody.studies.cells import CellProgress, run_cells
 from homebody.studies.provenance import provenance_of, slug, without_paths, write_all
 
@@ -121,11 +120,7 @@ def _result(results: Sequence[dict[str, Any]], entrants: Entrants, failed: dict[
         "methods": rows,
         "skipped": [*entrants.skipped, *failures],
         "legend": [
-            summary["meaning"],
-            f"p: {summary['test']}",
-            f"ε: certified, one user, whole training{at_delta(summary)}; {UNBOUNDED}",
-            "KB: per client and round; a centralised method's is the raw history, sent once",
-            "seconds: wall time of a run's training and evaluation, mean over seeds",
+            *legend(summary),
             *(without_paths(note) for note in summary["notes"]),
         ],
     }

@@ -12,8 +12,9 @@ from typing import Any
 from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.report import RunFolder, jsonable
+from homebody.report.markdown import PICTURE, reproduction_markdown
 from homebody.report.pages import has_plotly
-from homebody.report.reproduction import reproduction_markdown
+from homebody.report.reproduction import picture
 from homebody.report.reproduction_page import reproduction_page
 from homebody.report.words import behind_proxy
 from homebody.studies.cells import CellProgress, cell_key, kept, run_cells
@@ -23,9 +24,11 @@ from homebody.studies.plan import Plan, plan
 from homebody.studies.provenance import provenance_of, without_paths, write_all
 from homebody.studies.study import COMPUTED, Row, Study
 
-__all__ = ["Plan", "plan", "reproduce", "work"]
+__all__ = ["Plan", "plan", "publish", "reproduce", "rewrite", "work"]
 
 SCHEMA_VERSION = 2
+KEPT = "results.json"
+"""The figures of a paper, beside its recipe: RESULTS.md can be made from them without a run."""
 SHAPE = ("kind", "metrics", "also", "protocols", "vary", "labels")
 """What two results of a study must have in common to stand side by side."""
 INTERVALS = "In brackets: the interval of 95 %, over people; of several seeds, from the lowest end to the highest."
@@ -114,7 +117,7 @@ class _Book:
 
     def write(self) -> dict[str, Any]:
         result = self.result()
-        files: dict[str, Any] = {"result.json": result, "RESULTS.md": reproduction_markdown(result)}
+        files = {"result.json": result, **_shown(result)}
         if has_plotly():
             files["index.html"] = reproduction_page(result)
         if self._ours() or not self.planned.recipes:
@@ -244,6 +247,42 @@ class _Book:
         if run not in self.lines:
             self.lines[run] = RunFolder.open(Path(run)).rounds()
         return self.lines[run]
+
+
+def publish(result: Mapping[str, Any], folder: Path) -> None:
+    """Write RESULTS.md, its picture, and the figures that both are made from, beside a paper's recipe."""
+    write_all(folder, {KEPT: _without_plots(result), **_shown(result)})
+
+
+def rewrite(folder: Path) -> dict[str, Any]:
+    """Write RESULTS.md and its picture again, from the figures that `publish` kept; nothing is run."""
+    try:
+        result: dict[str, Any] = json.loads((folder / KEPT).read_text(encoding="utf-8"))
+        if result["schema"] != SCHEMA_VERSION:
+            raise HomebodyError(f"{folder / KEPT} was written by another version of Homebody.")
+        write_all(folder, _shown(result))
+    except FileNotFoundError as error:
+        raise HomebodyError(f"{folder} has no {KEPT}: `homebody reproduce {folder.name} --write` makes it.") from error
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise HomebodyError(f"{folder / KEPT} is not the result of a reproduction ({error}).") from error
+    return result
+
+
+def _shown(result: Mapping[str, Any]) -> dict[str, Any]:
+    drawing = picture(result)
+    return {"RESULTS.md": reproduction_markdown(result), **({PICTURE: drawing} if drawing else {})}
+
+
+def _without_plots(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the points of embedding plots, which only the HTML page draws."""
+    copy: dict[str, Any] = json.loads(json.dumps(result))
+    for study in copy["studies"]:
+        for part in study["data"].values():
+            for line in part["rows"]:
+                for panel in line.get("panels", {}).values():
+                    for name in ("names", "x", "y", "mark"):
+                        panel.pop(name, None)
+    return copy
 
 
 def _meaning(result: Mapping[str, Any]) -> str:

@@ -156,7 +156,7 @@ def _result(plan: Plan, method: Method, fitted: Fitted, records: Records, folder
 
 
 def _show(result: dict[str, Any]) -> None:
-    from homebody.report.tables import print_result
+    from homebody.report.terminal import print_result
 
     print_result(jsonable(result))
 
