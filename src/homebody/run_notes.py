@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import platform
+import resource
 import secrets
+import statistics
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
@@ -25,9 +27,11 @@ from homebody.data.vocabularies import Counted, Declaration, Found, found_in
 from homebody.errors import HomebodyError
 from homebody.fit import Fitted
 from homebody.privacy import OBSERVERS, Charge, NonPrivate, PureRelease
+from homebody.privacy.specs import stage_texts
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
 from homebody.report.ledger_lines import VOCABULARY
+from homebody.report.record import Parameters, Result
 from homebody.rng import Rng
 
 __all__ = [
@@ -41,6 +45,7 @@ __all__ = [
     "notes_of",
     "parameters_of",
     "refuse_found",
+    "result_of",
     "unheld",
 ]
 
@@ -286,7 +291,52 @@ def unheld(recipe: Recipe, method: Method | Reference) -> list[str]:
     return [f"{recipe.method} is centralised and collects raw data: stages and budget do not hold for it"]
 
 
-def parameters_of(fitted: Fitted, seed: int) -> dict[str, int]:
+def result_of(
+    recipe: Recipe,
+    method: Method | Reference,
+    lines: Sequence[Mapping[str, Any]],
+    evaluated: Evaluated,
+    epsilon: dict[str, float],
+    *,
+    data: str,
+    meaning: str,
+    chosen: int,
+    stopped: str | None,
+    notes: list[str],
+    run: Path,
+) -> Result:
+    """The outcome of a run, simulated or with real devices, from its recorded rounds and its chosen one."""
+    metrics, answers = evaluated.metrics, max(1, sum(line["clients"] for line in lines))
+    return {
+        "method": recipe.method,
+        "data": data,
+        "protocol": recipe.protocol,
+        "split": recipe.split,
+        "meaning": meaning,
+        "seed": recipe.seed,
+        "rounds": len(lines),
+        "chosen_round": chosen,
+        "metrics": {name: value for name, value in metrics.items() if not name.startswith("valid/")},
+        "validation": {n.removeprefix("valid/"): v for n, v in metrics.items() if n.startswith("valid/")},
+        "epsilon": epsilon,
+        "epsilon_unit": "user",
+        "epsilon_delta": recipe.stated_at,
+        "stages": recipe.stages,
+        "channel": stage_texts(method.uplink) if isinstance(method, Method) else None,
+        "budget": recipe.budget,
+        "stopped": stopped,
+        "bytes_up": round(sum(line["bytes_up"] for line in lines) / answers),
+        "bytes_down": round(sum(line["bytes_down"] for line in lines) / answers),
+        "seconds": sum(line["seconds"] + line["evaluation_seconds"] for line in lines),
+        "seconds_per_round": statistics.median([line["seconds"] for line in lines] or [0.0]),
+        "compile_seconds": sum(line.get("compile_seconds", 0.0) for line in lines),
+        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "notes": notes,
+        "run": str(run),
+    }
+
+
+def parameters_of(fitted: Fitted, seed: int) -> Parameters:
     """How many numbers are shared, how many a device that joins holds, and how many one device's model has of both.
 
     A device's own copy of a shared tensor counts once in the model, and rows of a table are part of the table.

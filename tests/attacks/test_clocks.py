@@ -47,8 +47,8 @@ class Clocks:
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     made = Clocks()
-    for module in ("runtime.returns", "runtime.flower_link", "proxy.store"):
-        monkeypatch.setattr(f"homebody.{module}.time", made)
+    for module in ("aggregate", "flower.link", "proxy.store"):
+        monkeypatch.setattr(f"homebody.federation.{module}.time", made)
     return made
 
 

@@ -160,7 +160,8 @@ def _laid_out(given: ResultTable, marks: Mapping[str, Sequence[int]]) -> tuple[s
             plain(group) if same else f"{plain(group)}<br>{plain(name)}"
             for group, name in zip(result.groups[1:], result.columns[1:], strict=True)
         ]
-    rows, seen = [], set()
+    rows: list[list[str]] = []
+    seen: set[str] = set()
     for row in result.rows:
         numbers = () if row[0] in seen else marks.get(row[0], ())
         seen.add(row[0])

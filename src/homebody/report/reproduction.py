@@ -252,7 +252,8 @@ def metric_table(study: Mapping[str, Any], part: Part, metrics: Sequence[str] = 
         names = _metric_columns(study, part, metric)
         columns += names
         groups += [metric_name(metric)] * len(names)
-    rows, titles = [], {}
+    rows: list[list[str]] = []
+    titles: dict[tuple[int, int], str] = {}
     for line in part["rows"]:
         row = [line["name"]]
         for metric in metrics or _metrics(study):

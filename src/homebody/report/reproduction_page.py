@@ -156,7 +156,8 @@ def _class(table: ResultTable, place: int, text: str = "") -> str:
 
 
 def _body(table: ResultTable, marks: Mapping[str, Sequence[int]], kinds: Mapping[str, str]) -> str:
-    body, seen = "", set()
+    body = ""
+    seen: set[str] = set()
     for number, row in enumerate(table.rows):
         links = "" if row[0] in seen else ", ".join(f'<a href="#note-{mark}">{mark}</a>' for mark in marks[row[0]])
         seen.add(row[0])

@@ -57,7 +57,8 @@ def dot_chart(title: str, axis: str, panels: Sequence[DotPanel]) -> str:
     """
     across = min(2, len(panels))
     wide = (WIDTH - GAP * (across + 1)) / max(1, across)
-    parts, top = [], float(TOP)
+    parts: list[str] = []
+    top = float(TOP)
     for start in range(0, len(panels), across or 1):
         beside = panels[start : start + across]
         for place, panel in enumerate(beside):

@@ -21,9 +21,9 @@ from homebody.federation.runtime import NOBODY_PUBLIC, Settings, metric_names, t
 from homebody.federation.server.places import FILE, database_in
 from homebody.federation.service.text import ADDRESS, is_loopback
 from homebody.federation.task import LONGEST, MOST_INTERACTIONS
-from homebody.params import KINDS
 from homebody.privacy import Channel, Shuffle
 from homebody.recipe import Recipe
+from homebody.settings import KINDS
 
 __all__ = ["FILE", "Plan"]
 
