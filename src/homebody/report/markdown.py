@@ -90,7 +90,7 @@ def reproduction_markdown(result: Mapping[str, Any]) -> str:
     for data, said in data_notes(result).items():
         lines += folded(f"Notes on the runs on {plain(data)}", [f"- {plain(note)}" for note in said])
     lines += folded("How it was made: commands, machines and times", _made(result))
-    return "\n".join(lines)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
 
 
 def folded(summary: str, lines: Iterable[str]) -> list[str]:

@@ -45,7 +45,7 @@ SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 """The parts of its rounds after which a curve is printed."""
 WIDEST = 10
 """Columns of figures that a table has at most, before metrics go to the next table."""
-LONGEST = 20
+LONGEST = 12
 """Rows of a sweep, before all but the headline metrics go to the next table."""
 PANELS = 4
 """Parts of the picture at the top."""
@@ -276,9 +276,7 @@ def _metrics(study: Mapping[str, Any]) -> list[str]:
 def _metric_groups(study: Mapping[str, Any], part: Part) -> Iterator[list[str]]:
     """The metrics of each table, narrow enough to be read; those at the main cutoff are the headline."""
     rest = _metrics(study)
-    cutoffs = {int(found[1]) for metric in rest if (found := re.search(r"@(\d+)$", metric))}
-    main = f"@{main_cutoff(sorted(cutoffs))}" if cutoffs else "@"
-    order = sorted(rest, key=lambda metric: not metric.endswith(main))
+    order = _headline_first(rest)
     while rest:
         chosen: list[str] = []
         width = 0
@@ -289,6 +287,16 @@ def _metric_groups(study: Mapping[str, Any], part: Part) -> Iterator[list[str]]:
             chosen.append(metric)
         yield [metric for metric in rest if metric in chosen]
         order = rest = [metric for metric in rest if metric not in chosen]
+
+
+def _headline_first(metrics: Sequence[str]) -> list[str]:
+    """
+    >>> _headline_first(["hr@5", "hr@10", "ndcg@10", "epsilon"])
+    ['hr@10', 'ndcg@10', 'hr@5', 'epsilon']
+    """
+    cutoffs = sorted({int(found[1]) for metric in metrics if (found := re.search(r"@(\d+)$", metric))})
+    main = f"@{main_cutoff(cutoffs)}" if cutoffs else "@"
+    return sorted(metrics, key=lambda metric: not metric.endswith(main))
 
 
 def _metric_columns(study: Mapping[str, Any], part: Part, metric: str) -> dict[str, str]:
@@ -370,8 +378,7 @@ def _sources(
         if protocol in part["protocols"] or any(point["obtained"].get(protocol, {}).get("n") for point in points_)
     }
     first = next(iter(found.values()), [])
-    ran = not NOT_RUN & found.keys()
-    if ran and metric in QUANTITIES and all(texts == first for texts in found.values()):
+    if len(found) > 1 and metric in QUANTITIES and all(texts == first for texts in found.values()):
         yield "obtained", first
     else:
         yield from ((under(protocol), texts) for protocol, texts in found.items())
@@ -475,7 +482,7 @@ def picture(result: Mapping[str, Any]) -> str | None:
     if not chosen:
         return None
     first = chosen[0]
-    metric = next(_metric_groups(first, next(iter(first["data"].values()))))[0]
+    metric = _headline_first(first["metrics"])[0]
     panels = [
         DotPanel(f"{study['label']}, {data}", _dots(study, part, metric))
         for study in chosen

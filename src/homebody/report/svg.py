@@ -109,7 +109,7 @@ def _panel(panel: DotPanel, left: float, top: float, wide: float) -> Iterator[st
     def at(value: float) -> float:
         return start + (end - start) * (value - low) / (high - low)
 
-    yield _text(left, top + 16, _fitting(panel.title, wide), "head")
+    yield _text(left, top + 16, _fitting(panel.title, wide, 7.9), "head")
     for tick in ticks:
         yield f'<path class="grid" d="M{at(tick):.1f} {top + HEAD - 4:.1f}V{bottom:.1f}"/>'
         yield _text(at(tick), bottom + 16, f"{tick:g}", "soft", "middle")
