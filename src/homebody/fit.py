@@ -12,7 +12,19 @@ import numpy as np
 import torch
 
 from homebody import __version__
-from homebody.core import Cohort, Collected, Evaluated, Method, Newcomer, Phase, Recommended, Runtime, Tree, Users
+from homebody.core import (
+    Cohort,
+    Collected,
+    Evaluated,
+    Method,
+    Newcomer,
+    Phase,
+    Recommended,
+    Runtime,
+    Tree,
+    Users,
+    releases,
+)
 from homebody.counts import several
 from homebody.errors import Abandoned, Diverged, HomebodyError
 from homebody.privacy import Budget, Ledger
@@ -112,7 +124,7 @@ def fit(
     charged; with another digest it also gets new noise.
     """
     _check(method, rounds, evaluate_every)
-    settings = _Settings(rounds, cohort, seed, evaluate_every, select or method.default_select)
+    settings = _Settings(rounds, cohort, seed, evaluate_every, select or method.scoring.select)
     loop = _Loop(
         method, runtime, settings, Ledger() if ledger is None else ledger, budget, delta, on_round, checkpoints
     )
@@ -261,7 +273,7 @@ class _Loop:
             if done > 0 and not phase.public:
                 people, items = self.runtime.available(), self.runtime.catalogue.n_items
                 who = choose(people, self.settings.cohort, Rng.of(0), items)
-                due += done if (phase.method or self.method).releases(who) else 0
+                due += done if releases(phase.method or self.method, who) else 0
             start = end
         return due
 
@@ -321,7 +333,7 @@ def _charge(loop: _Loop, part: _Part, number: int) -> tuple[Cohort, bool]:
     size = _size(part.phase, loop.settings.cohort, people)
     who = choose(people, size, _draw(runtime, part.rng, number), part.items)
     release, who, again = runtime.open(f"{part.phase.name}/{number}", who, loop.progress.shared)
-    again, charges = again or loop.repeats, () if part.phase.public else part.method.releases(who)
+    again, charges = again or loop.repeats, () if part.phase.public else releases(part.method, who)
     known = again and ledger.repeats(release, digest)
     if budget and charges and not known and not budget.allows(ledger, charges):
         raise _BudgetSpent(
@@ -443,11 +455,6 @@ def _check(method: Method, rounds: int, evaluate_every: int) -> None:
         raise HomebodyError(f"Rounds must be at least 1, not {rounds}.")
     if evaluate_every < 0:
         raise HomebodyError(f"evaluate-every must be 0 (never) or more, not {evaluate_every}.")
-    for acting in (method, *(phase.method for phase in method.phases if phase.method)):
-        if type(acting).releases is not Method.releases:
-            raise HomebodyError(
-                f"{type(acting).__name__} must not override releases(): charges() is what it may state."
-            )
     names = [phase.name for phase in method.phases]
     if len(set(names)) != len(names):
         raise HomebodyError(f"The phases of a method need names of their own, not {', '.join(names)}.")

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from homebody.core import Cohort, Evaluated, Method
+from homebody.core import Cohort, Evaluated, Method, releases
 from homebody.counts import several
 from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
@@ -22,7 +22,7 @@ from homebody.errors import Diverged, HomebodyError
 from homebody.evaluation import describe, measure, sliced
 from homebody.fit import Fitted, diverged, fit, origin, phase_rng
 from homebody.methods import code_of, trust
-from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate, Shuffle
+from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
 from homebody.privacy.limits import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
 from homebody.privacy.specs import stage_texts, with_noise
@@ -211,7 +211,7 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
     sliced(population, recipe.slices)  # refuses what it cannot read
     if lacking := population.lacks(method.needs):
         raise HomebodyError(f"{recipe.method} needs {lacking}, which {population.name} does not have.")
-    if isinstance(method, Method) and method.predicts == "ratings":
+    if method.scoring.predicts == "ratings":
         _refuse_unrated(recipe, population)
     split = split_population(
         population,
@@ -260,7 +260,7 @@ def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequenc
     cohort = Cohort(np.arange(size), "fixed" if asked else "all", size, members, split.n_items)
     rounds = _rounds(recipe, method)
     charged = [phase for phase in method.phases if not phase.public]
-    return [((phase.method or method).releases(cohort), phase.rounds or rounds) for phase in charged]
+    return [(releases(phase.method or method, cohort), phase.rounds or rounds) for phase in charged]
 
 
 def _calibrated(
@@ -290,7 +290,7 @@ def _calibrated(
 
 def cohort_of(recipe: Recipe, method: Method | Reference, split: Split) -> int | None:
     """Clients a round; a method's own number where nobody says, as far as there are so many."""
-    own = method.default_cohort if isinstance(method, Method) else None
+    own = method.about.cohort
     if recipe.cohort is not None or own is None:
         return recipe.cohort
     return min(own, int((split.learn & (split.lengths > 0)).sum()))
@@ -299,7 +299,7 @@ def cohort_of(recipe: Recipe, method: Method | Reference, split: Split) -> int |
 def _rounds(recipe: Recipe, method: Method | Reference) -> int:
     if recipe.rounds is not None and recipe.rounds < 1:
         raise HomebodyError(f"Rounds must be at least 1, not {recipe.rounds}.")
-    return recipe.rounds or method.default_rounds
+    return recipe.rounds or method.about.rounds
 
 
 def _run(
@@ -375,7 +375,7 @@ def _reports(recipe: Recipe, method: Method | Reference, split: Split, rounds: i
     if not isinstance(method, Method):
         return None
     found = tally(_planned(recipe, method, split)[0][0], rounds)
-    if found is not None and any(isinstance(stage, Shuffle) for stage in method.uplink.stages):
+    if found is not None and method.uplink.facts.shuffled:
         found["sealed_bytes"] = sealed_bytes(int(found["count"]))
     return found
 

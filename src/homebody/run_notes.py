@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from homebody.core import Evaluated, Method, Rows
+from homebody.core import Evaluated, Method, Recommender, Rows, stated_by
 from homebody.counts import several
 from homebody.data.splits import Split
 from homebody.data.vocabularies import Counted, Declaration, Found, found_in
 from homebody.errors import HomebodyError
 from homebody.fit import Fitted
-from homebody.privacy import OBSERVERS, Charge, NonPrivate, PureRelease
+from homebody.privacy import OBSERVERS, Channel, Charge, NonPrivate, PureRelease
 from homebody.privacy.specs import stage_texts
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
@@ -115,7 +115,7 @@ def code_fingerprint() -> str:
 
 def _own_code(method: Method | Reference) -> str:
     """Of the files that a method's classes come from, where they are not this package's; otherwise empty."""
-    classes = [one for one in type(method).__mro__ if issubclass(one, Method | Reference)]
+    classes = [one for one in type(method).__mro__ if issubclass(one, Recommender)]
     modules = dict.fromkeys(one.__module__ for one in classes if not one.__module__.startswith("homebody."))
     files = [file for name in modules if (file := getattr(sys.modules[name], "__file__", None))]
     parts = {f"file{number or ''}": Path(file).read_bytes() for number, file in enumerate(files)}
@@ -125,7 +125,7 @@ def _own_code(method: Method | Reference) -> str:
 def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Everything that a model could learn from or be asked."""
     yield from (("bounds", split.bounds), ("items", split.items))
-    if getattr(method, "predicts", "") == "ratings" and (ratings := split.population.ratings) is not None:
+    if method.scoring.predicts == "ratings" and (ratings := split.population.ratings) is not None:
         yield "ratings", ratings
     for unit, encoded in split.encoded.items():
         yield from ((f"{unit}/{name}", column.values) for name, column in encoded.columns.items())
@@ -141,7 +141,7 @@ def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.
 def notes_of(method: Method | Reference, split: Split) -> list[str]:
     """What was guessed, missing or left out on the way; of features, where the method looks at them."""
     looked_at = {"user features": "users", "item features": "items", "contexts": "contexts"}
-    taken = dict.fromkeys((*method.needs, *getattr(method, "uses", ())))
+    taken = dict.fromkeys((*method.needs, *method.uses))
     features = [note for need in taken if need in looked_at for note in split.encoded[looked_at[need]].notes]
     return [
         *split.population.notes,
@@ -149,7 +149,7 @@ def notes_of(method: Method | Reference, split: Split) -> list[str]:
         *features,
         *_taken_as_public(method, split),
         *claimed(method),
-        *_own_notes(method),
+        *(phase.note for phase in method.phases if phase.note),
     ]
 
 
@@ -159,18 +159,14 @@ def claimed(method: Method | Reference) -> list[str]:
     return [
         f"{name} states itself what it tells each observer: that is its own claim, kept in the ledger's words. Nothing "
         "derives it, so nothing is certified: ε = ∞."
-        for name in dict.fromkeys(one.stated_by for one in acting)
+        for name in dict.fromkeys(map(stated_by, acting))
         if name
     ]
 
 
-def _own_notes(method: Method | Reference) -> Sequence[str]:
-    return getattr(method, "notes", ())
-
-
 def _taken_as_public(method: Method | Reference, split: Split) -> list[str]:
     """What ε does not cover, where updates pass noise: the words that people are described in."""
-    if not isinstance(method, Method) or not method.uplink.stages:
+    if not isinstance(method, Method) or method.uplink == Channel():
         return []
     return _as_found(_found(method, split))
 

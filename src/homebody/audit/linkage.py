@@ -28,7 +28,8 @@ from homebody.audit.views import whole
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.federation.aggregate import flat
-from homebody.privacy import Channel, OneBit
+from homebody.privacy import OneBit
+from homebody.privacy.reports import counts_name
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
@@ -163,7 +164,7 @@ def reported(
     step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Reported:
     """The reports of some clients in the next round of a trained model, and what as many others work out."""
-    stage = next((stage for stage in method.uplink.stages if isinstance(stage, OneBit)), None)
+    stage = method.uplink.facts.reports
     if stage is None:
         raise HomebodyError("Only reports of one bit can be linked: this run's channel makes none.")
     if stage.k < 2:
@@ -173,9 +174,7 @@ def reported(
     attacked, others = drawn[:users], drawn[users : 2 * users]
     if len(others) < users:
         attacked, others = drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]
-    before: Method = replace(  # type: ignore[type-var]
-        method, uplink=Channel(*method.uplink.stages[: method.uplink.stages.index(stage)])
-    )
+    before: Method = replace(method, uplink=method.uplink.before(stage))  # type: ignore[type-var]
     messages, known = [], []
     for done, user in enumerate((*attacked, *others), start=1):
         if done <= len(attacked):
@@ -188,7 +187,7 @@ def reported(
 
 def _entries(update: Update, stage: OneBit) -> npt.NDArray[np.float32]:
     """All entries, projected, in the order that reports number them in."""
-    tables = {f"{name}[{','.join(map(str, whole(value).shape))}]": whole(value) for name, value in update.items()}
+    tables = {counts_name(name, whole(value).shape): whole(value) for name, value in update.items()}
     return np.concatenate(
         [stage.projected(table).float().flatten().cpu().numpy() for _, table in sorted(tables.items())]
     )

@@ -19,7 +19,7 @@ from homebody.audit.views import whole
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.federation.aggregate import flat
-from homebody.privacy import Channel, OneBit, Shuffle
+from homebody.privacy.reports import parse_counts_name
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
@@ -105,15 +105,13 @@ class Reports:
 
 def take_apart(method: Method, simulator: Simulator, shared: Tree, user: int, rng: Rng, sent: Update) -> Reports | None:
     """What is in the message `sent` of this client and round; None where its channel makes no reports of it."""
-    stages = method.uplink.stages
-    number = next((place for place, stage in enumerate(stages) if isinstance(stage, OneBit)), None)
-    if number is None:
+    channel = method.uplink
+    stage = channel.facts.reports
+    if stage is None:
         return None
-    stage = stages[number]
-    assert isinstance(stage, OneBit)
-    before: Method = replace(method, uplink=Channel(*stages[:number]))  # type: ignore[type-var]
+    before: Method = replace(method, uplink=channel.before(stage))  # type: ignore[type-var]
     worked_out = {name: whole(value) for name, value in simulator.message(before, shared, user, rng).items()}
-    tables = [(name.removesuffix("]").rpartition("[")[0], rows.size) for name, rows in sorted(sent.items())]
+    tables = [(parse_counts_name(name)[0], rows.size) for name, rows in sorted(sent.items())]
     starts = np.cumsum([0, *(size for _, size in tables)])
     pairs, found = flat(sent), []
     own = set(simulator.split.training(user).tolist())
@@ -140,7 +138,7 @@ def take_apart(method: Method, simulator: Simulator, shared: Tree, user: int, rn
             )
         )
     every = Reports(stage.epsilon, stage.k, int(starts[-1]) // 2, tuple(found), None)
-    return _sealed(every, pairs) if any(isinstance(one, Shuffle) for one in stages) else every
+    return _sealed(every, pairs) if channel.facts.shuffled else every
 
 
 def _called(simulator: Simulator, shape: torch.Size, place: tuple[int, ...]) -> tuple[str | None, str | None]:

@@ -29,6 +29,7 @@ from homebody import ops
 from homebody.core import (
     CALL,
     HEAD_BYTES,
+    About,
     Batch,
     Catalogue,
     Cohort,
@@ -63,14 +64,16 @@ class DPLCF(Method):
         20.0, "added below the similarity, in standard errors of an estimated count", low=0, search=Range(2, 50)
     )
 
-    title: ClassVar[str] = "item neighbours from whole histories told once by randomised response"
-    paper: ClassVar[str] = "Gao et al., DPLCF: Differentially Private Local Collaborative Filtering, SIGIR 2020"
-    default_rounds: ClassVar[int] = 1
-    draws_negatives: ClassVar[bool] = False
+    about: ClassVar[About] = About(
+        title="item neighbours from whole histories told once by randomised response",
+        paper="Gao et al., DPLCF: Differentially Private Local Collaborative Filtering, SIGIR 2020",
+        rounds=1,
+        draws_negatives=False,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.uplink.stages or not isinstance(self.uplink.stages[-1], RandomisedResponse):
+        if self.uplink.facts.responses is None:
             raise HomebodyError(
                 "DPLCF counts pairs of items in each person's message: its last stage is randomised-response, as in "
                 "--stage randomised-response:epsilon=2.5."
@@ -78,7 +81,8 @@ class DPLCF(Method):
 
     @property
     def response(self) -> RandomisedResponse:
-        found: RandomisedResponse = self.uplink.stages[-1]  # type: ignore[assignment]
+        found = self.uplink.facts.responses
+        assert found is not None
         return found
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
@@ -137,7 +141,7 @@ class DPLCF(Method):
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         if not cohort.items:
             raise HomebodyError("DPLCF is charged for every item of the catalogue: state how many there are.")
-        return self.response.told(cohort.items)
+        return self.response.charges_for(cohort.items)
 
 
 @ops.for_cohort

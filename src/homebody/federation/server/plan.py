@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import tomli_w
 
-from homebody.core import Cohort, Method
+from homebody.core import Cohort, Method, releases
 from homebody.data.splits import How, Protocol
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation import wire
@@ -21,7 +21,6 @@ from homebody.federation.runtime import NOBODY_PUBLIC, Settings, metric_names, t
 from homebody.federation.server.places import FILE, database_in
 from homebody.federation.service.text import ADDRESS, is_loopback
 from homebody.federation.task import LONGEST, MOST_INTERACTIONS
-from homebody.privacy import Channel, Shuffle
 from homebody.recipe import Recipe
 from homebody.settings import KINDS
 
@@ -145,7 +144,7 @@ class Plan:
             raise HomebodyError(f"{self.recipe.method} collects raw data: it cannot be trained on devices.")
         if method.needs:
             raise HomebodyError(f"{self.recipe.method} needs {method.needs[0]}, which devices do not hold yet.")
-        if method.predicts == "ratings":
+        if method.scoring.predicts == "ratings":
             raise HomebodyError(
                 f"{self.recipe.method} would predict ratings, and devices measure rankings alone: leave out "
                 "--set output=explicit."
@@ -167,7 +166,7 @@ class Plan:
 
     def _among_enough(self, method: Method) -> Method:
         """The method with a Shuffle that counts on no more people than are certain to report."""
-        shuffle = next((stage for stage in method.uplink.stages if isinstance(stage, Shuffle)), None)
+        channel, shuffle = method.uplink, method.uplink.facts.shuffle
         if shuffle is None:
             if self.reports:
                 raise HomebodyError(
@@ -181,15 +180,15 @@ class Plan:
                 "for a round: raise --least and --quorum, or lower users."
             )
         known = replace(shuffle, users=shuffle.users or self.shuffled_among)
-        channel = Channel(*(known if stage is shuffle else stage for stage in method.uplink.stages))
-        return replace(method, uplink=channel)  # type: ignore[type-var]
+        stages = (known if stage is shuffle else stage for stage in channel.stages)
+        return replace(method, uplink=channel.with_stages(*stages))  # type: ignore[type-var]
 
     def _refuse_hopeless(self, method: Method) -> None:
         """A budget that no round fits into, however people are drawn: ε of one round is infinite."""
         budget = self.recipe.allowed()
         acting = method.phases[0].method or method
         people = self.recipe.cohort or self.least
-        charges = acting.releases(Cohort(np.arange(people), "all", people, people))
+        charges = releases(acting, Cohort(np.arange(people), "all", people, people))
         if budget:
             budget.refuse_infinite(charges)
 

@@ -78,7 +78,7 @@ def train(folder: Path, *, once: bool = False) -> Result:
 
 def _fit(plan: Plan, method: Method, runtime: Flower, records: Records) -> Fitted:
     recipe = plan.recipe
-    rounds, select = recipe.rounds or method.default_rounds, recipe.selects()
+    rounds, select = recipe.rounds or method.about.rounds, recipe.selects()
 
     def on_round(line: Round) -> None:
         records.add_round(line)
