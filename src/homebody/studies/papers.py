@@ -5,7 +5,6 @@ It is a folder with a `recipe.toml`; docs/reproducing.md explains the format to 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from itertools import pairwise
@@ -90,14 +89,12 @@ def read_paper(folder: Path, *, load: bool = True) -> Paper:
     name = folder.resolve().name
     where = f"{name}/{FILE}"
     try:
-        values = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        text = (folder / FILE).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise HomebodyError(f"{where} is not valid TOML: {error}.") from error
     except OSError as error:
         raise HomebodyError(f"{where} cannot be read: {error.strerror}.") from error
-    top = Reader(values, where)
-    if top.take("schema", int, SCHEMA_VERSION) > SCHEMA_VERSION:
-        raise HomebodyError(f"{where} was written for a newer Homebody; update to run it.")
+    top = Reader(load(text, where, SCHEMA_VERSION)[0], where)
     title, citation = top.take("title", str), top.take("citation", str)
     docs, note = top.take("docs", str, ""), top.take("note", str, "")
     tables: list[Study] = []
