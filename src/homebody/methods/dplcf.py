@@ -26,22 +26,7 @@ import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import (
-    CALL,
-    HEAD_BYTES,
-    About,
-    Batch,
-    Catalogue,
-    Cohort,
-    Data,
-    Method,
-    Rows,
-    Total,
-    Tree,
-    Update,
-    Work,
-    param,
-)
+from homebody.core import About, Batch, Catalogue, Cohort, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.errors import HomebodyError
 from homebody.methods.kernels import dplcf as kernels
 from homebody.params import Range
@@ -95,11 +80,8 @@ class DPLCF(Method):
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         numbers, n_items = self.shared_numbers(catalogue), catalogue.n_items
-        return Work(
-            memory=16 * numbers + 64 * (n_items + longest),
-            operations=8 * numbers + 100 * (n_items + longest) + 200 * CALL,
-            bytes=4 * max(n_items, 2 * longest) + HEAD_BYTES,
-        )
+        held, operations = 4 * numbers + 16 * (n_items + longest), 8 * numbers + 100 * (n_items + longest)
+        return Work.of(held, operations, calls=200, sent=max(n_items, 2 * longest))
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
