@@ -12,7 +12,7 @@ from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
 from homebody.params import Range, params
 from homebody.reference import Reference
-from homebody.settings import KINDS, check_value
+from homebody.settings import KINDS, check_value, parse
 
 __all__ = ["Space", "parse_search", "points", "search_space", "space_text"]
 
@@ -157,11 +157,7 @@ def _parse(spec: Field[Any], text: str) -> Range | tuple[Any, ...]:
 
 
 def _value(spec: Field[Any], text: str) -> Any:
-    kind: type[Any] = type(spec.default)
-    try:
-        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
-    except (ValueError, KeyError):
-        raise HomebodyError(f"{spec.name} must be {KINDS.get(kind, kind.__name__)}, not '{text}'.") from None
+    return parse(spec.name, text, type(spec.default))
 
 
 def _text(value: Any) -> str:
