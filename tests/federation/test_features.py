@@ -21,8 +21,9 @@ from homebody.data.codes import Code, Scale
 from homebody.data.partitions import everything
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.device.device import Device, recommend
+from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
+from homebody.federation.device.recommend import recommend
 from homebody.federation.schema import Sheet
 from homebody.federation.server.admin import make, opened
 from homebody.federation.server.declared import person_code

@@ -15,7 +15,7 @@ from homebody.core import Batch, Catalogue, Data, Method, Phase, Rows, Total, Tr
 from homebody.errors import Abandoned, HomebodyError
 from homebody.federation import letters as correspondence
 from homebody.federation import wire
-from homebody.federation.device.device import recommend
+from homebody.federation.device.recommend import recommend
 from homebody.privacy import Channel
 from homebody.recipe import Recipe
 from homebody.rng import Rng

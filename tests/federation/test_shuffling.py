@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from homebody.data import Population
-from homebody.federation.device.device import recommend
 from homebody.federation.device.home import Home
+from homebody.federation.device.recommend import recommend
 from homebody.federation.envelopes import REPORT_BYTES, unseal_reports
 from homebody.federation.server.admin import opened
 from homebody.federation.server.epochs import Epochs

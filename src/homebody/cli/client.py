@@ -312,8 +312,8 @@ def recommend(
     as_json: options.Json = False,
 ) -> None:
     """A person's best new items, worked out here; no network is needed."""
-    from homebody.federation.device.device import recommend as ranked
     from homebody.federation.device.home import Home
+    from homebody.federation.device.recommend import recommend as ranked
 
     with Home(folder) as home:
         best = ranked(home, home.people.find(person), k)

@@ -15,8 +15,9 @@ import torch
 from homebody.core import Catalogue, Tree
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.device.device import Device, recommend
+from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
+from homebody.federation.device.recommend import recommend
 from homebody.methods import find
 from homebody.rng import Rng
 
