@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-from homebody.core import Method, Tree
+from homebody.core import Method, Recommender, Tree
 from homebody.errors import HomebodyError, unknown_name
-from homebody.reference import Reference
+from homebody.reference import federated
 from homebody.simulation import Simulator
 from homebody.simulation.ablations import Unadapted
 
@@ -29,11 +29,10 @@ def read(settings: str) -> tuple[str, list[int]]:
     return name, [int(value) for value in values.split(",")]
 
 
-def refuse(method: Method | Reference, name: str, settings: str) -> None:
+def refuse(method: Recommender, name: str, settings: str) -> None:
     """Say before anything is trained that there is nothing to adapt, or not in this way."""
-    if isinstance(method, Reference):
-        raise HomebodyError(f"{name} is a centralised reference: no device adapts its model.")
-    acting = method.phases[-1].method or method
+    built = federated(method, name, "no device adapts its model")
+    acting = built.phases[-1].method or built
     if acting.scoring.parameters != "adapted":
         raise HomebodyError(f"The devices of {name} do not adapt before they rank, so there is nothing to compare.")
     varied, _ = read(settings)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from homebody.core import Method
+from homebody.core import Recommender
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError, unknown_name
 from homebody.fit import Fitted
 from homebody.recipe import Recipe
-from homebody.reference import Reference
+from homebody.reference import federated
 
 __all__ = ["DEFAULTS", "attacked", "read", "refuse", "written"]
 
@@ -37,10 +37,9 @@ def read(settings: str) -> dict[str, int]:
     return {name: int(value) for name, _, value in (part.partition("=") for part in settings.split(","))}
 
 
-def refuse(method: Method | Reference, name: str) -> None:
+def refuse(method: Recommender, name: str) -> None:
     """Say before anything is trained that there is nobody to tell from others."""
-    if isinstance(method, Reference):
-        raise HomebodyError(f"{name} is a centralised reference: its run keeps no model that could be attacked.")
+    federated(method, name, "its run keeps no model that could be attacked")
 
 
 def attacked(
@@ -56,8 +55,7 @@ def attacked(
             "Everyone is in the training here: for an attack on the run's model, split held-out-users, so that there "
             "are people who are not."
         )
-    method = recipe.build()
-    assert isinstance(method, Method)
+    method = federated(recipe.build(), recipe.method)
     assert recipe.rounds is not None, "a run's recipe has its rounds"
     found = attack(
         method,

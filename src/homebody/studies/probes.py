@@ -21,13 +21,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from homebody.core import Catalogue, Method, Rows, Users
+from homebody.core import Catalogue, Recommender, Rows, Users
 from homebody.data.population import Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.fit import Fitted
 from homebody.recipe import Recipe
-from homebody.reference import Reference
+from homebody.reference import federated
 from homebody.report import RunFolder
 from homebody.rng import Rng
 from homebody.run import reopen
@@ -130,7 +130,7 @@ def lacks(probe: str) -> str | None:
 NEED_SKLEARN = {"embedding": "The plot of an embedding", "membership": "The paper's attack on membership"}
 
 
-def refuse(probe: str, method: Method | Reference, name: str) -> None:
+def refuse(probe: str, method: Recommender, name: str) -> None:
     """Say before anything is trained that a probe would find nothing to look at."""
     kind, _, settings = probe.partition(":")
     if kind == "adaptation":
@@ -141,12 +141,11 @@ def refuse(probe: str, method: Method | Reference, name: str) -> None:
         _refuse_tables(kind, method, name)
 
 
-def _refuse_tables(probe: str, method: Method | Reference, name: str) -> None:
-    if isinstance(method, Reference):
-        raise HomebodyError(f"{name} is a centralised reference: there is no client's item table to look at.")
-    if method.needs:
+def _refuse_tables(probe: str, method: Recommender, name: str) -> None:
+    built = federated(method, name, "there is no client's item table to look at")
+    if built.needs:
         return  # it cannot begin without its data; what it holds shows when it is trained
-    acting = method.phases[-1].method or method
+    acting = built.phases[-1].method or built
     shared = acting.init_shared(Catalogue(2), Rng.of(0))
     tuned = isinstance(acting.init_local(shared, Rng.of(0)).get(ITEM), Rows)
     _insist(probe, name, ITEM in shared, tuned)
