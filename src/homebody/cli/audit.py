@@ -261,7 +261,7 @@ def _print_reading(found: dict[str, Any], method: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from homebody.report.tables import epsilon_text
+    from homebody.report.words import epsilon as epsilon_text
 
     console = Console()
     title = f"{method}: whose items are whose? {several(found['users'], 'client')}, one round"
@@ -324,7 +324,7 @@ def _print_findings(findings: list[Finding], found: dict[str, Any], method: str)
     from rich.console import Console
     from rich.table import Table
 
-    from homebody.report.tables import epsilon_text
+    from homebody.report.words import epsilon as epsilon_text
 
     console = Console()
     canaries, trainings = several(found["canaries"], "canary", "canaries"), several(found["trials"], "training")

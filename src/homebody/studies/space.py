@@ -11,7 +11,7 @@ import numpy as np
 from homebody.core import Recommender
 from homebody.errors import HomebodyError, unknown_name
 from homebody.params import Range, params
-from homebody.settings import KINDS, check_value
+from homebody.settings import KINDS, check_value, parse
 
 __all__ = ["Space", "parse_search", "points", "search_space", "space_text"]
 
@@ -156,11 +156,7 @@ def _parse(spec: Field[Any], text: str) -> Range | tuple[Any, ...]:
 
 
 def _value(spec: Field[Any], text: str) -> Any:
-    kind: type[Any] = type(spec.default)
-    try:
-        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
-    except (ValueError, KeyError):
-        raise HomebodyError(f"{spec.name} must be {KINDS.get(kind, kind.__name__)}, not '{text}'.") from None
+    return parse(spec.name, text, type(spec.default))
 
 
 def _text(value: Any) -> str:
