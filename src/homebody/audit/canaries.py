@@ -33,7 +33,7 @@ from torch.func import vmap
 
 from homebody.audit.bounds import (
     FEWEST,
-    Counted,
+    CountedGuesses,
     Lower,
     clopper_pearson,
     count_guesses,
@@ -113,7 +113,7 @@ class Finding:
     """None: nothing this observer sees can be held against the canaries' directions."""
     gaussian: Lower | None = None
     """Where all that the observer is charged for is Gaussian noise on sums over everyone."""
-    counted: Counted | None = None
+    counted: CountedGuesses | None = None
     """Right guesses beside what the ledger allows at all δ together; None where it allows all."""
     visible: Visible | None = None
     relation: Relation = "replace-one"

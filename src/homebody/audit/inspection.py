@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from homebody.audit.reports import Reports, take_apart
+from homebody.audit.reports import ClientReports, take_apart
 from homebody.audit.requests import read_requests
 from homebody.audit.views import hides_senders, sees
 from homebody.core import Cohort, Method, Rows, Tree, Update, releases
@@ -21,14 +21,14 @@ from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["Inspection", "Part", "Request", "View", "encode", "inspect"]
+__all__ = ["Inspection", "MessagePart", "Request", "View", "encode", "inspect"]
 
 EXCERPT = 24
 """Bytes of each part that are shown."""
 
 
 @dataclass(frozen=True)
-class Part:
+class MessagePart:
     """One tensor of a message."""
 
     name: str
@@ -73,7 +73,7 @@ class Inspection:
 
     user: str
     """As the data calls them."""
-    parts: tuple[Part, ...]
+    parts: tuple[MessagePart, ...]
     """What leaves the device, requests first."""
     bytes: int
     observers: dict[str, View]
@@ -81,7 +81,7 @@ class Inspection:
     """What can be read from it as it is."""
     requests: tuple[Request, ...] = ()
     """Where the device asks for rows instead of downloading tables."""
-    reports: Reports | None = None
+    reports: ClientReports | None = None
     """Where the message is one-bit reports: each of them."""
 
     def as_dict(self) -> dict[str, Any]:
@@ -172,10 +172,10 @@ def _bits(value: Tensor | Rows) -> int:
     return width * numbers.numel()
 
 
-def _part(name: str, value: Tensor | Rows) -> Part:
+def _part(name: str, value: Tensor | Rows) -> MessagePart:
     data = encode(value)
     numbers = value.value[value.index >= 0] if isinstance(value, Rows) else value
-    return Part(
+    return MessagePart(
         name,
         tuple(numbers.shape),
         str(numbers.dtype).removeprefix("torch."),

@@ -33,7 +33,7 @@ from homebody.privacy.reports import counts_name
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["Area", "Batch", "Linkage", "Reported", "as_they_come", "linkage", "reported"]
+__all__ = ["Area", "Linkage", "ReportBatch", "Reported", "as_they_come", "linkage", "reported"]
 
 PAIRS = 20_000
 """Of each kind, same and different, for learning and for measuring alike."""
@@ -46,7 +46,7 @@ Longs = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Batch(NamedTuple):
+class ReportBatch(NamedTuple):
     """What the server gets at once."""
 
     arrived: float
@@ -100,7 +100,7 @@ class Reported(NamedTuple):
 
 
 def linkage(
-    view: Sequence[Batch],
+    view: Sequence[ReportBatch],
     truth: Longs,
     worked_out: npt.NDArray[np.float32],
     epsilon: float,
@@ -147,10 +147,12 @@ def linkage(
     return Linkage(len(devices), len(said), len(view), *figures)
 
 
-def as_they_come(messages: Sequence[Longs], *, together: int = 1, seconds: float = 1.0) -> tuple[list[Batch], Longs]:
+def as_they_come(
+    messages: Sequence[Longs], *, together: int = 1, seconds: float = 1.0
+) -> tuple[list[ReportBatch], Longs]:
     """A view without a shuffle: so many messages in a batch, one behind the other; and who sent each report."""
     groups = [messages[start : start + together] for start in range(0, len(messages), together)]
-    view = [Batch(seconds * number, np.concatenate(group)) for number, group in enumerate(groups)]
+    view = [ReportBatch(seconds * number, np.concatenate(group)) for number, group in enumerate(groups)]
     return view, np.repeat(np.arange(len(messages)), [len(message) for message in messages])
 
 

@@ -23,7 +23,7 @@ from homebody.privacy.reports import parse_counts_name
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["Report", "Reports", "Sealed", "take_apart"]
+__all__ = ["ClientReports", "Report", "Sealed", "take_apart"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Sealed:
 
 
 @dataclass(frozen=True)
-class Reports:
+class ClientReports:
     """All that one client reports in a round."""
 
     epsilon: float
@@ -103,7 +103,9 @@ class Reports:
         return told
 
 
-def take_apart(method: Method, simulator: Simulator, shared: Tree, user: int, rng: Rng, sent: Update) -> Reports | None:
+def take_apart(
+    method: Method, simulator: Simulator, shared: Tree, user: int, rng: Rng, sent: Update
+) -> ClientReports | None:
     """What is in the message `sent` of this client and round; None where its channel makes no reports of it."""
     channel = method.uplink
     stage = channel.facts.reports
@@ -137,7 +139,7 @@ def take_apart(method: Method, simulator: Simulator, shared: Tree, user: int, rn
                 own=called[0] is not None and place[0] in own,
             )
         )
-    every = Reports(stage.epsilon, stage.k, int(starts[-1]) // 2, tuple(found), None)
+    every = ClientReports(stage.epsilon, stage.k, int(starts[-1]) // 2, tuple(found), None)
     return _sealed(every, pairs) if channel.facts.shuffled else every
 
 
@@ -150,7 +152,7 @@ def _called(simulator: Simulator, shape: torch.Size, place: tuple[int, ...]) -> 
     return population.item_id(place[0]), title
 
 
-def _sealed(found: Reports, pairs: npt.NDArray[np.int64]) -> Reports:
+def _sealed(found: ClientReports, pairs: npt.NDArray[np.int64]) -> ClientReports:
     """As a device would send it, to keys made for this alone."""
     try:
         from homebody.federation import envelopes as seals
