@@ -351,7 +351,7 @@ def test_a_letter_that_breaks_something_is_refused_and_does_not_end_the_process(
     def breaks(self: Any) -> Any:
         raise OverflowError("ann-of-green")
 
-    monkeypatch.setattr("homebody.federation.device.device.shuffled", breaks)
+    monkeypatch.setattr("homebody.federation.task.Task.acting", property(breaks))
     header, _ = server.ask()
     assert header["refused"] == "The letter asks for something that this device cannot work with."
     assert server.logs[-1] == {"event": "failed", "reason": "OverflowError"}

@@ -115,7 +115,18 @@ class Device:
         try:
             header, parts = wire.open_letter(body)
             task = Task.read(header)
-            self._check(task)
+            proxied = task.acting.uplink.facts.shuffled
+            if proxied and self._reporter is None:
+                raise HomebodyError(
+                    "Reports of this method go through a proxy, and this device has none: make it anew, with "
+                    "`homebody client init … --proxy https://HOST:PORT`; a device that is there cannot be given one."
+                )
+            if (task.epoch is not None) != (proxied and task.do in ("train", "evaluate")):
+                raise wire.Malformed(
+                    "The letter has no epoch for what goes through a proxy, or one for something else."
+                )
+            if self.stuck:
+                raise HomebodyError("The device is about to start anew: ask again.")
             # From here on other errors may name a person or a folder, which must not leave the device.
             sayable, otherwise = (wire.Malformed, TooLarge, OutOfTime), "The device cannot answer this now."
             about = {"do": task.do, "release": task.release}
@@ -127,19 +138,6 @@ class Device:
             self._log("failed", **about, reason=_reason(error))
             reply, answers = {"refused": otherwise}, {}
         return wire.seal({"to": wire.digest(body), **reply}, answers)
-
-    def _check(self, task: Task) -> None:
-        """Refuse a task that this device cannot do, by the letter alone."""
-        proxied = task.acting.uplink.facts.shuffled
-        if proxied and self._reporter is None:
-            raise HomebodyError(
-                "Reports of this method go through a proxy, and this device has none: make it anew, with "
-                "`homebody client init … --proxy https://HOST:PORT`; a device that is there cannot be given one."
-            )
-        if (task.epoch is not None) != (proxied and task.do in ("train", "evaluate")):
-            raise wire.Malformed("The letter has no epoch for what goes through a proxy, or one for something else.")
-        if self.stuck:
-            raise HomebodyError("The device is about to start anew: ask again.")
 
     def _answer(self, task: Task, parts: Mapping[str, bytes], until: float) -> Reply:
         models = self.home.models
@@ -161,7 +159,7 @@ class Device:
             self._compile(task)  # a greeting brings no features, and without them the method may be another
         assignment = self._assign(task, len(people))
         if task.epoch is not None:
-            assert self._reporter is not None  # by `_check`
+            assert self._reporter is not None  # `answer` has checked it
             self._reporter.confirm(task.epoch, until)  # everybody is asked the same; before anything is charged
         began = self._clock()
         answers: dict[str, bytes] = {}
