@@ -13,12 +13,12 @@ from flwr.proto.runtime_pb2 import PushAppMessagesResponse
 
 from homebody.database import connect
 from homebody.errors import Abandoned
-from homebody.federation.aggregate import Reports
+from homebody.federation.server.aggregate import Reports
 from homebody.federation.flower.link import Link
 from homebody.federation.proxy.admin import make
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.server.epochs import Closed, Epochs, Over
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import ProxyStore
+from homebody.federation.server.epochs import EpochResult, Epochs, Over
 from homebody.federation.server.records import Records
 from homebody.federation.wire import Expected
 from homebody.privacy import Channel, OneBit, Shuffle
@@ -82,7 +82,7 @@ def test_an_epoch_that_a_jump_has_ended_takes_nothing_and_the_next_one_does(cloc
     assert epochs.secret(first) is None
     clocks.wall -= DAY
     assert epochs.add(second.id, bytes(16), np.array([1], dtype="<u4"), {}).accepted == 1
-    assert isinstance(epochs.close("run/train/1#2", 1), Closed)
+    assert isinstance(epochs.close("run/train/1#2", 1), EpochResult)
     with pytest.raises(Over):
         epochs.add(first.id, os.urandom(16), np.array([1], dtype="<u4"), {})
 
@@ -116,9 +116,9 @@ def test_letters_that_are_over_are_forgotten_after_a_clock_was_set_back(
 
 @pytest.mark.parametrize("jump", [-365 * DAY, -3600.0, 0.0, 3600.0])
 def test_a_proxy_forgets_who_sent_how_much_in_time(clocks: Clocks, tmp_path: Path, jump: float) -> None:
-    settings = Settings(next="http://127.0.0.1:9", tls=False, hold=0.0, least_devices=1)
+    settings = ProxySettings(next="http://127.0.0.1:9", tls=False, hold=0.0, least_devices=1)
     make(tmp_path / "proxy", settings)
-    store = Store(tmp_path / "proxy", settings)
+    store = ProxyStore(tmp_path / "proxy", settings)
     epoch = os.urandom(16)
     facts = {"epoch": epoch.hex(), "key": "ab" * 32, "shared": "m", "k": 1, "entries": 9, "among": 1}
     with store.transaction():

@@ -34,7 +34,7 @@ FILES = 400
 """That the door may have open: 1,024 is usual, and a test is quicker with fewer."""
 
 
-class Door:
+class Gateway:
     """The link in a process of its own, over TLS."""
 
     def __init__(self, folder: Path, files: int) -> None:
@@ -153,14 +153,14 @@ KINDS: dict[str, Callable[[int, str], socket.socket]] = {
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    made = Door(tmp_path_factory.mktemp("door"), FILES)
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    made = Gateway(tmp_path_factory.mktemp("door"), FILES)
     yield made
     made.end()
 
 
 @contextmanager
-def household(door: Door, name: str) -> Iterator[tuple[Link, Fleet, int]]:
+def household(door: Gateway, name: str) -> Iterator[tuple[Link, Fleet, int]]:
     public = make_device_key(door.folder / name)
     with (
         Link(f"localhost:{door.port}", ca=door.ca, secret=door.secret) as link,
@@ -182,7 +182,7 @@ def opened(stack: ExitStack, kind: str, port: int, count: int) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_strangers_do_not_hold_the_door_shut(door: Door, kind: str) -> None:
+def test_strangers_do_not_hold_the_door_shut(door: Gateway, kind: str) -> None:
     """More connections than the process may have files: a device that joins meanwhile is served."""
     with ExitStack() as stack:
         held = opened(stack, kind, door.port, FILES + 50)
@@ -191,7 +191,7 @@ def test_strangers_do_not_hold_the_door_shut(door: Door, kind: str) -> None:
         assert held > 100
 
 
-def test_one_address_takes_no_more_than_its_share(door: Door) -> None:
+def test_one_address_takes_no_more_than_its_share(door: Gateway) -> None:
     """All from the address that the device has, too: the oldest give way to whoever comes.
 
     Somebody who has just been hung up on may still be seen for a moment: so 85 of 100, for a limit of 64.
@@ -207,7 +207,7 @@ def test_one_address_takes_no_more_than_its_share(door: Door) -> None:
             door.serves(2, *known)
 
 
-def test_a_device_keeps_its_connections_while_strangers_come_and_go(door: Door) -> None:
+def test_a_device_keeps_its_connections_while_strangers_come_and_go(door: Gateway) -> None:
     with household(door, "steady") as (link, fleet, node), ExitStack() as stack:
         door.serves(1, link, fleet, node)
         opened(stack, "connected", door.port, FILES)
@@ -216,7 +216,7 @@ def test_a_device_keeps_its_connections_while_strangers_come_and_go(door: Door) 
             assert door._once(link, fleet, node, b"%d" % number)
 
 
-def test_one_key_on_two_devices_answers_each_letter_once_and_harms_nobody_else(door: Door) -> None:
+def test_one_key_on_two_devices_answers_each_letter_once_and_harms_nobody_else(door: Gateway) -> None:
     """A copied folder: both are the same node, and whoever joins takes the other's place."""
     public = make_device_key(door.folder / "twin")
     key, ended = public.with_suffix(".key").read_bytes(), threading.Event()
@@ -269,7 +269,7 @@ def test_many_strangers_of_every_kind(tmp_path: Path, campaign: Any) -> None:
     """As many files as a process usually has, and twenty times as many connections; devices are served throughout."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
-    door = Door(tmp_path / "door", 1024)
+    door = Gateway(tmp_path / "door", 1024)
     try:
         for kind in KINDS:
             count, outcome, ended = campaign.size(4000), Counter[str](), threading.Event()

@@ -14,7 +14,7 @@ import torch
 from homebody.audit.interactions import area
 from homebody.audit.linkage import Batch, Linkage, Reported, _Content, _drawn, _Ranked, as_they_come, linkage, reported
 from homebody.errors import HomebodyError
-from homebody.federation.aggregate import flat
+from homebody.federation.server.aggregate import flat
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fmf_ldp import FMFLDP
 from homebody.privacy import Channel, Clip, OneBit, Shuffle

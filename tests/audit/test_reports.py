@@ -16,7 +16,7 @@ import torch
 from homebody.audit.inspection import inspect
 from homebody.audit.reports import Reports
 from homebody.core import Method
-from homebody.federation.aggregate import flat
+from homebody.federation.server.aggregate import flat
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fmf_ldp import FMFLDP

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from homebody.core import Total
-from homebody.federation.aggregate import Part, summed
+from homebody.federation.server.aggregate import Part, summed
 from homebody.federation.wire import shapes
 from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle
 from homebody.rng import Rng

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from homebody.audit.views import whole
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
-from homebody.federation.aggregate import flat
+from homebody.federation.server.aggregate import flat
 from homebody.privacy import Channel, OneBit
 from homebody.rng import Rng
 from homebody.simulation import Simulator

@@ -18,7 +18,7 @@ import torch
 from homebody.audit.views import whole
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
-from homebody.federation.aggregate import flat
+from homebody.federation.server.aggregate import flat
 from homebody.privacy import Channel, OneBit, Shuffle
 from homebody.rng import Rng
 from homebody.simulation import Simulator

@@ -222,7 +222,7 @@ def profile(
     """What a person says of themselves: the model here takes it in, and it never leaves the device."""
     from homebody.errors import HomebodyError
     from homebody.federation.device.home import Home
-    from homebody.federation.schema import Sheet
+    from homebody.federation.schema import FeatureSchema
 
     said = options.pairs(settings, "--set")
     if both := sorted(said.keys() & set(forget or [])):
@@ -233,7 +233,7 @@ def profile(
             if name not in known:
                 raise HomebodyError(f"{person} says nothing of '{name}', so there is nothing to take back.")
         content = home.sheet()
-        notes = [] if content is None else Sheet.read(content).notes(said)
+        notes = [] if content is None else FeatureSchema.read(content).notes(said)
         if said or forget:
             known = home.describe(person, {**said, **dict.fromkeys(forget or [])})
     if as_json:

@@ -50,9 +50,9 @@ def init(
 ) -> None:
     """Make a proxy: its settings, its database, its certificate and its key."""
     from homebody.federation.proxy.admin import make
-    from homebody.federation.proxy.settings import Settings
+    from homebody.federation.proxy.settings import ProxySettings
 
-    settings = Settings(
+    settings = ProxySettings(
         next=next_hop,
         listen=listen,
         hold=hold,

@@ -97,7 +97,7 @@ def init(
 ) -> None:
     """Make a server: its plan, its database, its catalogue and its keys."""
     from homebody.federation.server.admin import make
-    from homebody.federation.server.plan import Plan
+    from homebody.federation.server.plan import ServerPlan
     from homebody.recipe import Recipe, parse_fields
 
     recipe = Recipe(
@@ -113,7 +113,7 @@ def init(
         budget=budget,
         delta=delta,
     )
-    plan = Plan(
+    plan = ServerPlan(
         recipe,
         listen=listen,
         metrics=metrics,

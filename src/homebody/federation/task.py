@@ -11,7 +11,7 @@ from typing import Any
 from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation import wire
-from homebody.federation.aggregate import about
+from homebody.federation.server.aggregate import about
 from homebody.federation.service.text import one_line
 from homebody.methods import METHODS
 from homebody.recipe import Recipe

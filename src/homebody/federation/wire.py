@@ -31,12 +31,12 @@ __all__ = [
     "digest",
     "expected",
     "longest",
-    "open_letter",
-    "pack",
+    "decode_letter",
+    "encode_tree",
     "refuse_unfit",
-    "seal",
+    "encode_letter",
     "shapes",
-    "unpack",
+    "decode_tree",
 ]
 
 VERSION = 1
@@ -67,10 +67,10 @@ class OtherVersion(Malformed):
     """It was written for another version of the wire format."""
 
 
-def seal(header: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) -> bytes:
+def encode_letter(header: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) -> bytes:
     """A letter.
 
-    >>> open_letter(seal({"do": "train"}, {"shared": b"123"}))
+    >>> decode_letter(encode_letter({"do": "train"}, {"shared": b"123"}))
     ({'do': 'train'}, {'shared': b'123'})
     """
     parts = parts or {}
@@ -81,7 +81,7 @@ def seal(header: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) ->
     return b"".join([_PREFIX.pack(MAGIC, VERSION, len(text)), text, *parts.values()])
 
 
-def open_letter(letter: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+def decode_letter(letter: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Its header and its parts; refused where the lengths do not add up."""
     if len(letter) < _PREFIX.size:
         raise Malformed("The letter is too short to be one.")
@@ -124,13 +124,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def pack(tree: Tree, *, half: bool = False) -> bytes:
+def encode_tree(tree: Tree, *, half: bool = False) -> bytes:
     """A tree as bytes; padding of rows is left out, indices take 32 bits. half: floats take 16, where they fit.
 
     Names stand in order: trees that are the same have the same bytes, wherever they come from.
 
     >>> tree = {"item": Rows(torch.tensor([2, -1]), torch.tensor([[0.5], [9.0]]), size=3), "bias": torch.ones(2)}
-    >>> again = unpack(pack(tree))
+    >>> again = decode_tree(encode_tree(tree))
     >>> again["item"].index.tolist(), again["item"].value.tolist(), again["bias"].tolist()
     ([2], [[0.5]], [1.0, 1.0])
     """
@@ -151,12 +151,12 @@ def pack(tree: Tree, *, half: bool = False) -> bytes:
         else:
             head.append([name, None])
             add(value)
-    return seal({"tree": head}, parts)
+    return encode_letter({"tree": head}, parts)
 
 
-def unpack(data: bytes) -> Tree:
-    """The inverse of `pack`; refused unless every length, kind and shape fits."""
-    header, parts = open_letter(data)
+def decode_tree(data: bytes) -> Tree:
+    """The inverse of `encode_tree`; refused unless every length, kind and shape fits."""
+    header, parts = decode_letter(data)
     head = header.get("tree")
     tree: Tree = {}
     if not isinstance(head, list) or len(head) > TENSORS:

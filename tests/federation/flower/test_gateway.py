@@ -21,7 +21,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 
 from homebody.federation.flower.gateway import OPERATOR, WAIT, operator_token
-from homebody.federation.flower.superlink import Door, main
+from homebody.federation.flower.superlink import Gateway, main
 
 SECRET = b"the operator's secret"
 SHOWN = {OPERATOR: operator_token(SECRET)}
@@ -52,7 +52,7 @@ class Inside:
 class Peer:
     """One request, in pieces; it hangs up when told."""
 
-    def __init__(self, door: Door, path: str, *pieces: bytes, method: str = "POST", **headers: str) -> None:
+    def __init__(self, door: Gateway, path: str, *pieces: bytes, method: str = "POST", **headers: str) -> None:
         given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         self.parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         for number, piece in enumerate(pieces or (b"",)):
@@ -75,7 +75,7 @@ class Peer:
 
 def status(path: str, *pieces: bytes, method: str = "POST", limit: int = 1000, **headers: str) -> int:
     async def ask() -> int:
-        peer = Peer(Door(Inside(), SECRET, limit), path, *pieces, method=method, **headers)
+        peer = Peer(Gateway(Inside(), SECRET, limit), path, *pieces, method=method, **headers)
         return (await peer.answer())[0]
 
     return asyncio.run(ask())
@@ -119,16 +119,16 @@ def test_devices_reach_what_they_need() -> None:
 
 
 def test_registration_is_open_only_if_said() -> None:
-    async def ask(door: Door) -> int:
+    async def ask(door: Gateway) -> int:
         return (await Peer(door, "/v1/fleet/register-node").answer())[0]
 
-    assert asyncio.run(ask(Door(Inside(), SECRET))) == 404
-    assert asyncio.run(ask(Door(Inside(), SECRET, open_registration=True))) == 200
+    assert asyncio.run(ask(Gateway(Inside(), SECRET))) == 404
+    assert asyncio.run(ask(Gateway(Inside(), SECRET, open_registration=True))) == 200
 
 
 def test_health_says_ok_to_everybody() -> None:
     async def ask() -> tuple[int, bytes]:
-        return await Peer(Door(Inside(), SECRET), "/health", method="GET").answer()
+        return await Peer(Gateway(Inside(), SECRET), "/health", method="GET").answer()
 
     assert asyncio.run(ask()) == (200, b"ok")
     assert status("/health", method="POST") == 404
@@ -157,7 +157,7 @@ def test_waits_that_are_no_numbers_are_bad_requests(wait: str) -> None:
 def test_large_bodies_are_read_from_known_senders_only() -> None:
     async def ask(known: bool, *pieces: bytes, **headers: str) -> tuple[int, list[tuple[str, int]]]:
         inside = Inside()
-        door = Door(inside, SECRET, 1 << 20, known=lambda headers: known)
+        door = Gateway(inside, SECRET, 1 << 20, known=lambda headers: known)
         said, _ = await Peer(door, "/v1/fleet/push-messages", *pieces, **headers).answer()
         return said, inside.seen
 
@@ -172,7 +172,7 @@ def test_large_bodies_are_read_from_known_senders_only() -> None:
 def test_who_hangs_up_while_sending_is_forgotten() -> None:
     async def ask() -> tuple[list[Any], list[tuple[str, int]]]:
         inside = Inside()
-        peer = Peer(Door(inside, SECRET), "/v1/fleet/push-messages", b"half", b"never sent")
+        peer = Peer(Gateway(inside, SECRET), "/v1/fleet/push-messages", b"half", b"never sent")
         peer.parts.get_nowait()
         peer.parts.get_nowait()
         peer.parts.put_nowait({"type": "http.request", "body": b"half", "more_body": True})
@@ -193,15 +193,15 @@ def test_no_websocket_passes() -> None:
         async def receive() -> Any:
             return {"type": "websocket.connect"}
 
-        await Door(Inside(), SECRET)({"type": "websocket", "path": PULL, "headers": []}, receive, hear)
+        await Gateway(Inside(), SECRET)({"type": "websocket", "path": PULL, "headers": []}, receive, hear)
 
     asyncio.run(ask())
     assert [part["type"] for part in said] == ["websocket.close"]
 
 
-def holding(what: Callable[[Door, Inside], Awaitable[None]]) -> None:
+def holding(what: Callable[[Gateway, Inside], Awaitable[None]]) -> None:
     inside = Inside()
-    door = Door(inside, SECRET)
+    door = Gateway(inside, SECRET)
     asyncio.run(what(door, inside))
     assert not door._held
 
@@ -213,7 +213,7 @@ async def settle() -> None:
 
 
 def test_a_held_pull_is_answered_when_its_message_comes() -> None:
-    async def what(door: Door, inside: Inside) -> None:
+    async def what(door: Gateway, inside: Inside) -> None:
         device = Peer(door, PULL, pulling(5), **{WAIT: "20"})
         other = Peer(door, PULL, pulling(6), **{WAIT: "20"})
         await settle()
@@ -234,7 +234,7 @@ def test_a_held_pull_is_answered_when_its_message_comes() -> None:
 
 
 def test_a_held_pull_claims_nothing_for_one_who_has_gone() -> None:
-    async def what(door: Door, inside: Inside) -> None:
+    async def what(door: Gateway, inside: Inside) -> None:
         device = Peer(door, PULL, pulling(5), **{WAIT: "20"})
         await settle()
         device.hang_up()
@@ -247,7 +247,7 @@ def test_a_held_pull_claims_nothing_for_one_who_has_gone() -> None:
 
 
 def test_a_newer_pull_takes_the_place_of_an_older() -> None:
-    async def what(door: Door, inside: Inside) -> None:
+    async def what(door: Gateway, inside: Inside) -> None:
         # Its connection was cut without a word, and it calls again.
         older = Peer(door, PULL, pulling(5), **{WAIT: "20"})
         await settle()
@@ -262,7 +262,7 @@ def test_a_newer_pull_takes_the_place_of_an_older() -> None:
 
 
 def test_a_stranger_ends_nobodys_pull() -> None:
-    async def what(door: Door, inside: Inside) -> None:
+    async def what(door: Gateway, inside: Inside) -> None:
         device = Peer(door, PULL, pulling(5), **{WAIT: "20"})
         await settle()
         inside.status = 401
@@ -277,7 +277,7 @@ def test_a_stranger_ends_nobodys_pull() -> None:
 
 
 def test_a_hold_ends_with_nothing_after_its_time() -> None:
-    async def what(door: Door, inside: Inside) -> None:
+    async def what(door: Gateway, inside: Inside) -> None:
         assert await Peer(door, PULL, pulling(5), **{WAIT: "0.05"}).answer() == (200, b"")
         # Asked when it came, and a last time.
         assert len(inside.seen) == 2
@@ -286,7 +286,7 @@ def test_a_hold_ends_with_nothing_after_its_time() -> None:
 
 
 def test_what_is_no_pull_is_left_to_the_superlink() -> None:
-    async def what(door: Door, inside: Inside) -> None:
+    async def what(door: Gateway, inside: Inside) -> None:
         inside.status = 400
         path = "/v1/runtime/pull-messages"
         assert (await Peer(door, path, b"\xff", **{WAIT: "20"}, **SHOWN).answer())[0] == 400
@@ -297,7 +297,7 @@ def test_what_is_no_pull_is_left_to_the_superlink() -> None:
 
 
 def test_a_refused_push_wakes_nobody() -> None:
-    async def what(door: Door, inside: Inside) -> None:
+    async def what(door: Gateway, inside: Inside) -> None:
         device = Peer(door, PULL, pulling(5), **{WAIT: "20"})
         await settle()
         inside.letters[5] = [b"letter"]
@@ -313,7 +313,7 @@ def test_a_refused_push_wakes_nobody() -> None:
 
 
 def test_a_failure_inside_is_noted(caplog: pytest.LogCaptureFixture) -> None:
-    async def what(door: Door, inside: Inside) -> None:
+    async def what(door: Gateway, inside: Inside) -> None:
         inside.status = 500
         for headers in ({}, {WAIT: "20"}):
             assert (await Peer(door, PULL, pulling(5), **headers).answer())[0] == 500
@@ -323,7 +323,7 @@ def test_a_failure_inside_is_noted(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_an_answer_wakes_the_server() -> None:
-    async def what(door: Door, inside: Inside) -> None:
+    async def what(door: Gateway, inside: Inside) -> None:
         server = Peer(door, "/v1/runtime/pull-messages", b"", **{WAIT: "20"}, **SHOWN)
         await settle()
         asked = len(inside.seen)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tests.federation.proxy.conftest import EPOCH, Device, Upstream, facts, reports, split
 
 from homebody.errors import HomebodyError
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import DATABASE, Batch, Message, create
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import ProxyStore
+from homebody.federation.proxy.tables import DATABASE, ReportBatch, VerifiedMessage, create
 
 START = 1_000_000.0
 
@@ -35,15 +35,15 @@ class Kept:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         given = {"next": "http://localhost:1", "tls": False, "hold": 60.0, "least_devices": 3, "lead": 5.0, **settings}
-        self.folder, self.settings, self.now = folder, Settings(**given), START
+        self.folder, self.settings, self.now = folder, ProxySettings(**given), START
         create(folder)
-        self.store = Store(folder, self.settings)
+        self.store = ProxyStore(folder, self.settings)
 
     def epoch(self, k: int = 10, seconds: float = 1000.0, epoch: bytes = EPOCH) -> None:
         with self.store.transaction():
             self.store.open_epoch(epoch, facts(self.now + seconds, k, epoch), self.now)
 
-    def accept(self, *messages: Message) -> list[str]:
+    def accept(self, *messages: VerifiedMessage) -> list[str]:
         with self.store.transaction():
             return self.store.accept(list(messages), self.now)
 
@@ -52,11 +52,11 @@ class Kept:
         with self.store.transaction():
             return self.store.tick(self.now)
 
-    def cut(self) -> Batch | None:
+    def cut(self) -> ReportBatch | None:
         with self.store.transaction():
             return self.store.cut()
 
-    def forwarded(self) -> list[Batch]:
+    def forwarded(self) -> list[ReportBatch]:
         """Everything that is released, passed on."""
         out = []
         while (batch := self.cut()) is not None:
@@ -68,7 +68,7 @@ class Kept:
     def again(self) -> None:
         """As after a kill."""
         self.store.close()
-        self.store = Store(self.folder, self.settings)
+        self.store = ProxyStore(self.folder, self.settings)
 
     def swept(self) -> None:
         for _ in range(1000):
@@ -520,7 +520,7 @@ def test_nobody_is_known_by_key(kept: Callable[..., Kept]) -> None:
 
 def test_a_lost_database_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(HomebodyError, match="has lost its database"):
-        Store(tmp_path, Settings(next="http://localhost:1"))
+        ProxyStore(tmp_path, ProxySettings(next="http://localhost:1"))
 
 
 @contextmanager
@@ -557,7 +557,7 @@ def test_whatever_happens_each_report_arrives_once_or_is_counted(
         here.epoch(k=20, seconds=300.0)
         devices = [Device() for _ in range(6)]
         taken: dict[bytes, list[bytes]] = {}
-        sent: list[Message] = []
+        sent: list[VerifiedMessage] = []
         used = dict.fromkeys(range(6), 0)
         arrived: dict[bytes, bytes] = {}
 

@@ -33,7 +33,7 @@ from homebody.federation.server import epochs as epochs_module
 from homebody.federation.server.admin import make
 from homebody.federation.server.epochs import Epoch, Epochs, Over
 from homebody.federation.server.intake import MOST_BYTES, MOST_REPORTS, Intake
-from homebody.federation.server.plan import Plan
+from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.proxies import Proxies
 from homebody.federation.server.records import Records
 from homebody.recipe import Recipe
@@ -355,7 +355,7 @@ class Process:
         items = folder / "items.csv"
         items.write_text("id\na\nb\nc\n")
         recipe = Recipe("fedmf", "devices", rounds=1, evaluate_every=0, stages=["one-bit:epsilon=2,k=4", "shuffle"])
-        plan = Plan(recipe, reports=f"127.0.0.1:{self.port}", metrics="", database=database)
+        plan = ServerPlan(recipe, reports=f"127.0.0.1:{self.port}", metrics="", database=database)
         self.folder = folder / "server"
         make(self.folder, plan, str(items), [])
         self.records = Records(connect(plan.database_in(self.folder)))

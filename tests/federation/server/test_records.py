@@ -22,7 +22,7 @@ from homebody.errors import HomebodyError
 from homebody.federation.server import records as module
 from homebody.federation.server.epochs import Epochs
 from homebody.federation.server.proxies import Proxies
-from homebody.federation.server.records import COMPONENT, Device, Records
+from homebody.federation.server.records import COMPONENT, RegisteredDevice, Records
 from homebody.privacy import Charge, NonPrivate
 from homebody.progress import Best, Checkpoints, Progress, Round
 
@@ -110,7 +110,7 @@ class TestDevices:
             ("study", 6, 2, False),
             ("hall", 8, 1, True),
         ]
-        assert found[0] == Device("f0", b"key 0", "kitchen", 0, 5, found[0].added, None)
+        assert found[0] == RegisteredDevice("f0", b"key 0", "kitchen", 0, 5, found[0].added, None)
         assert found[1] == gone
 
     def test_refusals_are_sentences_and_change_nothing(self, records: Records) -> None:

@@ -30,12 +30,12 @@ from homebody.data import Population
 from homebody.data.partitions import LEAST, everything, leave_one_out
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.aggregate import flat, shuffled
+from homebody.federation.server.aggregate import flat, shuffled
 from homebody.federation.device.home import Home, Message, Person, State, TakesNoPart
 from homebody.federation.device.household import Household, grown
 from homebody.federation.device.limits import ITEM_BYTES, TooLarge, answering_seconds, estimate, private, refuse_larger
-from homebody.federation.runtime import metric_names
-from homebody.federation.schema import Sheet
+from homebody.federation.server.runtime import metric_names
+from homebody.federation.schema import FeatureSchema
 from homebody.federation.task import Task, acting
 from homebody.fit import carry
 from homebody.privacy import Budget, Channel, Charge, OneBit, Shuffle
@@ -111,11 +111,11 @@ class Device:
         until: how long a proxy may be tried that is away, by the monotonic clock.
         """
         said, parts = self._answered(body, until)
-        return wire.seal({"to": wire.digest(body), **said}, parts)
+        return wire.encode_letter({"to": wire.digest(body), **said}, parts)
 
     def _answered(self, body: bytes, until: float) -> _Said:
         try:
-            header, parts = wire.open_letter(body)
+            header, parts = wire.decode_letter(body)
             task = Task.read(header)
             self._refuse_unfit(task)  # here, where it is about the letter alone
         except (wire.Malformed, HomebodyError) as error:
@@ -194,7 +194,7 @@ class Device:
         if "features" in parts:
             if not task.features or wire.digest(parts["features"]) != task.features:
                 raise wire.Malformed("The sheet of features is not the one that the letter names.")
-            Sheet.read(parts["features"])  # refuses what it cannot read before it is kept
+            FeatureSchema.read(parts["features"])  # refuses what it cannot read before it is kept
             self.home.put_sheet(task.features, parts["features"])
         if task.features and self.home.sheet(task.features) is None:
             return "features"
@@ -222,7 +222,7 @@ class Device:
         about = (task.shared, task.described(), task.phase, task.n_items)
         if self._shared is None or self._shared[0] != about:
             sheet = _sheet(self.home, task.features)
-            self._shared = (about, _readable(task.acting, wire.unpack(content), task.n_items, sheet))
+            self._shared = (about, _readable(task.acting, wire.decode_tree(content), task.n_items, sheet))
         return self._shared[1]
 
     def _asked(self, task: Task, people: int) -> _Asked:
@@ -296,7 +296,7 @@ class Device:
                 reported.update(kept.people)
         except HomebodyError as error:
             self._log("declined", release=task.release, reason=_reason(error))
-        told = {str(task.first + slot): wire.pack({}) for slot in slots if slot in reported}
+        told = {str(task.first + slot): wire.encode_tree({}) for slot in slots if slot in reported}
         return told, [task.first + slot for slot in slots if slot not in reported]
 
     def _keeps(self, ask: str, message: Message) -> bool:
@@ -338,7 +338,7 @@ class Device:
         except Exception as error:
             self._log("nothing", release=task.release, reason=_reason(error))
             update, state = task.acting.uplink.device(letter.nothing, SystemRng()), None
-        answer, reports = wire.pack(update, half=task.half), 0
+        answer, reports = wire.encode_tree(update, half=task.half), 0
         if task.epoch is not None:
             answer, reports = self._sealed(task.epoch, update)
         step, base, content = state or (0, None, None)
@@ -364,7 +364,7 @@ class Device:
             return method.uplink.device(_told(found, task.cutoffs), SystemRng()), state
         update, kept = self._in_time(lambda: household.train(method, shared, user, Rng(torch.tensor(task.key))))
         base = task.shared if method.scores_from == "base" else None
-        return update, State(task.step, base, wire.seal({"phase": task.phase}, {"state": wire.pack(kept)}))
+        return update, State(task.step, base, wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(kept)}))
 
     def _in_time(self, work: Callable[[], T], times: int = 1) -> T:
         """What the work gives, or `OutOfTime` after so many times the home's limit.
@@ -459,7 +459,7 @@ def recommend(home: Home, person: Person, k: int = 10) -> list[Recommended]:
     household.begin(method, Rng(torch.tensor(described["clients_key"])))
     state = home.state(person.slot, described["run"], model.step + 1)
     fresh = method.init_shared(household.catalogue, Rng.of(described["seed"]))
-    shared = _carried(wire.unpack(content), fresh)  # items that came after the model are as new
+    shared = _carried(wire.decode_tree(content), fresh)  # items that came after the model are as new
     if state is not None and household.split.lengths[0]:
         _restore(home, household, state, phase, shared, 0)
     population = household.split.population
@@ -482,10 +482,10 @@ def _alone(method: Method) -> Method:
     return replace(method, uplink=Channel(*own))  # type: ignore[type-var]
 
 
-def _sheet(home: Home, name: str) -> Sheet:
+def _sheet(home: Home, name: str) -> FeatureSchema:
     """What is known of features; nothing, where the letter names none."""
     content = home.sheet(name) if name else None
-    return Sheet() if content is None else Sheet.read(content)
+    return FeatureSchema() if content is None else FeatureSchema.read(content)
 
 
 def _entries(value: Any) -> int:
@@ -495,7 +495,7 @@ def _entries(value: Any) -> int:
     return int(value.numel())
 
 
-def _readable(method: Method, shared: Tree, n_items: int, sheet: Sheet) -> Tree:
+def _readable(method: Method, shared: Tree, n_items: int, sheet: FeatureSchema) -> Tree:
     """The shared parameters in the precision that the method computes in; refused where they are not its own.
 
     Its tables grow by so many rows with each item: two toy catalogues tell by how many, and nothing large is made.
@@ -577,14 +577,14 @@ def _kept(population: Population, there: npt.NDArray[np.bool_]) -> Population:
 def _restore(home: Home, household: Household, state: State, phase: str, shared: Tree, user: int) -> None:
     """Give a household a person's state of this phase, and the parameters that it refers to, as long as the shared
     ones are now. Another phase begins without any."""
-    header, parts = wire.open_letter(state.bytes)
+    header, parts = wire.decode_letter(state.bytes)
     if header["phase"] != phase:
         return
-    tree = grown(wire.unpack(parts["state"]), shared)
+    tree = grown(wire.decode_tree(parts["state"]), shared)
     if any(isinstance(rows, Rows) and len(rows.index) and int(rows.index.max()) >= rows.size for rows in tree.values()):
         raise HomebodyError("The private state is about a larger catalogue than the shared parameters.")
     base = None if state.base is None else home.shared(state.base)
-    household.hold(user, tree, None if base is None else _carried(wire.unpack(base), shared))
+    household.hold(user, tree, None if base is None else _carried(wire.decode_tree(base), shared))
 
 
 def _told(found: Mapping[str, float], cutoffs: Sequence[int]) -> Tree:

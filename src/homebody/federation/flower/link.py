@@ -33,9 +33,9 @@ from homebody.federation.flower.protocol import (
     Wire,
     fingerprint,
     load_public,
-    opened,
+    decode_message,
     pem,
-    sealed,
+    encode_message,
 )
 
 # isort: split
@@ -198,7 +198,7 @@ class Link:
                     ttl=deadline,
                 )
                 self._sent[number] = _Sent(node, nonce, time.monotonic() + deadline, self._since.get(node, ""))
-                messages.append(Message(metadata=metadata, content=sealed(nonce, body)))
+                messages.append(Message(metadata=metadata, content=encode_message(nonce, body)))
             trees = [ObjectTree(object_id=message.metadata.message_id) for message in messages]
             request = runtime.PushAppMessagesRequest(messages_list=messages, message_object_trees=trees)
             said = self._runtime("push-messages", request, runtime.PushAppMessagesResponse)
@@ -359,7 +359,7 @@ def _reply(number: str, sent: _Sent, message: Message) -> Reply:
     if message.HasField("error"):
         error = _ERRORS.get(message.error.code, f"The device could not answer (Flower's error {message.error.code}).")
         return Reply(number, sent.node, None, error)
-    found = opened(message)
+    found = decode_message(message)
     if found is None:
         return Reply(number, sent.node, None, "The answer is no message of Homebody's.")
     nonce, body = found

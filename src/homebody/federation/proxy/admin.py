@@ -12,8 +12,8 @@ from typing import Any
 
 from homebody.errors import HomebodyError
 from homebody.federation.proxy.service import running
-from homebody.federation.proxy.settings import FILE, Settings
-from homebody.federation.proxy.store import Store
+from homebody.federation.proxy.settings import FILE, ProxySettings
+from homebody.federation.proxy.store import ProxyStore
 from homebody.federation.proxy.tables import Sender, create
 from homebody.federation.service.files import write_new
 from homebody.federation.service.keys import make_report_key, read_report_pub
@@ -23,7 +23,7 @@ __all__ = ["allow", "forbid", "make", "report"]
 
 def make(
     folder: Path,
-    settings: Settings,
+    settings: ProxySettings,
     *,
     hosts: Sequence[str] = (),
     next_ca: Path | None = None,
@@ -53,7 +53,7 @@ def make(
     return public
 
 
-def _certificates(settings: Settings, hosts: Sequence[str], cert: Path | None, key: Path | None) -> dict[str, bytes]:
+def _certificates(settings: ProxySettings, hosts: Sequence[str], cert: Path | None, key: Path | None) -> dict[str, bytes]:
     if (cert is None) != (key is None):
         raise HomebodyError("--cert and --key go together: give both, or neither.")
     if not settings.tls:
@@ -88,9 +88,9 @@ def _read(path: Path) -> bytes:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[tuple[Settings, Store]]:
-    settings = Settings.read(folder)
-    store = Store(folder, settings)
+def _opened(folder: Path) -> Iterator[tuple[ProxySettings, ProxyStore]]:
+    settings = ProxySettings.read(folder)
+    store = ProxyStore(folder, settings)
     try:
         yield settings, store
     finally:

@@ -18,11 +18,11 @@ from homebody.federation.envelopes import (
     open_envelope,
 )
 from homebody.federation.proxy.epochs import Book
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import Message
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import ProxyStore
+from homebody.federation.proxy.tables import VerifiedMessage
 from homebody.federation.proxy.writer import Writer
-from homebody.federation.service.web import Refusal, Room, answer, declared, from_here, proved, read_body, refusals
+from homebody.federation.service.web import Refusal, RequestMemory, answer, declared, from_here, proved, read_body, refusals
 
 try:
     from starlette.applications import Starlette
@@ -45,9 +45,9 @@ Life = Callable[[Starlette], Any]
 class Proxy:
     """What a proxy answers. `mark` is how a sender's key is written down; `book` and `writer` do the rest."""
 
-    def __init__(self, settings: Settings, mark: Callable[[bytes], bytes], writer: Writer, book: Book) -> None:
+    def __init__(self, settings: ProxySettings, mark: Callable[[bytes], bytes], writer: Writer, book: Book) -> None:
         self._settings, self._mark, self._writer, self._book = settings, mark, writer, book
-        self.room = Room(settings.queue)
+        self.room = RequestMemory(settings.queue)
 
     def app(self, start: Callable[[], None], stop: Callable[[], None]) -> Starlette:
         """The application; `start` and `stop` are called in its loop, around everything else."""
@@ -78,7 +78,7 @@ class Proxy:
         message = await self._take(request, "batch", BATCH_REPORTS)
         return answer(200, {"accepted": message.envelope.size, "refused": {}})
 
-    async def _take(self, request: Request, kind: Literal["message", "batch"], most: int) -> Message:
+    async def _take(self, request: Request, kind: Literal["message", "batch"], most: int) -> VerifiedMessage:
         """Take an envelope in, and say so once it is on the disk."""
         limit = HEAD_BYTES + most * REPORT_BYTES + SIGNATURE_BYTES
         size = declared(request, limit)
@@ -94,7 +94,7 @@ class Proxy:
             raise self._refusal(outcome, message, int(epoch.facts["k"]))
         return message
 
-    def _opened(self, body: bytes, kind: Literal["message", "batch"]) -> Message:
+    def _opened(self, body: bytes, kind: Literal["message", "batch"]) -> VerifiedMessage:
         try:
             key, envelope = open_envelope(body)
         except BadSignature as error:
@@ -108,9 +108,9 @@ class Proxy:
         sender = self._writer.senders.get(self._mark(key))
         if sender is None or sender.proxy != (kind == "batch"):
             raise Refusal(401, "unknown sender", "Whoever signed this is not registered here.")
-        return Message(key, sender, envelope)
+        return VerifiedMessage(key, sender, envelope)
 
-    def _refusal(self, outcome: str, message: Message, k: int) -> Refusal:
+    def _refusal(self, outcome: str, message: VerifiedMessage, k: int) -> Refusal:
         if outcome == "limit":
             most = message.sender.people * min(k, self._settings.most)
             return Refusal(
@@ -155,7 +155,7 @@ def _cannot_keep() -> Refusal:
     return Refusal(503, "cannot write", "Nothing can be kept here now; send it again later.", retry_after=5)
 
 
-def exposition(store: Store) -> str:
+def exposition(store: ProxyStore) -> str:
     """Counts, as Prometheus reads them."""
     lines = ["# HELP homebody_proxy_held_reports Reports on the disk.", "# TYPE homebody_proxy_held_reports gauge"]
     lines.append(f"homebody_proxy_held_reports {store.held()}")

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from homebody.federation.proxy.forward import Closed, NextHop, Unknown, Unreachable
+from homebody.federation.proxy.forward import EpochClosed, NextHop, Unknown, Unreachable
 from homebody.federation.proxy.tables import Epoch
 from homebody.federation.proxy.writer import Writer
 from homebody.federation.service.logs import log
@@ -93,13 +93,13 @@ class Book:
         hop = self._connect()
         try:
             facts = await asyncio.to_thread(hop.epoch, epoch)
-        except (Unknown, Closed) as error:
+        except (Unknown, EpochClosed) as error:
             self._say("")
             if isinstance(error, Unknown):
                 self._say_unknown(epoch)
             if len(self._no) >= _MOST_REMEMBERED:
                 self._no.clear()
-            status = 410 if isinstance(error, Closed) else 404
+            status = 410 if isinstance(error, EpochClosed) else 404
             self._no[epoch] = (time.monotonic() + _REMEMBERED, status)
             raise _closed() if status == 410 else _unknown() from None
         except Unreachable as error:

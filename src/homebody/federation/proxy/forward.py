@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 
 from homebody.errors import HomebodyError
 from homebody.federation.envelopes import Envelope, seal_envelope
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.tables import Batch
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.tables import ReportBatch
 from homebody.federation.service.logs import log
 
-__all__ = ["CLOSED", "Closed", "Forwarder", "NextHop", "Unknown", "Unreachable"]
+__all__ = ["CLOSED", "EpochClosed", "Forwarder", "NextHop", "Unknown", "Unreachable"]
 
 CLOSED = "closed by the next hop"
 """What becomes of a batch whose epoch the next hop has closed."""
@@ -38,7 +38,7 @@ class Unknown(Exception):
     """The next hop knows no such epoch."""
 
 
-class Closed(Exception):
+class EpochClosed(Exception):
     """The next hop has closed the epoch."""
 
 
@@ -49,7 +49,7 @@ class Unreachable(Exception):
 class NextHop:
     """A connection to whoever is next; one thread uses it at a time."""
 
-    def __init__(self, settings: Settings, folder: Path, secret: bytes) -> None:
+    def __init__(self, settings: ProxySettings, folder: Path, secret: bytes) -> None:
         self._parts, self._secret = urlsplit(settings.next), secret
         self._connection: http.client.HTTPConnection | None = None
         self._context = None
@@ -66,12 +66,12 @@ class NextHop:
         if status == 404:
             raise Unknown
         if status == 410:
-            raise Closed
+            raise EpochClosed
         if status != 200:
             raise Unreachable(f"it answered {status}")
         return _facts(said, epoch)
 
-    def send(self, batch: Batch) -> int:
+    def send(self, batch: ReportBatch) -> int:
         """How it answers a batch."""
         body = seal_envelope(Envelope("batch", batch.epoch, batch.number, batch.reports), self._secret)
         return self._ask("POST", "/v1/batches", body)[0]
@@ -147,10 +147,10 @@ class Forwarder:
     An answer of 2xx, 410 or 422 is for good; everything else is tried again, for ever.
     """
 
-    def __init__(self, connect: Callable[[], NextHop], done: Callable[[Batch, str], None]) -> None:
+    def __init__(self, connect: Callable[[], NextHop], done: Callable[[ReportBatch, str], None]) -> None:
         self._connect, self._done = connect, done
         self._changed = threading.Condition()
-        self._due: list[tuple[float, int, Batch, float]] = []
+        self._due: list[tuple[float, int, ReportBatch, float]] = []
         self._numbers = itertools.count()
         self._stopping = False
         self._trouble = ""
@@ -169,10 +169,10 @@ class Forwarder:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def put(self, batch: Batch) -> None:
+    def put(self, batch: ReportBatch) -> None:
         self._put(batch, 0.0, _FIRST_PAUSE)
 
-    def _put(self, batch: Batch, wait: float, pause: float) -> None:
+    def _put(self, batch: ReportBatch, wait: float, pause: float) -> None:
         with self._changed:
             heapq.heappush(self._due, (time.monotonic() + wait, next(self._numbers), batch, pause))
             self._changed.notify()
@@ -200,7 +200,7 @@ class Forwarder:
                 self._put(batch, pause * (0.5 + os.urandom(1)[0] / 512), min(2 * pause, _LONGEST_PAUSE))
         hop.close()
 
-    def _next(self) -> tuple[Batch, float] | None:
+    def _next(self) -> tuple[ReportBatch, float] | None:
         with self._changed:
             while not self._stopping:
                 wait = self._due[0][0] - time.monotonic() if self._due else None

@@ -9,9 +9,9 @@ from pathlib import Path
 from homebody.federation.proxy.app import Proxy
 from homebody.federation.proxy.epochs import Book
 from homebody.federation.proxy.forward import Forwarder, NextHop
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import Batch
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import ProxyStore
+from homebody.federation.proxy.tables import ReportBatch
 from homebody.federation.proxy.writer import Writer
 from homebody.federation.service.keys import read_report_key
 from homebody.federation.service.logs import log
@@ -27,9 +27,9 @@ _FAREWELL = 10.0
 class Service:
     """The parts of a proxy, put together. `app` is what is served; it starts and stops the others."""
 
-    def __init__(self, folder: Path, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, settings: ProxySettings, clock: Callable[[], float] = time.time) -> None:
         _, secret = read_report_key(folder / "reports.key")
-        store = self._store = Store(folder, settings)
+        store = self._store = ProxyStore(folder, settings)
         self._least = settings.least_devices
 
         def connect() -> NextHop:
@@ -43,7 +43,7 @@ class Service:
         self.refused, self.room = proxy.refused, proxy.room
         self.app = proxy.app(self._start, self._stop)
 
-    def _done(self, batch: Batch, outcome: str) -> None:
+    def _done(self, batch: ReportBatch, outcome: str) -> None:
         self.writer.done(batch, outcome)
 
     def _start(self) -> None:
@@ -62,7 +62,7 @@ class Service:
 
 def run(folder: Path) -> None:
     """Run a proxy until it is told to stop."""
-    settings = Settings.read(folder)
+    settings = ProxySettings.read(folder)
     alone = holding(folder / ".lock", f"A proxy runs in {folder} already.", patience=_FAREWELL)
     with alone, listen(settings.host, settings.port) as listening:
         service = Service(folder, settings)

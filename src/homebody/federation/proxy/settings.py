@@ -12,7 +12,7 @@ import tomli_w
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation.service.text import ADDRESS, is_loopback
 
-__all__ = ["FILE", "Settings"]
+__all__ = ["FILE", "ProxySettings"]
 
 FILE = "proxy.toml"
 SCHEMA_VERSION = 1
@@ -20,11 +20,11 @@ _KINDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a
 
 
 @dataclass(frozen=True)
-class Settings:
+class ProxySettings:
     """A proxy's settings.
 
-    >>> settings = Settings(next="https://server.example.org:9443", next_ca=True)
-    >>> Settings.from_toml(settings.to_toml()) == settings
+    >>> settings = ProxySettings(next="https://server.example.org:9443", next_ca=True)
+    >>> ProxySettings.from_toml(settings.to_toml()) == settings
     True
     >>> settings.host, settings.port
     ('127.0.0.1', 9445)
@@ -116,7 +116,7 @@ class Settings:
         return tomli_w.dumps({"schema": SCHEMA_VERSION, **asdict(self)})
 
     @classmethod
-    def from_toml(cls, text: str) -> Settings:
+    def from_toml(cls, text: str) -> ProxySettings:
         try:
             values = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -135,7 +135,7 @@ class Settings:
         return cls(**values)
 
     @classmethod
-    def read(cls, folder: Path) -> Settings:
+    def read(cls, folder: Path) -> ProxySettings:
         """The settings of a proxy's folder."""
         try:
             return cls.from_toml((folder / FILE).read_text(encoding="utf-8"))

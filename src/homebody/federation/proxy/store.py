@@ -22,20 +22,20 @@ from typing import Any, Literal, NamedTuple
 from homebody.database import PATIENCE
 from homebody.federation.envelopes import REPORT_BYTES
 from homebody.federation.proxy.secrets import Secrets
-from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.tables import (
     AT_ONCE,
     KEY_BYTES,
-    Batch,
+    ReportBatch,
     Epoch,
-    Message,
+    VerifiedMessage,
     Sender,
     keyed,
     opened,
     under_random_keys,
 )
 
-__all__ = ["Store", "Ticked"]
+__all__ = ["ProxyStore", "Ticked"]
 
 WINDOW = 4
 """Batches of an epoch that may be under way at a time."""
@@ -60,13 +60,13 @@ class Ticked(NamedTuple):
     """Why they were, in words for the log."""
 
 
-class Store:
+class ProxyStore:
     """A proxy's database. One thread uses it; what changes it is called within `transaction`, which is all or nothing.
 
     Other processes may read it, and say who may send.
     """
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: ProxySettings) -> None:
         self._settings, self._db = settings, opened(folder)
         self._secrets = Secrets(folder)
         (self._secret,) = self._db.execute("SELECT secret FROM proxy").fetchone()
@@ -157,7 +157,7 @@ class Store:
             self.count(f"dropped: {reason}", reports)
         return int(reports)
 
-    def accept(self, messages: list[Message], now: float) -> list[str]:
+    def accept(self, messages: list[VerifiedMessage], now: float) -> list[str]:
         """Take messages in, or not: `accepted`, `repeated`, `conflict`, `limit`, `full`, `closed` or `unknown`."""
         epochs: dict[bytes, Any] = {}
         fresh: dict[int, list[bytes]] = {}
@@ -183,7 +183,7 @@ class Store:
         return outcomes
 
     def _accept(
-        self, message: Message, row: tuple[int, bytes, float, int], room: int, now: float, fresh: dict[int, list[bytes]]
+        self, message: VerifiedMessage, row: tuple[int, bytes, float, int], room: int, now: float, fresh: dict[int, list[bytes]]
     ) -> str:
         epoch, secret, _, k = row
         envelope, size = message.envelope, message.envelope.size
@@ -289,7 +289,7 @@ class Store:
                 ticked.closed[epoch], ticked.why[epoch] = self.close_epoch(epoch, few), why
         return ticked
 
-    def cut(self) -> Batch | None:
+    def cut(self) -> ReportBatch | None:
         """Cut the next batch off what is released: its reports leave their rows and get a number, at once."""
         found = self._db.execute(
             "SELECT pools.pool, pools.epoch, epochs.epoch FROM pools JOIN epochs ON epochs.id = pools.epoch "
@@ -313,7 +313,7 @@ class Store:
         self._db.execute("UPDATE pools SET reports = reports - ?, low = ? WHERE pool = ?", (size, last, pool))
         if not self._db.execute("SELECT reports FROM pools WHERE pool = ?", (pool,)).fetchone()[0]:
             self._forget_pool(pool)
-        return Batch(number, epoch, reports)
+        return ReportBatch(number, epoch, reports)
 
     def _lowest(self, pool: int, count: int) -> bytes:
         """The key of the last of the first so many reports of a pool, in the order of their keys."""
@@ -336,16 +336,16 @@ class Store:
         self._db.execute("DELETE FROM heaps WHERE pool = ?", (pool,))
         self._db.execute("DELETE FROM pools WHERE pool = ?", (pool,))
 
-    def under_way(self) -> list[Batch]:
+    def under_way(self) -> list[ReportBatch]:
         """Batches that were cut and are not done."""
         return [
-            Batch(*row)
+            ReportBatch(*row)
             for row in self._db.execute(
                 "SELECT number, epochs.epoch, reports FROM batches JOIN epochs ON epochs.id = batches.epoch"
             ).fetchall()
         ]
 
-    def finish(self, batch: Batch, outcome: str) -> None:
+    def finish(self, batch: ReportBatch, outcome: str) -> None:
         """The next hop has answered for good: `forwarded`, or why it does not want it."""
         if outcome == "forwarded":
             self.count("forwarded_reports", batch.size)

@@ -18,9 +18,9 @@ __all__ = [
     "AT_ONCE",
     "DATABASE",
     "KEY_BYTES",
-    "Batch",
+    "ReportBatch",
     "Epoch",
-    "Message",
+    "VerifiedMessage",
     "Sender",
     "create",
     "keyed",
@@ -74,7 +74,7 @@ class Sender(NamedTuple):
     """Of a device: who live with it. Of a proxy: devices that a batch of it counts for, at most; 0: no such bound."""
 
 
-class Message(NamedTuple):
+class VerifiedMessage(NamedTuple):
     """An envelope whose signature holds, from someone known."""
 
     key: bytes
@@ -92,7 +92,7 @@ class Epoch(NamedTuple):
     open: bool
 
 
-class Batch(NamedTuple):
+class ReportBatch(NamedTuple):
     number: bytes
     epoch: bytes
     reports: bytes

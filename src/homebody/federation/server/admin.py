@@ -16,11 +16,11 @@ from homebody.counts import several
 from homebody.data.features import Features
 from homebody.database import connect
 from homebody.errors import HomebodyError
-from homebody.federation.letters import resting
-from homebody.federation.schema import Sheet
+from homebody.federation.server.letters import resting
+from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.declared import declare, features_of_items
 from homebody.federation.server.keys import make_authority
-from homebody.federation.server.plan import FILE, Plan
+from homebody.federation.server.plan import FILE, ServerPlan
 from homebody.federation.server.proxies import Proxies
 from homebody.federation.server.records import LONGEST, Records
 from homebody.federation.service.text import is_loopback, one_line
@@ -32,7 +32,7 @@ __all__ = ["make", "opened", "read_catalogue", "read_items", "report", "restored
 
 
 def make(
-    folder: Path, plan: Plan, items: str | None, hosts: Sequence[str], people: Sequence[str] = ()
+    folder: Path, plan: ServerPlan, items: str | None, hosts: Sequence[str], people: Sequence[str] = ()
 ) -> dict[str, Any]:
     """A server's folder: whole, or not at all.
 
@@ -92,9 +92,9 @@ def make(
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[tuple[Plan, Records]]:
+def opened(folder: Path) -> Iterator[tuple[ServerPlan, Records]]:
     """A server's plan and records, beside the running server."""
-    plan = Plan.read(folder)
+    plan = ServerPlan.read(folder)
     records = Records(connect(plan.database_in(folder), what="server's database"))
     try:
         yield plan, records
@@ -102,12 +102,12 @@ def opened(folder: Path) -> Iterator[tuple[Plan, Records]]:
         records.database.close()
 
 
-def _sheet(method: Method, plan: Plan, items: Features | None, people: Features | None, given: Sequence[str]) -> Sheet:
+def _sheet(method: Method, plan: ServerPlan, items: Features | None, people: Features | None, given: Sequence[str]) -> FeatureSchema:
     """What of features goes to devices: of a method that takes none in, nothing."""
     if not {"user features", "item features"} & {*method.needs, *method.uses}:
         if given:
             raise HomebodyError(f"{plan.recipe.method} does not look at features: leave out --person-feature.")
-        return Sheet()
+        return FeatureSchema()
     sheet = declare(items, people, given)
     method.init_shared(sheet.catalogue(2), Rng.of(0))  # refuses a feature that there is not
     return sheet
@@ -177,7 +177,7 @@ def running(folder: Path) -> bool:
     return is_held(folder / ".lock")
 
 
-def report(plan: Plan, records: Records) -> dict[str, Any]:
+def report(plan: ServerPlan, records: Records) -> dict[str, Any]:
     """What `homebody server status` says."""
     ledger, lines, method = records.ledger(), records.rounds(), plan.method()
     rounds = plan.recipe.rounds or method.default_rounds
@@ -226,7 +226,7 @@ def _measured(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 def restored(folder: Path, file: Path) -> int:
     """Bring a backup into a plan's empty database; answer after which round it stands."""
-    plan = Plan.read(folder)
+    plan = ServerPlan.read(folder)
     database = connect(plan.database_in(folder), what="server's database")
     try:
         return len(Records.restore(file, database).rounds())

@@ -14,12 +14,12 @@ from homebody.data.features import Features
 from homebody.data.kinds import as_kind, guess_of_items
 from homebody.data.vocabularies import parse
 from homebody.errors import HomebodyError
-from homebody.federation.schema import Sheet
+from homebody.federation.schema import FeatureSchema
 
 __all__ = ["declare", "features_of_items", "person_code"]
 
 
-def declare(items: Features | None, people: Features | None, given: Sequence[str]) -> Sheet:
+def declare(items: Features | None, people: Features | None, given: Sequence[str]) -> FeatureSchema:
     """The sheet of a server: texts are left out, and so are circumstances, which devices do not note.
 
     people: those of a dataset by name, whose values are known to everyone. given: NAME=VALUE,VALUE in their place.
@@ -28,7 +28,7 @@ def declare(items: Features | None, people: Features | None, given: Sequence[str
     named = dict(person_code(text) for text in given)
     if len(named) < len(given):
         raise HomebodyError("--person-feature says twice what a feature of people is; leave one out.")
-    return Sheet(
+    return FeatureSchema(
         {**of_people.codes, **named},
         of_items.codes,
         {name: column.values for name, column in of_items.columns.items()},

@@ -22,7 +22,7 @@ from homebody.errors import Abandoned
 from homebody.federation.envelopes import EPOCH_BYTES, epoch_keys
 from homebody.federation.server.records import PART, Records
 
-__all__ = ["Added", "Closed", "Epoch", "Epochs", "Over"]
+__all__ = ["Added", "EpochResult", "Epoch", "Epochs", "Over"]
 
 COMPONENT = "intake"
 KEPT = 2
@@ -112,7 +112,7 @@ class Added(NamedTuple):
     """Whether it had come before, and was added then."""
 
 
-class Closed(NamedTuple):
+class EpochResult(NamedTuple):
     """What came of an epoch."""
 
     counts: Counts
@@ -235,7 +235,7 @@ class Epochs:
         found = self.named(name)
         return 0 if found is None else found.arrived
 
-    def close(self, name: str, people: int) -> Closed:
+    def close(self, name: str, people: int) -> EpochResult:
         """Take no more of an epoch's reports, and forget what opens them; what came of it stays for a while."""
         with self._db.transaction():
             epoch = self.named(name)
@@ -247,9 +247,9 @@ class Epochs:
             else:
                 counts, people = self._counts(epoch), epoch.people
         self._file(epoch.id).unlink(missing_ok=True)
-        return Closed(counts, people)
+        return EpochResult(counts, people)
 
-    def closed(self, name: str) -> Closed | None:
+    def closed(self, name: str) -> EpochResult | None:
         """What came of an epoch that is closed, for as long as that is remembered."""
         epoch = self.named(name)
         if epoch is None or epoch.people is None:

@@ -42,7 +42,7 @@ from homebody.federation.server.records import Records
 from homebody.federation.service.logs import log
 from homebody.federation.service.web import (
     Refusal,
-    Room,
+    RequestMemory,
     answer,
     declared,
     from_here,
@@ -83,7 +83,7 @@ class Intake:
         self._openers = ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="opener")
         self._handlers = ThreadPoolExecutor(4, thread_name_prefix="handler")
         self._refused: Counter[str] = Counter()
-        self._lock, self._room = threading.Lock(), Room(ROOM)
+        self._lock, self._room = threading.Lock(), RequestMemory(ROOM)
 
     def app(self) -> Starlette:
         routes = [

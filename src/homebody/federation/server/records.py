@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from homebody.privacy import Ledger
     from homebody.progress import Progress, Round
 
-__all__ = ["COMPONENT", "Device", "Records", "check_text", "now"]
+__all__ = ["COMPONENT", "RegisteredDevice", "Records", "check_text", "now"]
 
 COMPONENT = "server's database"
 KEPT = 2
@@ -88,7 +88,7 @@ _IN_POSTGRESQL = (
 
 
 @dataclass(frozen=True)
-class Device:
+class RegisteredDevice:
     """A key that the operator registered, and whom it speaks for."""
 
     fingerprint: str
@@ -156,13 +156,13 @@ class Records:
             )
         return range(first, first + people)
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[RegisteredDevice]:
         """Every device that was ever registered, in the order of its people's numbers."""
         columns = "device.fingerprint, public_key, name, first, people, added, removed, COALESCE(count, 0), set_aside"
         faults = "LEFT JOIN fault ON fault.fingerprint = device.fingerprint"
-        return [Device(*row) for row in self.database.rows(f"SELECT {columns} FROM device {faults} ORDER BY first")]
+        return [RegisteredDevice(*row) for row in self.database.rows(f"SELECT {columns} FROM device {faults} ORDER BY first")]
 
-    def remove_device(self, which: str) -> Device:
+    def remove_device(self, which: str) -> RegisteredDevice:
         """Take a device out, by its name or its key's fingerprint; its people's numbers stay theirs."""
         with self.database.transaction():
             device = self._device(which)
@@ -187,7 +187,7 @@ class Records:
             )
         return changed.rowcount == 1
 
-    def readmit_device(self, which: str) -> Device:
+    def readmit_device(self, which: str) -> RegisteredDevice:
         """Ask a device again that was set aside, by its name or its key's fingerprint; its faults are forgotten."""
         with self.database.transaction():
             device = self._device(which)
@@ -198,7 +198,7 @@ class Records:
             self.database.execute("DELETE FROM fault WHERE fingerprint = ?", (device.fingerprint,))
         return replace(device, faults=0, set_aside=None)
 
-    def _device(self, which: str) -> Device:
+    def _device(self, which: str) -> RegisteredDevice:
         """By its name or its key's fingerprint; of several of a name, the one that takes part."""
         known = self.devices()
         found = [one for one in known if one.name == which and not one.removed]

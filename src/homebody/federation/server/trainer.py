@@ -24,11 +24,11 @@ from homebody.errors import Abandoned, HomebodyError, Unavailable
 from homebody.evaluation import describe
 from homebody.federation.flower.link import Link
 from homebody.federation.flower.protocol import LinkDown, Refused
-from homebody.federation.runtime import Flower
-from homebody.federation.schema import Sheet
+from homebody.federation.server.runtime import Flower
+from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.epochs import Epochs
 from homebody.federation.server.monitor import Monitor
-from homebody.federation.server.plan import Plan
+from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
 from homebody.federation.service.logs import log
 from homebody.fit import Fitted, fit
@@ -49,7 +49,7 @@ LOOK_SECONDS = 2.0
 
 def train(folder: Path, *, once: bool = False) -> dict[str, Any]:
     """Train to the end of the plan; then give the model to whoever comes, unless `once`. What came of it."""
-    plan = Plan.read(folder)
+    plan = ServerPlan.read(folder)
     method = plan.method()
     records = Records(connect(plan.database_in(folder), what="server's database"))
     if records.n_items() < 2:
@@ -63,7 +63,7 @@ def train(folder: Path, *, once: bool = False) -> dict[str, Any]:
         intake = Epochs(records, folder) if plan.reports else None
         settings = plan.settings()
         told = records.sheet()
-        sheet = None if told is None else Sheet.read(told)
+        sheet = None if told is None else FeatureSchema.read(told)
         runtime = Flower(link, records, plan.describe(), settings, keep=keep, intake=intake, sheet=sheet, log=log)
         fitted = _fit(plan, method, runtime, records)
         result = _result(plan, method, fitted, records, folder)
@@ -79,7 +79,7 @@ def train(folder: Path, *, once: bool = False) -> dict[str, Any]:
     return result
 
 
-def _fit(plan: Plan, method: Method, runtime: Flower, records: Records) -> Fitted:
+def _fit(plan: ServerPlan, method: Method, runtime: Flower, records: Records) -> Fitted:
     recipe = plan.recipe
     rounds, select = recipe.rounds or method.default_rounds, recipe.selects()
 
@@ -120,7 +120,7 @@ def _best_step(records: Records) -> int | None:
     return None if progress is None or progress.best is None else progress.best.step
 
 
-def _result(plan: Plan, method: Method, fitted: Fitted, records: Records, folder: Path) -> dict[str, Any]:
+def _result(plan: ServerPlan, method: Method, fitted: Fitted, records: Records, folder: Path) -> dict[str, Any]:
     """As the record of a simulated run has it."""
     recipe, lines = plan.recipe, records.rounds()
     answered = max(1, sum(line["clients"] for line in lines))

@@ -34,14 +34,14 @@ from homebody.core import (
 from homebody.errors import Abandoned, HomebodyError
 from homebody.evaluation.metrics import METRICS
 from homebody.federation import wire
-from homebody.federation.aggregate import Intake, Letters, Part, Reports, about, bounds, largest, shuffled
-from homebody.federation.answers import Answer
-from homebody.federation.letters import MOST_FAULTS, PAUSE, Correspondence, Post, Registry
-from homebody.federation.schema import Sheet
+from homebody.federation.server.aggregate import Intake, Letters, Part, Reports, about, bounds, largest, shuffled
+from homebody.federation.server.answers import Answer
+from homebody.federation.server.letters import MOST_FAULTS, PAUSE, Correspondence, Post, Registry
+from homebody.federation.schema import FeatureSchema
 from homebody.privacy import Charge
 from homebody.rng import Rng, SystemRng
 
-__all__ = ["Flower", "Settings", "metric_names", "telemetry", "within_range"]
+__all__ = ["Flower", "RoundSettings", "metric_names", "telemetry", "within_range"]
 
 NOBODY_PUBLIC = "No device's data is public: leave out public people, and stages that learn from them alone."
 BACK_SECONDS = 20.0
@@ -49,7 +49,7 @@ BACK_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class RoundSettings:
     """How long to wait, for how many, and what is let in."""
 
     deadline: float = 60.0
@@ -97,16 +97,16 @@ class Flower:
         post: Post,
         registry: Registry,
         description: Mapping[str, Any],
-        settings: Settings | None = None,
+        settings: RoundSettings | None = None,
         *,
         keep: int | None = None,
         intake: Intake | None = None,
-        sheet: Sheet | None = None,
+        sheet: FeatureSchema | None = None,
         log: Callable[..., None] = lambda event, **facts: None,
     ) -> None:
         self._registry, self._description, self._log = registry, dict(description), log
-        self.settings = settings or Settings()
-        self._sheet = sheet or Sheet()
+        self.settings = settings or RoundSettings()
+        self._sheet = sheet or FeatureSchema()
         if self._sheet.digest:
             self._description["features"] = self._sheet.digest
         self.catalogue = self._sheet.catalogue(registry.n_items())
@@ -142,7 +142,7 @@ class Flower:
         """A round that was cut short is the same one only if it asks the same: then its devices answer the same."""
         self._release = release
         asks = wire.digest(json.dumps([self._description, self.catalogue.n_items, self.settings.half]).encode())
-        asks += wire.digest(wire.pack(shared, half=self.settings.half))
+        asks += wire.digest(wire.encode_tree(shared, half=self.settings.half))
         name = self._attempt()
         before = self._registry.opened(name)
         if before is not None and self._registry.notes().get("opened") != f"{name} {asks}":
@@ -200,7 +200,7 @@ class Flower:
         if not shuffled(method.uplink):
             return Letters(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
         assert self._intake is not None  # refused when the phase began
-        asks = about({**task, "shared": wire.digest(wire.pack(shared, half=self.settings.half))})
+        asks = about({**task, "shared": wire.digest(wire.encode_tree(shared, half=self.settings.half))})
         name = f"{self._description['run']}/{self._attempt()}{'' if task['do'] == 'train' else '/telemetry'}"
         seconds = self.settings.deadline + self.settings.reports_wait
         return Reports(self._intake, name, asks, method.uplink, wanted, seconds)
@@ -301,12 +301,12 @@ class Flower:
         }
 
     def _greeting(self) -> bytes:
-        return wire.seal(self._task("hello", self._step, Rng.of(0)))
+        return wire.encode_letter(self._task("hello", self._step, Rng.of(0)))
 
     def _write(
         self, kind: str, task: Mapping[str, Any], shared: Tree, users: list[int], end: float, **more: Any
     ) -> Iterator[tuple[int, Answer]]:
-        body = wire.pack(shared, half=self.settings.half)
+        body = wire.encode_tree(shared, half=self.settings.half)
         return self._letters.letters(
             kind, task, body, self.catalogue.n_items, users, end, sheet=self._sheet.content, **more
         )

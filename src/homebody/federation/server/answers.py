@@ -41,10 +41,10 @@ class Answer:
 
     >>> class Two:
     ...     first, people = 40, 2
-    >>> answer = read(wire.seal({"people": [1], "items": 9, "holds": []}), Two())
+    >>> answer = read(wire.encode_letter({"people": [1], "items": 9, "holds": []}), Two())
     >>> answer.people, answer.items, answer.refused
     ((41,), 9, None)
-    >>> read(wire.seal({"people": [1], "items": 9, "holds": [], "declined": [[1]]}), Two())
+    >>> read(wire.encode_letter({"people": [1], "items": 9, "holds": [], "declined": [[1]]}), Two())
     Traceback (most recent call last):
         ...
     homebody.federation.wire.Malformed: The answer declines for people who were not asked, or not once each.
@@ -98,7 +98,7 @@ def _read(
     asked: frozenset[int],
     update: Callable[[bytes], Tree] | None,
 ) -> Answer:
-    header, parts = wire.open_letter(body)
+    header, parts = wire.decode_letter(body)
     if letter is not None and header.get("to") != letter:
         raise wire.Malformed("an answer to another letter")
     if "refused" in header:

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from homebody.core import Cohort, Tree
-from homebody.federation import answers, wire
-from homebody.federation.answers import Answer
+from homebody.federation import wire
+from homebody.federation.server import answers
+from homebody.federation.server.answers import Answer
 
 __all__ = ["MOST_FAULTS", "PAUSE", "Correspondence", "Device", "Node", "Post", "Registry", "Reply", "resting"]
 
@@ -246,7 +247,7 @@ class Correspondence:
                 if (features := task.get("features")) and features not in one.holds:
                     parts["features"] = sheet
                 header = {**task, "first": one.device.first, "people": where[node], "shared": name}
-                letters[node] = (kind, wire.seal(header, parts))
+                letters[node] = (kind, wire.encode_letter(header, parts))
                 digests[node] = wire.digest(letters[node][1])
                 traffic[1] += len(letters[node][1])
             waiting.update(self._post.send(letters, max(1.0, end - time.monotonic())))

@@ -20,7 +20,7 @@ from homebody.core import Rows, Tree, Update
 from homebody.counts import several
 from homebody.errors import Abandoned
 from homebody.federation import wire
-from homebody.federation.letters import PAUSE
+from homebody.federation.server.letters import PAUSE
 from homebody.privacy import Channel, Clip, OneBit, Shuffle
 from homebody.privacy.grid import STEPS
 
@@ -213,7 +213,7 @@ def _size(one: wire.Expected) -> int:
 def _read(part: bytes, wanted: Mapping[str, wire.Expected], bounds: tuple[float, int | None]) -> Tree:
     if len(part) > wire.longest(wanted):
         raise wire.Malformed("The update is larger than any of its method's.")
-    tree = wire.unpack(part)
+    tree = wire.decode_tree(part)
     wire.check(tree, wanted, *bounds)
     return tree
 
