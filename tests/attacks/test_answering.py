@@ -29,8 +29,9 @@ from homebody.federation.device.household import Household
 from homebody.federation.device.limits import answering_seconds, estimate
 from homebody.federation.server.keys import make_device_key
 from homebody.federation.task import Task
-from homebody.methods import factor_kernels, find, network_kernels, privrec_kernels, report_kernels
+from homebody.methods import find
 from homebody.methods.fedmf import FedMF
+from homebody.methods.kernels import factors, network, privrec, reports
 from homebody.privacy import Channel, Charge, LaplaceRelease, NonPrivate
 from homebody.privacy.specs import parse_channel
 from homebody.rng import Rng
@@ -367,7 +368,7 @@ def test_work_that_takes_too_long_is_given_up_and_leaves_as_zeros(
         free.set()
 
 
-@pytest.mark.parametrize("kernels", [factor_kernels, network_kernels, privrec_kernels, report_kernels])
+@pytest.mark.parametrize("kernels", [factors, network, privrec, reports])
 def test_compiled_kernels_let_other_threads_run(kernels: ModuleType) -> None:
     """One that did not would hold up the clock that it is measured by."""
     compiled = [

@@ -24,7 +24,7 @@ from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
 from homebody.methods.fedrecon import FedRecon
 from homebody.methods.item_table import ItemTable
-from homebody.methods.network_kernels import logits
+from homebody.methods.kernels.network import logits
 from homebody.methods.pfedrec import PFedRec
 from homebody.models.score import ScoreFunction
 from homebody.privacy import AskRows, Channel, Clip, SecureSum

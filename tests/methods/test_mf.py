@@ -11,8 +11,8 @@ from torch.testing import assert_close
 from homebody.core import Catalogue
 from homebody.data.partitions import leave_one_out
 from homebody.data.population import Population
+from homebody.methods.kernels.mf import Embeddings, draw, train
 from homebody.methods.mf import MF
-from homebody.methods.mf_kernels import Embeddings, draw, train
 from homebody.reference import Histories
 from homebody.rng import Rng
 

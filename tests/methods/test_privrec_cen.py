@@ -19,7 +19,7 @@ from homebody.evaluation import measure
 from homebody.methods import adapted
 from homebody.methods.adapted import Adapted, Everyone
 from homebody.methods.fofl_self import FOFLSelf
-from homebody.methods.mf_kernels import outside
+from homebody.methods.kernels.mf import outside
 from homebody.methods.privrec import PrivRec
 from homebody.methods.privrec_cen import PrivRecCEN
 from homebody.reference import Histories, ScoreNow

@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from homebody.core import Batch, Data, Method, Tree, Users
 from homebody.data import split_kernels
-from homebody.methods.mf_kernels import avoided
+from homebody.methods.kernels.mf import avoided
 from homebody.models.dssm import Described, Vocabulary
 from homebody.reference import Histories
 from homebody.rng import Rng

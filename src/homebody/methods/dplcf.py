@@ -42,7 +42,7 @@ from homebody.core import (
     param,
 )
 from homebody.errors import HomebodyError
-from homebody.methods import dplcf_kernels as kernels
+from homebody.methods.kernels import dplcf as kernels
 from homebody.params import Range
 from homebody.privacy import Channel, Charge, RandomisedResponse
 from homebody.rng import Rng

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from homebody import ops
 from homebody.core import Batch, Catalogue, Data, Rows, Tree, Update
-from homebody.methods import factor_kernels
 from homebody.methods.item_table import ItemTable
+from homebody.methods.kernels import factors
 from homebody.models.logistic import logistic
 from homebody.rng import Rng
 
@@ -76,7 +76,7 @@ class FedMF(ItemTable):
             return super().cohort(shared, locals_, batches)
         user = locals_["user"].clone()
         rates = (self.learning_rate, self.row_rate(shared))
-        change, loss = factor_kernels.train(
+        change, loss = factors.train(
             shared["item"], user, None, batches, rates, self.batch_size, self.epochs, self.dual
         )
         return {"item": change}, {"user": user, "loss": loss, **self.tuned(change)}

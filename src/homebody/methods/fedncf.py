@@ -24,8 +24,8 @@ from torch import Tensor
 
 from homebody import ops
 from homebody.core import Batch, Catalogue, Rows, Tree, Update, param
-from homebody.methods import network_kernels
 from homebody.methods.item_table import ItemTable
+from homebody.methods.kernels import network
 from homebody.models.logistic import slopes
 from homebody.models.score import ScoreFunction, read_widths
 from homebody.params import Range
@@ -102,7 +102,7 @@ class FedNCF(ItemTable):
         return {"user": user, **({"layers": layers} if self.dual else {}), **self.tuned(change)}
 
     def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:
-        return network_kernels.logits(self.function, self._layers(shared, local), rows, local["user"])
+        return network.logits(self.function, self._layers(shared, local), rows, local["user"])
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         if shared["item"].device.type != "cpu":
@@ -112,5 +112,5 @@ class FedNCF(ItemTable):
         layers = start.expand(len(user), -1).clone()
         rates = (self.learning_rate, self.row_rate(shared), self.learning_rate * self.user_rate)
         steps = (self.batch_size, self.epochs, self.dual)
-        change, loss = network_kernels.train(self.function, shared["item"], layers, user, batches, rates, *steps)
+        change, loss = network.train(self.function, shared["item"], layers, user, batches, rates, *steps)
         return self._sent(change, layers, start), {**self._kept(change, layers, user), "loss": loss}

@@ -25,8 +25,8 @@ from torch import Tensor
 from homebody import ops
 from homebody.core import Batch, Data, Rows, Tree, Update, param
 from homebody.errors import HomebodyError
-from homebody.methods import factor_kernels
 from homebody.methods.item_table import ItemTable
+from homebody.methods.kernels import factors
 from homebody.models.logistic import logistic
 from homebody.params import Range
 from homebody.rng import Rng
@@ -120,4 +120,4 @@ class FedRecon(ItemTable):
     def _rounds(self, shared: Tree, batches: Batch, until: Tensor, after: Tensor) -> tuple[Rows, Tensor, Tensor]:
         rates = (self.learning_rate, self.row_rate(shared))
         steps = (self.batch_size, self.rebuild, self.epochs)
-        return factor_kernels.rebuild(shared["item"], batches, until, after, rates, *steps)
+        return factors.rebuild(shared["item"], batches, until, after, rates, *steps)

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
-from homebody.methods import report_kernels
+from homebody.methods.kernels import reports
 from homebody.params import Range
 from homebody.privacy import Channel, OneBit, Shuffle
 from homebody.rng import Rng
@@ -182,7 +182,7 @@ class _Gradients:
         self._items, self._valid = batches["items"].numpy(), batches["valid"].numpy()
         self._vectors = torch.empty(len(self._items), method.factors)
         whole = table.double()
-        report_kernels.user_vectors(
+        reports.user_vectors(
             self._table,
             (whole.T @ whole).numpy(),
             self._items,
@@ -194,7 +194,7 @@ class _Gradients:
 
     def at(self, entries: Tensor) -> Tensor:
         out = torch.empty(entries.shape)
-        report_kernels.entries(
+        reports.entries(
             self._table,
             self._vectors.numpy(),
             self._items,

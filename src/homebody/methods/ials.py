@@ -18,7 +18,7 @@ from torch import Tensor
 
 from homebody.core import Users, param
 from homebody.methods.fedials import FedIALS
-from homebody.methods.ials_kernels import half_sweep
+from homebody.methods.kernels.ials import half_sweep
 from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.reference import Histories, Reference, Score

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Users, param
-from homebody.methods.mf_kernels import Embeddings, draw, train
+from homebody.methods.kernels.mf import Embeddings, draw, train
 from homebody.params import Range
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng

@@ -27,7 +27,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from homebody.core import Users, param
 from homebody.errors import HomebodyError, unknown_name
-from homebody.methods.mf_kernels import Embeddings, Samples, draw
+from homebody.methods.kernels.mf import Embeddings, Samples, draw
 from homebody.models.ncf import Network
 from homebody.params import Range
 from homebody.reference import Histories, Reference, Score

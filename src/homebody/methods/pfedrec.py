@@ -27,8 +27,8 @@ from torch import Tensor
 
 from homebody import ops
 from homebody.core import Batch, Catalogue, Data, Rows, Tree, Update, param
-from homebody.methods import factor_kernels, network_kernels
 from homebody.methods.item_table import ItemTable
+from homebody.methods.kernels import factors, network
 from homebody.models.logistic import slopes
 from homebody.models.score import ScoreFunction, read_widths
 from homebody.rng import Rng
@@ -89,7 +89,7 @@ class PFedRec(ItemTable):
         return self.linear_score(shared, local, local["weight"], items) + local["bias"]
 
     def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:
-        return network_kernels.logits(self.function, torch.cat([local["weight"], local["bias"][None]]), rows, None)
+        return network.logits(self.function, torch.cat([local["weight"], local["bias"][None]]), rows, None)
 
     def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
         if shared["item"].device.type != "cpu":
@@ -99,10 +99,8 @@ class PFedRec(ItemTable):
         steps = (self.batch_size, self.epochs, self.dual)
         if self.function.hidden:
             theta = torch.cat([weight, bias[:, None]], dim=1)
-            change, loss = network_kernels.train(
-                self.function, shared["item"], theta, None, batches, (*rates, 0.0), *steps
-            )
+            change, loss = network.train(self.function, shared["item"], theta, None, batches, (*rates, 0.0), *steps)
             weight, bias = theta[:, :-1], theta[:, -1]
         else:
-            change, loss = factor_kernels.train(shared["item"], weight, bias, batches, rates, *steps)
+            change, loss = factors.train(shared["item"], weight, bias, batches, rates, *steps)
         return {"item": change}, {"weight": weight, "bias": bias, "loss": loss, **self.tuned(change)}

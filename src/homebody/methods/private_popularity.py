@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Catalogue, Data, Method, Total, Tree, Update
-from homebody.methods import report_kernels
+from homebody.methods.kernels import reports
 from homebody.privacy import Channel, OneBit, Shuffle
 from homebody.rng import Rng
 
@@ -76,7 +76,7 @@ class _Taken:
 
     def at(self, entries: Tensor) -> Tensor:
         out = torch.empty(entries.shape)
-        report_kernels.taken(self.shape[0], self._items, self._valid, entries.contiguous().numpy(), out.numpy())
+        reports.taken(self.shape[0], self._items, self._valid, entries.contiguous().numpy(), out.numpy())
         return out
 
     def dense(self) -> Tensor:

@@ -31,7 +31,7 @@ from torch.nn.functional import softplus
 from homebody import ops
 from homebody.bags import Bags, spread_rows, sum_rows
 from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
-from homebody.methods import privrec_kernels
+from homebody.methods.kernels import privrec as kernels
 from homebody.models.dssm import Described, Vocabulary, vectors
 from homebody.models.score import ScoreFunction, read_widths
 from homebody.params import Range
@@ -184,7 +184,7 @@ class PrivRec(Method):
         )
         network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
         if items.device.type == "cpu" and not data.now:  # many moments are a vmap of their own
-            return privrec_kernels.scores(network, mine, person, around, described, items)
+            return kernels.scores(network, mine, person, around, described, items)
         beside = torch.cat([vectors(mine["feature"], one) for one in (person, around)])
         own = vectors(mine["feature"], described._replace(row=described.row[items], weight=described.weight[items]))
         return network.logit(mine["layers"], torch.cat([mine["item"][items], own], -1), beside)
@@ -203,7 +203,7 @@ class PrivRec(Method):
     def _trained(self, shared: Tree, batches: Batch, valid: Tensor, rate: float, epochs: int) -> tuple[Tree, Tensor]:
         blocks = [batches[f"{part}/block"].shape[1] for part in PARTS]
         network = self.network(blocks[2], blocks[0] + blocks[1])
-        return privrec_kernels.train(network, shared, batches, valid, (rate, self.item_rate), self.batch_size, epochs)
+        return kernels.train(network, shared, batches, valid, (rate, self.item_rate), self.batch_size, epochs)
 
     @property
     def adapt_passes(self) -> int:

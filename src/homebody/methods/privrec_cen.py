@@ -23,7 +23,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from homebody.core import param
 from homebody.methods.adapted import Adapted, Everyone, at
-from homebody.methods.mf_kernels import Embeddings, outside
+from homebody.methods.kernels.mf import Embeddings, outside
 from homebody.methods.privrec import PrivRec
 from homebody.models.score import read_widths
 from homebody.params import Range

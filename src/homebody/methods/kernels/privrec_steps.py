@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numba as nb
 import numpy as np
 
-from homebody.methods.vector_kernels import add, copy, padded, product, turned
+from homebody.methods.kernels.vectors import add, copy, padded, product, turned
 
 __all__ = ["Described", "backward", "errors", "forward", "gather", "network_of", "room_for", "unpacked"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Tree
-from homebody.methods.privrec_steps import (
+from homebody.methods.kernels.privrec_steps import (
     Described,
     backward,
     errors,
@@ -20,7 +20,7 @@ from homebody.methods.privrec_steps import (
     room_for,
     unpacked,
 )
-from homebody.methods.vector_kernels import padded
+from homebody.methods.kernels.vectors import padded
 from homebody.models.dssm import Described as Features
 from homebody.models.score import ScoreFunction
 from homebody.ops import for_cohort, single

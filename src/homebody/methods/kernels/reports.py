@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from homebody.methods.ials_kernels import _solve
+from homebody.methods.kernels.ials import _solve
 
 __all__ = ["entries", "taken", "user_vectors"]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Rows
-from homebody.methods.factor_kernels import errors, fetch, room
+from homebody.methods.kernels.factors import errors, fetch, room
 from homebody.models.score import ScoreFunction
 from homebody.ops import for_cohort
 
