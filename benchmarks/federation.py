@@ -82,7 +82,7 @@ def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
 def measure_floor(folder: Path, rounds: int) -> tuple[int, float]:
     """Seconds until every device has given back as much as the table has."""
     from homebody.federation.flower.link import Link, LinkDown
-    from homebody.federation.server.keys import make_authority, make_device_key
+    from homebody.federation.service.certificates import make_authority, make_device_key
 
     size, port = table_size(), free_port()
     make_authority(folder)
@@ -146,8 +146,8 @@ def measure_rounds(folder: Path, rounds: int) -> tuple[float, int]:
     from homebody.federation.device.home import Home
     from homebody.federation.flower.protocol import fingerprint
     from homebody.federation.server.admin import make, opened
-    from homebody.federation.server.keys import make_device_key, read_public
     from homebody.federation.server.plan import ServerPlan
+    from homebody.federation.service.certificates import make_device_key, read_public
     from homebody.recipe import Recipe
 
     population, server = load("ml-100k"), folder / "server"

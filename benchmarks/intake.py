@@ -27,12 +27,10 @@ from proxy import DEVICES, LEAST, OPENED, OPENING, PER_MESSAGE, World, begin, cp
 from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_envelope, seal_reports, signing_keys
 from homebody.federation.proxy.admin import make, report
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.store import ProxyStore
-from homebody.federation.proxy.tables import Sender
+from homebody.federation.proxy.store import ProxyStore, Sender
 from homebody.federation.server import admin
 from homebody.federation.server.epochs import Epochs
 from homebody.federation.server.plan import ServerPlan
-from homebody.federation.server.proxies import Proxies
 from homebody.federation.service.keys import read_report_key
 from homebody.recipe import Recipe
 
@@ -80,7 +78,7 @@ class Whole(World):
         make(folder / "proxy", settings, next_ca=ca)
         self.signer, self.signs = read_report_key(folder / "proxy" / "reports.key")
         with admin.opened(folder / "server") as (_, records):
-            Proxies(records).add(self.signer, "proxy")
+            records.add_proxy(self.signer, "proxy")
             epochs = Epochs(records, folder / "server")
             self.epoch = epochs.open("run/train/1", "0" * 32, k=1_000_000, entries=ENTRIES, seconds=3600)
         self.devices = [signing_keys() for _ in range(DEVICES)]
@@ -89,7 +87,7 @@ class Whole(World):
             for public, _ in self.devices:
                 store.allow(public, Sender(False, 1))
         store.close()
-        self.stock = seal_reports(np.arange(STOCK) % (2 * ENTRIES), self.epoch.public)
+        self.stock = seal_reports(np.arange(STOCK) % (2 * ENTRIES), self.epoch.key)
         self.log = (folder / "log").open("ab")
         intake = [sys.executable, "-P", "-m", "homebody.federation.server.intake", str(folder / "server")]
         self.sink = subprocess.Popen(intake, stderr=self.log)

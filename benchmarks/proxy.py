@@ -40,8 +40,7 @@ from homebody.federation.envelopes import (
 )
 from homebody.federation.proxy.admin import make, report
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.store import ProxyStore
-from homebody.federation.proxy.tables import Sender
+from homebody.federation.proxy.store import ProxyStore, Sender
 
 PER_MESSAGE, DEVICES, CONNECTIONS, LEAST = 100, 4000, 64, 100
 BAR, HALF, ACK, OPENED = 40_000, 20_000, 50.0, 20_000
@@ -358,7 +357,7 @@ async def sink(port: int, file: Path, keys: bytes) -> None:
     facts = {
         "epoch": EPOCH.hex(),
         "key": "00" * 32,
-        "shared": "any",
+        "shared": "0" * 32,
         "k": 1_000_000,
         "entries": 5000,
         "among": 1,

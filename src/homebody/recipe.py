@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ import tomli_w
 from homebody.core import Method
 from homebody.data.vocabularies import ALL, parse
 from homebody.errors import HomebodyError, unknown_name
-from homebody.methods import find
+from homebody.methods import build, find, no_field, own_channel
 from homebody.params import KINDS, params
-from homebody.privacy import Budget, Channel, Shuffle
+from homebody.privacy import Budget, Shuffle
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.limits import check_delta
-from homebody.privacy.specs import parse_channel, split_stage, stage_texts, with_noise
+from homebody.privacy.specs import split_stage, with_noise
 from homebody.reference import Reference
 
-__all__ = ["Recipe", "own_channel", "parse_fields"]
+__all__ = ["Recipe", "parse_fields"]
 
 SCHEMA_VERSION = 2
 """From the second on, vocabularies are declared; those of a recipe of the first are taken as found."""
@@ -92,18 +92,7 @@ class Recipe:
 
     def build(self) -> Method | Reference:
         """The method with its fields set."""
-        found = find(self.method)
-        known = [spec.name for spec in params(found)]
-        for name in self.fields:
-            if name not in known:
-                raise _no_field(self.method, name, known)
-        built: Method | Reference = found(**self.fields)
-        if not self.stages or not isinstance(built, Method):
-            return built
-        channel = parse_channel(with_noise(self.stages) if self.calibrate else self.stages)
-        if not any(spec.name == "uplink" for spec in fields(built)):  # type: ignore[arg-type]
-            raise HomebodyError(f"{self.method} has no field 'uplink', so no stage can be put on its way out.")
-        return replace(built, uplink=channel)  # type: ignore[type-var]
+        return build(self.method, self.fields, with_noise(self.stages) if self.calibrate else self.stages)
 
     def unshuffled(self) -> list[str]:
         """A note where stages were given that leave out the shuffle that the method's own reports pass."""
@@ -286,25 +275,9 @@ dual, epochs, factors, item_rate, learning_rate, negatives.
         if not equals:
             raise HomebodyError(f"--set takes field=value, not '{setting}'.")
         if name not in known:
-            raise _no_field(method, name, known)
+            raise no_field(method, name, known)
         values[name] = _parse(name, text, type(known[name]))
     return values
-
-
-def own_channel(method: str) -> Channel:
-    """What updates of a method pass where no stages are given; of a reference, nothing."""
-    return getattr(find(method), "uplink", Channel())
-
-
-def _no_field(method: str, name: str, known: Iterable[str]) -> HomebodyError:
-    """Who looks among the fields for a setting of the method's own channel is told where it is."""
-    own = own_channel(method)
-    if any(spec.name == name and not spec.kw_only for stage in own.stages for spec in fields(stage)):  # type: ignore[arg-type]
-        stages = " ".join(f"--stage {text}" for text in stage_texts(own))
-        return HomebodyError(
-            f"{name} is no field of {method} but a setting of its channel: give all its stages, as in {stages}."
-        )
-    return unknown_name(f"field of {method}", name, known)
 
 
 def _parse(name: str, text: str, kind: type) -> Any:

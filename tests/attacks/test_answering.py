@@ -27,7 +27,7 @@ from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
 from homebody.federation.device.household import Household
 from homebody.federation.device.limits import answering_seconds, estimate
-from homebody.federation.server.keys import make_device_key
+from homebody.federation.service.certificates import make_device_key
 from homebody.federation.task import Task
 from homebody.methods import find
 from homebody.methods.fedmf import FedMF
@@ -101,7 +101,9 @@ class Attacker:
         return wire.encode_letter({**header, **more}, {"items": json.dumps([0, ITEMS]).encode(), "shared": content})
 
     def greeting(self, **more: Any) -> bytes:
-        header, _ = wire.decode_letter(self.letter(**{"shared": {}, "do": "hello", "release": "", "people": [], **more}))
+        header, _ = wire.decode_letter(
+            self.letter(**{"shared": {}, "do": "hello", "release": "", "people": [], **more})
+        )
         return wire.encode_letter(header)
 
     def send(self, body: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -21,13 +21,14 @@ import torch
 from homebody.core import Rows, Tree
 from homebody.database import connect
 from homebody.errors import HomebodyError
-from homebody.federation.server import letters as correspondence
 from homebody.federation import wire
-from homebody.federation.server.runtime import Flower, telemetry
+from homebody.federation.server import letters as correspondence
 from homebody.federation.server.admin import report
 from homebody.federation.server.monitor import RoundSums, exposition
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
+from homebody.federation.server.runtime import Flower
+from homebody.federation.telemetry import telemetry
 from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.rng import Rng

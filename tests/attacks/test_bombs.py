@@ -19,9 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from homebody.federation import wire
-from homebody.federation.server.answers import read
 from homebody.federation.device.reporter import Reporter
 from homebody.federation.envelopes import signing_keys
+from homebody.federation.server.answers import read
 from homebody.federation.service import web
 
 BOMB = gzip.compress(bytes(64 << 20))

@@ -34,7 +34,7 @@ MODULES = (
     "homebody.federation.server.trainer",
     "homebody.methods.fedmf",
     "homebody.methods.pfedrec",
-    "homebody.federation.proxy.service",
+    "homebody.federation.proxy.app",
     "homebody.report.tables",
     "homebody.run",
     "homebody.federation.flower.superlink",

@@ -21,7 +21,7 @@ class Ground:
     """A folder of keys, and a SuperLink that can be started, killed and started again on the same port."""
 
     def __init__(self, folder: Path) -> None:
-        from homebody.federation.server.keys import make_authority
+        from homebody.federation.service.certificates import make_authority
 
         self.folder = folder
         make_authority(folder)
@@ -35,7 +35,7 @@ class Ground:
 
     def device(self) -> tuple[bytes, bytes]:
         """The two halves of a new key: private, public."""
-        from homebody.federation.server.keys import make_device_key
+        from homebody.federation.service.certificates import make_device_key
 
         self._devices += 1
         public = make_device_key(self.folder / f"device{self._devices}")

@@ -14,8 +14,8 @@ import torch
 
 from homebody.core import Cohort, Collected, Method, Rows, Tree, Users
 from homebody.data.partitions import everything
-from homebody.federation.server import letters as correspondence
 from homebody.federation import wire
+from homebody.federation.server import letters as correspondence
 from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.rng import Rng
@@ -44,7 +44,9 @@ def changed(change: Callable[[Tree], Tree]) -> Callable[[dict[str, Any], dict[st
     """The answer with another update in it."""
 
     def twist(header: dict[str, Any], parts: dict[str, bytes]) -> bytes:
-        return wire.encode_letter(header, {name: wire.encode_tree(change(wire.decode_tree(part))) for name, part in parts.items()})
+        return wire.encode_letter(
+            header, {name: wire.encode_tree(change(wire.decode_tree(part))) for name, part in parts.items()}
+        )
 
     return twist
 
@@ -79,7 +81,9 @@ def other_version(header: dict[str, Any], parts: dict[str, bytes]) -> bytes:
 def outside(header: dict[str, Any], parts: dict[str, bytes]) -> bytes:
     """A row behind the end of its table."""
     head = {"tree": [["item", 30, ["<i4", [1]], ["<f4", [1, 4]]]]}
-    return wire.encode_letter(header, {str(BAD): wire.encode_letter(head, {"0": struct.pack("<i", 30), "1": bytes(16)})})
+    return wire.encode_letter(
+        header, {str(BAD): wire.encode_letter(head, {"0": struct.pack("<i", 30), "1": bytes(16)})}
+    )
 
 
 SHAPE, FINITE, NUMBER = "'item' has another shape", "'item' has numbers that are not finite", "someone else's number"
@@ -112,7 +116,10 @@ TWISTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, bytes]], bytes], str
         "The update is larger",
     ),
     "cut": (lambda header, parts: wire.encode_letter(header, parts)[:-1], "The parts' lengths do not add up"),
-    "cut update": (lambda header, parts: wire.encode_letter(header, {str(BAD): parts[str(BAD)][:-1]}), "The parts' lengths"),
+    "cut update": (
+        lambda header, parts: wire.encode_letter(header, {str(BAD): parts[str(BAD)][:-1]}),
+        "The parts' lengths",
+    ),
     "empty": (lambda header, parts: b"", "The letter is too short"),
     "noise": (lambda header, parts: b"HBnoise" * 50, "another wire version"),
     "another's letter": (headed(to="0" * 32), "an answer to another letter"),
@@ -153,7 +160,9 @@ def test_a_bad_answer_is_refused_and_harms_nobody(
 ) -> None:
     one = town(people(), SIZES, PLAN, quorum=0.5)
     change, reason = TWISTS[twist]
-    one.mail.twisted[MARK] = lambda kind, letter, given: change(*wire.decode_letter(given)) if kind == "train" else given
+    one.mail.twisted[MARK] = lambda kind, letter, given: (
+        change(*wire.decode_letter(given)) if kind == "train" else given
+    )
     runtime = one.runtime()
     one.near(one.fit(runtime).shared, without())
     assert [line["clients"] for line in one.records.rounds()] == [6, 6, 6]
@@ -233,7 +242,9 @@ def test_who_is_silent_costs_one_deadline(
     assert 60 <= one.clock.now - began < 70
 
 
-@pytest.mark.parametrize("answer", [b"", b"nonsense", wire.encode_letter({}), wire.encode_letter({"refused": "too old"})])
+@pytest.mark.parametrize(
+    "answer", [b"", b"nonsense", wire.encode_letter({}), wire.encode_letter({"refused": "too old"})]
+)
 def test_a_bad_answer_to_a_greeting_is_refused_and_not_asked_for_again_at_once(
     town: Callable[..., Any], people: Callable[..., Any], answer: bytes
 ) -> None:

@@ -24,8 +24,7 @@ from homebody.federation import wire
 from homebody.federation.device.device import Device, recommend
 from homebody.federation.device.home import Home
 from homebody.federation.schema import FeatureSchema
-from homebody.federation.server.admin import make, opened
-from homebody.federation.server.declared import person_code
+from homebody.federation.server.admin import make, opened, person_code
 from homebody.federation.server.plan import ServerPlan
 from homebody.fit import fit
 from homebody.methods.privrec import PrivRec
@@ -248,7 +247,13 @@ def test_what_cannot_be_is_refused_when_a_server_is_made(tmp_path: Path) -> None
         make(tmp_path / "a", plain, None, [], ["gender=F,M"])
     assert "features" not in make(tmp_path / "b", plain, "synthetic:users=5,items=9,mean=5", [])
     with pytest.raises(HomebodyError, match="There is no feature of this data 'genre'"):
-        make(tmp_path / "c", ServerPlan(Recipe("privrec", "devices", fields={"features": "genre"})), None, [], ["gender=F,M"])
+        make(
+            tmp_path / "c",
+            ServerPlan(Recipe("privrec", "devices", fields={"features": "genre"})),
+            None,
+            [],
+            ["gender=F,M"],
+        )
     with pytest.raises(HomebodyError, match="says twice what a feature of people is"):
         make(tmp_path / "d", ServerPlan(Recipe("privrec", "devices")), None, [], ["gender=F,M", "gender=F"])
     with pytest.raises(HomebodyError, match="devices measure rankings alone: leave out --set output=explicit"):

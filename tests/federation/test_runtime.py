@@ -13,9 +13,9 @@ import torch
 
 from homebody.core import Batch, Catalogue, Data, Method, Phase, Rows, Total, Tree
 from homebody.errors import Abandoned, HomebodyError
-from homebody.federation.server import letters as correspondence
 from homebody.federation import wire
 from homebody.federation.device.device import recommend
+from homebody.federation.server import letters as correspondence
 from homebody.privacy import Channel
 from homebody.recipe import Recipe
 from homebody.rng import Rng
@@ -277,7 +277,9 @@ def test_a_device_that_was_away_learns_of_the_items_that_came(
     one.fit(on_round=on_round)
     assert [line["clients"] for line in one.records.rounds()] == [6, 6, 7, 7]
     assert one.homes[1].n_items() == 30
-    told = [wire.decode_letter(body)[1].get("items", b"[0, []]") for mark, _, body in one.mail.letters if mark == "mark1"]
+    told = [
+        wire.decode_letter(body)[1].get("items", b"[0, []]") for mark, _, body in one.mail.letters if mark == "mark1"
+    ]
     assert max(len(json.loads(part)[1]) for part in told) == 4
     assert one.homes[1].items([29]) == [("item-29", "Title of 29")]
 

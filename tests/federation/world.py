@@ -27,9 +27,8 @@ from homebody.federation.flower.protocol import fingerprint
 from homebody.federation.proxy import admin as proxy_admin
 from homebody.federation.proxy import settings as proxy_settings
 from homebody.federation.server.admin import make, opened
-from homebody.federation.server.keys import make_device_key, read_public
 from homebody.federation.server.plan import ServerPlan
-from homebody.federation.server.proxies import Proxies
+from homebody.federation.service.certificates import make_device_key, read_public
 from homebody.federation.service.keys import make_report_key, read_report_pub
 from homebody.fit import fit
 from homebody.recipe import Recipe
@@ -175,7 +174,7 @@ class World:
         )
         public = proxy_admin.make(folder, chosen, next_ca=self.server / "keys" / "ca.pem")
         with opened(self.server) as (_, records):
-            Proxies(records).add(read_report_pub(public), "mixer")
+            records.add_proxy(read_report_pub(public), "mixer")
 
     def _device(self, number: int, people: list[int]) -> Path:
         folder = self.folder / f"device{number}"

@@ -67,7 +67,7 @@ def init(
     proxys = None if proxy_ca is None else read_certificate(proxy_ca)
 
     def furnish(inside: Path) -> None:
-        from homebody.federation.server.keys import make_device_key
+        from homebody.federation.service.certificates import make_device_key
 
         if certificate is not None:
             (inside / "ca.pem").write_bytes(certificate)

@@ -123,7 +123,7 @@ def forbid(folder: Dir, keys: Keys, as_json: Json = False) -> None:
 @app.command()
 def run(folder: Dir) -> None:
     """Run the proxy until it is told to stop. What was accepted survives, however it ends."""
-    from homebody.federation.proxy.service import run
+    from homebody.federation.proxy.app import run
 
     run(folder)
 

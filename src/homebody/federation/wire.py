@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from homebody.core import Catalogue, Data, Method, Rows, Tree
 from homebody.errors import HomebodyError
-from homebody.privacy import AskRows, SecureSum, Shuffle
+from homebody.privacy import AskRows, Channel, SecureSum, Shuffle
 from homebody.rng import Rng
 
 __all__ = [
@@ -28,15 +29,19 @@ __all__ = [
     "Malformed",
     "OtherVersion",
     "check",
+    "decode_letter",
+    "decode_tree",
+    "decode_update",
     "digest",
+    "encode_letter",
+    "encode_tree",
     "expected",
     "longest",
-    "decode_letter",
-    "encode_tree",
+    "nothing",
     "refuse_unfit",
-    "encode_letter",
+    "report_numbers",
     "shapes",
-    "decode_tree",
+    "shuffled",
 ]
 
 VERSION = 1
@@ -255,6 +260,25 @@ def shapes(update: Tree) -> dict[str, Expected]:
     }
 
 
+def report_numbers(update: Tree) -> npt.NDArray[np.int64]:
+    """The one-bit reports of an update as numbers over all its tensors, which stand in the order of their names.
+
+    >>> ones = torch.ones(2)
+    >>> report_numbers({"b[2]": Rows(torch.tensor([3, -1]), ones, 4), "a[1]": Rows(torch.tensor([-1, 1]), ones, 2)})
+    array([1, 5])
+    """
+    numbers, start = [], 0
+    for _, rows in sorted(update.items()):
+        numbers.append(start + rows.index[rows.index >= 0].numpy())
+        start += rows.size
+    return np.concatenate(numbers)
+
+
+def shuffled(channel: Channel) -> bool:
+    """Whether the channel's reports go through a proxy."""
+    return any(isinstance(stage, Shuffle) for stage in channel.stages)
+
+
 def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
     """Refuse a channel that needs more than one letter a round: by the server, and by every device for itself.
 
@@ -304,6 +328,15 @@ def check(update: Tree, wanted: Mapping[str, Expected], largest: float, rows: in
             raise Malformed(f"'{name}' has numbers that are not finite.")
         if most > largest:
             raise Malformed(f"'{name}' has numbers over {largest:g}.")
+
+
+def decode_update(part: bytes, wanted: Mapping[str, Expected], largest: float, rows: int | None = None) -> Tree:
+    """What one person sent, if `check` finds it right; whatever is too long is not even decoded."""
+    if len(part) > longest(wanted):
+        raise Malformed("The update is larger than any of its method's.")
+    update = decode_tree(part)
+    check(update, wanted, largest, rows)
+    return update
 
 
 def longest(wanted: Mapping[str, Expected]) -> int:

@@ -360,7 +360,9 @@ def test_a_letter_that_breaks_something_is_refused_and_does_not_end_the_process(
     assert server.charged() == []
 
 
-@pytest.mark.parametrize("body", [b"", b"HB", b"nonsense" * 9, wire.encode_letter({}), wire.encode_letter({"do": "hello"})])
+@pytest.mark.parametrize(
+    "body", [b"", b"HB", b"nonsense" * 9, wire.encode_letter({}), wire.encode_letter({"do": "hello"})]
+)
 def test_noise_is_refused(server: Server, body: bytes) -> None:
     header, _ = wire.decode_letter(server.device.answer(body))
     assert header["refused"]

@@ -23,7 +23,7 @@ from homebody.federation.flower import link as flower_link
 from homebody.federation.flower.gateway import OPERATOR, operator_token
 from homebody.federation.flower.link import Fleet, Letter, Link, LinkDown, Refused, Reply, Untrusted, fingerprint
 from homebody.federation.flower.protocol import encode_message
-from homebody.federation.server.keys import make_authority
+from homebody.federation.service.certificates import make_authority
 
 Joined = Callable[[], tuple[Fleet, int]]
 

@@ -24,10 +24,9 @@ import pytest
 
 from homebody.federation.envelopes import REPORT_BYTES, Envelope, open_envelope, seal_envelope, signing_keys
 from homebody.federation.proxy.admin import make
-from homebody.federation.proxy.service import Service
+from homebody.federation.proxy.app import Service
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.store import ProxyStore
-from homebody.federation.proxy.tables import VerifiedMessage, Sender
+from homebody.federation.proxy.store import ProxyStore, Sender, VerifiedMessage
 
 EPOCH = bytes(range(16))
 PATIENCE = 600.0
@@ -78,7 +77,7 @@ def facts(closes: float, k: int = 10, epoch: bytes = EPOCH) -> dict[str, Any]:
     return {
         "epoch": epoch.hex(),
         "key": "ab" * 32,
-        "shared": "model 1",
+        "shared": "1" * 32,
         "k": k,
         "entries": 100,
         "among": 1,

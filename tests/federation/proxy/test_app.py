@@ -18,8 +18,7 @@ from homebody.errors import Unavailable
 from homebody.federation.envelopes import HEAD_BYTES, REPORT_BYTES, SIGNATURE_BYTES, seal_envelope
 from homebody.federation.proxy.admin import allow, forbid
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.store import ProxyStore
-from homebody.federation.proxy.tables import DATABASE, keyed
+from homebody.federation.proxy.store import DATABASE, ProxyStore, keyed
 
 Made = Callable[..., tuple[Path, ProxySettings]]
 

@@ -15,7 +15,7 @@ from tests.federation.proxy.conftest import EPOCH, Device, Process, Sink, addres
 
 from homebody.errors import HomebodyError
 from homebody.federation.proxy.admin import allow, make, report
-from homebody.federation.proxy.service import run
+from homebody.federation.proxy.app import run
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.service.keys import read_report_pub
 from homebody.federation.service.web import listen, serve
@@ -56,7 +56,7 @@ def test_it_serves_over_tls_and_ends_when_told_to(tmp_path: Path, made: Made, st
 
 def _at_once(run: Callable[[Path], None], folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("homebody.federation.proxy.service._FAREWELL", 0.0)
+        patch.setattr("homebody.federation.proxy.app._FAREWELL", 0.0)
         run(folder)
 
 

@@ -68,7 +68,7 @@ def test_what_fails_leaves_nothing_behind(
 
 
 def test_keys_that_are_there_are_kept(tmp_path: Path, items: str) -> None:
-    from homebody.federation.server.keys import make_authority
+    from homebody.federation.service.certificates import make_authority
 
     make_authority(tmp_path / "server" / "keys")
     before = (tmp_path / "server" / "keys" / "ca.pem").read_bytes()

@@ -30,13 +30,13 @@ from homebody.data import Population
 from homebody.data.partitions import LEAST, everything, leave_one_out
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.server.aggregate import flat, shuffled
 from homebody.federation.device.home import Home, Message, Person, State, TakesNoPart
 from homebody.federation.device.household import Household, grown
 from homebody.federation.device.limits import ITEM_BYTES, TooLarge, answering_seconds, estimate, private, refuse_larger
-from homebody.federation.server.runtime import metric_names
+from homebody.federation.epoch import MESSAGE_REPORTS, Epoch
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.task import Task, acting
+from homebody.federation.telemetry import measurements
 from homebody.fit import carry
 from homebody.privacy import Budget, Channel, Charge, OneBit, Shuffle
 from homebody.rng import Rng, SystemRng
@@ -51,8 +51,6 @@ TOY_ITEMS = 8
 """Of the catalogue that kernels are compiled with."""
 COMPILING = 20
 """How many times as long as a person's work that may take: it depends on nobody, and comes once."""
-MOST_REPORTS = 4096
-"""In one message to a proxy."""
 T = TypeVar("T")
 _Said = tuple[dict[str, Any], dict[str, bytes]]
 """A letter's header and its parts."""
@@ -135,7 +133,7 @@ class Device:
             return {"refused": "The device cannot answer this now."}, {}
 
     def _refuse_unfit(self, task: Task) -> None:
-        through = shuffled(task.acting.uplink)
+        through = wire.shuffled(task.acting.uplink)
         if through and self._reporter is None:
             raise HomebodyError(
                 "Reports of this method go through a proxy, and this device has none: make it anew, with "
@@ -237,7 +235,7 @@ class Device:
             about = (task.do, task.described(), task.phase, task.n_items)
             if self._nothing is None or self._nothing[0] != about:
                 known = _sheet(self.home, task.features).catalogue(task.n_items)
-                none = _told({}, task.cutoffs)
+                none = measurements({}, task.cutoffs)
                 if task.do != "evaluate":
                     none = self._in_time(lambda: wire.nothing(method, shared, known))
                 method.uplink.device(none, Rng.of(0))
@@ -250,7 +248,7 @@ class Device:
         if task.epoch is not None:
             entries = sum(_entries(value) for value in nothing.values())
             reports = next(stage.k for stage in method.uplink.stages if isinstance(stage, OneBit))
-            if (entries, reports) != (task.epoch["entries"], task.epoch["k"]):
+            if (entries, reports) != (task.epoch.entries, task.epoch.k):
                 raise wire.Malformed("The letter's epoch is about another update than the method's.")
         seconds = answering_seconds(self._estimate(task, people), people) if private(charges) else 0.0
         return _Asked(shared, charges, nothing, seconds)
@@ -287,7 +285,7 @@ class Device:
         reported: set[int] = set()
         try:
             made = {slot for message in self.home.messages(task.ask) for slot in message.people}
-            left, most = [slot for slot in slots if slot not in made], max(1, MOST_REPORTS // task.epoch["k"])
+            left, most = [slot for slot in slots if slot not in made], max(1, MESSAGE_REPORTS // task.epoch.k)
             for some in (left[at : at + most] for at in range(0, len(left), most)):
                 message = self._reporter.message(task.epoch, b"".join(slots[slot] for slot in some))
                 self.home.put_message(task.ask, some, message)
@@ -361,10 +359,12 @@ class Device:
             found = self._in_time(lambda: household.measure(method, shared, user))
             if not all(map(math.isfinite, found.values())):
                 raise HomebodyError("What was measured is not finite.")
-            return method.uplink.device(_told(found, task.cutoffs), SystemRng()), state
+            return method.uplink.device(measurements(found, task.cutoffs), SystemRng()), state
         update, kept = self._in_time(lambda: household.train(method, shared, user, Rng(torch.tensor(task.key))))
         base = task.shared if method.scores_from == "base" else None
-        return update, State(task.step, base, wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(kept)}))
+        return update, State(
+            task.step, base, wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(kept)})
+        )
 
     def _in_time(self, work: Callable[[], T], times: int = 1) -> T:
         """What the work gives, or `OutOfTime` after so many times the home's limit.
@@ -390,10 +390,10 @@ class Device:
             raise failed[0]
         return done[0]
 
-    def _sealed(self, epoch: Mapping[str, Any], update: Tree) -> tuple[bytes, int]:
+    def _sealed(self, epoch: Epoch, update: Tree) -> tuple[bytes, int]:
         """Reports for the proxy, and how many they are."""
         assert self._reporter is not None
-        pairs = flat(update)
+        pairs = wire.report_numbers(update)
         return self._reporter.sealed(epoch, pairs), len(pairs)
 
     def _charge(self, task: Task, slot: int, release: str, charges: Sequence[Charge]) -> None:
@@ -476,7 +476,7 @@ def _reason(error: Exception) -> str:
 
 def _alone(method: Method) -> Method:
     """The method as a device must charge it: it cannot know that others report honestly, so a shuffle hides nothing."""
-    if not shuffled(method.uplink):
+    if not wire.shuffled(method.uplink):
         return method
     own = [stage for stage in method.uplink.stages if not isinstance(stage, Shuffle)]
     return replace(method, uplink=Channel(*own))  # type: ignore[type-var]
@@ -585,9 +585,3 @@ def _restore(home: Home, household: Household, state: State, phase: str, shared:
         raise HomebodyError("The private state is about a larger catalogue than the shared parameters.")
     base = None if state.base is None else home.shared(state.base)
     household.hold(user, tree, None if base is None else _carried(wire.decode_tree(base), shared))
-
-
-def _told(found: Mapping[str, float], cutoffs: Sequence[int]) -> Tree:
-    """How well a person is served, in the order that the server expects; nothing where nothing can be asked."""
-    metrics = torch.tensor([found.get(name, 0.0) for name in metric_names(cutoffs)], dtype=torch.float32)
-    return {"metrics": metrics, "asked": torch.tensor([1.0 if found else 0.0])}

@@ -18,10 +18,10 @@ from homebody.federation.flower.protocol import (
     LinkDown,
     Refused,
     Wire,
-    load_private,
     decode_message,
-    pem,
     encode_message,
+    load_private,
+    pem,
 )
 
 # isort: split

@@ -1,8 +1,8 @@
-"""The door in front of Flower's SuperLink.
+"""The gateway in front of Flower's SuperLink.
 
 Flower serves three APIs on one port. Devices need one of them, the Fleet API, and sign every request with their key;
 the two others are open to whoever reaches the port, and bodies of any size are read before anybody asks who sent
-them. The door lets strangers reach the Fleet API alone, asks the operator's secret for the rest, and limits bodies:
+them. The gateway lets strangers reach the Fleet API alone, asks the operator's secret for the rest, and limits bodies:
 each by itself, and all that are read at one time together. It says whose a connection is once a request has proved it.
 It also holds a pull that finds nothing until there is something, so that nobody has to poll.
 """

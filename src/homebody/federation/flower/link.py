@@ -31,11 +31,11 @@ from homebody.federation.flower.protocol import (
     Refused,
     Untrusted,
     Wire,
+    decode_message,
+    encode_message,
     fingerprint,
     load_public,
-    decode_message,
     pem,
-    encode_message,
 )
 
 # isort: split
@@ -102,12 +102,12 @@ class _Sent(NamedTuple):
 class Link:
     """The server's side of a SuperLink: it registers devices' keys, and as a run's ServerApp sends and receives.
 
-    `secret` is the operator's: that of our own SuperLink's door, or of another's `--superexec-auth-secret-file`.
+    `secret` is the operator's: that of our own SuperLink's gateway, or of another's `--superexec-auth-secret-file`.
     Methods may be called from several threads, `open` and `close` from one.
     """
 
     def __init__(self, address: str, *, ca: bytes | None, secret: bytes) -> None:
-        # What a device may send is limited at the door; so many answers come at once, and each may be that long.
+        # What a device may send is limited at the gateway; so many answers come at once, and each may be that long.
         self._wire = Wire(address, ca, (_ASKED_AT_ONCE + 1) * LIMIT, "homebody")
         self._secret = secret
         self._operator = {OPERATOR: operator_token(secret)}

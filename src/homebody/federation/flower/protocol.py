@@ -40,12 +40,12 @@ __all__ = [
     "Refused",
     "Untrusted",
     "Wire",
+    "decode_message",
+    "encode_message",
     "fingerprint",
     "load_private",
     "load_public",
-    "decode_message",
     "pem",
-    "encode_message",
 ]
 
 TIMEOUT = 30.0

@@ -1,4 +1,4 @@
-"""Flower's SuperLink in a process of ours, behind the door. It keeps everything in memory: it carries messages and
+"""Flower's SuperLink in a process of ours, behind the gateway. It keeps everything in memory: it carries messages and
 holds no truth.
 
     python -m homebody.federation.flower.superlink --port 9092 --secret FILE --cert server.pem --key server.key
@@ -106,7 +106,7 @@ def _serve(asked: argparse.Namespace) -> None:
     app = create_app()
     app.state.enable_supernode_auth = not asked.open_registration
     app.state.superexec_auth_secret = secret
-    door = Gateway(
+    gateway = Gateway(
         app,
         secret,
         asked.limit,
@@ -115,7 +115,7 @@ def _serve(asked: argparse.Namespace) -> None:
     )
     logging.basicConfig(handlers=[_Lines()], level=logging.ERROR)
     answering = server(
-        door,
+        gateway,
         listening,
         cert=asked.cert,
         key=asked.key,

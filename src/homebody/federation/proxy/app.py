@@ -1,10 +1,12 @@
-"""A proxy's endpoints."""
+"""A proxy's process: its endpoints, and the parts that it is made of."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 from homebody.counts import several
@@ -17,12 +19,27 @@ from homebody.federation.envelopes import (
     BadSignature,
     open_envelope,
 )
+from homebody.federation.epoch import MESSAGE_REPORTS
 from homebody.federation.proxy.epochs import Book
+from homebody.federation.proxy.forward import Forwarder, NextHop
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.store import ProxyStore
-from homebody.federation.proxy.tables import VerifiedMessage
+from homebody.federation.proxy.store import ProxyStore, ReportBatch, VerifiedMessage
 from homebody.federation.proxy.writer import Writer
-from homebody.federation.service.web import Refusal, RequestMemory, answer, declared, from_here, proved, read_body, refusals
+from homebody.federation.service.keys import read_report_key
+from homebody.federation.service.logs import log
+from homebody.federation.service.web import (
+    Refusal,
+    RequestMemory,
+    answer,
+    declared,
+    from_here,
+    listen,
+    proved,
+    read_body,
+    refusals,
+    serve,
+)
+from homebody.files import holding, is_held
 
 try:
     from starlette.applications import Starlette
@@ -32,12 +49,12 @@ try:
 except ImportError as error:
     raise HomebodyError("A proxy needs the extra: pip install 'homebody[serve]'.") from error
 
-__all__ = ["BATCH_REPORTS", "MESSAGE_REPORTS", "Proxy", "exposition"]
+__all__ = ["BATCH_REPORTS", "Proxy", "Service", "exposition", "run", "running"]
 
-MESSAGE_REPORTS = 4096
-"""Reports in a device's message, at most; one that has more sends several."""
 BATCH_REPORTS = 16_384
 """Reports in a proxy's batch, at most."""
+_FAREWELL = 10.0
+"""Seconds for one that was just killed to be gone."""
 
 Life = Callable[[Starlette], Any]
 
@@ -91,7 +108,7 @@ class Proxy:
             except Exception:  # why, the log says
                 raise _cannot_keep() from None
         if outcome not in ("accepted", "repeated"):
-            raise self._refusal(outcome, message, int(epoch.facts["k"]))
+            raise self._refusal(outcome, message, epoch.k)
         return message
 
     def _opened(self, body: bytes, kind: Literal["message", "batch"]) -> VerifiedMessage:
@@ -137,7 +154,7 @@ class Proxy:
             raise
         except Exception:
             raise _cannot_keep() from None
-        return answer(200, dict(found.facts))
+        return answer(200, found.to_json())
 
     async def _health(self, _: Request) -> Response:
         if self._writer.failing:
@@ -169,3 +186,55 @@ def exposition(store: ProxyStore) -> str:
         label = f'{{reason="{reason}"}}' if reason else ""
         lines.append(f"homebody_proxy_{what}_total{label} {amount}")
     return "\n".join(lines) + "\n"
+
+
+class Service:
+    """The parts of a proxy, put together. `app` is what is served; it starts and stops the others."""
+
+    def __init__(self, folder: Path, settings: ProxySettings, clock: Callable[[], float] = time.time) -> None:
+        _, secret = read_report_key(folder / "reports.key")
+        store = self._store = ProxyStore(folder, settings)
+        self._least = settings.least_devices
+
+        def connect() -> NextHop:
+            return NextHop(settings, folder, secret)
+
+        connect()  # an authority that cannot be read is said now
+        self.forwarder = Forwarder(connect, self._done)
+        self.writer = Writer(folder, store, self.forwarder.put, clock)
+        book = Book(store.epochs(), self.writer, connect, clock, settings.next)
+        proxy = Proxy(settings, store.mark, self.writer, book)
+        self.refused, self.room = proxy.refused, proxy.room
+        self.app = proxy.app(self._start, self._stop)
+
+    def _done(self, batch: ReportBatch, outcome: str) -> None:
+        self.writer.done(batch, outcome)
+
+    def _start(self) -> None:
+        self.writer.start()
+        self.forwarder.start()
+        log("started")
+        senders, least = self.writer.senders.values(), self._least
+        if len(senders) < least and not any(sender.proxy for sender in senders):
+            log("too few may send: nothing is passed on", devices=len(senders), least_devices=least)
+
+    def _stop(self) -> None:
+        self.forwarder.stop()
+        self.writer.stop()
+        log("stopped")
+
+
+def run(folder: Path) -> None:
+    """Run a proxy until it is told to stop."""
+    settings = ProxySettings.read(folder)
+    alone = holding(folder / ".lock", f"A proxy runs in {folder} already.", patience=_FAREWELL)
+    with alone, listen(settings.host, settings.port) as listening:
+        service = Service(folder, settings)
+        keys = folder / "keys"
+        cert, key = (keys / "server.pem", keys / "server.key") if settings.tls else (None, None)
+        serve(service.app, listening, cert=cert, key=key, counted=service.refused)
+
+
+def running(folder: Path) -> bool:
+    """Whether a proxy holds the folder."""
+    return is_held(folder / ".lock")

@@ -6,20 +6,19 @@ import heapq
 import http.client
 import itertools
 import json
-import math
 import os
 import ssl
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from homebody.errors import HomebodyError
 from homebody.federation.envelopes import Envelope, seal_envelope
+from homebody.federation.epoch import Epoch
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.tables import ReportBatch
+from homebody.federation.proxy.store import ReportBatch
 from homebody.federation.service.logs import log
 
 __all__ = ["CLOSED", "EpochClosed", "Forwarder", "NextHop", "Unknown", "Unreachable"]
@@ -60,8 +59,8 @@ class NextHop:
             except (OSError, ssl.SSLError) as error:
                 raise HomebodyError(f"The next hop's authority {ca} cannot be used: {error}.") from error
 
-    def epoch(self, epoch: bytes) -> dict[str, Any]:
-        """What it says of an epoch."""
+    def epoch(self, epoch: bytes) -> Epoch:
+        """What it says of an epoch, checked: devices rely on it."""
         status, said = self._ask("GET", f"/v1/epochs/{epoch.hex()}")
         if status == 404:
             raise Unknown
@@ -69,7 +68,15 @@ class NextHop:
             raise EpochClosed
         if status != 200:
             raise Unreachable(f"it answered {status}")
-        return _facts(said, epoch)
+        try:
+            described = Epoch.read(json.loads(said))
+        except (ValueError, RecursionError):
+            described = None
+        if described is None or described.id != epoch:
+            raise Unreachable("it described the epoch in a way that is not known here")
+        if described.closes > time.time() + _LONGEST_EPOCH:
+            raise Unreachable(f"it described an epoch that closes more than {_LONGEST_EPOCH / 86_400:g} days from now")
+        return described
 
     def send(self, batch: ReportBatch) -> int:
         """How it answers a batch."""
@@ -111,34 +118,6 @@ class NextHop:
 
 def _why(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-
-
-def _facts(said: bytes, epoch: bytes) -> dict[str, Any]:
-    """What an epoch's description says, checked: devices rely on it."""
-    try:
-        facts = json.loads(said)
-        key, k, entries, among, closes = (facts[name] for name in ("key", "k", "entries", "among", "closes"))
-        right = (
-            facts["epoch"] == epoch.hex()
-            and len(bytes.fromhex(key)) == 32
-            and type(k) is int
-            and 1 <= k <= 1_000_000
-            and type(entries) is int
-            and 1 <= entries <= 2**30
-            and type(among) is int
-            and 1 <= among <= 2**40
-            and type(closes) in (int, float)
-            and math.isfinite(closes)
-            and type(facts["shared"]) is str
-            and len(facts["shared"]) <= 200
-        )
-    except (ValueError, TypeError, KeyError):
-        right = False
-    if not right:
-        raise Unreachable("it described the epoch in a way that is not known here")
-    if facts["closes"] > time.time() + _LONGEST_EPOCH:
-        raise Unreachable(f"it described an epoch that closes more than {_LONGEST_EPOCH / 86_400:g} days from now")
-    return {name: facts[name] for name in ("epoch", "key", "shared", "k", "entries", "among", "closes")}
 
 
 class Forwarder:

@@ -13,8 +13,7 @@ from typing import Any
 
 from homebody.errors import HomebodyError
 from homebody.federation.proxy.forward import CLOSED
-from homebody.federation.proxy.store import ProxyStore, Ticked
-from homebody.federation.proxy.tables import DATABASE, ReportBatch, VerifiedMessage, Sender
+from homebody.federation.proxy.store import DATABASE, ProxyStore, ReportBatch, Sender, Ticked, VerifiedMessage
 from homebody.federation.service.logs import log
 
 __all__ = ["Writer"]

@@ -17,10 +17,11 @@ from homebody.data.splits import How, Protocol
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation import wire
 from homebody.federation.server.letters import MOST_FAULTS
-from homebody.federation.server.runtime import NOBODY_PUBLIC, RoundSettings, metric_names, telemetry
-from homebody.federation.server.places import FILE, database_in
+from homebody.federation.server.records import FILE, database_in
+from homebody.federation.server.runtime import NOBODY_PUBLIC, RoundSettings
 from homebody.federation.service.text import ADDRESS, is_loopback
 from homebody.federation.task import LONGEST, MOST_INTERACTIONS
+from homebody.federation.telemetry import metric_names, telemetry
 from homebody.params import KINDS
 from homebody.privacy import Channel, Shuffle
 from homebody.recipe import Recipe

@@ -24,12 +24,12 @@ from homebody.errors import Abandoned, HomebodyError, Unavailable
 from homebody.evaluation import describe
 from homebody.federation.flower.link import Link
 from homebody.federation.flower.protocol import LinkDown, Refused
-from homebody.federation.server.runtime import Flower
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.epochs import Epochs
 from homebody.federation.server.monitor import Monitor
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
+from homebody.federation.server.runtime import Flower
 from homebody.federation.service.logs import log
 from homebody.fit import Fitted, fit
 from homebody.privacy.specs import stage_texts
@@ -60,11 +60,11 @@ def train(folder: Path, *, once: bool = False) -> dict[str, Any]:
     with Link(plan.address, ca=ca, secret=secret) as link, Monitor(plan, folder):
         link.open()
         log("started", run=plan.run[:8], method=plan.recipe.method, items=records.n_items())
-        intake = Epochs(records, folder) if plan.reports else None
+        epochs = Epochs(records, folder) if plan.reports else None
         settings = plan.settings()
-        told = records.sheet()
-        sheet = None if told is None else FeatureSchema.read(told)
-        runtime = Flower(link, records, plan.describe(), settings, keep=keep, intake=intake, sheet=sheet, log=log)
+        content = records.sheet()
+        schema = None if content is None else FeatureSchema.read(content)
+        runtime = Flower(link, records, plan.describe(), settings, keep=keep, epochs=epochs, schema=schema, log=log)
         fitted = _fit(plan, method, runtime, records)
         result = _result(plan, method, fitted, records, folder)
         records.note("result", json.dumps(jsonable(result)))
