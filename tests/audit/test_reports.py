@@ -143,10 +143,10 @@ def test_titles_where_there_are_any() -> None:
 
 
 def test_without_pynacl_it_says_so(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    import homebody.simulation
+    import homebody.federation
 
     monkeypatch.delitem(sys.modules, "homebody.federation.envelopes", raising=False)
-    monkeypatch.delattr(homebody.simulation, "sealed", raising=False)
+    monkeypatch.delattr(homebody.federation, "envelopes", raising=False)
     monkeypatch.setitem(sys.modules, "nacl", None)
     found = shown(PUBLISHED, simulator)
     assert found.sealed is None

@@ -106,7 +106,7 @@ def audit(
     if trust_code:
         from homebody.run import trust_folder
 
-        trust_folder(run, options.told)
+        trust_folder(run, options.warn)
     attacks = {"interactions": _interactions, "canary": _canary, "linkage": _linkage, "membership": _membership}
     found = attacks[attack](run, given, seed, as_json)
     if as_json:

@@ -23,10 +23,10 @@ SHOWN = 6
 """Reports in the table."""
 
 
-@options.about_data
+@options.recipe_options
 def inspect(
     given: options.Given,
-    method: Annotated[str, typer.Argument(help="A name from `homebody methods`, or path/to/file.py:Class.")],
+    method: Annotated[str, options.METHOD],
     user: Annotated[
         str | None, typer.Option("--user", help="The person, as the data set calls them; by default the first.")
     ] = None,
@@ -57,7 +57,7 @@ def inspect(
     number = int(runtime.available()[0]) if user is None else split.population.user(user)
     found = look(built, runtime, number, cohort=cohort_of(recipe, built, split), seed=seed)
     if as_json:
-        typer.echo(json.dumps({"method": recipe.method, "data": given.data, "seed": seed, **found.as_dict()}))
+        typer.echo(json.dumps({"method": recipe.method, "data": given.typed["data"], "seed": seed, **found.as_dict()}))
         return
     _print(found, recipe.short_method)
 

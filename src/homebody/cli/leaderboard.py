@@ -16,7 +16,7 @@ from homebody.errors import HomebodyError
 __all__ = ["leaderboard"]
 
 
-@options.about_data
+@options.recipe_options
 def leaderboard(
     given: options.Given,
     seeds: Annotated[int, typer.Option("--seeds", help="Run each method with seeds 0 to this less 1.")] = 3,

@@ -81,7 +81,7 @@ def _describe(name: str) -> dict[str, Any]:
             {
                 "name": spec.name,
                 "default": spec.default,
-                **spec.metadata,
+                **{name: spec.metadata[name] for name in ("doc", "low", "high", "choices")},
                 "search": space_text(space[spec.name]) if spec.name in space else None,
             }
             for spec in params(found)

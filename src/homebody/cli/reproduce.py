@@ -61,7 +61,7 @@ def reproduce(
     if trust_code:
         for method in read_paper(folder, load=False).methods:
             if code := code_of(method):
-                options.told(f"{folder} runs the code of {code}.")
+                options.warn(f"{folder} runs the code of {code}.")
                 trust(method, code.sha256)
     planned = plan(
         read_paper(folder),

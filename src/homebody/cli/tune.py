@@ -25,10 +25,10 @@ TOP = 10
 """Trials that the table shows."""
 
 
-@options.about_data
+@options.recipe_options
 def tune(
     given: options.Given,
-    method: Annotated[str, typer.Argument(help="A name from `homebody methods`, or path/to/file.py:Class.")],
+    method: Annotated[str, options.METHOD],
     trials: Annotated[int, typer.Option("--trials", help="Settings to try; the first is the defaults.")] = 8,
     search: Annotated[
         list[str] | None,

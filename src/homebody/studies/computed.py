@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from homebody.data.population import Population
 from homebody.errors import HomebodyError, unknown_name
-from homebody.params import KINDS
 from homebody.privacy import GaussianRelease, Sampling
 from homebody.privacy.accountant import epsilon
 from homebody.recipe import Recipe
 from homebody.run import population_of
+from homebody.settings import KINDS
 from homebody.studies.made import without_paths
 from homebody.studies.study import Study, deviations, published
 

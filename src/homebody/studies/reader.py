@@ -8,7 +8,7 @@ from dataclasses import MISSING
 from typing import Any
 
 from homebody.errors import HomebodyError, unknown_name
-from homebody.params import KINDS
+from homebody.settings import KINDS
 
 __all__ = ["Reader", "at", "insist_distinct"]
 

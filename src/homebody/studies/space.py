@@ -10,8 +10,9 @@ import numpy as np
 
 from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
-from homebody.params import KINDS, Range, check_value, params
+from homebody.params import Range, params
 from homebody.reference import Reference
+from homebody.settings import KINDS, check_value
 
 __all__ = ["Space", "parse_search", "points", "search_space", "space_text"]
 
@@ -126,7 +127,7 @@ def _typed(spec: Field[Any], where: Range | tuple[Any, ...]) -> Range | tuple[An
     else:
         where = tuple(float(value) if kind is float and type(value) is int else value for value in where)
     for value in (where.low, where.high) if isinstance(where, Range) else where:
-        check_value(spec, value)
+        check_value(spec, value, type(spec.default))
     return where
 
 

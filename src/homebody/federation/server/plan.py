@@ -22,9 +22,9 @@ from homebody.federation.server.runtime import NOBODY_PUBLIC, RoundSettings
 from homebody.federation.service.text import ADDRESS, is_loopback
 from homebody.federation.task import LONGEST, MOST_INTERACTIONS
 from homebody.federation.telemetry import metric_names, telemetry
-from homebody.params import KINDS
 from homebody.privacy import Channel, Shuffle
 from homebody.recipe import Recipe
+from homebody.settings import KINDS
 
 __all__ = ["FILE", "ServerPlan"]
 
