@@ -123,7 +123,7 @@ class TestCommands:
         told = dict(re.findall(r"^\| `([\w-]+)` \| [a-z][^|]* \| (\d*) ?\|$", text, re.MULTILINE))
         assert sorted(told) == sorted(METHODS)
         assert {name: int(rounds) for name, rounds in told.items() if rounds} == {
-            name: find(name).default_rounds for name, rounds in told.items() if rounds
+            name: find(name).about.rounds for name, rounds in told.items() if rounds
         }
 
 

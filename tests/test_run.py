@@ -253,7 +253,7 @@ def test_the_environment_names_neither_people_nor_places(tmp_path: Path, monkeyp
     import socket
 
     method = tmp_path / "mine.py"
-    method.write_text("from homebody.methods.fedmf import FedMF\n\n\nclass Mine(FedMF):\n    title = 'mine'\n")
+    method.write_text("from homebody.methods.fedmf import FedMF\n\n\nclass Mine(FedMF):\n    mine = True\n")
     execute(replace(FEDMF, method=trust(f"{method}:Mine"), rounds=1), tmp_path / "runs")
     text = (the_run(tmp_path / "runs") / "environment.json").read_text()
     found = json.loads(text)
@@ -366,7 +366,7 @@ def test_a_finished_loop_recommends_to_newcomers_as_before(tmp_path: Path) -> No
 def mine(tmp_path: Path) -> Recipe:
     """A recipe of one's own method and one's own data, which can both be changed."""
     (tmp_path / "mine.py").write_text(
-        "from homebody.methods.fedmf import FedMF\n\n\nclass Mine(FedMF):\n    title = 'mine'\n"
+        "from homebody.methods.fedmf import FedMF\n\n\nclass Mine(FedMF):\n    mine = True\n"
     )
     rows = [f"u{user},i{item}" for user, history in enumerate(histories()) for item in history]
     (tmp_path / "my.csv").write_text("\n".join(["u,i", *rows]) + "\n")
@@ -406,7 +406,7 @@ def test_a_resumed_run_needs_the_method_it_began_with(tmp_path: Path, mine: Reci
     path = stopped(mine, tmp_path / "runs")
     method = Path(mine.method.rpartition(":")[0])
     text = method.read_text()
-    method.write_text(text + "    default_rounds = 7\n")
+    method.write_text(text + "    mine = 7\n")
     refused(path, "The method's file changed")
     method.unlink()
     refused(path, "mine.py")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from homebody.core import Evaluated, Tree
 from homebody.errors import unknown_name
 from homebody.evaluation.metrics import ERRORS
 from homebody.privacy.ledger import DELTA
+from homebody.stopwatch import Lap
 
 __all__ = ["Best", "Checkpoints", "Progress", "Round", "better"]
 
@@ -31,7 +32,7 @@ class Round:
     bytes_up: int
     bytes_down: int
     seconds: float
-    """Of wall time, for training."""
+    """Of wall time, for training, without compilation."""
     evaluation_seconds: float
     delta: float = DELTA
     """What ε is stated at."""
@@ -40,7 +41,21 @@ class Round:
     errors: dict[str, float] = field(default_factory=dict)
     """The standard error that noise leaves in each metric, where any was added on the way."""
     unclipped: dict[str, float] = field(default_factory=dict)
-    """What was estimated of those metrics that are clipped to their range."""
+    """The estimates of those metrics that are clipped to their range."""
+    compile_seconds: float = 0.0
+    """Of wall time, for compiling kernels; neither `seconds` nor `evaluation_seconds` contains it."""
+
+    def measured(self, evaluated: Evaluated, epsilon: dict[str, float], took: Lap) -> Round:
+        """The same round, once it is measured. epsilon: what was spent up to now, measuring included."""
+        return replace(
+            self,
+            metrics=evaluated.metrics,
+            epsilon=epsilon,
+            evaluation_seconds=took.seconds,
+            errors=evaluated.errors,
+            unclipped=evaluated.unclipped,
+            compile_seconds=self.compile_seconds + took.compile_seconds,
+        )
 
 
 @dataclass

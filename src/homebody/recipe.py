@@ -159,10 +159,7 @@ class Recipe:
 
     def every(self, method: Method | Reference) -> int:
         """Rounds from one evaluation to the next."""
-        from homebody.core import Method
-
-        own = method.default_evaluate_every if isinstance(method, Method) else 1
-        return own if self.evaluate_every is None else self.evaluate_every
+        return method.about.evaluate_every if self.evaluate_every is None else self.evaluate_every
 
     def selects(self) -> str:
         """The metric that the round is chosen by.
@@ -170,12 +167,7 @@ class Recipe:
         >>> Recipe("fedmf", "ml-1m").selects(), Recipe("privrec", "ml-1m", fields={"output": "explicit"}).selects()
         ('valid/ndcg@10', 'valid/rmse')
         """
-        from homebody.core import Method
-
-        if self.select is not None:
-            return self.select
-        built = self.build()
-        return built.default_select if isinstance(built, Method) else SELECT
+        return self.build().scoring.select if self.select is None else self.select
 
     def allowed(self) -> Budget | None:
         """The budget, read and checked."""

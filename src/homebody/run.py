@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from homebody.core import Cohort, Evaluated, Method
+from homebody.core import Cohort, Evaluated, Method, releases
 from homebody.counts import several
 from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
@@ -32,6 +30,7 @@ from homebody.progress import Best, Round, better
 from homebody.recipe import Recipe
 from homebody.reference import Reference
 from homebody.report import RunFolder
+from homebody.report.record import Result
 from homebody.run_notes import (
     changes,
     counted,
@@ -41,9 +40,11 @@ from homebody.run_notes import (
     notes_of,
     parameters_of,
     refuse_found,
+    result_of,
     unheld,
 )
 from homebody.simulation import Simulator, usable_device
+from homebody.stopwatch import Stopwatch
 
 __all__ = [
     "Watcher",
@@ -79,7 +80,7 @@ CHANGED = (
 )
 
 
-def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | None = None) -> dict[str, Any]:
+def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | None = None) -> Result:
     """Run a recipe in a new folder below `out`. Nothing is written before everything given was checked.
 
     name: what the folder is called, exactly; by default after the recipe and the time.
@@ -112,7 +113,7 @@ def check(recipe: Recipe, watcher: Watcher = QUIET) -> None:
     prepare(recipe, watcher)
 
 
-def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) -> dict[str, Any]:
+def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) -> Result:
     """Go on with a run that was cut short; a complete one just says its result.
 
     trust_code: run the file that its recipe names as the method; without it, such a run is refused.
@@ -124,7 +125,7 @@ def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) ->
         watcher.begun(path)
         if (path / "result.json").exists():
             Ledger(folder.ledger_path).close()  # refuses a chain that is broken
-            return {**folder.read_json("result.json"), "run": str(path)}
+            return folder.result()
         recipe = Recipe.from_toml(folder.recipe_text())
         method, split = prepare(recipe, watcher)
         now = environment(recipe, method, split)
@@ -210,7 +211,7 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
     sliced(population, recipe.slices)  # refuses what it cannot read
     if lacking := population.lacks(method.needs):
         raise HomebodyError(f"{recipe.method} needs {lacking}, which {population.name} does not have.")
-    if isinstance(method, Method) and method.predicts == "ratings":
+    if method.scoring.predicts == "ratings":
         _refuse_unrated(recipe, population)
     split = split_population(
         population,
@@ -259,7 +260,7 @@ def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequenc
     cohort = Cohort(np.arange(size), "fixed" if asked else "all", size, members, split.n_items)
     rounds = _rounds(recipe, method)
     charged = [phase for phase in method.phases if not phase.public]
-    return [((phase.method or method).releases(cohort), phase.rounds or rounds) for phase in charged]
+    return [(releases(phase.method or method, cohort), phase.rounds or rounds) for phase in charged]
 
 
 def _calibrated(
@@ -289,7 +290,7 @@ def _calibrated(
 
 def cohort_of(recipe: Recipe, method: Method | Reference, split: Split) -> int | None:
     """Clients a round; a method's own number where nobody says, as far as there are so many."""
-    own = method.default_cohort if isinstance(method, Method) else None
+    own = method.about.cohort
     if recipe.cohort is not None or own is None:
         return recipe.cohort
     return min(own, int((split.learn & (split.lengths > 0)).sum()))
@@ -298,7 +299,7 @@ def cohort_of(recipe: Recipe, method: Method | Reference, split: Split) -> int |
 def _rounds(recipe: Recipe, method: Method | Reference) -> int:
     if recipe.rounds is not None and recipe.rounds < 1:
         raise HomebodyError(f"Rounds must be at least 1, not {recipe.rounds}.")
-    return recipe.rounds or method.default_rounds
+    return recipe.rounds or method.about.rounds
 
 
 def _run(
@@ -308,7 +309,7 @@ def _run(
     folder: RunFolder,
     now: dict[str, Any],
     watcher: Watcher,
-) -> dict[str, Any]:
+) -> Result:
     cpu = time.process_time()
     ledger = Ledger(folder.ledger_path)
     try:
@@ -325,45 +326,31 @@ def _run(
                 watcher.say(stopped)
         folder.add_ranks(evaluated)
         lines = folder.rounds()
-        per_client = sum(line["clients"] for line in lines)
-        result = {
-            "method": recipe.method,
-            "data": Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data,
-            "protocol": recipe.protocol,
-            "split": recipe.split,
-            "meaning": describe(recipe.protocol, split.how, split.negatives, recipe.split, split.enough),
-            "seed": recipe.seed,
-            "rounds": len(lines),
-            "chosen_round": chosen,
-            "passes": getattr(method, "passes", getattr(method, "epochs", 1)),
-            "parameters": parameters,
-            "metrics": {n: v for n, v in evaluated.metrics.items() if not n.startswith("valid/")},
-            "validation": {n.removeprefix("valid/"): v for n, v in evaluated.metrics.items() if n.startswith("valid/")},
-            "epsilon": ledger.epsilons(recipe.stated_at),
-            "epsilon_unit": "user",
-            "epsilon_delta": recipe.stated_at,
-            "reports": _reports(recipe, method, split, len(lines)),
-            "stages": recipe.stages,
-            "channel": stage_texts(method.uplink) if isinstance(method, Method) else None,
-            "budget": recipe.budget,
-            "stopped": stopped,
-            "bytes_up": round(sum(line["bytes_up"] for line in lines) / per_client),
-            "bytes_down": round(sum(line["bytes_down"] for line in lines) / per_client),
-            "seconds": sum(line["seconds"] + line["evaluation_seconds"] for line in lines),
-            "seconds_per_round": statistics.median(line["seconds"] for line in lines),
-            "cpu_seconds": time.process_time() - cpu,
-            "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-            "notes": [
+        result = result_of(
+            recipe,
+            method,
+            lines,
+            evaluated,
+            ledger.epsilons(recipe.stated_at),
+            data=Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data,
+            meaning=describe(recipe.protocol, split.how, split.negatives, recipe.split, split.enough),
+            chosen=chosen,
+            stopped=stopped,
+            notes=[
                 *notes_of(method, split),
                 *recipe.unshuffled(),
                 *unheld(recipe, method),
                 *guessing(evaluated, split),
                 *([CHANGED] if len(ledger.digests()) > 1 else []),
             ],
-            "run": str(folder.path),
-        }
+            run=folder.path,
+        )
+        result["passes"] = getattr(method, "passes", getattr(method, "epochs", 1))
+        result["parameters"] = parameters
+        result["reports"] = _reports(recipe, method, split, len(lines))
+        result["cpu_seconds"] = time.process_time() - cpu
         folder.write_json("result.json", result)
-        return folder.read_json("result.json")
+        return folder.result()
     finally:
         ledger.close()
 
@@ -443,9 +430,9 @@ def _reference(
     histories = split.histories()
     people = int((split.lengths > 0).sum())
     best, chosen, step = Evaluated({}), 0, 0
-    began = time.perf_counter()
+    watch = Stopwatch()
     for step, score in enumerate(islice(method.fit(histories, recipe.seed), recipe.rounds), start=1):
-        trained = time.perf_counter()
+        trained = watch.lap()
         due = every and (not chosen or step == recipe.rounds or step % every == 0)
         try:
             found = measure(split, score, recipe.measured(), recipe.slices) if due else Evaluated({})
@@ -459,16 +446,18 @@ def _reference(
             step=step,
             clients=people if step == 1 else 0,  # they send what they have once
             loss=None,
-            metrics=found.metrics,
+            metrics={},
             epsilon=ledger.epsilons(recipe.stated_at),
             bytes_up=histories.items.nbytes if step == 1 and method.reads else 0,
             bytes_down=0,
-            seconds=trained - began,
-            evaluation_seconds=time.perf_counter() - trained,
+            seconds=trained.seconds,
+            evaluation_seconds=0.0,
             delta=recipe.stated_at,
             charged=method.reads,
+            compile_seconds=trained.compile_seconds,
         )
+        line = line.measured(found, line.epsilon, watch.lap())
         folder.add_round(line)
         watcher.on_round(line)
-        began = time.perf_counter()
+        watch.lap()
     return best, chosen or step

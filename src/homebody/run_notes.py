@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import platform
+import resource
 import secrets
+import statistics
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
@@ -18,16 +20,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from homebody.core import Evaluated, Method, Rows
+from homebody.core import Evaluated, Method, Recommender, Rows, stated_by
 from homebody.counts import several
 from homebody.data.splits import Split
 from homebody.data.vocabularies import Counted, Declaration, Found, found_in
 from homebody.errors import HomebodyError
 from homebody.fit import Fitted
 from homebody.privacy import OBSERVERS, Charge, NonPrivate, PureRelease
+from homebody.privacy.specs import stage_texts
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
 from homebody.report.ledger_lines import VOCABULARY
+from homebody.report.record import Parameters, Result
 from homebody.rng import Rng
 
 __all__ = [
@@ -41,6 +45,7 @@ __all__ = [
     "notes_of",
     "parameters_of",
     "refuse_found",
+    "result_of",
     "unheld",
 ]
 
@@ -110,7 +115,7 @@ def code_fingerprint() -> str:
 
 def _own_code(method: Method | Reference) -> str:
     """Of the files that a method's classes come from, where they are not this package's; otherwise empty."""
-    classes = [one for one in type(method).__mro__ if issubclass(one, Method | Reference)]
+    classes = [one for one in type(method).__mro__ if issubclass(one, Recommender)]
     modules = dict.fromkeys(one.__module__ for one in classes if not one.__module__.startswith("homebody."))
     files = [file for name in modules if (file := getattr(sys.modules[name], "__file__", None))]
     parts = {f"file{number or ''}": Path(file).read_bytes() for number, file in enumerate(files)}
@@ -120,7 +125,7 @@ def _own_code(method: Method | Reference) -> str:
 def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Everything that a model could learn from or be asked."""
     yield from (("bounds", split.bounds), ("items", split.items))
-    if getattr(method, "predicts", "") == "ratings" and (ratings := split.population.ratings) is not None:
+    if method.scoring.predicts == "ratings" and (ratings := split.population.ratings) is not None:
         yield "ratings", ratings
     for unit, encoded in split.encoded.items():
         yield from ((f"{unit}/{name}", column.values) for name, column in encoded.columns.items())
@@ -136,7 +141,7 @@ def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.
 def notes_of(method: Method | Reference, split: Split) -> list[str]:
     """What was guessed, missing or left out on the way; of features, where the method looks at them."""
     looked_at = {"user features": "users", "item features": "items", "contexts": "contexts"}
-    taken = dict.fromkeys((*method.needs, *getattr(method, "uses", ())))
+    taken = dict.fromkeys((*method.needs, *method.uses))
     features = [note for need in taken if need in looked_at for note in split.encoded[looked_at[need]].notes]
     return [
         *split.population.notes,
@@ -144,7 +149,7 @@ def notes_of(method: Method | Reference, split: Split) -> list[str]:
         *features,
         *_taken_as_public(method, split),
         *claimed(method),
-        *_own_notes(method),
+        *(phase.note for phase in method.phases if phase.note),
     ]
 
 
@@ -154,13 +159,9 @@ def claimed(method: Method | Reference) -> list[str]:
     return [
         f"{name} states itself what it tells each observer: that is its own claim, kept in the ledger's words. Nothing "
         "derives it, so nothing is certified: ε = ∞."
-        for name in dict.fromkeys(one.stated_by for one in acting)
+        for name in dict.fromkeys(map(stated_by, acting))
         if name
     ]
-
-
-def _own_notes(method: Method | Reference) -> Sequence[str]:
-    return getattr(method, "notes", ())
 
 
 def _taken_as_public(method: Method | Reference, split: Split) -> list[str]:
@@ -286,7 +287,52 @@ def unheld(recipe: Recipe, method: Method | Reference) -> list[str]:
     return [f"{recipe.method} is centralised and collects raw data: stages and budget do not hold for it"]
 
 
-def parameters_of(fitted: Fitted, seed: int) -> dict[str, int]:
+def result_of(
+    recipe: Recipe,
+    method: Method | Reference,
+    lines: Sequence[Mapping[str, Any]],
+    evaluated: Evaluated,
+    epsilon: dict[str, float],
+    *,
+    data: str,
+    meaning: str,
+    chosen: int,
+    stopped: str | None,
+    notes: list[str],
+    run: Path,
+) -> Result:
+    """The outcome of a run, simulated or with real devices, from its recorded rounds and its chosen one."""
+    metrics, answers = evaluated.metrics, max(1, sum(line["clients"] for line in lines))
+    return {
+        "method": recipe.method,
+        "data": data,
+        "protocol": recipe.protocol,
+        "split": recipe.split,
+        "meaning": meaning,
+        "seed": recipe.seed,
+        "rounds": len(lines),
+        "chosen_round": chosen,
+        "metrics": {name: value for name, value in metrics.items() if not name.startswith("valid/")},
+        "validation": {n.removeprefix("valid/"): v for n, v in metrics.items() if n.startswith("valid/")},
+        "epsilon": epsilon,
+        "epsilon_unit": "user",
+        "epsilon_delta": recipe.stated_at,
+        "stages": recipe.stages,
+        "channel": stage_texts(method.uplink) if isinstance(method, Method) else None,
+        "budget": recipe.budget,
+        "stopped": stopped,
+        "bytes_up": round(sum(line["bytes_up"] for line in lines) / answers),
+        "bytes_down": round(sum(line["bytes_down"] for line in lines) / answers),
+        "seconds": sum(line["seconds"] + line["evaluation_seconds"] for line in lines),
+        "seconds_per_round": statistics.median([line["seconds"] for line in lines] or [0.0]),
+        "compile_seconds": sum(line.get("compile_seconds", 0.0) for line in lines),
+        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "notes": notes,
+        "run": str(run),
+    }
+
+
+def parameters_of(fitted: Fitted, seed: int) -> Parameters:
     """How many numbers are shared, how many a device that joins holds, and how many one device's model has of both.
 
     A device's own copy of a shared tensor counts once in the model, and rows of a table are part of the table.

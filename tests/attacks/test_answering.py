@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 import torch
 from numba.core.dispatcher import Dispatcher
 
-from homebody.core import Catalogue, Cohort, Tree
+from homebody.core import Catalogue, Cohort, Tree, releases
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.device import client
@@ -441,13 +441,13 @@ class Understated(FedMF):
 
 
 class Silent(FedMF):
-    sends = False
+    about = replace(FedMF.about, sends=False)
 
 
 @pytest.mark.parametrize("noisy", [False, True])
 def test_what_a_method_file_states_of_itself_is_never_certified(noisy: bool) -> None:
     method = Understated(uplink=_channel()) if noisy else Understated()
-    stated = method.releases(Cohort(np.arange(9), "all", 9, 9))
+    stated = releases(method, Cohort(np.arange(9), "all", 9, 9))
     assert {one.observer for one in stated} == {"server", "clients", "public"}
     assert all(isinstance(one.event, NonPrivate) for one in stated)
 
@@ -457,7 +457,7 @@ def test_a_method_that_says_that_it_sends_nothing_cannot_send() -> None:
     from homebody.simulation import Simulator
     from homebody.testing import population
 
-    claimed = Silent().releases(Cohort(np.arange(9), "all", 9, 9))
+    claimed = releases(Silent(), Cohort(np.arange(9), "all", 9, 9))
     assert all(isinstance(one.event, NonPrivate) for one in claimed)
     with pytest.raises(HomebodyError, match="says that it sends nothing"):
         fit(Silent(factors=2), Simulator(population()), rounds=1)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from homebody.core import Cohort
+from homebody.core import Cohort, releases
 from homebody.errors import Abandoned, HomebodyError
 from homebody.federation import wire
 from homebody.federation.device.device import Device
@@ -182,7 +182,7 @@ def test_the_server_counts_on_the_shuffle_and_a_device_does_not(mixed: Callable[
 def test_people_who_may_be_missing_are_not_counted_on(mixed: Callable[..., Any]) -> None:
     one, _, _ = mixed(quorum=0.5)
     cohort = Cohort(np.arange(7), "all", 7, 7)
-    assert one.plan.method().releases(cohort)[0].event == ShuffledReports(2.0, K, 4)
+    assert releases(one.plan.method(), cohort)[0].event == ShuffledReports(2.0, K, 4)
     with pytest.raises(HomebodyError, match="shuffled among 5 people where 4 are enough"):
         one.plan.changed(recipe=replace(PLAN, stages=["one-bit:epsilon=2,k=3", "shuffle:users=5"])).method()
 

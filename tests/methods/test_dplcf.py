@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from homebody.audit.inspection import inspect
 from homebody.audit.interactions import read_interactions
-from homebody.core import Catalogue, Cohort, Data, Total
+from homebody.core import Catalogue, Cohort, Data, Total, releases
 from homebody.errors import HomebodyError
 from homebody.federation.wire import refuse_unfit
 from homebody.fit import fit
@@ -116,7 +116,7 @@ def test_a_person_costs_epsilon_for_every_item() -> None:
         assert ledger.epsilon(observer, "report", delta=0.0).epsilon == 2.5
         assert 200 < ledger.epsilon(observer, "user", delta=1e-6).epsilon < 300
     with pytest.raises(HomebodyError, match="charged for every item of the catalogue"):
-        DPLCF().releases(Cohort(np.arange(3), "all", 3, 3))
+        releases(DPLCF(), Cohort(np.arange(3), "all", 3, 3))
 
 
 def test_another_way_out_is_refused() -> None:

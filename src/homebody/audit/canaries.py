@@ -55,6 +55,7 @@ from homebody.core import (
     Tree,
     Update,
     Users,
+    releases,
 )
 from homebody.errors import HomebodyError
 from homebody.fit import fit
@@ -286,7 +287,9 @@ class _Nest:
         clipped = any(isinstance(stage, Clip) for stage in channel.stages)
         scale = 1e6 if clipped else 1.0 if _reports(channel) else length * each**-0.5
         relations = {
-            one.event.relation for one in method.releases(_everyone(simulator)) if not isinstance(one.event, NonPrivate)
+            one.event.relation
+            for one in releases(method, _everyone(simulator))
+            if not isinstance(one.event, NonPrivate)
         }
         values, tails = (scale * signs).float(), 0 if relations == {"add-remove"} else -1
         nest = cls(names, shapes, places, values, values, coins, tails, channel)

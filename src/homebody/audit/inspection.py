@@ -15,7 +15,7 @@ from torch import Tensor
 from homebody.audit.reports import Reports, take_apart
 from homebody.audit.requests import read_requests
 from homebody.audit.views import hides_senders, sees
-from homebody.core import Cohort, Method, Rows, Tree, Update
+from homebody.core import Cohort, Method, Rows, Tree, Update, releases
 from homebody.errors import HomebodyError
 from homebody.privacy import Channel, OneBit, RandomisedResponse, SecureSum
 from homebody.rng import Rng
@@ -113,7 +113,7 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     sampling: Literal["all", "fixed"] = "all" if cohort is None else "fixed"
     planned = Cohort(everyone[:drawn], sampling, drawn, len(everyone), simulator.catalogue.n_items)
     charged: dict[str, list[str]] = {}
-    for charge in acting.releases(planned):
+    for charge in releases(acting, planned):
         charged.setdefault(charge.observer, []).append(f"one {charge.unit}: {charge.event}")
     told = sees(acting, planned)
     return Inspection(

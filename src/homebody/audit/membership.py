@@ -28,7 +28,7 @@ import numpy.typing as npt
 from homebody.audit.outsiders import NEGATIVES, Outsider, by_features
 from homebody.audit.rates import Allowed, Rate, allowed, balanced, ceiling, delong, rate_at
 from homebody.audit.shadows import Lab, Model, Released, whole_histories
-from homebody.core import Method, Users
+from homebody.core import Method, Users, releases
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.fit import choose
@@ -272,7 +272,7 @@ def _relation(method: Method, split: Split, size: int | None) -> str:
     who = np.flatnonzero(split.learn & (split.lengths > 0))
     cohort = choose(who, None if size is None else min(size, len(who)), Rng.of(0), split.n_items)
     acting = [phase.method or method for phase in method.phases]
-    events = [charge.event for one in acting for charge in one.releases(cohort)]
+    events = [charge.event for one in acting for charge in releases(one, cohort)]
     relations = {event.relation for event in events if not isinstance(event, NonPrivate)}
     return "add-remove" if relations == {"add-remove"} else "replace-one"
 

@@ -72,9 +72,9 @@ def _describe(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "kind": "federated" if federated else "centralised",
-        "title": found.title,
-        "paper": found.paper,
-        "default_rounds": found.default_rounds,
+        "title": found.about.title,
+        "paper": found.about.paper,
+        "default_rounds": found.about.rounds,
         "channel": stage_texts(own_channel(name)),
         "search_declared": declared,
         "fields": [

@@ -20,6 +20,6 @@ def show(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: 
 
     folder = RunFolder.open(run)
     if as_json:
-        typer.echo(json.dumps({**folder.read_json("result.json"), "run": str(run)}))
+        typer.echo(json.dumps(folder.result()))
         return
     print_run(folder)

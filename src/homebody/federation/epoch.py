@@ -16,8 +16,8 @@ __all__ = ["MESSAGE_REPORTS", "BadEpoch", "Epoch"]
 
 MESSAGE_REPORTS = 4096
 """The most reports in a device's message to a proxy; a device that has more sends several messages."""
-_DIGITS = {"epoch": 32, "key": 64, "shared": 32}
-"""Hexadecimal digits of each text in a description."""
+_TEXTS = {"epoch": re.compile("[0-9a-f]{32}"), "key": re.compile("[0-9a-f]{64}"), "shared": re.compile(".{0,200}")}
+"""The form of each text in a description; a device compares `shared` with what its letter asks."""
 _BOUNDS = {"k": 1_000_001, "entries": 2**30, "among": 2**40, "closes": 2**40}
 """The number that each number in a description must be below."""
 
@@ -59,8 +59,8 @@ class Epoch:
         """A description from another party, checked; names that are not known here are ignored."""
         if not isinstance(said, Mapping):
             raise BadEpoch("The epoch's description is not a JSON object.")
-        for name, digits in _DIGITS.items():
-            if type(said.get(name)) is not str or not re.fullmatch(rf"[0-9a-f]{{{digits}}}", said[name]):
+        for name, form in _TEXTS.items():
+            if type(said.get(name)) is not str or not form.fullmatch(said[name]):
                 raise BadEpoch(f"The epoch's '{name}' is missing or malformed.")
         for name, bound in _BOUNDS.items():
             kinds = (int, float) if name == "closes" else (int,)  # a proxy closes fractions of a second earlier

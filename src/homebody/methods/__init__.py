@@ -23,7 +23,7 @@ from homebody.privacy import Channel
 from homebody.privacy.specs import parse_channel, stage_texts
 from homebody.reference import Reference
 
-__all__ = ["METHODS", "Code", "build", "code_of", "find", "no_field", "own_channel", "trust"]
+__all__ = ["METHODS", "MethodFile", "build", "code_of", "find", "no_field", "own_channel", "trust"]
 
 METHODS: dict[str, str] = {
     "alone": "homebody.methods.alone:Alone",
@@ -57,7 +57,7 @@ _TRUSTED: dict[Path, str] = {}
 """Files whose code may run in this process, each with the SHA-256 of what it held when it was named."""
 
 
-class Code(NamedTuple):
+class MethodFile(NamedTuple):
     """A file that a method's name asks to run."""
 
     path: Path
@@ -137,10 +137,10 @@ def trust(name: str, sha256: str | None = None) -> str:
     return f"{code.path}:{place[1]}"
 
 
-def code_of(name: str) -> Code | None:
+def code_of(name: str) -> MethodFile | None:
     """The file that a method's name asks to run; None where the method is installed."""
     place = _place(name)
-    return None if place is None else Code(place[0], hashlib.sha256(_source(*place)).hexdigest())
+    return None if place is None else MethodFile(place[0], hashlib.sha256(_source(*place)).hexdigest())
 
 
 def _place(name: str) -> tuple[Path, str] | None:
@@ -175,7 +175,7 @@ def _loaded(name: str, installed: Any) -> Any:
 
 def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
     source = _source(path, attribute)
-    code = Code(path, hashlib.sha256(source).hexdigest())
+    code = MethodFile(path, hashlib.sha256(source).hexdigest())
     if _TRUSTED.get(path) != code.sha256:
         raise HomebodyError(
             f"This would run the code of {code}, which nobody here named. Read that file. If you trust it, name it on "

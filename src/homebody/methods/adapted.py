@@ -12,6 +12,7 @@ from torch.func import vmap
 
 from homebody.core import Batch, Data, Method, Tree, Users
 from homebody.data import split_kernels
+from homebody.methods.kernels import adapt_many
 from homebody.methods.kernels.mf import avoided
 from homebody.models.dssm import Described, Vocabulary
 from homebody.reference import Histories
@@ -90,7 +91,7 @@ class Adapted:
         """As `homebody.reference.ScoreNow` says; people of similar length adapt together."""
         out = torch.empty(len(owner), len(items))
         size = max(1, ADAPTED_BYTES // sum(value.nbytes for value in self.shared.values()))
-        questions = max(1, SCORES_AT_ONCE // max(1, len(items) * self.method.numbers_a_score))
+        questions = max(1, SCORES_AT_ONCE // max(1, len(items) * self.method.scoring.numbers))
         order = torch.from_numpy(np.argsort(self.everyone.lengths[users], kind="stable"))
         for start in range(0, len(users), size):
             chosen = order[start : start + size]
@@ -115,7 +116,7 @@ class Adapted:
             return self.method.prepare(self.everyone.one(*own), Rng(key))
 
         batches = vmap(prepare)(self.rng.fold(torch.from_numpy(users)).key, *data)
-        return self.method.adapt_cohort(self.shared, {}, batches)
+        return adapt_many(self.method, self.shared, {}, batches)
 
     def _scores(self, mine: Tree, items: Tensor, now: Mapping[str, Tensor], *data: Tensor) -> Tensor:
         def score(own: Tree, around: Mapping[str, Tensor], *parts: Tensor) -> Tensor:

@@ -26,7 +26,21 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from homebody import ops
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import (
+    CALL,
+    HEAD_BYTES,
+    About,
+    Batch,
+    Catalogue,
+    Data,
+    Method,
+    Rows,
+    Total,
+    Tree,
+    Update,
+    Work,
+    param,
+)
 from homebody.models.sequences import GRU, FeedForward
 from homebody.params import Range
 from homebody.privacy import Channel
@@ -57,8 +71,10 @@ class Contrastive(Method):
     segment_weight: float = param(1.0, "λ_SM, of the masked segment's loss", low=0)
     init_scale: float = param(0.1, "standard deviation of the initial rows", low=0, search=Range(0.01, 1, log=True))
 
-    title: ClassVar[str] = "item vectors from the order of items: the first stage of dp-privrec"
-    paper: ClassVar[str] = "Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021"
+    about: ClassVar[About] = About(
+        title="item vectors from the order of items: the first stage of dp-privrec",
+        paper="Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021",
+    )
 
     @property
     def gru(self) -> GRU:

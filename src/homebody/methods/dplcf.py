@@ -29,6 +29,7 @@ from homebody import ops
 from homebody.core import (
     CALL,
     HEAD_BYTES,
+    About,
     Batch,
     Catalogue,
     Cohort,
@@ -63,10 +64,12 @@ class DPLCF(Method):
         20.0, "added below the similarity, in standard errors of an estimated count", low=0, search=Range(2, 50)
     )
 
-    title: ClassVar[str] = "item neighbours from whole histories told once by randomised response"
-    paper: ClassVar[str] = "Gao et al., DPLCF: Differentially Private Local Collaborative Filtering, SIGIR 2020"
-    default_rounds: ClassVar[int] = 1
-    draws_negatives: ClassVar[bool] = False
+    about: ClassVar[About] = About(
+        title="item neighbours from whole histories told once by randomised response",
+        paper="Gao et al., DPLCF: Differentially Private Local Collaborative Filtering, SIGIR 2020",
+        rounds=1,
+        draws_negatives=False,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,7 +30,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import (
+    CALL,
+    HEAD_BYTES,
+    About,
+    Batch,
+    Catalogue,
+    Data,
+    Method,
+    Rows,
+    Total,
+    Tree,
+    Update,
+    Work,
+    param,
+)
 from homebody.errors import HomebodyError
 from homebody.methods.fedials import FedIALS
 from homebody.params import Range
@@ -56,10 +70,12 @@ class FCF(Method):
     eps: float = param(1e-8, "ε: added to the root of Adam's mean squared gradient", low=1e-30)
     init_scale: float = param(0.1, "spread of the initial item factors, over √factors", low=1e-9)
 
-    title: ClassVar[str] = "implicit matrix factorisation: clients solve their vectors, the server steps with Adam"
-    paper: ClassVar[str] = "Ammad-ud-din et al., Federated Collaborative Filtering, 2019"
-    default_rounds: ClassVar[int] = 50
-    draws_negatives: ClassVar[bool] = False
+    about: ClassVar[About] = About(
+        title="implicit matrix factorisation: clients solve their vectors, the server steps with Adam",
+        paper="Ammad-ud-din et al., Federated Collaborative Filtering, 2019",
+        rounds=50,
+        draws_negatives=False,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

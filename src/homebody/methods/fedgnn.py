@@ -38,7 +38,21 @@ from torch.func import grad_and_value
 from torch.nn.functional import leaky_relu, softplus
 
 from homebody import ops
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import (
+    CALL,
+    HEAD_BYTES,
+    About,
+    Batch,
+    Catalogue,
+    Data,
+    Method,
+    Rows,
+    Total,
+    Tree,
+    Update,
+    Work,
+    param,
+)
 from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -66,9 +80,9 @@ class FedGNN(Method):
     negatives: int = param(4, "negatives drawn for each positive, anew each round", low=1, search=Range(1, 8))
     init_scale: float = param(0.3, "spread of the initial embeddings", low=1e-9, search=Range(0.1, 1, log=True))
 
-    title: ClassVar[str] = "graph attention over one's own items: private user embeddings, shared items and weights"
-    paper: ClassVar[str] = (
-        "Wu et al., FedGNN: Federated Graph Neural Network for Privacy-Preserving Recommendation, 2021"
+    about: ClassVar[About] = About(
+        title="graph attention over one's own items: private user embeddings, shared items and weights",
+        paper="Wu et al., FedGNN: Federated Graph Neural Network for Privacy-Preserving Recommendation, 2021",
     )
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:

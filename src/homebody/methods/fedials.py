@@ -24,7 +24,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import (
+    CALL,
+    HEAD_BYTES,
+    About,
+    Batch,
+    Catalogue,
+    Data,
+    Method,
+    Rows,
+    Total,
+    Tree,
+    Update,
+    Work,
+    param,
+)
 from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -47,9 +61,11 @@ class FedIALS(Method):
     scaling: float = param(0.0, "ν: a row with n members has λ (n + others / α)^ν; 0: λ for all", low=0, high=1)
     init_scale: float = param(0.1, "spread of the initial item factors, over √factors", low=1e-9)
 
-    title: ClassVar[str] = "implicit ALS: clients add sufficient statistics, the server solves; exact"
-    paper: ClassVar[str] = "Hu et al., ICDM 2008; Ammad-ud-din et al., Federated Collaborative Filtering, 2019"
-    default_rounds: ClassVar[int] = 5
+    about: ClassVar[About] = About(
+        title="implicit ALS: clients add sufficient statistics, the server solves; exact",
+        paper="Hu et al., ICDM 2008; Ammad-ud-din et al., Federated Collaborative Filtering, 2019",
+        rounds=5,
+    )
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         item = rng.normal(catalogue.n_items, self.factors) * (self.init_scale * self.factors**-0.5)

@@ -36,8 +36,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
-from homebody.methods.kernels import reports
+from homebody.core import CALL, HEAD_BYTES, About, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
 from homebody.params import Range
 from homebody.privacy import Channel, OneBit, Shuffle
 from homebody.rng import Rng
@@ -66,11 +65,13 @@ class FMFLDP(Method):
     init_scale: float = param(0.1, "published: spread of the first V", low=1e-9, search=Range(0.01, 1, log=True))
     ridge: float = param(0.1, "improved: regularisation of ranking", low=1e-9, search=Range(0.01, 1, log=True))
 
-    title: ClassVar[str] = "implicit matrix factorisation from one-bit ε-LDP reports through a shuffling proxy"
-    paper: ClassVar[str] = "Minto et al., Stronger Privacy for Federated Collaborative Filtering, RecSys 2021"
-    default_rounds: ClassVar[int] = 20
-    draws_negatives: ClassVar[bool] = False
-    computes: ClassVar[bool] = True
+    about: ClassVar[About] = About(
+        title="implicit matrix factorisation from one-bit ε-LDP reports through a shuffling proxy",
+        paper="Minto et al., Stronger Privacy for Federated Collaborative Filtering, RecSys 2021",
+        rounds=20,
+        draws_negatives=False,
+        dense=True,
+    )
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         size = catalogue.n_items, self.factors
@@ -166,48 +167,6 @@ class FMFLDP(Method):
         x, _ = torch.linalg.solve_ex(system, (self.confidence + 1.0 / r[items].clamp(min=1)).double() @ own)
         x = x.to(V.dtype)
         return r, torch.where(torch.isfinite(x).all(), x, 0.0)
-
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        if shared["item"].device.type != "cpu":
-            return super().cohort(shared, locals_, batches)
-        return {"item": _Gradients(self, shared["item"], batches)}, locals_
-
-
-class _Gradients:
-    """Many clients' f: user vectors are solved at once, entries worked out when they are asked for."""
-
-    def __init__(self, method: FMFLDP, table: Tensor, batches: Batch) -> None:
-        self.shape = tuple(table.shape)
-        self._confidence, self._table = method.confidence, table.contiguous().numpy()
-        self._items, self._valid = batches["items"].numpy(), batches["valid"].numpy()
-        self._vectors = torch.empty(len(self._items), method.factors)
-        whole = table.double()
-        reports.user_vectors(
-            self._table,
-            (whole.T @ whole).numpy(),
-            self._items,
-            self._valid,
-            self._confidence,
-            method.regularisation,
-            self._vectors.numpy(),
-        )
-
-    def at(self, entries: Tensor) -> Tensor:
-        out = torch.empty(entries.shape)
-        reports.entries(
-            self._table,
-            self._vectors.numpy(),
-            self._items,
-            self._valid,
-            self._confidence,
-            entries.contiguous().numpy(),
-            out.numpy(),
-        )
-        return out
-
-    def dense(self) -> Tensor:
-        places = torch.arange(self.shape[0] * self.shape[1]).expand(len(self._items), -1)
-        return self.at(places).view(-1, *self.shape)
 
 
 def _orthonormal(columns: Tensor, others: Tensor | None = None) -> Tensor:

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Work, param
+from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Scoring, Total, Tree, Work, param
 from homebody.errors import HomebodyError
 from homebody.params import Range
 from homebody.privacy import Channel
@@ -47,8 +46,8 @@ class ItemTable(Method):
     dual: bool = param(False, "dual personalisation: private score function, item rows tuned per user")
 
     @property
-    def scores_from(self) -> Literal["latest", "base", "adapted"]:
-        return "base" if self.dual else "latest"
+    def scoring(self) -> Scoring:
+        return Scoring(parameters="base" if self.dual else "latest")
 
     @property
     def passes(self) -> int:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from homebody.core import Users, param
+from homebody.core import About, Users, param
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods.kernels.mf import Embeddings, Samples, draw
 from homebody.models.ncf import Network
@@ -59,9 +59,11 @@ class NCF(Reference):
     batch_size: int = param(1024, "samples in a step", low=1)
     init_scale: float = param(0.01, "standard deviation of the initial embeddings", low=0)
 
-    default_rounds: ClassVar[int] = 30
-    title: ClassVar[str] = "neural collaborative filtering on everyone's histories, in one place"
-    paper: ClassVar[str] = "He et al., Neural Collaborative Filtering, WWW 2017"
+    about: ClassVar[About] = About(
+        title="neural collaborative filtering on everyone's histories, in one place",
+        paper="He et al., Neural Collaborative Filtering, WWW 2017",
+        rounds=30,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,27 +16,24 @@ sends zeros. Before it ranks, a device takes such steps on all it has, `adapt_ep
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value, vmap
+from torch.func import grad, grad_and_value
 from torch.nn.functional import softplus
 
 from homebody import ops
-from homebody.core import CALL, Batch, Catalogue, Data, Rows, Tree, Update, Work, param
+from homebody.core import CALL, About, Batch, Catalogue, Data, Rows, Tree, Update, Work, param
 from homebody.errors import HomebodyError
-from homebody.methods.privrec import PARTS, PrivRec
-from homebody.models.dssm import Described, Vocabulary, vectors
-from homebody.models.score import read_widths
+from homebody.methods.privrec import PrivRec
+from homebody.models.dssm import PARTS, Described, Vocabulary, vectors
 from homebody.params import Range
 from homebody.rng import Rng
 
 __all__ = ["NNSelf"]
 
-NUMBERS_AT_ONCE = 1 << 28
-"""Held by all the steps of clients that work together."""
 NUMBERS_A_UNIT = 8
 """Held for a unit of the network and a sample of a step, roughly, until it is differentiated twice."""
 
@@ -51,9 +48,10 @@ class NNSelf(PrivRec):
     batch_size: int = param(0, "interactions in a step, each with its negatives; 0: all in one step", low=0)
     meta_rate: float = param(1.0, "β, the server's step down the mean gradient", low=0, search=Range(0.1, 10, log=True))
 
-    title: ClassVar[str] = "PrivRec's network, and a common start by second-order meta-learning (MAML)"
-    paper: ClassVar[str] = (
-        "Chen et al., Federated Meta-Learning with Fast Convergence and Efficient Communication, 2018"
+    about: ClassVar[About] = replace(
+        PrivRec.about,
+        title="PrivRec's network, and a common start by second-order meta-learning (MAML)",
+        paper="Chen et al., Federated Meta-Learning with Fast Convergence and Efficient Communication, 2018",
     )
 
     def __post_init__(self) -> None:
@@ -119,14 +117,6 @@ class NNSelf(PrivRec):
         slopes, loss = grad_and_value(asked)(start)
         update: Update = {name: -slope for name, slope in slopes.items()}
         return update | {"item": Rows(index, update["item"], n_items)}, {"loss": loss}
-
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        """So many clients at a time as all of whose steps fit into memory."""
-        blocks = 1 + sum(batches[f"{name}/block"].shape[1] for name in PARTS)
-        width = blocks * self.factors + sum(read_widths("hidden", self.hidden))
-        steps = (1 + self.epochs) * batches["support/place"].shape[1] * self.per_item
-        size = max(1, NUMBERS_AT_ONCE // max(1, NUMBERS_A_UNIT * width * steps))
-        return vmap(self.client, in_dims=(None, 0, 0), chunk_size=size)(shared, locals_, batches)
 
     def _part(self, batch: Batch, part: str, drawn: Tensor) -> Samples:
         """The interactions of one part, and with them those that were drawn for each pass."""

@@ -22,7 +22,7 @@ with its negatives. With `output=explicit` there are none: the network predicts 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,9 +30,23 @@ from torch.nn.functional import softplus
 
 from homebody import ops
 from homebody.bags import Bags, spread_rows, sum_rows
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
+from homebody.core import (
+    CALL,
+    HEAD_BYTES,
+    About,
+    Batch,
+    Catalogue,
+    Data,
+    Method,
+    Scoring,
+    Total,
+    Tree,
+    Update,
+    Work,
+    param,
+)
 from homebody.methods.kernels import privrec as kernels
-from homebody.models.dssm import Described, Vocabulary, vectors
+from homebody.models.dssm import PARTS, Described, Vocabulary, vectors
 from homebody.models.score import ScoreFunction, read_widths
 from homebody.params import Range
 from homebody.privacy import Channel
@@ -71,24 +85,21 @@ class PrivRec(Method):
     init_scale: float = param(0.3, "standard deviation of the initial rows", low=0, search=Range(0.01, 1, log=True))
 
     uses: ClassVar[tuple[str, ...]] = ("user features", "item features", "contexts", "ratings")
-    default_rounds: ClassVar[int] = 200
-    default_cohort: ClassVar[int | None] = 100
-    default_evaluate_every: ClassVar[int] = 20
-    numbers_a_score: ClassVar[int] = 64
-    title: ClassVar[str] = "a network on features, and a common start that each device adapts quickly (REPTILE)"
-    paper: ClassVar[str] = "Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021"
+    about: ClassVar[About] = About(
+        title="a network on features, and a common start that each device adapts quickly (REPTILE)",
+        paper="Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021",
+        rounds=200,
+        cohort=100,
+        evaluate_every=20,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         read_widths("hidden", self.hidden)
 
     @property
-    def scores_from(self) -> Literal["latest", "base", "adapted"]:
-        return "adapted"
-
-    @property
-    def predicts(self) -> Literal["ranking", "ratings"]:
-        return "ratings" if self.output == "explicit" else "ranking"
+    def scoring(self) -> Scoring:
+        return Scoring("ratings" if self.output == "explicit" else "ranking", "adapted", numbers=64)
 
     @property
     def passes(self) -> int:
@@ -189,22 +200,6 @@ class PrivRec(Method):
         own = vectors(mine["feature"], described._replace(row=described.row[items], weight=described.weight[items]))
         return network.logit(mine["layers"], torch.cat([mine["item"][items], own], -1), beside)
 
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        if shared["item"].device.type != "cpu":
-            return super().cohort(shared, locals_, batches)
-        mine, loss = self._trained(shared, batches, batches["valid"], self.learning_rate, self.epochs)
-        return {name: mine[name].sub_(shared[name]) for name in shared}, {"loss": loss}
-
-    def adapt_cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> Tree:
-        if shared["item"].device.type != "cpu":
-            return super().adapt_cohort(shared, locals_, batches)
-        return self._trained(shared, batches, self.at_hand(batches["valid"]), self.adapt_step, self.adapt_passes)[0]
-
-    def _trained(self, shared: Tree, batches: Batch, valid: Tensor, rate: float, epochs: int) -> tuple[Tree, Tensor]:
-        blocks = [batches[f"{part}/block"].shape[1] for part in PARTS]
-        network = self.network(blocks[2], blocks[0] + blocks[1])
-        return kernels.train(network, shared, batches, valid, (rate, self.item_rate), self.batch_size, epochs)
-
     @property
     def adapt_passes(self) -> int:
         return self.adapt_epochs or self.epochs
@@ -304,7 +299,6 @@ class PrivRec(Method):
         return 1 + self.negatives if self.output == "implicit" else 1
 
 
-PARTS = ("person", "around", "items")
 SCORED = 1 << 15
 """Items that are scored together."""
 

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from homebody.core import param
+from homebody.core import About, param
 from homebody.methods.adapted import Adapted, Everyone, at
 from homebody.methods.kernels.mf import Embeddings, outside
 from homebody.methods.privrec import PrivRec
@@ -52,9 +52,11 @@ class PrivRecCEN(Reference):
     adapt_batch: int = param(32, "interactions in such a step; 0: all in one step", low=0)
     init_scale: float = param(0.1, "standard deviation of the initial rows", low=0, search=Range(0.01, 1, log=True))
 
-    default_rounds: ClassVar[int] = 10
-    title: ClassVar[str] = "PrivRec's network on everyone's histories, in one place; each one adapts it"
-    paper: ClassVar[str] = "Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021"
+    about: ClassVar[About] = About(
+        title="PrivRec's network on everyone's histories, in one place; each one adapts it",
+        paper="Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021",
+        rounds=10,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

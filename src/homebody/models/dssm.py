@@ -17,7 +17,10 @@ from torch import Tensor
 from homebody.core import Catalogue, Column
 from homebody.errors import unknown_name
 
-__all__ = ["Described", "Vocabulary", "vectors"]
+__all__ = ["PARTS", "Described", "Vocabulary", "vectors"]
+
+PARTS = ("person", "around", "items")
+"""What describes an interaction: the person, the circumstances and the item. Batches name their tensors after these."""
 
 
 class Described(NamedTuple):

@@ -96,6 +96,7 @@ def _row(method: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "bytes_down": round(statistics.fmean(run["bytes_down"] for run in runs)),
         "rounds": runs[0]["rounds"],
         "seconds": statistics.fmean(run["seconds"] for run in runs),
+        "compile_seconds": statistics.fmean(run.get("compile_seconds", 0.0) for run in runs),
         "runs": [run["run"] for run in runs],
     }
 

@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from homebody import __version__
-from homebody.core import Cohort
+from homebody.core import Cohort, releases
 from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.methods import METHODS, find
@@ -204,7 +204,7 @@ def _silent(recipe: Mapping[str, Any]) -> set[str]:
         if isinstance(method, Reference):
             return set() if method.reads else {"fit"}
         one = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, 1)
-        return {phase.name for phase in method.phases if phase.public or not (phase.method or method).releases(one)}
+        return {phase.name for phase in method.phases if phase.public or not releases(phase.method or method, one)}
     except (HomebodyError, TypeError):  # a recipe that was changed: then every round is due
         return set()
 

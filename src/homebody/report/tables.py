@@ -84,7 +84,7 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         console.print(f"AUC {', '.join(areas)}", highlight=False)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in result["epsilon"].items())
     passed = result.get("stages") or result.get("channel")
-    costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round"
+    costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round{_compiled(result)}"
     for line in (
         *([result["meaning"]] if metrics else []),
         *_noise_line(result),
@@ -98,6 +98,12 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         f"record: {result['run']}",
     ):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _compiled(result: Mapping[str, Any]) -> str:
+    """The time that compilation took, which seconds do not contain; empty where kernels came from the cache."""
+    seconds = result.get("compile_seconds", 0.0)
+    return f", {seconds:.1f} s more to compile" if seconds >= 0.05 else ""
 
 
 def _noise_line(result: Mapping[str, Any]) -> list[str]:
@@ -152,11 +158,19 @@ def print_comparison(comparison: Mapping[str, Any], console: Console | None = No
         f"ε: certified, one user, whole training{at_delta(comparison)}; {UNBOUNDED}",
         *_clients(comparison),
         "KB: per client and round; a centralised method's is the raw history, sent once",
+        *_compilation(comparison),
         *comparison["notes"],
         "records:",
         *(f"  {run}" for row in comparison["methods"] for run in row["runs"]),
     ):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _compilation(comparison: Mapping[str, Any]) -> list[str]:
+    """Per method, the time that compilation took; nothing where all kernels came from the cache."""
+    spent = {row["method"].rpartition(":")[2]: row.get("compile_seconds", 0.0) for row in comparison["methods"]}
+    apart = [f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05]
+    return [f"time: without compilation, which took {', '.join(apart)}"] if apart else []
 
 
 def _clients(comparison: Mapping[str, Any]) -> list[str]:
@@ -188,7 +202,7 @@ def print_run(folder: RunFolder, console: Console | None = None) -> None:
     if folder.ledger_path.exists():
         _print_ledger(folder, stated_at(recipe), console)
     if (folder.path / "result.json").exists():
-        print_result({**folder.read_json("result.json"), "run": str(folder.path)}, console)
+        print_result(folder.result(), console)
     else:
         console.print(
             f"not complete: {several(len(lines), 'round is', 'rounds are')} recorded; "

@@ -16,9 +16,10 @@ from homebody.core import Batch, Data, Evaluated, Method, Newcomer, Recommended,
 from homebody.data.splits import Split
 from homebody.errors import Diverged, HomebodyError
 from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, sound, summarise
+from homebody.methods.kernels import adapt_many, train_many
 from homebody.privacy import Channel
 from homebody.rng import Rng
-from homebody.simulation.newcomers import alone, moment
+from homebody.simulation.newcomers import moment, newcomer_split
 from homebody.simulation.states import LocalStore
 
 __all__ = ["SAMPLES_AT_ONCE", "Clients", "usable_device"]
@@ -84,7 +85,7 @@ class Clients:
         self._rates = False
 
     def begin(self, method: Method, rng: Rng) -> None:
-        uses, rates = (*method.needs, *method.uses), method.predicts == "ratings"
+        uses, rates = (*method.needs, *method.uses), method.scoring.predicts == "ratings"
         if (self._uses, self._rates) != (uses, rates):
             self._uses, self._rates, self._kept = uses, rates, None
         self._store.clear()
@@ -120,14 +121,13 @@ class Clients:
 
         summed: of what leaves them nobody sees but the sum, to which the devices' noise is added at once.
         """
-        fused = self.fused and method.kernel_of("client", "cohort")
-        work = method.cohort if fused else partial(Method.cohort, method)
         streams = self._streams(rng, users)
-        data = self._data(users, width, avoided=method.draws_negatives)
+        data = self._data(users, width, avoided=method.about.draws_negatives)
         batches = self._batches(method, streams, data)
         with _threads_for(data[0].numel()):
-            update, kept = work(shared, self._locals(method, shared, users), batches)
-        if update and not method.sends:
+            locals_ = self._locals(method, shared, users)
+            update, kept = train_many(method, shared, locals_, batches, fused=self.fused)
+        if update and not method.about.sends:
             raise HomebodyError(
                 f"{type(method).__name__} says that it sends nothing, and is charged so; its update is not empty."
             )
@@ -211,7 +211,7 @@ class Clients:
         return Recommended(self.recommend(method, shared, user, k, self._here(found.now)), found.notes)
 
     def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
-        found = alone(method, self.split, newcomer)
+        found = newcomer_split(method, self.split, newcomer)
         one = Clients(found.split, device=str(self.device), fused=self.fused)
         one.begin(method, self._rng)
         return Recommended(one.recommend(method, shared, 0, k, self._here(found.now)), found.notes)
@@ -286,7 +286,7 @@ class Clients:
         now: circumstances in which each is asked, one after the other: then (users, circumstances, items).
         """
         often = len(next(iter(now.values()))[0]) if now else 1
-        size = max(1, SCORES_AT_ONCE // (len(users) * often * method.numbers_a_score))
+        size = max(1, SCORES_AT_ONCE // (len(users) * often * method.scoring.numbers))
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
         out = torch.empty(0)
         for chosen, tree, locals_ in self._holdings(method, shared, users, data):
@@ -321,7 +321,7 @@ class Clients:
         newcomer, guest, returning = -2, -3, -4
         held = self._store.holds(users)
         steps = np.where(held, self._base_step[users], newcomer)
-        adapts = ~self.split.learn[users] | (method.scores_from == "adapted")
+        adapts = ~self.split.learn[users] | (method.scoring.parameters == "adapted")
         adapts &= self.split.lengths[users] > 0
         steps[adapts] = np.where(held[adapts], returning, guest)
         for step in np.unique(steps):
@@ -339,13 +339,10 @@ class Clients:
 
     def _adapted(self, method: Method, shared: Tree, users: Users, locals_: Tree, data: tuple[Tensor, ...]) -> Tree:
         """What clients hold once they have adapted to what they have; nothing of it is kept."""
-        fused = self.fused and method.kernel_of("adapt", "adapt_cohort")
-        work = method.adapt_cohort if fused else vmap(method.adapt, in_dims=(None, 0, 0))
         streams = self._streams(self._rng.fold("adapt"), users)
         batches = self._batches(method, streams, data)
         with _threads_for(data[0].numel()):
-            adapted: Tree = work(shared, locals_, batches)
-        return adapted
+            return adapt_many(method, shared, locals_, batches, fused=self.fused)
 
     def _asked(self) -> Iterator[Asked]:
         if self._kept is not None:

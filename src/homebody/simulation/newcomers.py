@@ -1,4 +1,4 @@
-"""Somebody whom training never met, as a population of one: what they say, in the numbers that training uses.
+"""A newcomer, whom training never met, as a population of one, encoded as training encodes people.
 
 Also the circumstances in which one of training's own people asks.
 """
@@ -22,10 +22,10 @@ from homebody.data.population import Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 
-__all__ = ["Alone", "Moment", "alone", "moment"]
+__all__ = ["Moment", "NewcomerSplit", "moment", "newcomer_split"]
 
 
-class Alone(NamedTuple):
+class NewcomerSplit(NamedTuple):
     """A split of one person who takes no part in training."""
 
     split: Split
@@ -50,7 +50,7 @@ def moment(method: Method, training: Split, said: Mapping[str, object]) -> Momen
     return Moment(now, (*_unheeded(method, Newcomer((), {}, dict(said))), *unheard))
 
 
-def alone(method: Method, training: Split, newcomer: Newcomer) -> Alone:
+def newcomer_split(method: Method, training: Split, newcomer: Newcomer) -> NewcomerSplit:
     """This person as those of training would be seen; refused, in a sentence, where something is no item or feature."""
     items = _items(newcomer, training.n_items)
     ratings = _ratings(method, newcomer)
@@ -73,7 +73,7 @@ def alone(method: Method, training: Split, newcomer: Newcomer) -> Alone:
     )
     taken = (*method.needs, *method.uses)
     now = _rows(around) if newcomer.now and "contexts" in taken else None
-    return Alone(split, now, (*_unheeded(method, newcomer), *strange, *unheard, *split.notes))
+    return NewcomerSplit(split, now, (*_unheeded(method, newcomer), *strange, *unheard, *split.notes))
 
 
 WHOSE = {"users": "belongs to people", "items": "belongs to items", "contexts": "is a circumstance"}
@@ -107,7 +107,7 @@ def _items(newcomer: Newcomer, n_items: int) -> Numbers:
 def _ratings(method: Method, newcomer: Newcomer) -> Numbers | None:
     count, ratings = len(newcomer.items), newcomer.ratings
     if ratings is None:
-        if method.predicts == "ratings" and count:
+        if method.scoring.predicts == "ratings" and count:
             raise HomebodyError(
                 f"{type(method).__name__} predicts ratings here, so it adapts to those alone: give a rating of "
                 f"{'the item' if count == 1 else f'each of the {count:,} items'}."
@@ -135,7 +135,7 @@ def _unheeded(method: Method, newcomer: Newcomer) -> list[str]:
     said = {
         "user features": ", ".join(newcomer.features),
         "contexts": ", ".join(newcomer.now),
-        "ratings": "ratings" if newcomer.ratings is not None and method.predicts != "ratings" else "",
+        "ratings": "ratings" if newcomer.ratings is not None and method.scoring.predicts != "ratings" else "",
     }
     unheeded = [names for what, names in said.items() if names and (what not in taken or what == "ratings")]
     return [f"{type(method).__name__} does not look at {', '.join(unheeded)}."] if unheeded else []

@@ -11,6 +11,7 @@ from torch import Tensor
 from homebody import ops
 from homebody.core import Cohort, Collected, Method, Opened, Rows, Total, Tree, Users
 from homebody.errors import HomebodyError
+from homebody.methods.kernels import kernel_of
 from homebody.privacy import Charge
 from homebody.privacy.grid import STEPS, summed_steps
 from homebody.rng import Rng
@@ -50,10 +51,10 @@ class Simulator(Clients):
         tables = sum(value.nbytes for value in shared.values())
         bytes_down = tables * len(cohort.users)
         at_once = self.fused and method.uplink.ends_in_noise
-        formulas = self.fused and method.computes and method.uplink.samples
+        formulas = self.fused and kernel_of(method, self.device).formulas and method.uplink.samples
         reads = method.uplink.reads
         summed = self.fused and not reads
-        dense = not formulas and (method.computes or (method.uplink.sums_dense if summed else method.uplink.dense))
+        dense = not formulas and (method.about.dense or (method.uplink.sums_dense if summed else method.uplink.dense))
         # What is read says something of each item, and it takes several numbers of 8 bytes to draw that.
         wide = 32 * self.catalogue.n_items if reads else tables
         most = max(1, DENSE_BYTES // max(1, wide)) if dense else None
@@ -68,7 +69,7 @@ class Simulator(Clients):
                 method.uplink.read(update, sums)
             rows, spared = _asked(request, shared)
             requests, bytes_down = requests + 4 * rows, bytes_down - spared
-        if method.scores_from == "base":
+        if method.scoring.parameters == "base":
             self._remember(shared, cohort.users, step)
         if at_once:
             sums = method.uplink.noise_of_many(sums, len(cohort.users), rng.private.fold("uplink"))

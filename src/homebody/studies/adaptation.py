@@ -34,7 +34,7 @@ def refuse(method: Method | Reference, name: str, settings: str) -> None:
     if isinstance(method, Reference):
         raise HomebodyError(f"{name} is a centralised reference: no device adapts its model.")
     acting = method.phases[-1].method or method
-    if acting.scores_from != "adapted":
+    if acting.scoring.parameters != "adapted":
         raise HomebodyError(f"The devices of {name} do not adapt before they rank, so there is nothing to compare.")
     varied, _ = read(settings)
     known = [spec.name for spec in fields(acting) if type(getattr(acting, spec.name)) is int]  # type: ignore[arg-type]

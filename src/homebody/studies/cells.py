@@ -127,7 +127,7 @@ def run_cell(
     refused = _probe(recipe, path, watcher, wanted) if wanted else {}
     if not keep_state and not refused:  # what could not be looked at now can be later
         _drop_state(path)
-    return {**result, "refused": refused} if refused else result
+    return {**result, "refused": refused} if refused else {**result}
 
 
 def unprobed(path: Path, probes: Sequence[str]) -> list[str]:

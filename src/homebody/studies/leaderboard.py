@@ -40,7 +40,7 @@ def fitting(population: Population, methods: Sequence[str] = ()) -> Field:
     for name in methods or METHODS:
         found = find(name)
         absent = population.lacks(found.needs)
-        if not methods and getattr(found, "diagnostic", False):
+        if not methods and found.about.diagnostic:
             skipped.append({"name": _short(name), "reason": "is a diagnostic: name it with --methods"})
         elif absent:
             skipped.append({"name": _short(name), "reason": f"needs {absent}, which this data lacks"})

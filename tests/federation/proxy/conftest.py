@@ -77,7 +77,7 @@ def facts(closes: float, k: int = 10, epoch: bytes = EPOCH) -> dict[str, Any]:
     return {
         "epoch": epoch.hex(),
         "key": "ab" * 32,
-        "shared": "1" * 32,
+        "shared": "model 1",
         "k": k,
         "entries": 100,
         "among": 1,

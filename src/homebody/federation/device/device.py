@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from homebody import __version__
-from homebody.core import Cohort, Method, Rows, Tree, Update, Work
+from homebody.core import Cohort, Method, Rows, Tree, Update, Work, releases
 from homebody.data import Population
 from homebody.data.partitions import LEAST, everything, leave_one_out
 from homebody.errors import HomebodyError
@@ -231,7 +231,7 @@ class Device:
         # Charged as one who is always drawn: a device cannot know who else could have been.
         cohort = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, task.n_items)
         try:
-            charges = own.releases(cohort) if task.do == "train" else own.uplink.charges(cohort)
+            charges = releases(own, cohort) if task.do == "train" else own.uplink.charges(cohort)
             about = (task.do, task.described(), task.phase, task.n_items)
             if self._nothing is None or self._nothing[0] != about:
                 known = _sheet(self.home, task.features).catalogue(task.n_items)
@@ -361,7 +361,7 @@ class Device:
                 raise HomebodyError("What was measured is not finite.")
             return method.uplink.device(measurements(found, task.cutoffs), SystemRng()), state
         update, kept = self._in_time(lambda: household.train(method, shared, user, Rng(torch.tensor(task.key))))
-        base = task.shared if method.scores_from == "base" else None
+        base = task.shared if method.scoring.parameters == "base" else None
         return update, State(
             task.step, base, wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(kept)})
         )

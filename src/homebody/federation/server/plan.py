@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import tomli_w
 
-from homebody.core import Cohort, Method
+from homebody.core import Cohort, Method, releases
 from homebody.data.splits import How, Protocol
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation import wire
@@ -146,7 +146,7 @@ class ServerPlan:
             raise HomebodyError(f"{self.recipe.method} collects raw data: it cannot be trained on devices.")
         if method.needs:
             raise HomebodyError(f"{self.recipe.method} needs {method.needs[0]}, which devices do not hold yet.")
-        if method.predicts == "ratings":
+        if method.scoring.predicts == "ratings":
             raise HomebodyError(
                 f"{self.recipe.method} would predict ratings, and devices measure rankings alone: leave out "
                 "--set output=explicit."
@@ -190,7 +190,7 @@ class ServerPlan:
         budget = self.recipe.allowed()
         acting = method.phases[0].method or method
         people = self.recipe.cohort or self.least
-        charges = acting.releases(Cohort(np.arange(people), "all", people, people))
+        charges = releases(acting, Cohort(np.arange(people), "all", people, people))
         if budget:
             budget.refuse_infinite(charges)
 
