@@ -32,7 +32,7 @@ def typed(*words: str) -> tuple[Warmer | None, str]:
         recipes.append(given.recipe("fedmf"))
 
     app = typer.Typer()
-    app.command()(options.recipe_options(heat, Warmer))
+    app.command()(options.from_settings(Warmer)(heat))
     result = CliRunner().invoke(app, words, env={"COLUMNS": "120", "NO_COLOR": "1", "TERMINAL_WIDTH": "120"})
     assert result.exit_code == 0, result.output
     return (recipes[0] if recipes else None), result.output

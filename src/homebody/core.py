@@ -88,6 +88,11 @@ class Work:
     bytes: int = 0
     """Bytes that are sent."""
 
+    @classmethod
+    def of(cls, held: int, operations: int, calls: int, sent: int) -> Work:
+        """For a client that holds and sends so many numbers of 4 bytes, and makes so many calls on tensors."""
+        return cls(4 * held, operations + calls * CALL, 4 * sent + HEAD_BYTES)
+
     def __add__(self, other: Work) -> Work:
         return Work(self.memory + other.memory, self.operations + other.operations, self.bytes + other.bytes)
 
@@ -301,7 +306,7 @@ class Method(Recommender):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self).asks is Method.asks and getattr(getattr(self, "uplink", None), "asks", False):
+        if type(self).asks is Method.asks and getattr(getattr(self, "uplink", None), "asks_rows", False):
             raise HomebodyError(
                 f"{type(self).__name__} needs its shared parameters whole and cannot ask for rows: leave out ask-rows."
             )
@@ -397,11 +402,7 @@ def plain_work(numbers: int, catalogue: Catalogue, longest: int) -> Work:
     """Bounds for a client that passes over its data and so many shared numbers a fixed number of times."""
     width = numbers // max(1, catalogue.n_items) + 1
     touched = numbers + longest * (width + 8)
-    return Work(
-        memory=64 * touched,
-        operations=400 * touched + 400 * CALL,
-        bytes=4 * (numbers + longest * (width + 1)) + HEAD_BYTES,
-    )
+    return Work.of(16 * touched, 400 * touched, calls=400, sent=numbers + longest * (width + 1))
 
 
 def _shared_numbers(method: Method, catalogue: Catalogue) -> int:

@@ -24,9 +24,8 @@ SCHEMA_VERSION = 2
 """A recipe of version 1 declares no vocabularies: its features take the values that the data have."""
 SELECT = "valid/ndcg@10"
 """The metric that chooses the round of a method that ranks."""
-PANELS = ("Data", "Training", "Evaluation", "Privacy", "A file of your own")
-"""How `--help` groups the options, in order."""
-DATA, TRAINING, EVALUATION, PRIVACY, OWN = PANELS
+DATA, TRAINING, EVALUATION, PRIVACY, OWN = "Data", "Training", "Evaluation", "Privacy", "A file of your own"
+"""The panels of `--help`."""
 COLUMNS = {
     "user_col": "The column of users.",
     "item_col": "The column of items.",
@@ -148,12 +147,10 @@ class Recipe:
     def unshuffled(self) -> list[str]:
         """A note where the given stages leave out the shuffle of the method's own channel."""
         from homebody.methods import own_channel
-        from homebody.privacy import Shuffle
         from homebody.privacy.specs import split_stage
 
         given = [split_stage(text)[0] for text in self.stages]
-        shuffles = any(isinstance(stage, Shuffle) for stage in own_channel(self.method).stages)
-        if not shuffles or "one-bit" not in given or "shuffle" in given:
+        if not own_channel(self.method).facts.shuffled or "one-bit" not in given or "shuffle" in given:
             return []
         return [f"{self.short_method}'s own channel shuffles; these stages do not"]
 

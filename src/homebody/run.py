@@ -22,7 +22,7 @@ from homebody.errors import Diverged, HomebodyError
 from homebody.evaluation import describe, measure, sliced
 from homebody.fit import Fitted, diverged, fit, origin, phase_rng
 from homebody.methods import code_of, trust
-from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate, Shuffle
+from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
 from homebody.privacy.limits import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
 from homebody.privacy.specs import stage_texts, with_noise
@@ -375,7 +375,7 @@ def _reports(recipe: Recipe, method: Method | Reference, split: Split, rounds: i
     if not isinstance(method, Method):
         return None
     found = tally(_planned(recipe, method, split)[0][0], rounds)
-    if found is not None and any(isinstance(stage, Shuffle) for stage in method.uplink.stages):
+    if found is not None and method.uplink.facts.shuffled:
         found["sealed_bytes"] = sealed_bytes(int(found["count"]))
     return found
 

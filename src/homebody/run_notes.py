@@ -26,7 +26,7 @@ from homebody.data.splits import Split
 from homebody.data.vocabularies import Counted, Declaration, Found, found_in
 from homebody.errors import HomebodyError
 from homebody.fit import Fitted
-from homebody.privacy import OBSERVERS, Charge, NonPrivate, PureRelease
+from homebody.privacy import OBSERVERS, Channel, Charge, NonPrivate, PureRelease
 from homebody.privacy.specs import stage_texts
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
@@ -166,7 +166,7 @@ def claimed(method: Method | Reference) -> list[str]:
 
 def _taken_as_public(method: Method | Reference, split: Split) -> list[str]:
     """What ε does not cover, where updates pass noise: the words that people are described in."""
-    if not isinstance(method, Method) or not method.uplink.stages:
+    if not isinstance(method, Method) or method.uplink == Channel():
         return []
     return _as_found(_found(method, split))
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import MISSING, Field, asdict, field, fields
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
-
-import tomli_w
 
 from homebody.errors import HomebodyError, unknown_name
 
@@ -156,6 +153,8 @@ def _wrong_kind(name: str, kind: type, value: Any) -> HomebodyError:
 
 def load(text: str, what: str, schema: int) -> tuple[dict[str, Any], int]:
     """The values of a TOML file and the version of their schema, at most `schema`."""
+    import tomllib
+
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -187,6 +186,8 @@ def refuse_unknown(values: Iterable[str], kind: str, known: Iterable[str]) -> No
 
 def to_toml(owner: Any, schema: int) -> str:
     """The TOML that `load` and `read` take back. A setting that is None is left out."""
+    import tomli_w
+
     values = {name: value for name, value in asdict(owner).items() if value is not None}
     return tomli_w.dumps({"schema": schema, **values})
 

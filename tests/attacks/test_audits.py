@@ -109,8 +109,8 @@ class HalfOfBits(OneBit):
 
 
 class HalfOfAnswers(RandomisedResponse):
-    def told(self, entries: int) -> list[Charge]:
-        return RandomisedResponse(self.epsilon / 2).told(entries)
+    def charges_for(self, entries: int) -> list[Charge]:
+        return RandomisedResponse(self.epsilon / 2).charges_for(entries)
 
 
 @dataclass(frozen=True)

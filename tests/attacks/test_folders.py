@@ -417,7 +417,7 @@ def _fetch_lock(folder: Path, lock: Path) -> None:
 def _home_lock(folder: Path, lock: Path) -> None:
     home = Home(folder / "home")
     try:
-        home.alone().__enter__()
+        home.store.only_client().__enter__()
     finally:
         home.close()
 
@@ -532,10 +532,10 @@ class TestPermissions:
 
     def test_so_is_a_device(self, tmp_path: Path) -> None:
         home = Home.create(tmp_path / "device", server="127.0.0.1:1")
-        person = home.add_person("ann")
-        home.append(person, "emma", 1)
+        person = home.people.add("ann")
+        home.history.append(person, "emma", 1)
         home.ledger(person)
-        with home.alone():
+        with home.store.only_client():
             assert modes(tmp_path / "device") == {}
         home.close()
 
@@ -681,14 +681,14 @@ class TestSpreadsheets:
     def test_nor_one_of_a_device(self, tmp_path: Path) -> None:
         home = Home.create(tmp_path / "device", server="127.0.0.1:1")
         for user, item in _pairs():
-            person = next((one for one in home.people() if one.name == user), None) or home.add_person(user)
-            home.append(person, item, -3)
-        home.export(tmp_path / "out.csv")
+            person = next((one for one in home.people.all() if one.name == user), None) or home.people.add(user)
+            home.history.append(person, item, -3)
+        home.history.export(tmp_path / "out.csv")
         home.close()
         _no_formulas(tmp_path / "out.csv")
         other = Home.create(tmp_path / "other", server="127.0.0.1:1")
-        other.import_csv(tmp_path / "out.csv")
-        other.export(tmp_path / "again.csv")
+        other.history.import_file(tmp_path / "out.csv")
+        other.history.export(tmp_path / "again.csv")
         other.close()
         assert (tmp_path / "again.csv").read_text() == (tmp_path / "out.csv").read_text()
 

@@ -190,11 +190,11 @@ class World:
         through = f"https://127.0.0.1:{self.proxy_port}" if self.proxy is not None else ""
         with Home.create(folder, server=f"127.0.0.1:{port}", proxy=through, furnish=furnish) as home:
             for user in people:
-                person = home.add_person(f"person {user}")
+                person = home.people.add(f"person {user}")
                 start, end = self.population.indptr[user : user + 2]
                 for row in range(start, end):
                     when = None if self.population.times is None else int(self.population.times[row])
-                    home.append(person, f"i{self.population.items[row]}", time=when)
+                    home.history.append(person, f"i{self.population.items[row]}", time=when)
         key = read_public(folder / "device.pub")
         with opened(self.server) as (_, records):
             records.add_device(fingerprint(key), key, folder.name, len(people))
@@ -310,11 +310,11 @@ class World:
         assert progress.step == rounds
         for folder in self.devices:
             with Home(folder) as home:
-                for person in home.people():
+                for person in home.people.all():
                     own = home.ledger(person).entries()
                     assert len({(entry.release, entry.observer, entry.unit) for entry in own}) == len(own)
                     told = {entry.release for entry in own}
-                    sent = [mark.release for mark in home.marks(person)]
+                    sent = [mark.release for mark in home.outbox.sent(person)]
                     assert len(set(sent)) == len(sent) == len(told), "Nothing is told twice."
                     assert not exact or set(sent) == {f"train/{number}" for number in range(1, rounds + 1)}
         if exact:

@@ -17,7 +17,7 @@ from homebody.errors import HomebodyError
 from homebody.federation.wire import refuse_unfit
 from homebody.fit import fit
 from homebody.methods.dplcf import DPLCF, _near, near_in_torch
-from homebody.privacy import OBSERVERS, AskRows, Channel, Clip, RandomisedResponse
+from homebody.privacy import OBSERVERS, Channel, Clip, RandomisedResponse
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import execute
@@ -124,7 +124,7 @@ def test_another_way_out_is_refused() -> None:
         with pytest.raises(HomebodyError, match="its last stage is randomised-response"):
             DPLCF(uplink=channel)
     with pytest.raises(HomebodyError, match="cannot ask for rows"):
-        DPLCF(uplink=Channel(AskRows(), RandomisedResponse(1.0)))
+        DPLCF(uplink=Channel(RandomisedResponse(1.0), asks_rows=True))
 
 
 def test_devices_refuse_it_in_a_sentence() -> None:

@@ -28,7 +28,7 @@ from homebody.methods.kernels import Kernel, kernel_of
 from homebody.methods.kernels.network import logits
 from homebody.methods.pfedrec import PFedRec
 from homebody.models.score import ScoreFunction
-from homebody.privacy import AskRows, Channel, Clip, SecureSum
+from homebody.privacy import Channel, Clip, SecureSum
 from homebody.progress import Round
 from homebody.recipe import Recipe
 from homebody.rng import Rng
@@ -361,7 +361,7 @@ def test_someone_alone_tells_nothing_and_hears_nothing() -> None:
 
 
 def test_who_trains_alone_has_no_way_out_to_put_stages_on() -> None:
-    for channel in (Channel(Clip(1.0)), Channel(AskRows()), Channel(SecureSum())):
+    for channel in (Channel(Clip(1.0)), Channel(asks_rows=True), Channel(SecureSum())):
         with pytest.raises(HomebodyError, match="Nothing leaves a device that trains alone"):
             Alone(**FAST, uplink=channel)
 

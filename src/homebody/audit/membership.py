@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from homebody.audit.outsiders import NEGATIVES, Outsider, by_features
 from homebody.audit.rates import Allowed, Rate, allowed, balanced, ceiling, delong, rate_at
-from homebody.audit.shadows import Lab, Model, Released, whole_histories
+from homebody.audit.shadows import Lab, Released, ShadowModel, whole_histories
 from homebody.core import Method, Users, releases
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
@@ -194,7 +194,7 @@ def _log_normal(apart: Floats, variance: Floats) -> Floats:
     return density
 
 
-def _from_lists(lab: Lab, target: Model, shadow: Users, asked: Users) -> tuple[Bools, npt.NDArray[np.int64], int]:
+def _from_lists(lab: Lab, target: ShadowModel, shadow: Users, asked: Users) -> tuple[Bools, npt.NDArray[np.int64], int]:
     """The forest's guesses about these people; which of them are told the same about; and whom the shadow has."""
     from sklearn.ensemble import RandomForestClassifier
 
@@ -219,7 +219,7 @@ def _from_lists(lab: Lab, target: Model, shadow: Users, asked: Users) -> tuple[B
     return guesses, np.unique(told, axis=0, return_inverse=True)[1].reshape(-1), len(inside)
 
 
-def _ratios(lab: Lab, target: Model, private: Users, asked: Users, shadows: int) -> tuple[Floats, Floats]:
+def _ratios(lab: Lab, target: ShadowModel, private: Users, asked: Users, shadows: int) -> tuple[Floats, Floats]:
     """(asked) the logarithms of likelihood ratios, and the preferences in the target that they judge."""
     generator = lab.generator("halves")
     known, took = np.empty((len(asked), shadows)), np.empty((len(asked), shadows), dtype=np.bool_)

@@ -177,7 +177,7 @@ def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[st
 
 
 def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
-    from homebody.audit.linkage import Batch, as_they_come, linkage, reported
+    from homebody.audit.linkage import ReportBatch, as_they_come, linkage, reported
     from homebody.audit.views import hides_senders
     from homebody.federation.proxy.rehearsal import rehearse_reports
     from homebody.recipe import Recipe
@@ -193,7 +193,7 @@ def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[s
     views = {"as they come": as_they_come(round_.messages)}
     if hides_senders(fitted.method.uplink):
         batches, whose = rehearse_reports(round_.messages)
-        views = {"through a proxy": ([Batch(float(at), one) for at, one in enumerate(batches)], whose), **views}
+        views = {"through a proxy": ([ReportBatch(float(at), one) for at, one in enumerate(batches)], whose), **views}
     attacked = {
         name: linkage(view, truth, round_.worked_out, round_.epsilon, seed=seed).as_dict()
         for name, (view, truth) in views.items()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from homebody.audit.inspection import Inspection, Request
-    from homebody.audit.reports import Report, Reports
+    from homebody.audit.reports import ClientReports, Report
 
 __all__ = ["inspect"]
 
@@ -93,7 +93,7 @@ def _print(found: Inspection, method: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def _print_reports(console: Console, found: Reports) -> None:
+def _print_reports(console: Console, found: ClientReports) -> None:
     """The first few, bit by bit; and on their way through a proxy."""
     from rich import box
     from rich.table import Table

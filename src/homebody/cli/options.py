@@ -13,7 +13,7 @@ import typer
 
 from homebody import settings
 from homebody.errors import HomebodyError
-from homebody.recipe import PANELS, Recipe
+from homebody.recipe import Recipe
 
 __all__ = [
     "METHOD",
@@ -24,6 +24,7 @@ __all__ = [
     "Settings",
     "TrustCode",
     "folder_anywhere",
+    "from_settings",
     "of_recipe",
     "pairs",
     "recipe_options",
@@ -55,47 +56,56 @@ DataDir = Annotated[Path | None, of_recipe("data_dir")]
 
 
 class Given:
-    """What was typed for the fields of a recipe."""
+    """What was typed for the settings of a dataclass."""
 
-    def __init__(self, owner: type[Recipe], typed: dict[str, Any]) -> None:
+    def __init__(self, owner: Any, typed: dict[str, Any]) -> None:
         self.owner, self.typed = owner, typed
 
-    def recipe(self, method: str, **rest: Any) -> Recipe:
-        """The recipe for a method that was typed here, whose file is trusted. Paths become absolute, so that a run can
-        be resumed from any folder."""
-        from homebody.methods import trust
-
+    def values(self) -> dict[str, Any]:
+        """The value of each setting. Paths become absolute, so that a run can be resumed from any folder."""
         values: dict[str, Any] = {}
-        for spec, kind in _shared(self.owner):
+        for spec, kind in _typed(self.owner):
             if "keys" in spec.metadata:
-                columns = {key: self.typed[key] for key in spec.metadata["keys"]}
-                values[spec.name] = {key: text for key, text in columns.items() if text is not None}
+                typed = {key: self.typed[key] for key in spec.metadata["keys"]}
+                values[spec.name] = {key: text for key, text in typed.items() if text is not None}
             else:
                 values[spec.name] = _value(spec, kind, self.typed[spec.name])
-        return self.owner(method=trust(method), **values, **rest)
+        return values
+
+    def recipe(self, method: str, **rest: Any) -> Recipe:
+        """The recipe for a method that was typed here, whose file is trusted."""
+        from homebody.methods import trust
+
+        recipe: Recipe = self.owner(method=trust(method), **self.values(), **rest)
+        return recipe
 
 
-def recipe_options(command: Callable[..., None], owner: type[Recipe] = Recipe) -> Callable[..., None]:
-    """Give a command an option for every field of a recipe that has a panel. The command gets them as `given`."""
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    shared = [parameter for spec, kind in _shared(owner) for parameter in _parameters(spec, kind)]
-    mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name != "given"]
+def from_settings(owner: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every setting of a dataclass that has a panel. The command gets them as `given`."""
+    shared = [parameter for spec, kind in _typed(owner) for parameter in _parameters(spec, kind)]
 
-    @functools.wraps(command)
-    def wrapped(**values: Any) -> None:
-        given = Given(owner, {parameter.name: values.pop(parameter.name) for parameter in shared})
-        command(given=given, **values)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        everything: list[inspect.Parameter] = []
+        for own in inspect.signature(command, eval_str=True).parameters.values():
+            everything += shared if own.name == "given" else [own.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
 
-    everything = [*mine, *shared]
-    wrapped.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in everything}
-    return wrapped
+        @functools.wraps(command)
+        def wrapped(**values: Any) -> None:
+            given = Given(owner, {parameter.name: values.pop(parameter.name) for parameter in shared})
+            command(given=given, **values)
+
+        wrapped.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in everything}
+        return wrapped
+
+    return decorate
 
 
-def _shared(owner: type[Recipe]) -> list[tuple[Field[Any], settings.Kind]]:
-    """The fields that are options, in the order of `--help`."""
-    declared = [one for one in settings.declared(owner).values() if one[0].metadata["panel"]]
-    return sorted(declared, key=lambda one: (PANELS.index(one[0].metadata["panel"]), one[0].metadata.get("rank", 0)))
+def _typed(owner: Any) -> list[tuple[Field[Any], settings.Kind]]:
+    """The settings that are options, in the order of `--help`: panels as they are first named, then ranks."""
+    shown = [one for one in settings.declared(owner).values() if one[0].metadata["panel"]]
+    panels = list(dict.fromkeys(spec.metadata["panel"] for spec, _ in shown))
+    return sorted(shown, key=lambda one: (panels.index(one[0].metadata["panel"]), one[0].metadata.get("rank", 0)))
 
 
 def _parameters(spec: Field[Any], kind: settings.Kind) -> Iterator[inspect.Parameter]:
@@ -112,7 +122,7 @@ def _parameters(spec: Field[Any], kind: settings.Kind) -> Iterator[inspect.Param
     default = settings.default_of(spec)
     annotation: Any = kind.outer
     if default is MISSING:
-        default = spec.metadata["assume"]
+        default = spec.metadata.get("assume", ...)
     if kind.outer is dict or kind.inner is str:
         annotation, default = list[str] | None, None
     elif kind.outer is list:
@@ -197,3 +207,7 @@ def _file_anywhere(file: str) -> str:
 
 def folder_anywhere(folder: Path | None) -> str | None:
     return None if folder is None else str(folder.resolve() if folder.is_dir() else folder)
+
+
+recipe_options = from_settings(Recipe)
+"""Give a command the options of a recipe."""

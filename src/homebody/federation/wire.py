@@ -20,7 +20,6 @@ from torch import Tensor
 
 from homebody.core import Catalogue, Data, Method, Rows, Tree
 from homebody.errors import HomebodyError
-from homebody.privacy import AskRows, Channel, SecureSum, Shuffle
 from homebody.rng import Rng
 
 __all__ = [
@@ -41,7 +40,6 @@ __all__ = [
     "refuse_unfit",
     "report_numbers",
     "shapes",
-    "shuffled",
 ]
 
 VERSION = 1
@@ -274,11 +272,6 @@ def report_numbers(update: Tree) -> npt.NDArray[np.int64]:
     return np.concatenate(numbers)
 
 
-def shuffled(channel: Channel) -> bool:
-    """Whether the channel's reports go through a proxy."""
-    return any(isinstance(stage, Shuffle) for stage in channel.stages)
-
-
 def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
     """Refuse a channel that needs more than one letter a round: by the server, and by every device for itself.
 
@@ -289,17 +282,17 @@ def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
             f"{type(method).__name__}'s server reads each message before it sums them, which is not done with devices: "
             "run it in a simulation."
         )
-    for stage in method.uplink.stages:
-        if isinstance(stage, Shuffle) and not proxied:
-            raise HomebodyError(
-                "Shuffle needs a proxy between devices and server: give the server an address for reports "
-                "(--reports 127.0.0.1:9093) and every device a proxy (--proxy), or leave the stage out."
-            )
-        if isinstance(stage, SecureSum | AskRows):
-            raise HomebodyError(
-                f"{type(stage).__name__} needs more than one letter a round, which devices do not exchange: leave it "
-                "out, and the ledger says what the server learns."
-            )
+    if method.uplink.facts.shuffled and not proxied:
+        raise HomebodyError(
+            "Shuffle needs a proxy between devices and server: give the server an address for reports "
+            "(--reports 127.0.0.1:9093) and every device a proxy (--proxy), or leave the stage out."
+        )
+    if method.uplink.facts.secret or method.uplink.asks_rows:
+        name = "SecureSum" if method.uplink.facts.secret else "ask-rows"
+        raise HomebodyError(
+            f"{name} needs more than one letter a round, which devices do not exchange: leave it out, and the ledger "
+            "says what the server learns."
+        )
 
 
 def check(update: Tree, wanted: Mapping[str, Expected], largest: float, rows: int | None = None) -> None:

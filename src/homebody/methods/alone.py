@@ -16,6 +16,7 @@ from torch import Tensor
 from homebody.core import About, Batch, Catalogue, Data, Scoring, Total, Tree, Update, Work
 from homebody.errors import HomebodyError
 from homebody.methods.pfedrec import PFedRec
+from homebody.privacy import Channel
 from homebody.rng import Rng
 
 __all__ = ["Alone"]
@@ -35,7 +36,7 @@ class Alone(PFedRec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.uplink.stages:
+        if self.uplink != Channel():
             raise HomebodyError("Nothing leaves a device that trains alone: leave out the stages.")
 
     @property

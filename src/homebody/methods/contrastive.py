@@ -26,21 +26,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from homebody import ops
-from homebody.core import (
-    CALL,
-    HEAD_BYTES,
-    About,
-    Batch,
-    Catalogue,
-    Data,
-    Method,
-    Rows,
-    Total,
-    Tree,
-    Update,
-    Work,
-    param,
-)
+from homebody.core import CALL, About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.models.sequences import GRU, FeedForward
 from homebody.params import Range
 from homebody.privacy import Channel
@@ -103,10 +89,8 @@ class Contrastive(Method):
         F, numbers, listed = self.factors, self.shared_numbers(catalogue), self.listed
         rows = min(self.steps * listed, catalogue.n_items)
         held = 6 * numbers + 12 * rows * F + 24 * longest + 8 * catalogue.n_items * F
-        operations = catalogue.n_items * 8 * F * F + 400 * CALL
-        return self.sequence_work(self.steps) + Work(
-            memory=4 * held, operations=operations, bytes=4 * (numbers + 2 * rows) + HEAD_BYTES
-        )
+        operations = catalogue.n_items * 8 * F * F
+        return self.sequence_work(self.steps) + Work.of(held, operations, calls=400, sent=numbers + 2 * rows)
 
     @property
     def listed(self) -> int:

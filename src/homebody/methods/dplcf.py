@@ -26,22 +26,7 @@ import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import (
-    CALL,
-    HEAD_BYTES,
-    About,
-    Batch,
-    Catalogue,
-    Cohort,
-    Data,
-    Method,
-    Rows,
-    Total,
-    Tree,
-    Update,
-    Work,
-    param,
-)
+from homebody.core import About, Batch, Catalogue, Cohort, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.errors import HomebodyError
 from homebody.methods.kernels import dplcf as kernels
 from homebody.params import Range
@@ -73,7 +58,7 @@ class DPLCF(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.uplink.stages or not isinstance(self.uplink.stages[-1], RandomisedResponse):
+        if self.uplink.facts.responses is None:
             raise HomebodyError(
                 "DPLCF counts pairs of items in each person's message: its last stage is randomised-response, as in "
                 "--stage randomised-response:epsilon=2.5."
@@ -81,7 +66,8 @@ class DPLCF(Method):
 
     @property
     def response(self) -> RandomisedResponse:
-        found: RandomisedResponse = self.uplink.stages[-1]  # type: ignore[assignment]
+        found = self.uplink.facts.responses
+        assert found is not None
         return found
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
@@ -94,11 +80,8 @@ class DPLCF(Method):
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         numbers, n_items = self.shared_numbers(catalogue), catalogue.n_items
-        return Work(
-            memory=16 * numbers + 64 * (n_items + longest),
-            operations=8 * numbers + 100 * (n_items + longest) + 200 * CALL,
-            bytes=4 * max(n_items, 2 * longest) + HEAD_BYTES,
-        )
+        held, operations = 4 * numbers + 16 * (n_items + longest), 8 * numbers + 100 * (n_items + longest)
+        return Work.of(held, operations, calls=200, sent=max(n_items, 2 * longest))
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
@@ -140,7 +123,7 @@ class DPLCF(Method):
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         if not cohort.items:
             raise HomebodyError("DPLCF is charged for every item of the catalogue: state how many there are.")
-        return self.response.told(cohort.items)
+        return self.response.charges_for(cohort.items)
 
 
 @ops.for_cohort

@@ -38,21 +38,7 @@ from torch.func import grad_and_value
 from torch.nn.functional import leaky_relu, softplus
 
 from homebody import ops
-from homebody.core import (
-    CALL,
-    HEAD_BYTES,
-    About,
-    Batch,
-    Catalogue,
-    Data,
-    Method,
-    Rows,
-    Total,
-    Tree,
-    Update,
-    Work,
-    param,
-)
+from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -98,10 +84,10 @@ class FedGNN(Method):
         F, samples, n_items = self.factors, longest * (1 + self.negatives), catalogue.n_items
         numbers = n_items * F + F * F + 3 * F
         held = 3 * numbers + samples * (24 * F + 64) + longest * 32 * F + 24 * F * F + n_items * (2 * F + 8)
-        operations = self.steps * (samples * 100 * (F + 4) + (12 * longest + 40) * F * F + 300 * CALL)
-        operations += samples * 400 + n_items * 8 * F + 400 * CALL
+        operations = self.steps * (samples * 100 * (F + 4) + (12 * longest + 40) * F * F)
+        operations += samples * 400 + n_items * 8 * F
         rows = min(longest, n_items) + min(samples, n_items)
-        return Work(memory=4 * held, operations=operations, bytes=4 * (numbers + rows * (F + 1)) + HEAD_BYTES)
+        return Work.of(held, operations, calls=300 * self.steps + 400, sent=numbers + rows * (F + 1))
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {"user": shared["user"]}

@@ -24,21 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import (
-    CALL,
-    HEAD_BYTES,
-    About,
-    Batch,
-    Catalogue,
-    Data,
-    Method,
-    Rows,
-    Total,
-    Tree,
-    Update,
-    Work,
-    param,
-)
+from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -75,10 +61,8 @@ class FedIALS(Method):
         F, n_items = self.factors, catalogue.n_items
         row = F + F * (F + 1) // 2 + 3
         held = 3 * n_items * F + longest * (4 * F + 3 * row + 16) + 24 * F * F
-        operations = 4 * (n_items + longest) * F * F + 8 * F**3 + 8 * longest * row + 300 * CALL
-        return Work(
-            memory=4 * held, operations=operations, bytes=4 * (F * F + max(longest, n_items) * row) + HEAD_BYTES
-        )
+        operations = 4 * (n_items + longest) * F * F + 8 * F**3 + 8 * longest * row
+        return Work.of(held, operations, calls=300, sent=F * F + max(longest, n_items) * row)
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}

@@ -36,7 +36,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import CALL, HEAD_BYTES, About, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
 from homebody.params import Range
 from homebody.privacy import Channel, OneBit, Shuffle
 from homebody.rng import Rng
@@ -90,9 +90,9 @@ class FMFLDP(Method):
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         F, n_items = self.factors, catalogue.n_items
-        held = (8 * F + 64) * n_items + longest * (8 * F + 16) + 24 * F * F
-        operations = (n_items + longest) * (4 * F * F + 20 * F + 100) + 8 * F**3 + 300 * CALL
-        return Work(memory=8 * held, operations=operations, bytes=4 * n_items * F + HEAD_BYTES)
+        held = 2 * ((8 * F + 64) * n_items + longest * (8 * F + 16) + 24 * F * F)
+        operations = (n_items + longest) * (4 * F * F + 20 * F + 100) + 8 * F**3
+        return Work.of(held, operations, calls=300, sent=n_items * F)
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Scoring, Total, Tree, Work, param
+from homebody.core import Batch, Catalogue, Data, Method, Rows, Scoring, Total, Tree, Work, param
 from homebody.errors import HomebodyError
 from homebody.params import Range
 from homebody.privacy import Channel
@@ -79,9 +79,9 @@ class ItemTable(Method):
         steps = self.all_passes * -(-samples // self.batch_size)
         held = 4 * numbers + 16 * weights + (16 * rows + 8 * samples) * self.factors
         held += 24 * batch * units + (4 * self.factors + 2 * units) * n_items + 40 * samples
-        operations = self.all_passes * samples * (40 * weights + 100) + steps * (20 + 40 * len(self.layers)) * CALL
-        operations += samples * 400 + n_items * (4 * weights + 20) + 400 * CALL
-        return Work(memory=4 * held, operations=operations, bytes=4 * (numbers + 2 * rows) + HEAD_BYTES)
+        operations = self.all_passes * samples * (40 * weights + 100) + samples * 400 + n_items * (4 * weights + 20)
+        calls = steps * (20 + 40 * len(self.layers)) + 400
+        return Work.of(held, operations, calls, sent=numbers + 2 * rows)
 
     def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:
         """What the client's score function makes of these rows; where it is linear, `linear_score` is faster."""

@@ -64,7 +64,7 @@ class NNSelf(PrivRec):
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         """Every inner step is held until the last is differentiated."""
         known = Vocabulary.of(catalogue, self.features)
-        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
+        network = self.network_for(known)
         samples, size = longest * self.per_item, self.batch_size or longest
         steps = 1 + self.epochs * -(-longest // max(1, size))
         units = sum(network.widths) + self.factors * (1 + known.values)

@@ -95,7 +95,7 @@ class PrivRecCEN(Reference):
     def _train(self, everyone: Everyone, learnt: dict[str, Embeddings], steps: int, rng: Rng) -> int:
         """A pass of mini-batches; answers how many steps there were by now."""
         known = everyone.known
-        network = self.task.network(len(known.item_names), len(known.users) + len(known.contexts))
+        network = self.task.network_for(known)
         places = everyone.taught[rng.bits(len(everyone.taught)).argsort()]
         whose = everyone.owner[places]
         drawn = torch.from_numpy(outside(everyone.histories, whose.numpy(), self.negatives, rng))

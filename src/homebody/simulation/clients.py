@@ -133,7 +133,7 @@ class Clients:
             )
         channel = method.uplink
         update = self._leave(channel, update, streams, summed=summed) if channel.stages else written(update)
-        return update, kept, vmap(method.asks)(batches) if channel.asks else {}
+        return update, kept, vmap(method.asks)(batches) if channel.asks_rows else {}
 
     def _leave(self, channel: Channel, update: Update, streams: Rng, *, summed: bool) -> Update:
         """What these clients' updates become on their way out."""

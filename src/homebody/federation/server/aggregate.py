@@ -22,7 +22,7 @@ from homebody.errors import Abandoned
 from homebody.federation import wire
 from homebody.federation.server.letters import PAUSE
 from homebody.federation.task import Task
-from homebody.privacy import Channel, Clip, OneBit, Shuffle
+from homebody.privacy import Channel
 from homebody.privacy.grid import STEPS
 
 if TYPE_CHECKING:
@@ -104,8 +104,10 @@ class ProxyRoute:
         seconds: float,
     ) -> None:
         self._epochs, self._name, self._asks = epochs, name, asks
-        self._k = next(stage.k for stage in channel.stages if isinstance(stage, OneBit))
-        self._among = next(stage.users or 1 for stage in channel.stages if isinstance(stage, Shuffle))
+        reports, shuffle = channel.facts.reports, channel.facts.shuffle
+        assert reports is not None
+        assert shuffle is not None
+        self._k, self._among = reports.k, shuffle.users or 1
         self._wanted, self._seconds = wanted, seconds
 
     def read(self, part: bytes) -> Tree:
@@ -174,15 +176,13 @@ def _size(one: wire.Expected) -> int:
 
 def bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
     """The largest number and the most rows that can come out of a channel's half on the device."""
-    most, rows = otherwise, None
-    for stage in channel.stages:
-        if isinstance(stage, Clip):
-            most = min(most, ROUNDING * stage.whole)
-        elif isinstance(stage, OneBit):
-            most, rows = 1.0, stage.k
-        elif not getattr(stage, "on_sum", False):  # noise, or what is not known here
-            most = otherwise
-    return most / channel.grid.step if channel.grid else most, rows
+    facts = channel.facts
+    if facts.reports is not None:
+        return 1.0, facts.reports.k
+    most = otherwise
+    if not facts.noise_on_device:  # such noise may exceed any bound
+        most = min((otherwise, *(ROUNDING * norm for norm in facts.norms.values())))
+    return most / facts.grid.step if facts.grid else most, None
 
 
 def largest(updates: Mapping[int, Tree]) -> int | None:

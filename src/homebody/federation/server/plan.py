@@ -22,7 +22,6 @@ from homebody.federation.server.runtime import NOBODY_PUBLIC, RoundSettings
 from homebody.federation.service.text import ADDRESS, is_loopback
 from homebody.federation.task import LONGEST, MOST_INTERACTIONS
 from homebody.federation.telemetry import metric_names, telemetry
-from homebody.privacy import Channel, Shuffle
 from homebody.recipe import Recipe
 from homebody.settings import KINDS
 
@@ -168,7 +167,7 @@ class ServerPlan:
 
     def _among_enough(self, method: Method) -> Method:
         """The method with a Shuffle that counts on no more people than are certain to report."""
-        shuffle = next((stage for stage in method.uplink.stages if isinstance(stage, Shuffle)), None)
+        channel, shuffle = method.uplink, method.uplink.facts.shuffle
         if shuffle is None:
             if self.reports:
                 raise HomebodyError(
@@ -182,8 +181,8 @@ class ServerPlan:
                 "for a round: raise --least and --quorum, or lower users."
             )
         known = replace(shuffle, users=shuffle.users or self.shuffled_among)
-        channel = Channel(*(known if stage is shuffle else stage for stage in method.uplink.stages))
-        return replace(method, uplink=channel)  # type: ignore[type-var]
+        stages = (known if stage is shuffle else stage for stage in channel.stages)
+        return replace(method, uplink=channel.with_stages(*stages))  # type: ignore[type-var]
 
     def _refuse_hopeless(self, method: Method) -> None:
         """A budget that no round fits into, however people are drawn: ε of one round is infinite."""

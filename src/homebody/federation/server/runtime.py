@@ -208,7 +208,7 @@ class Flower:
         """
         body = wire.encode_tree(shared, half=self.settings.half)
         route: LetterRoute | ProxyRoute = LetterRoute(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
-        if wire.shuffled(method.uplink):
+        if method.uplink.facts.shuffled:
             assert self._epochs is not None  # refused when the phase began
             name = f"{task.run}/{self._attempt()}{'' if task.do == 'train' else '/telemetry'}"
             about = asks(replace(task, shared=wire.digest(body)).header())
@@ -254,7 +254,7 @@ class Flower:
         task = replace(self._task("evaluate", self._step, Rng.of(0)), cutoffs=list(self.settings.cutoffs))
         # Shares, where nothing is added to them on the way: one device does not decide for all.
         within = bounds(method.uplink, self.settings.largest if method.uplink.stages else 1.0)
-        clean, wanted = _shares if method.uplink.plain else _as_it_is, telemetry(method, self.settings.cutoffs)
+        clean, wanted = _shares if method.uplink.facts.plain else _as_it_is, telemetry(method, self.settings.cutoffs)
         try:
             got = self._ask(method, shared, task, everyone, wanted, within, clean)
         except Abandoned:
