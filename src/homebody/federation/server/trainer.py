@@ -137,7 +137,7 @@ def _result(plan: ServerPlan, method: Method, fitted: Fitted, records: Records, 
 
 
 def _show(result: Result) -> None:
-    from homebody.report.tables import print_result
+    from homebody.report.terminal import print_result
 
     print_result(jsonable(result))
 
