@@ -19,7 +19,7 @@ from homebody.methods import trust
 from homebody.privacy import Ledger
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
-from homebody.report.tables import print_result
+from homebody.report.terminal import print_result
 from homebody.run import Watcher, execute, reopen, resume
 
 DATA = "synthetic:users=30,items=40,mean=8"

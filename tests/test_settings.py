@@ -19,7 +19,7 @@ from homebody.settings import check, setting
 class Warmer(Recipe):
     """A recipe with three more fields, which are named here and nowhere else."""
 
-    temperature: float = setting(1.0, "How warm a round is.", low=0.5, high=2.0, unit="degrees", panel=TRAINING)
+    temperature: float = setting(1.0, "How warm a round is.", low=0.5, high=2.0, unit="degree", panel=TRAINING)
     blankets: list[str] = setting([], "What covers a round; repeat.", panel=TRAINING, option="--blanket")
     windy: bool = setting(False, "Open the window.", panel=TRAINING)
 

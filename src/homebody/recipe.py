@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from homebody import settings
 from homebody.errors import HomebodyError, unknown_name
-from homebody.settings import DELTA, KINDS, setting
+from homebody.settings import DELTA, setting
 
 # The command line reads the fields of a recipe for its options, and `homebody --help` must not wait for torch: what
 # needs more than the fields is imported where it is used.
@@ -241,6 +241,11 @@ class Recipe:
     @classmethod
     def from_toml(cls, text: str) -> Self:
         values, version = settings.load(text, "The recipe", SCHEMA_VERSION)
+        return cls.from_values(values, version)
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any], version: int = SCHEMA_VERSION) -> Self:
+        """A recipe from the values of a TOML table."""
         if version < 2:
             from homebody.data.vocabularies import ALL
 
@@ -288,7 +293,7 @@ dual, epochs, factors, item_rate, learning_rate, negatives.
             raise HomebodyError(f"--set takes field=value, not '{pair}'.")
         if name not in known:
             raise _no_field(method, name, known)
-        values[name] = _parse(name, text, type(known[name]))
+        values[name] = settings.parse(name, text, type(known[name]))
     return values
 
 
@@ -311,15 +316,6 @@ def _no_field(method: str, name: str, known: Iterable[str]) -> HomebodyError:
             f"{name} is no field of {method} but a setting of its channel: give all its stages, as in {stages}."
         )
     return unknown_name(f"field of {method}", name, known)
-
-
-def _parse(name: str, text: str, kind: type) -> Any:
-    try:
-        if kind is bool:
-            return {"true": True, "false": False}[text.lower()]
-        return kind(text)
-    except (ValueError, KeyError):
-        raise HomebodyError(f"{name} must be {KINDS.get(kind, kind.__name__)}, not '{text}'.") from None
 
 
 def fingerprint(parts: Mapping[str, bytes | memoryview]) -> str:

@@ -9,15 +9,27 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import MISSING, Field, asdict, field, fields
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from homebody.counts import several
 from homebody.errors import HomebodyError, unknown_name
 
-__all__ = ["KINDS", "Kind", "check", "check_value", "load", "read", "refuse_unknown", "setting", "to_toml", "words"]
+__all__ = [
+    "KINDS",
+    "Kind",
+    "check",
+    "check_value",
+    "load",
+    "parse",
+    "read",
+    "setting",
+    "to_toml",
+    "words",
+]
 
 T = TypeVar("T")
 KINDS: dict[type, str] = {
@@ -42,13 +54,15 @@ def setting(
     choices: tuple[Any, ...] = (),
     unit: str = "",
     panel: str = "",
+    make: Callable[[], Any] | None = None,
     **typed: Any,
 ) -> Any:
     """A dataclass field with its default, its meaning and its bounds.
 
     default: a list or a table is copied for every instance. Without a default, the setting must be given.
     low, high, above: the bounds of a number, or of each number in a list. above: the number itself is out of bounds.
-    unit: what a number counts, for the error.
+    unit: what a number counts, in the singular, for the error.
+    make: computes the default of each instance.
     panel: where `--help` lists the option. A setting without a panel is no option that commands share.
     typed: how the option is typed, where that does not follow from the name and the type:
     option: its name.
@@ -70,8 +84,8 @@ def setting(
     """
     bounds = {"low": low, "high": high, "above": above, "choices": choices, "unit": unit}
     metadata = {"doc": doc, **bounds, "panel": panel, **typed}
-    if isinstance(default, list | dict):
-        return field(default_factory=lambda: copy(default), metadata=metadata)
+    if make is not None or isinstance(default, list | dict):
+        return field(default_factory=make or (lambda: copy(default)), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -132,14 +146,14 @@ def check_value(spec: Field[Any], value: Any, kind: type, whose: str = "") -> No
         raise HomebodyError(f"{name} must be one of {', '.join(map(str, of['choices']))}, not {value}.")
     if isinstance(value, float) and not math.isfinite(value):
         raise HomebodyError(f"{name} must be a finite number, not {value}.")
-    unit = of["unit"] and f" {of['unit']}"
     for bound, text, inside in (
         (of["low"], "at least", operator.ge),
         (of["above"], "above", operator.gt),
         (of["high"], "at most", operator.le),
     ):
         if bound is not None and not inside(value, bound):
-            raise HomebodyError(f"{name} must be {text} {bound:,}{unit}, not {value:,}.")
+            amount = several(bound, of["unit"]) if of["unit"] else f"{bound:,}"
+            raise HomebodyError(f"{name} must be {text} {amount}, not {value:,}.")
 
 
 def fits(value: Any, kind: type) -> bool:
@@ -149,6 +163,18 @@ def fits(value: Any, kind: type) -> bool:
 
 def _wrong_kind(name: str, kind: type, value: Any) -> HomebodyError:
     return HomebodyError(f"{name} must be {KINDS.get(kind, kind.__name__)}, not {value!r}.")
+
+
+def parse(name: str, text: str, kind: type) -> Any:
+    """The value of a setting from what was typed for it.
+
+    >>> parse("epochs", "3", int), parse("dual", "True", bool)
+    (3, True)
+    """
+    try:
+        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        raise HomebodyError(f"{name} must be {KINDS.get(kind, kind.__name__)}, not '{text}'.") from None
 
 
 def load(text: str, what: str, schema: int) -> tuple[dict[str, Any], int]:
@@ -167,29 +193,33 @@ def load(text: str, what: str, schema: int) -> tuple[dict[str, Any], int]:
     return values, version
 
 
-def read(owner: type[T], values: Mapping[str, Any], what: str, kind: str) -> T:
-    """An instance from the values of a TOML table; `kind` calls its keys in an error, such as "recipe field"."""
-    refuse_unknown(values, kind, (spec.name for spec in fields(owner)))  # type: ignore[arg-type]
-    for spec in fields(owner):  # type: ignore[arg-type]
+def read(owner: type[T], values: Mapping[str, Any], what: str, kind: str, **tables: Callable[[Any], Any]) -> T:
+    """An instance from the values of a TOML table.
+
+    kind: what an error calls a key, such as "recipe field". tables: how the values of some keys are read; by default
+    they are taken as they are.
+    """
+    specs = fields(owner)  # type: ignore[arg-type]
+    names = [spec.name for spec in specs]
+    for name in values:
+        if name not in names:
+            raise unknown_name(kind, name, names)
+    values = {**values, **{name: table(values.get(name, {})) for name, table in tables.items()}}
+    for spec in specs:
         if spec.name not in values and default_of(spec) is MISSING:
             raise HomebodyError(f"{what} names no {spec.name}.")
     return owner(**values)
-
-
-def refuse_unknown(values: Iterable[str], kind: str, known: Iterable[str]) -> None:
-    """Refuse a name that is not known, and say which one is near."""
-    known = list(known)
-    for name in values:
-        if name not in known:
-            raise unknown_name(kind, name, known)
 
 
 def to_toml(owner: Any, schema: int) -> str:
     """The TOML that `load` and `read` take back. A setting that is None is left out."""
     import tomli_w
 
-    values = {name: value for name, value in asdict(owner).items() if value is not None}
-    return tomli_w.dumps({"schema": schema, **values})
+    return tomli_w.dumps({"schema": schema, **asdict(owner, dict_factory=_without_none)})
+
+
+def _without_none(values: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in values if value is not None}
 
 
 def option(spec: Field[Any]) -> str:

@@ -31,7 +31,7 @@ from homebody.report import RunFolder
 from homebody.report.statement import statement
 from homebody.run import Watcher, execute, reopen, resume
 from homebody.studies.cells import cell_key, run_cells
-from homebody.studies.tune import Study, tune
+from homebody.studies.tune import Search, tune
 from homebody.suggest import recommend_for, recommend_to
 
 DATA = "synthetic:users=20,items=30,mean=6"
@@ -525,7 +525,7 @@ class TestPermissions:
         assert modes(folder) == {}
 
     def test_so_are_studies_and_what_diverged(self, tmp_path: Path) -> None:
-        study = tune(Study(replace(NOISED, rounds=1), {"learning_rate": (0.05, 1e30)}, trials=2), tmp_path)
+        study = tune(Search(replace(NOISED, rounds=1), {"learning_rate": (0.05, 1e30)}, trials=2), tmp_path)
         assert modes(Path(study["study"])) == {}
         run_cells([replace(NOISED, rounds=1)], tmp_path / "cells")
         assert modes(tmp_path / "cells") == {}

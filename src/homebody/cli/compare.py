@@ -44,6 +44,6 @@ def compare(
         typer.echo(json.dumps(comparison))
         return
 
-    from homebody.report.tables import print_comparison
+    from homebody.report.terminal import print_comparison
 
     print_comparison(comparison)

@@ -65,7 +65,7 @@ def run(
         typer.echo(json.dumps(result))
         return
 
-    from homebody.report.tables import print_result
+    from homebody.report.terminal import print_result
 
     print_result(result)
 

@@ -50,7 +50,7 @@ SIX = ("init_shared", "init_local", "prepare", "client", "server", "score")
 
 GROUP = "homebody.methods"
 _TRUSTED: dict[Path, str] = {}
-"""Files whose code may run in this process, each with the SHA-256 of what it held when it was named."""
+"""Files whose code may run in this process, each with the SHA-256 of its content when it was named."""
 
 
 class MethodFile(NamedTuple):
@@ -64,7 +64,7 @@ class MethodFile(NamedTuple):
 
 
 def find(name: str) -> type[Method] | type[Reference]:
-    """The class of a known name, of an installed entry point, or of a file that was trusted: `path/to/file.py:Class`.
+    """The class that a name stands for: a shipped method, an entry point, or a trusted `path/to/file.py:Class`.
 
     >>> find("fedmf").__name__
     'FedMF'
@@ -81,7 +81,7 @@ def find(name: str) -> type[Method] | type[Reference]:
 
 
 def trust(name: str, sha256: str | None = None) -> str:
-    """Let `find` run the file that this name gives, as it is now; answer the name with its whole path.
+    """Let `find` run the file that this name gives, as it is now; return the name with its absolute path.
 
     A name that is no file's stays as it is. sha256: what the file must hold.
 
@@ -162,7 +162,7 @@ def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
 
 
 def _checked(found: Any) -> type[Method] | type[Reference]:
-    """The class; one that cannot run is refused, before anything else is done."""
+    """The class, if it can run; otherwise it is refused before anything else is done."""
     if not isinstance(found, type) or not issubclass(found, Method | Reference):
         raise HomebodyError(f"{found!r} is not a class of a method or of a reference.")
     _check(found)

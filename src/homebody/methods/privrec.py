@@ -30,21 +30,7 @@ from torch.nn.functional import softplus
 
 from homebody import ops
 from homebody.bags import Bags, spread_rows, sum_rows
-from homebody.core import (
-    CALL,
-    HEAD_BYTES,
-    About,
-    Batch,
-    Catalogue,
-    Data,
-    Method,
-    Scoring,
-    Total,
-    Tree,
-    Update,
-    Work,
-    param,
-)
+from homebody.core import About, Batch, Catalogue, Data, Method, Scoring, Total, Tree, Update, Work, param
 from homebody.methods.kernels import privrec as kernels
 from homebody.models.dssm import PARTS, Described, Vocabulary, vectors
 from homebody.models.score import ScoreFunction, read_widths
@@ -110,15 +96,18 @@ class PrivRec(Method):
         hidden = read_widths("hidden", self.hidden)
         return ScoreFunction((1 + blocks) * self.factors, hidden, beside * self.factors, self.activation)  # type: ignore[arg-type]
 
+    def network_for(self, known: Vocabulary) -> ScoreFunction:
+        """The layers for all features of a vocabulary."""
+        return self.network(len(known.item_names), len(known.users) + len(known.contexts))
+
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         known = Vocabulary.of(catalogue, self.features)
         feature = self.init_scale * rng.fold("feature").normal(known.size, self.factors)
         feature[known.unknown] = 0.0  # until somebody turns up who is of no known kind
-        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
         return {
             "item": self.init_scale * rng.fold("item").normal(catalogue.n_items, self.factors),
             "feature": feature,
-            "layers": network.start(rng.fold("layers")),
+            "layers": self.network_for(known).start(rng.fold("layers")),
         }
 
     def takes_in(self, catalogue: Catalogue) -> tuple[str, ...]:
@@ -127,16 +116,11 @@ class PrivRec(Method):
 
     def shared_numbers(self, catalogue: Catalogue) -> int:
         known = Vocabulary.of(catalogue, self.features)
-        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
-        return (catalogue.n_items + known.size) * self.factors + network.size
+        return (catalogue.n_items + known.size) * self.factors + self.network_for(known).size
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
-        known, n_items, numbers = (
-            Vocabulary.of(catalogue, self.features),
-            catalogue.n_items,
-            self.shared_numbers(catalogue),
-        )
-        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
+        known, n_items = Vocabulary.of(catalogue, self.features), catalogue.n_items
+        network, numbers = self.network_for(known), self.shared_numbers(catalogue)
         units, listed = sum(network.widths), known.values
         epochs, drawn = max(self.epochs, self.adapt_passes), max(self.epochs, self.adapt_epochs)
         samples, size = longest * self.per_item, self.batch_size or longest
@@ -146,11 +130,10 @@ class PrivRec(Method):
         held += drawn * longest * (6 * self.negatives + 6) + samples * (4 * listed + 8) + 24 * network.size
         held += 4 * min(n_items, SCORED) * units
         operations = epochs * samples * (12 * network.size + 40 * self.factors * (1 + listed) + 200)
-        operations += (200 * epochs + steps * len(network.widths) // 10) * CALL + n_items * (
-            4 * network.size + 60 * (1 + listed)
-        )
-        operations += drawn * longest * 100 * (1 + self.negatives) + 10 * numbers + 800 * CALL
-        return Work(memory=4 * held, operations=operations, bytes=4 * numbers + HEAD_BYTES)
+        operations += n_items * (4 * network.size + 60 * (1 + listed))
+        operations += drawn * longest * 100 * (1 + self.negatives) + 10 * numbers
+        calls = 200 * epochs + steps * len(network.widths) // 10 + 800
+        return Work.of(held, operations, calls, sent=numbers)
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
@@ -193,7 +176,7 @@ class PrivRec(Method):
             one.on(items.device)
             for one in (known.person(data.features), known.around(data.now), known.items(data.catalogue.items))
         )
-        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
+        network = self.network_for(known)
         if items.device.type == "cpu" and not data.now:  # many moments are a vmap of their own
             return kernels.scores(network, mine, person, around, described, items)
         beside = torch.cat([vectors(mine["feature"], one) for one in (person, around)])
@@ -209,12 +192,12 @@ class PrivRec(Method):
         return self.adapt_rate or self.learning_rate
 
     def at_hand(self, valid: Tensor) -> Tensor:
-        """The interactions that a device adapts to: the latest, where not all."""
+        """The interactions that a device adapts to: the latest `adapt_items`, or all."""
         later = valid.sum(-1, keepdim=True) - valid.long().cumsum(-1)
         return valid & (later < self.adapt_items) if self.adapt_items else valid
 
     def stepped(self, start: Tree, batch: Batch, epochs: int, rate: float, valid: Tensor) -> tuple[Tree, Tensor]:
-        """Where SGD leads from here in so many passes, and the mean loss of the last."""
+        """The parameters after so many passes of SGD, and the mean loss of the last pass."""
         n_items, table = len(start["item"]), torch.cat([start["item"], start["feature"]])
         described = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
         person, around, items = (one._replace(row=one.row + n_items) for one in described)
@@ -241,7 +224,7 @@ class PrivRec(Method):
         return {"item": table[:n_items], "feature": table[n_items:], "layers": layers}, loss
 
     def _samples(self, batch: Batch, place: Tensor, epoch: int, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The interactions at these places with their negatives, what is to be said of each, and which count."""
+        """The interactions at these places with their negatives, the label of each, and which are real."""
         own, real = batch["item"].gather(0, place)[:, None], valid.gather(0, place)[:, None]
         if self.output == "explicit":
             return own, batch["rating"].gather(0, place)[:, None], real
@@ -261,7 +244,7 @@ class PrivRec(Method):
         real: Tensor,
         rate: float,
     ) -> tuple[Tensor, list[Tensor], Tensor]:
-        """One step on some interactions and their negatives; the sum of their losses.
+        """One step of SGD on some interactions and their negatives; also the sum of their losses.
 
         given: the person, the samples, and their circumstances if there are any.
         """
@@ -289,7 +272,7 @@ class PrivRec(Method):
         return table, parts, torch.where(real, loss, 0.0).sum()
 
     def _rates(self, what: Tensor) -> Tensor:
-        """(blocks, 1): an item's own row, which is the first, has a step of its own."""
+        """(blocks, 1): the relative step of each block; the first block is an item's own row."""
         own = torch.arange(what.shape[1], device=what.device) == 0
         return torch.where(own, float(ops.single(self.item_rate)), 1.0)[:, None]
 
@@ -304,12 +287,12 @@ SCORED = 1 << 15
 
 
 def taken(values: Tensor, place: Tensor) -> Tensor:
-    """`values[place]`, in a way that vmap knows."""
+    """`values[place]`, by operations that vmap supports."""
     return values.gather(0, place[:, None].expand(-1, values.shape[1]))
 
 
 def _with_own(items: Described) -> Described:
-    """The items' features, each behind the item's own row."""
+    """The items' features, with each item's own row first."""
     row, weight, block = items
     place = torch.arange(len(row), device=row.device)[:, None]
     ahead = torch.nn.functional.pad(block, (1, 0, 1, 0))

@@ -39,7 +39,7 @@ class Settings:
         "Seconds that the first report waits for others.",
         low=0,
         high=7 * 86_400,
-        unit="seconds",
+        unit="second",
         panel=OPTIONS,
     )
     least_devices: int = setting(
@@ -50,7 +50,7 @@ class Settings:
     )
     """The server may allow fewer."""
     lead: float = setting(
-        5.0, "Seconds to close an epoch ahead of the next hop.", low=0, high=3_600, unit="seconds", panel=OPTIONS
+        5.0, "Seconds to close an epoch ahead of the next hop.", low=0, high=3_600, unit="second", panel=OPTIONS
     )
     """What is left then still arrives."""
     batch: int = setting(2048, "Reports in a batch, at most.", low=1, high=16_384)

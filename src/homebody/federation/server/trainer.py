@@ -137,7 +137,7 @@ def _result(plan: Plan, method: Method, fitted: Fitted, records: Records, folder
 
 
 def _show(result: Result) -> None:
-    from homebody.report.tables import print_result
+    from homebody.report.terminal import print_result
 
     print_result(jsonable(result))
 
