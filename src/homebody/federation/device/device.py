@@ -30,15 +30,15 @@ from homebody import __version__
 from homebody.core import Cohort, Rows, Tree, Update, Work, releases
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.aggregate import flat
 from homebody.federation.device.home import Home
 from homebody.federation.device.household import TOY_ITEMS, Household, compile_kernels, feature_schema
 from homebody.federation.device.limits import ITEM_BYTES, TooLarge, answering_seconds, estimate, private, refuse_larger
 from homebody.federation.device.models import PrivateState
 from homebody.federation.device.people import OptedOut, Person
-from homebody.federation.runtime import metric_names
-from homebody.federation.schema import Sheet
+from homebody.federation.epoch import MESSAGE_REPORTS
+from homebody.federation.schema import FeatureSchema
 from homebody.federation.task import Task
+from homebody.federation.telemetry import measurements
 from homebody.privacy import Budget, Charge
 from homebody.rng import Rng, SystemRng
 
@@ -49,8 +49,6 @@ __all__ = ["Device"]
 
 COMPILING = 40
 """How many times as long as a person's work compilation may take: it depends on nobody, and happens once."""
-MOST_REPORTS = 4096
-"""In one message to a proxy."""
 T = TypeVar("T")
 Reply = tuple[dict[str, Any], dict[str, bytes]]
 """A letter's header and its parts."""
@@ -113,7 +111,7 @@ class Device:
         otherwise = "The letter asks for something that this device cannot work with."
         about: dict[str, str] = {}
         try:
-            header, parts = wire.open_letter(body)
+            header, parts = wire.decode_letter(body)
             task = Task.read(header)
             proxied = task.acting.uplink.facts.shuffled
             if proxied and self._reporter is None:
@@ -137,7 +135,7 @@ class Device:
         except Exception as error:  # a letter must not end the process
             self._log("failed", **about, reason=_reason(error))
             reply, answers = {"refused": otherwise}, {}
-        return wire.seal({"to": wire.digest(body), **reply}, answers)
+        return wire.encode_letter({"to": wire.digest(body), **reply}, answers)
 
     def _answer(self, task: Task, parts: Mapping[str, bytes], until: float) -> Reply:
         models = self.home.models
@@ -206,7 +204,7 @@ class Device:
         if "features" in parts:
             if not task.features or wire.digest(parts["features"]) != task.features:
                 raise wire.Malformed("The sheet of features is not the one that the letter names.")
-            Sheet.read(parts["features"])
+            FeatureSchema.read(parts["features"])
             items.put_schema(task.features, parts["features"])
         if task.features and items.schema(task.features) is None:
             return "features"
@@ -235,7 +233,7 @@ class Device:
         about = (task.shared, task.described(), task.phase, task.n_items)
         if self._shared is not None and self._shared[0] == about:
             return self._shared[1]
-        shared, schema = wire.unpack(content), feature_schema(self.home, task.features)
+        shared, schema = wire.decode_tree(content), feature_schema(self.home, task.features)
         two, three = (task.acting.init_shared(schema.catalogue(count), Rng.of(0)) for count in (2, 3))
         if shared.keys() != two.keys() or task.n_items < 2:
             raise wire.Malformed("The shared parameters are not those of the method.")
@@ -268,7 +266,7 @@ class Device:
             about = (task.do, task.described(), task.phase, task.n_items)
             if self._zero is None or self._zero[0] != about:
                 if task.do == "evaluate":
-                    zero = _measurements({}, task.cutoffs)
+                    zero = measurements({}, task.cutoffs)
                 else:
                     catalogue = feature_schema(self.home, task.features).catalogue(task.n_items)
                     zero = self._in_time(lambda: wire.nothing(method, shared, catalogue))
@@ -281,7 +279,8 @@ class Device:
         zero = self._zero[1]
         if task.epoch is not None:
             entries = sum(_entries(value) for value in zero.values())
-            if (entries, channel.facts.reports) != (task.epoch["entries"], task.epoch["k"]):
+            reports = channel.facts.reports
+            if reports is None or (entries, reports.k) != (task.epoch.entries, task.epoch.k):
                 raise wire.Malformed("The letter's epoch is about another update than the method's.")
         seconds = answering_seconds(self._estimate(task, people), people) if private(charges) else 0.0
         return Assignment(shared, charges, zero, seconds)
@@ -312,10 +311,10 @@ class Device:
             self._log("nothing", release=task.release, reason=_reason(error))
             update, state = task.acting.uplink.device(assignment.zero, SystemRng()), None
         if task.epoch is None:
-            answer, reports = wire.pack(update, half=task.half), 0
+            answer, reports = wire.encode_tree(update, half=task.half), 0
         else:
             assert self._reporter is not None
-            numbers = flat(update)
+            numbers = wire.report_numbers(update)
             answer, reports = self._reporter.sealed(task.epoch, numbers), len(numbers)
         step, base, content = state or (0, None, None)
         outbox.finish(slot, task.run, release, task.ask, step, base, content, answer, reports)
@@ -340,10 +339,11 @@ class Device:
             metrics = self._in_time(lambda: household.measure(method, shared, user))
             if not all(map(math.isfinite, metrics.values())):
                 raise HomebodyError("What was measured is not finite.")
-            return method.uplink.device(_measurements(metrics, task.cutoffs), SystemRng()), state
+            return method.uplink.device(measurements(metrics, task.cutoffs), SystemRng()), state
         update, kept = self._in_time(lambda: household.train(method, shared, user, Rng(torch.tensor(task.key))))
         base = task.shared if method.scoring.parameters == "base" else None
-        return update, PrivateState(task.step, base, wire.seal({"phase": task.phase}, {"state": wire.pack(kept)}))
+        content = wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(kept)})
+        return update, PrivateState(task.step, base, content)
 
     def _in_time(self, work: Callable[[], T], times: int = 1) -> T:
         """The result of the work, or `OutOfTime` after so many times the home's limit.
@@ -396,7 +396,7 @@ class Device:
         reported: set[int] = set()
         try:
             written = {slot for message in outbox.messages(ask) for slot in message.people}
-            left, most = [slot for slot in slots if slot not in written], max(1, MOST_REPORTS // task.epoch["k"])
+            left, most = [slot for slot in slots if slot not in written], max(1, MESSAGE_REPORTS // task.epoch.k)
             for some in (left[at : at + most] for at in range(0, len(left), most)):
                 message = self._reporter.message(task.epoch, b"".join(slots[slot] for slot in some))
                 outbox.put_message(ask, some, message)
@@ -405,7 +405,7 @@ class Device:
                 reported.update(kept.people)
         except HomebodyError as error:
             self._log("declined", release=task.release, reason=_reason(error))
-        parts = {str(task.first + slot): wire.pack({}) for slot in slots if slot in reported}
+        parts = {str(task.first + slot): wire.encode_tree({}) for slot in slots if slot in reported}
         return parts, [task.first + slot for slot in slots if slot not in reported]
 
     def _status(self, shared: str = "") -> dict[str, Any]:
@@ -437,9 +437,3 @@ def _entries(value: Any) -> int:
     if isinstance(value, Rows):
         return value.size * math.prod(value.value.shape[1:])
     return int(value.numel())
-
-
-def _measurements(metrics: Mapping[str, float], cutoffs: Sequence[int]) -> Tree:
-    """A person's metrics in the order that the server expects; zeros where there are none."""
-    values = torch.tensor([metrics.get(name, 0.0) for name in metric_names(cutoffs)], dtype=torch.float32)
-    return {"metrics": values, "asked": torch.tensor([1.0 if metrics else 0.0])}

@@ -20,7 +20,7 @@ from homebody.federation import wire
 from homebody.federation.device.home import Home
 from homebody.federation.device.models import PrivateState
 from homebody.federation.device.people import Person
-from homebody.federation.schema import Sheet
+from homebody.federation.schema import FeatureSchema
 from homebody.fit import carry
 from homebody.privacy import Channel
 from homebody.rng import DeviceRng, Rng, SystemRng
@@ -75,15 +75,15 @@ class Household(Clients):
     def restore(self, home: Home, user: int, state: PrivateState, phase: str, shared: Tree) -> None:
         """Take up a person's stored state, grown to the length of the shared parameters. A state of another phase is
         ignored: each phase starts without one."""
-        header, parts = wire.open_letter(state.bytes)
+        header, parts = wire.decode_letter(state.bytes)
         if header["phase"] != phase:
             return
-        tree = grown(wire.unpack(parts["state"]), shared)
+        tree = grown(wire.decode_tree(parts["state"]), shared)
         tables = [value for value in tree.values() if isinstance(value, Rows)]
         if any(len(rows.index) and int(rows.index.max()) >= rows.size for rows in tables):
             raise HomebodyError("The private state is about a larger catalogue than the shared parameters.")
         base = None if state.base is None else home.models.shared(state.base)
-        self.hold(user, tree, None if base is None else carried(wire.unpack(base), shared))
+        self.hold(user, tree, None if base is None else carried(wire.decode_tree(base), shared))
 
     def hold(self, user: int, state: Tree, base: Tree | None = None) -> None:
         """Set a person's private state, and the shared parameters it was trained from, if ranking needs them."""
@@ -115,7 +115,7 @@ class Household(Clients):
         return left
 
 
-def compile_kernels(method: Method, schema: Sheet, *, measures: bool) -> None:
+def compile_kernels(method: Method, schema: FeatureSchema, *, measures: bool) -> None:
     """Train and measure one toy person, so that no round waits for compilation."""
     toy = Population("toy", np.array([0, 3]), np.array([0, 1, 2], dtype=np.int32), n_items=TOY_ITEMS)
     split = leave_one_out(toy, how="latest", negatives=2) if measures else everything(toy)
@@ -126,10 +126,10 @@ def compile_kernels(method: Method, schema: Sheet, *, measures: bool) -> None:
     household.measure(method, shared, 0)
 
 
-def feature_schema(home: Home, digest: str) -> Sheet:
+def feature_schema(home: Home, digest: str) -> FeatureSchema:
     """The schema of features with this digest; an empty one for the empty digest."""
     content = home.items.schema(digest) if digest else None
-    return Sheet() if content is None else Sheet.read(content)
+    return FeatureSchema() if content is None else FeatureSchema.read(content)
 
 
 def carried(old: Tree, new: Tree) -> Tree:

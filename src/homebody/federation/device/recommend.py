@@ -43,7 +43,7 @@ def recommend(home: Home, person: Person, k: int = 10) -> list[RankedItem]:
     household = Household.of(home, [person], {**described, "measures": False}, len(home.items))
     household.begin(method, Rng(torch.tensor(described["clients_key"])))
     fresh = method.init_shared(household.catalogue, Rng.of(described["seed"]))
-    shared = carried(wire.unpack(content), fresh)  # items that came after the model have fresh rows
+    shared = carried(wire.decode_tree(content), fresh)  # items that came after the model have fresh rows
     state = home.models.state(person.slot, described["run"], model.step + 1)
     if state is not None and household.split.lengths[0]:
         household.restore(home, 0, state, phase, shared)
