@@ -165,9 +165,9 @@ def measure_rounds(folder: Path, rounds: int) -> tuple[float, int]:
 
             with Home.create(at, server=plan.listen, furnish=furnish) as home:
                 for user in range(number, PEOPLE, DEVICES):
-                    person = home.add_person(f"person {user}")
+                    person = home.people.add(f"person {user}")
                     for row in range(*population.indptr[user : user + 2]):
-                        home.append(person, population.item_id(int(population.items[row])))
+                        home.history.append(person, population.item_id(int(population.items[row])))
             key = read_public(at / "device.pub")
             with opened(server) as (_, records):
                 records.add_device(fingerprint(key), key, at.name, PEOPLE // DEVICES)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from numba.core.dispatcher import Dispatcher
 from tests.processes import PATIENCE
 
-from homebody.core import Catalogue, Cohort, Tree
+from homebody.core import Catalogue, Cohort, Tree, releases
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.device import client
@@ -115,9 +115,9 @@ class Attacker:
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
     with Home.create(tmp_path / "device", server="127.0.0.1:9092") as made:
-        ann = made.add_person("ann")
+        ann = made.people.add("ann")
         for when, item in enumerate(OWNED):
-            made.append(ann, ITEMS[item][0], time=when)
+            made.history.append(ann, ITEMS[item][0], time=when)
         yield made
 
 
@@ -159,7 +159,7 @@ def test_a_failure_after_the_charge_leaves_as_the_zero_update(
     assert "nothing" in attacker.events()
     assert attacker.send(body)[1] == parts  # asked again it says the same, and is not charged again
     assert attacker.home.ledger(0).releases() == 1
-    assert attacker.home.state(0, "feedbeef00") is None
+    assert attacker.home.models.state(0, "feedbeef00") is None
 
 
 def test_a_zero_update_is_noised_as_any_other(attacker: Attacker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_numbers_that_are_not_finite_leave_as_zeros_and_leave_no_state(attacker:
     fields = {"factors": 2, "learning_rate": 1e30}
     _, parts = attacker.send(attacker.letter("pfedrec", fields=fields))
     assert len(wire.unpack(parts["0"])["item"].index) == 0
-    assert attacker.home.state(0, "feedbeef00") is None
+    assert attacker.home.models.state(0, "feedbeef00") is None
     _, parts = attacker.send(attacker.letter("pfedrec"))
     assert bool(torch.isfinite(wire.unpack(parts["0"])["item"].value).all())
     assert len(wire.unpack(parts["0"])["item"].index) > 0
@@ -182,7 +182,7 @@ def test_numbers_that_are_not_finite_leave_as_zeros_and_leave_no_state(attacker:
 
 def test_a_state_that_cannot_be_read_is_no_reason_to_decline(attacker: Attacker) -> None:
     attacker.send(attacker.letter("pfedrec"))
-    attacker.home.put_state(0, "feedbeef00", 1, None, b"broken")
+    attacker.home.models.put_state(0, "feedbeef00", 1, None, b"broken")
     header, parts = attacker.send(attacker.letter("pfedrec"))
     assert (header["declined"], len(parts)) == ([], 1)
 
@@ -216,7 +216,7 @@ def test_parameters_that_do_not_fit_are_not_kept(attacker: Attacker) -> None:
     for size in (3, 4, 5):
         header, _ = attacker.send(attacker.letter(shared={"item": torch.zeros(N_ITEMS, size), "user": torch.zeros(2)}))
         assert "another shape" in header["refused"]
-    assert attacker.home._ask("SELECT COUNT(*) FROM shared")[0][0] == 0
+    assert attacker.home.store.read("SELECT COUNT(*) FROM shared")[0][0] == 0
 
 
 @dataclass
@@ -249,9 +249,9 @@ def test_when_an_answer_leaves_does_not_depend_on_the_history(
     wanted = answering_seconds(estimate(method, Catalogue(N_ITEMS), 5_000, 1), 1)
     assert {answered(taken) for taken in (0.0, 0.001, 0.2, wanted / 2)} == {wanted}
     assert wanted == pytest.approx(round(wanted / 0.05) * 0.05)  # a multiple of 50 ms
-    assert attacker.home.overruns == 0
+    assert attacker.home.outbox.late() == 0
     assert answered(wanted * 1.5) == pytest.approx(2 * wanted)  # an overrun tells that it was one, and is counted
-    assert attacker.home.overruns == 1
+    assert attacker.home.outbox.late() == 1
     assert "late" in attacker.events()
 
 
@@ -336,21 +336,21 @@ def test_limits_are_the_homes_own(attacker: Attacker) -> None:
         ("bytes", 10, "The answer takes up to 1 MB, and this device allows 1 MB"),
     ):
         usual = attacker.home.settings.limits
-        attacker.home.limit({name: value})
+        attacker.home.configure(limits={name: value})
         assert said in attacker.send(attacker.letter())[0]["refused"]
-        attacker.home.limit(usual)
+        attacker.home.configure(limits=usual)
     assert "refused" not in attacker.send(attacker.letter())[0]
     with pytest.raises(HomebodyError, match="There is no limit of a device 'time'"):
-        attacker.home.limit({"time": 3})
+        attacker.home.configure(limits={"time": 3})
     with pytest.raises(HomebodyError, match="A device's limit of memory must be a whole number above 0"):
-        attacker.home.limit({"memory": 0})
+        attacker.home.configure(limits={"memory": 0})
 
 
 def test_a_catalogue_cannot_fill_the_memory(attacker: Attacker) -> None:
-    attacker.home.limit({"memory": 20_000})
+    attacker.home.configure(limits={"memory": 20_000})
     header, _ = attacker.send(attacker.letter())
     assert "of memory" in header["refused"]
-    assert attacker.home.n_items() == 0
+    assert len(attacker.home.items) == 0
 
 
 def test_work_that_takes_too_long_is_given_up_and_leaves_as_zeros(
@@ -358,7 +358,7 @@ def test_work_that_takes_too_long_is_given_up_and_leaves_as_zeros(
 ) -> None:
     free = threading.Event()
     monkeypatch.setattr(Household, "train", lambda *given: free.wait(PATIENCE))
-    attacker.home.limit({"seconds": 0.05})
+    attacker.home.configure(limits={"seconds": 0.05})
     try:
         header, parts = attacker.send(attacker.letter())
         assert (header["declined"], len(parts)) == ([], 1)
@@ -382,7 +382,7 @@ def test_compiled_kernels_let_other_threads_run(kernels: ModuleType) -> None:
 def test_a_greeting_that_takes_too_long_is_given_up(attacker: Attacker, monkeypatch: pytest.MonkeyPatch) -> None:
     free = threading.Event()
     monkeypatch.setattr(Household, "train", lambda *given: free.wait(PATIENCE))
-    attacker.home.limit({"seconds": 0.05})
+    attacker.home.configure(limits={"seconds": 0.05})
     try:
         header, _ = attacker.send(attacker.greeting(fields={"factors": 2}))
         assert "took longer than this device allows" in header["refused"]
@@ -400,7 +400,7 @@ def test_a_client_whose_work_does_not_end_starts_itself_anew(
             one._device._in_time(lambda: free.wait(PATIENCE))
 
     make_device_key(home.path)
-    home.limit({"seconds": 0.05})
+    home.configure(limits={"seconds": 0.05})
     monkeypatch.setattr(client._Client, "run", works)
     monkeypatch.setattr(client.os, "execv", lambda program, arguments: started.append((program, arguments)))
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -413,7 +413,7 @@ def test_a_client_whose_work_does_not_end_starts_itself_anew(
         for number, handler in handlers:
             signal.signal(number, handler)
     assert started == [(sys.executable, sys.orig_argv)]
-    assert not home.running()
+    assert not home.store.client_runs()
 
 
 @pytest.mark.parametrize("now", [-1e9, 0.0, 4e9, 1e11])
@@ -429,7 +429,7 @@ def test_a_clock_that_is_set_back_or_forward_changes_no_charge(
     answers = [attacker.send(attacker.letter(stages=stages)) for _ in range(2)]
     assert [len(parts) for _, parts in answers] == [1, 0]
     assert attacker.home.ledger(0).releases() == 2
-    assert len(attacker.home.marks(0)) == 2
+    assert len(attacker.home.outbox.sent(0)) == 2
 
 
 class Understated(FedMF):
@@ -440,13 +440,13 @@ class Understated(FedMF):
 
 
 class Silent(FedMF):
-    sends = False
+    about = replace(FedMF.about, sends=False)
 
 
 @pytest.mark.parametrize("noisy", [False, True])
 def test_what_a_method_file_states_of_itself_is_never_certified(noisy: bool) -> None:
     method = Understated(uplink=_channel()) if noisy else Understated()
-    stated = method.releases(Cohort(np.arange(9), "all", 9, 9))
+    stated = releases(method, Cohort(np.arange(9), "all", 9, 9))
     assert {one.observer for one in stated} == {"server", "clients", "public"}
     assert all(isinstance(one.event, NonPrivate) for one in stated)
 
@@ -456,7 +456,7 @@ def test_a_method_that_says_that_it_sends_nothing_cannot_send() -> None:
     from homebody.simulation import Simulator
     from homebody.testing import population
 
-    claimed = Silent().releases(Cohort(np.arange(9), "all", 9, 9))
+    claimed = releases(Silent(), Cohort(np.arange(9), "all", 9, 9))
     assert all(isinstance(one.event, NonPrivate) for one in claimed)
     with pytest.raises(HomebodyError, match="says that it sends nothing"):
         fit(Silent(factors=2), Simulator(population()), rounds=1)

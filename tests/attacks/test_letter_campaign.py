@@ -230,9 +230,9 @@ def _mapping(value: Any) -> dict[str, Any]:
 def furnished(folder: Path) -> Home:
     home = Home.create(folder, server="127.0.0.1:9092")
     for name, items in PEOPLE.items():
-        person = home.add_person(name)
+        person = home.people.add(name)
         for when, item in enumerate(items):
-            home.append(person, ITEMS[item][0], time=when)
+            home.history.append(person, ITEMS[item][0], time=when)
     return home
 
 

@@ -12,7 +12,17 @@ import pytest
 import torch
 
 from homebody.audit.interactions import area
-from homebody.audit.linkage import Batch, Linkage, Reported, _Content, _drawn, _Ranked, as_they_come, linkage, reported
+from homebody.audit.linkage import (
+    Linkage,
+    ReportBatch,
+    Reported,
+    _Content,
+    _drawn,
+    _Ranked,
+    as_they_come,
+    linkage,
+    reported,
+)
 from homebody.errors import HomebodyError
 from homebody.federation.aggregate import flat
 from homebody.methods.fedmf import FedMF
@@ -39,7 +49,7 @@ def others(count: int = 200) -> npt.NDArray[np.float32]:
     return np.tile(signs, ITEMS).astype(np.float32)
 
 
-def mixed(messages: list[Longs], seed: int, batch: int = 500, releases: int = 1) -> tuple[list[Batch], Longs]:
+def mixed(messages: list[Longs], seed: int, batch: int = 500, releases: int = 1) -> tuple[list[ReportBatch], Longs]:
     """Through a shuffle that is one: each release is of some devices, mixed, and cut into batches."""
     generator = np.random.default_rng(seed)
     view, whose = [], []
@@ -47,11 +57,11 @@ def mixed(messages: list[Longs], seed: int, batch: int = 500, releases: int = 1)
         said, who = np.concatenate([messages[one] for one in part]), np.repeat(part, len(messages[0]))
         order = generator.permutation(len(said))
         whose.append(who[order])
-        view += [Batch(float(len(view)), one) for one in np.array_split(said[order], -(-len(said) // batch))]
+        view += [ReportBatch(float(len(view)), one) for one in np.array_split(said[order], -(-len(said) // batch))]
     return view, np.concatenate(whose)
 
 
-def attack(view: list[Batch], truth: Longs, seed: int = 0, pairs: int = 6000) -> Linkage:
+def attack(view: list[ReportBatch], truth: Longs, seed: int = 0, pairs: int = 6000) -> Linkage:
     return linkage(view, truth, others(), EPSILON, pairs=pairs, seed=seed)
 
 
@@ -93,7 +103,7 @@ def test_a_shuffle_that_is_none_is_found_out(bad: str) -> None:
     elif bad == "whole messages are mixed":
         order = order.reshape(100, 40)[generator.permutation(100)].ravel()
     said = np.concatenate(messages)[order]
-    view, whose = [Batch(float(n), one) for n, one in enumerate(said.reshape(8, 500))], truth[order]
+    view, whose = [ReportBatch(float(n), one) for n, one in enumerate(said.reshape(8, 500))], truth[order]
     if bad == "two releases":  # each well mixed: but a device is in one of them alone
         view, whose = mixed(messages, 5, releases=2)
     found = attack(view, whose)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from homebody.audit.inspection import inspect
-from homebody.audit.reports import Reports
+from homebody.audit.reports import ClientReports
 from homebody.core import Method
 from homebody.federation.aggregate import flat
 from homebody.methods.fedials import FedIALS
@@ -29,7 +29,7 @@ from homebody.testing import population
 PUBLISHED = FMFLDP(decoder="published", uplink=Channel(OneBit(2.5, k=40), Shuffle()))
 
 
-def shown(method: Method, simulator: Simulator, user: int = 7, seed: int = 0) -> Reports:
+def shown(method: Method, simulator: Simulator, user: int = 7, seed: int = 0) -> ClientReports:
     found = inspect(method, simulator, user, seed=seed).reports
     assert found is not None
     return found

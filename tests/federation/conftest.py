@@ -205,9 +205,9 @@ class Town:
                     lines.append(f"person-{one},item-{population.items[row]}{when}")
             if len(lines) > 1:
                 (folder / "history.csv").write_text("\n".join(lines) + "\n")
-                home.import_csv(folder / "history.csv")
-            for one in range(len(home.people()), size):
-                home.add_person(f"person-{user + one}")
+                home.history.import_file(folder / "history.csv")
+            for one in range(len(home.people.all()), size):
+                home.people.add(f"person-{user + one}")
             user += size
             self.homes.append(home)
             mark = f"mark{number}"

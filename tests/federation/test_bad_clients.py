@@ -336,7 +336,7 @@ def test_nothing_is_taken_that_the_channel_could_not_have_let_through(
     town: Callable[..., Any], people: Callable[..., Any], stages: list[str], value: float, taken: bool
 ) -> None:
     one = town(people(), SIZES, replace(PLAN, rounds=1, stages=stages), quorum=0.5)
-    grid = replace(PLAN, stages=stages).build().uplink.grid
+    grid = replace(PLAN, stages=stages).build().uplink.facts.grid
     step = grid.step if grid else 1.0
 
     def twist(kind: str, letter: bytes, answer: bytes) -> bytes:

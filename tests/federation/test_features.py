@@ -86,9 +86,9 @@ def letter(do: str, shared: Tree, *, sheet: bytes | None = SHEET.content, **more
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
     with Home.create(tmp_path / "device", server="127.0.0.1:9092") as home:
-        home.add_person("ann")
+        home.people.add("ann")
         for time, item in enumerate((7, 3, 5, 1, 10)):
-            home.append("ann", f"i{item}", time=time)
+            home.history.append("ann", f"i{item}", time=time)
         yield home
 
 
@@ -103,7 +103,7 @@ def ann() -> Data:
 
 
 def test_a_person_trains_with_their_features_and_none_of_them_leaves(home: Home, shared: Tree) -> None:
-    home.describe("ann", MINE)
+    home.people.describe("ann", MINE)
     header, parts = wire.open_letter(answer := Device(home).answer(letter("train", shared)))
     update = wire.unpack(parts["40"])
     batch = METHOD.prepare(ann(), Rng(torch.tensor(18)).fold(torch.tensor(40)))
@@ -117,10 +117,10 @@ def test_a_person_trains_with_their_features_and_none_of_them_leaves(home: Home,
 def test_what_is_said_changes_the_update_and_what_is_not_is_unknown(home: Home, shared: Tree) -> None:
     def told(**profile: str) -> Tree:
         fields = {name: profile.get(name) for name in ("job", "hobbies", "age", "shoe")}
-        home.describe("ann", fields)
-        with home._writing():  # asked the same it would give the answer of before
+        home.people.describe("ann", fields)
+        with home.store.writing():  # asked the same it would give the answer of before
             for table in ("answer", "mark", "begun"):
-                home._db.execute(f"DELETE FROM {table}")
+                home.store.connection.execute(f"DELETE FROM {table}")
         return wire.unpack(wire.open_letter(Device(home).answer(letter("train", shared)))[1]["40"])
 
     bare = told()
@@ -130,26 +130,26 @@ def test_what_is_said_changes_the_update_and_what_is_not_is_unknown(home: Home, 
 
 
 def test_a_new_person_gets_recommendations_from_five_clicks_without_training(home: Home, shared: Tree) -> None:
-    home.describe("ann", MINE)
+    home.people.describe("ann", MINE)
     Device(home).answer(letter("adapt", shared, people=[]))
-    assert not home.marks("ann")
-    best = recommend(home, home.person("ann"), 12)
+    assert not home.outbox.sent("ann")
+    best = recommend(home, home.people.find("ann"), 12)
     rng = Rng(torch.tensor(5))
     adapted = METHOD.adapt(shared, {}, METHOD.prepare(ann(), rng.fold("adapt").fold(torch.tensor(40))))
     scores = METHOD.score(shared, adapted, ann(), torch.arange(12))
     assert {one.item for one in best} == {f"i{n}" for n in (0, 2, 4, 6, 8, 9, 11)}
     for one in best:
         assert one.score == pytest.approx(float(scores[int(one.item[1:])]), abs=1e-5)
-    home.describe("ann", {"age": None})
-    assert recommend(home, home.person("ann"), 12) != best
+    home.people.describe("ann", {"age": None})
+    assert recommend(home, home.people.find("ann"), 12) != best
 
 
 def test_without_any_clicks_the_common_start_ranks(home: Home, shared: Tree) -> None:
-    home.add_person("bob")
+    home.people.add("bob")
     Device(home).answer(letter("adapt", shared, people=[]))
     unknown = {"job": torch.tensor(0), "hobbies": torch.tensor([-1]), "age": torch.tensor(0.0)}
     scores = METHOD.score(shared, {}, ann()._replace(features=unknown), torch.arange(12))
-    assert {one.item: one.score for one in recommend(home, home.person("bob"), 12)} == pytest.approx(
+    assert {one.item: one.score for one in recommend(home, home.people.find("bob"), 12)} == pytest.approx(
         {f"i{n}": float(score) for n, score in enumerate(scores)}, abs=1e-5
     )
 
@@ -161,7 +161,7 @@ def test_a_device_says_that_it_lacks_the_features_and_takes_no_others(home: Home
     assert "not the one that the letter names" in str(
         wire.open_letter(device.answer(letter("train", shared, sheet=other)))
     )
-    assert home.sheet() is None
+    assert home.items.schema() is None
     assert "lacks" not in wire.open_letter(device.answer(letter("train", shared)))[0]
     assert "lacks" not in wire.open_letter(device.answer(letter("adapt", shared, sheet=None)))[0]
     bare = METHOD.init_shared(replace(SHEET, people={}).catalogue(12), Rng.of(0))
@@ -220,8 +220,8 @@ def test_profiles_are_set_read_and_taken_back(home: Home, shared: Tree) -> None:
     assert "says nothing of 'shoe'" in call("ann", "--forget", "shoe")[1]
     assert "set and taken back at once" in call("ann", "--forget", "age", "--set", "age=3")[1]
     assert "no person 'eve'" in call("eve", "--set", "age=3")[1]
-    home.opt_out("ann", delete_history=True)
-    assert home.profile("ann") == {}
+    home.people.opt_out("ann", delete_history=True)
+    assert home.people.profile("ann") == {}
 
 
 def test_an_operator_says_which_features_there_are(tmp_path: Path) -> None:
@@ -271,8 +271,8 @@ def test_privrec_trains_over_devices_with_features_and_serves_a_newcomer(world: 
     profiles = [{"job": "vet"}, {"age": "70"}, {"job": "cook", "age": "20"}, {}, {"job": "poet"}]
     for folder in there.devices:
         with Home(folder) as home:
-            for person in home.people():
-                home.describe(person, profiles[int(person.name.rpartition(" ")[2])])
+            for person in home.people.all():
+                home.people.describe(person, profiles[int(person.name.rpartition(" ")[2])])
     newcomer = there._device(2, [0])
     with opened(there.server) as (_, records):
         content = records.sheet()
@@ -289,7 +289,7 @@ def test_privrec_trains_over_devices_with_features_and_serves_a_newcomer(world: 
     for name, value in wanted.shared.items():
         torch.testing.assert_close(shared[name], value, rtol=0, atol=1e-5)
     with Home(newcomer) as home:
-        before = recommend(home, home.person(0), 20)
+        before = recommend(home, home.people.find(0), 20)
         assert {one.item for one in before} == {f"i{n}" for n in range(14) if n not in population.history(0)}
-        home.describe(0, {"job": "vet", "age": "30"})
-        assert recommend(home, home.person(0), 20) != before
+        home.people.describe(0, {"job": "vet", "age": "30"})
+        assert recommend(home, home.people.find(0), 20) != before

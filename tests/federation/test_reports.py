@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from homebody.core import Cohort
+from homebody.core import Cohort, releases
 from homebody.errors import Abandoned, HomebodyError
 from homebody.federation import wire
 from homebody.federation.aggregate import about
@@ -176,13 +176,13 @@ def test_the_server_counts_on_the_shuffle_and_a_device_does_not(mixed: Callable[
         for ledger in (one.records.ledger(), one.homes[0].ledger(0))
     ]
     assert charged == [{ShuffledReports(2.0, K, 7)}, {Reports(2.0, K)}]
-    assert one.homes[0].reports() == 3 * K
+    assert one.homes[0].outbox.reports() == 3 * K
 
 
 def test_people_who_may_be_missing_are_not_counted_on(mixed: Callable[..., Any]) -> None:
     one, _, _ = mixed(quorum=0.5)
     cohort = Cohort(np.arange(7), "all", 7, 7)
-    assert one.plan.method().releases(cohort)[0].event == ShuffledReports(2.0, K, 4)
+    assert releases(one.plan.method(), cohort)[0].event == ShuffledReports(2.0, K, 4)
     with pytest.raises(HomebodyError, match="shuffled among 5 people where 4 are enough"):
         one.plan.changed(recipe=replace(PLAN, stages=["one-bit:epsilon=2,k=3", "shuffle:users=5"])).method()
 
@@ -268,7 +268,7 @@ def test_a_large_household_sends_as_few_messages_as_it_can(
     assert sorted(open_envelope(body)[1].size for body in mixer.numbers.values()) == sorted(
         [2 * K, 2 * K, K, 2 * K] * 2
     )
-    assert one.homes[0].messages("nosuch") == []
+    assert one.homes[0].outbox.messages("nosuch") == []
 
 
 def test_who_joins_a_household_while_a_round_goes_on_has_a_message_of_their_own(mixed: Callable[..., Any]) -> None:
@@ -276,19 +276,19 @@ def test_who_joins_a_household_while_a_round_goes_on_has_a_message_of_their_own(
     fit(one, mixer, rounds=1)
     device, home, (letter,) = one.mail.devices["mark0"], one.homes[0], letters(one, "mark0")
     ask = Task.read(wire.open_letter(letter)[0]).ask
-    (before,) = home.messages(ask)
+    (before,) = home.outbox.messages(ask)
     assert before.people == [0, 1, 2]
-    home.add_person("late")
+    home.people.add("late")
     mixer.epochs.closed = lambda name: None
     mixer.answer = lambda method, path, body: (  # the epoch is closed by now, and this proxy does not know it
         (200, wire.open_letter(letter)[0]["epoch"], 0.0) if body is None else (200, {}, 0.0)
     )
     device.answer(changed(letter, people=[0, 1, 2, 3]))
-    assert [message.people for message in home.messages(ask)] == [[0, 1, 2], [3]]
-    assert home.messages(ask)[0] == before
+    assert [message.people for message in home.outbox.messages(ask)] == [[0, 1, 2], [3]]
+    assert home.outbox.messages(ask)[0] == before
     # Who opts out takes back what may not have left yet.
-    home.opt_out(3)
-    assert home.messages(ask) == []
+    home.people.opt_out(3)
+    assert home.outbox.messages(ask) == []
 
 
 @pytest.mark.parametrize(("more", "believed"), [(4, True), (5, False)], ids=["a few", "too many"])
@@ -387,7 +387,7 @@ def test_a_key_of_ones_own_is_refused_before_anything_is_charged(
     with pytest.raises(Abandoned, match="0 of 7 clients answered"):
         fit(one, mixer)
     assert sent == [[], [], []]
-    assert all(home.reports() == 0 and one.own(number, 0) == [] for number, home in enumerate(one.homes))
+    assert all(home.outbox.reports() == 0 and one.own(number, 0) == [] for number, home in enumerate(one.homes))
     assert "names another key or another model than the proxy" in one.said("failed")[0]["reason"]
     # The server is not told why.
     assert {line["said"] for line in one.said("refused")} == {"The device cannot answer this now."}

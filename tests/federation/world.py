@@ -182,13 +182,13 @@ class World:
         port = self.proxies[number].port if self.proxies else self.port
         through = f"https://127.0.0.1:{self.proxy_port}" if self.proxy is not None else ""
         with Home.create(folder, server=f"127.0.0.1:{port}", proxy=through, furnish=furnish) as home:
-            home.limit({"seconds": PATIENCE})  # a busy machine may compile for minutes
+            home.configure(limits={"seconds": PATIENCE})  # a busy machine may compile for minutes
             for user in people:
-                person = home.add_person(f"person {user}")
+                person = home.people.add(f"person {user}")
                 start, end = self.population.indptr[user : user + 2]
                 for row in range(start, end):
                     when = None if self.population.times is None else int(self.population.times[row])
-                    home.append(person, f"i{self.population.items[row]}", time=when)
+                    home.history.append(person, f"i{self.population.items[row]}", time=when)
         key = read_public(folder / "device.pub")
         with opened(self.server) as (_, records):
             records.add_device(fingerprint(key), key, folder.name, len(people))
@@ -304,11 +304,11 @@ class World:
         assert progress.step == rounds
         for folder in self.devices:
             with Home(folder) as home:
-                for person in home.people():
+                for person in home.people.all():
                     own = home.ledger(person).entries()
                     assert len({(entry.release, entry.observer, entry.unit) for entry in own}) == len(own)
                     told = {entry.release for entry in own}
-                    sent = [mark.release for mark in home.marks(person)]
+                    sent = [mark.release for mark in home.outbox.sent(person)]
                     assert len(set(sent)) == len(sent) == len(told), "Nothing is told twice."
                     assert not exact or set(sent) == {f"train/{number}" for number in range(1, rounds + 1)}
         if exact:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -28,8 +27,8 @@ from homebody.privacy import (
     Shuffle,
     ShuffledReports,
 )
-from homebody.privacy.channel import Stage
 from homebody.privacy.specs import parse_channel, stage_texts
+from homebody.privacy.stages import Stage
 from homebody.rng import Rng
 
 EVERYONE = Cohort(np.arange(3), "all", size=3, population=3)
@@ -38,7 +37,7 @@ DRAWN = Sampling("fixed", 30, 4800)
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(Stage):
     """Multiplies on the device, adds on the server: the order of stages can be read from the result."""
 
     by: float
@@ -52,7 +51,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class OnSum(Scale):
-    on_sum: ClassVar[bool] = True
+    on_sum = True
 
     def device(self, update: Update, rng: Rng) -> Update:
         return update

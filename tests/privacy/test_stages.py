@@ -274,7 +274,7 @@ def test_two_clients_through_a_channel_by_hand(few: Split) -> None:
     got = collect(method, few, [3, 5])
     clipped = sum(one * min(1.0, bound / float(one.norm())) for one in alone)
     stream = Rng.of(0, "round").private.fold("server").fold(2).fold("item")
-    grid = method.uplink.grid
+    grid = method.uplink.facts.grid
     assert grid is not None
     assert grid.step * 2**grid.depth == pytest.approx(0.01 * 2 * bound)
     noise = grid.doubles(gaussian(stream, grid.depth, *alone[0].shape))

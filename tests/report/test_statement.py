@@ -36,7 +36,7 @@ from homebody.report import RunFolder
 from homebody.report.ledger_lines import lines_of, releases_of
 from homebody.report.statement import SELECTION, SIMULATED, statement
 from homebody.report.statement_page import print_statement, statement_page, write_statement
-from homebody.report.tables import print_run
+from homebody.report.terminal import print_run
 from homebody.run import Watcher, execute
 
 DATA = "synthetic:users=30,items=20,mean=8"

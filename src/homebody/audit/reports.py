@@ -19,11 +19,11 @@ from homebody.audit.views import whole
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.federation.aggregate import flat
-from homebody.privacy import Channel, OneBit, Shuffle
+from homebody.privacy.reports import parse_counts_name
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["Report", "Reports", "Sealed", "take_apart"]
+__all__ = ["ClientReports", "Report", "Sealed", "take_apart"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Sealed:
 
 
 @dataclass(frozen=True)
-class Reports:
+class ClientReports:
     """All that one client reports in a round."""
 
     epsilon: float
@@ -103,17 +103,17 @@ class Reports:
         return told
 
 
-def take_apart(method: Method, simulator: Simulator, shared: Tree, user: int, rng: Rng, sent: Update) -> Reports | None:
+def take_apart(
+    method: Method, simulator: Simulator, shared: Tree, user: int, rng: Rng, sent: Update
+) -> ClientReports | None:
     """What is in the message `sent` of this client and round; None where its channel makes no reports of it."""
-    stages = method.uplink.stages
-    number = next((place for place, stage in enumerate(stages) if isinstance(stage, OneBit)), None)
-    if number is None:
+    channel = method.uplink
+    stage = channel.facts.reports
+    if stage is None:
         return None
-    stage = stages[number]
-    assert isinstance(stage, OneBit)
-    before: Method = replace(method, uplink=Channel(*stages[:number]))  # type: ignore[type-var]
+    before: Method = replace(method, uplink=channel.before(stage))  # type: ignore[type-var]
     worked_out = {name: whole(value) for name, value in simulator.message(before, shared, user, rng).items()}
-    tables = [(name.removesuffix("]").rpartition("[")[0], rows.size) for name, rows in sorted(sent.items())]
+    tables = [(parse_counts_name(name)[0], rows.size) for name, rows in sorted(sent.items())]
     starts = np.cumsum([0, *(size for _, size in tables)])
     pairs, found = flat(sent), []
     own = set(simulator.split.training(user).tolist())
@@ -139,8 +139,8 @@ def take_apart(method: Method, simulator: Simulator, shared: Tree, user: int, rn
                 own=called[0] is not None and place[0] in own,
             )
         )
-    every = Reports(stage.epsilon, stage.k, int(starts[-1]) // 2, tuple(found), None)
-    return _sealed(every, pairs) if any(isinstance(one, Shuffle) for one in stages) else every
+    every = ClientReports(stage.epsilon, stage.k, int(starts[-1]) // 2, tuple(found), None)
+    return _sealed(every, pairs) if channel.facts.shuffled else every
 
 
 def _called(simulator: Simulator, shape: torch.Size, place: tuple[int, ...]) -> tuple[str | None, str | None]:
@@ -152,7 +152,7 @@ def _called(simulator: Simulator, shape: torch.Size, place: tuple[int, ...]) -> 
     return population.item_id(place[0]), title
 
 
-def _sealed(found: Reports, pairs: npt.NDArray[np.int64]) -> Reports:
+def _sealed(found: ClientReports, pairs: npt.NDArray[np.int64]) -> ClientReports:
     """As a device would send it, to keys made for this alone."""
     try:
         from homebody.federation import envelopes as seals

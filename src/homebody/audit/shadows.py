@@ -18,7 +18,7 @@ from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["Lab", "Model", "Released", "trained_for", "whole_histories"]
+__all__ = ["Lab", "Released", "ShadowModel", "trained_for", "whole_histories"]
 
 Bools = npt.NDArray[np.bool_]
 
@@ -34,7 +34,7 @@ class Released(NamedTuple):
     """Certified for the public, at the δ that `attack` is given."""
 
 
-class Model(NamedTuple):
+class ShadowModel(NamedTuple):
     method: Method
     shared: Tree
     split: Split
@@ -63,7 +63,7 @@ class Lab:
     def generator(self, what: str) -> np.random.Generator:
         return np.random.default_rng(int(self.rng.fold(what).key) % 2**64)
 
-    def trained(self, who: Users, name: str) -> Model:
+    def trained(self, who: Users, name: str) -> ShadowModel:
         """A model of these people alone, as the run would make it; the last round stands."""
         seed = int(self.rng.fold("training", name).key)
         split = replace(self.split, learn=_marked(who, self.split.n_users))
@@ -86,14 +86,14 @@ class Lab:
         )
         self.done += 1
         took = _took(method, who, self.split.n_users, self.rounds, size, seed)
-        return Model(fitted.method, fitted.shared, split, took, fitted.epsilon["public"])
+        return ShadowModel(fitted.method, fitted.shared, split, took, fitted.epsilon["public"])
 
-    def as_released(self, released: Released) -> Model:
+    def as_released(self, released: Released) -> ShadowModel:
         who = np.flatnonzero(self.split.learn & (self.split.lengths > 0))
         took = _took(self.method, who, self.split.n_users, self.rounds, self.cohort, released.seed)
-        return Model(released.method, released.shared, self.split, took, released.epsilon)
+        return ShadowModel(released.method, released.shared, self.split, took, released.epsilon)
 
-    def outsider(self, model: Model) -> Outsider:
+    def outsider(self, model: ShadowModel) -> Outsider:
         """Who reads it; of every model in the same way."""
         return Outsider(model.split, model.method, self.rng.fold("reading"), device=self.device, fused=self.fused)
 

@@ -73,16 +73,16 @@ def _describe(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "kind": "federated" if federated else "centralised",
-        "title": found.title,
-        "paper": found.paper,
-        "default_rounds": found.default_rounds,
+        "title": found.about.title,
+        "paper": found.about.paper,
+        "default_rounds": found.about.rounds,
         "channel": stage_texts(own_channel(name)),
         "search_declared": declared,
         "fields": [
             {
                 "name": spec.name,
                 "default": spec.default,
-                **spec.metadata,
+                **{name: spec.metadata[name] for name in ("doc", "low", "high", "choices")},
                 "search": space_text(space[spec.name]) if spec.name in space else None,
             }
             for spec in params(found)

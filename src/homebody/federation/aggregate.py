@@ -21,10 +21,10 @@ from homebody.counts import several
 from homebody.errors import Abandoned
 from homebody.federation import wire
 from homebody.federation.letters import PAUSE
-from homebody.privacy import Channel, Clip, OneBit, Shuffle
+from homebody.privacy import Channel
 from homebody.privacy.grid import STEPS
 
-__all__ = ["Intake", "Letters", "Part", "Reports", "about", "bounds", "flat", "largest", "shuffled", "summed"]
+__all__ = ["Intake", "Letters", "Part", "Reports", "about", "bounds", "flat", "largest", "summed"]
 
 ROUNDING = 1.001
 """By how much a number in 16 bits may be over its bound."""
@@ -66,11 +66,6 @@ class Intake(Protocol):
     def arrived(self, name: str) -> int: ...
     def close(self, name: str, people: int) -> Closed: ...
     def closed(self, name: str) -> Closed | None: ...
-
-
-def shuffled(channel: Channel) -> bool:
-    """Whether its reports go through a proxy."""
-    return any(isinstance(stage, Shuffle) for stage in channel.stages)
 
 
 def about(header: Mapping[str, Any]) -> str:
@@ -143,8 +138,10 @@ class Reports:
         seconds: float,
     ) -> None:
         self._intake, self._name, self._asks = intake, name, asks
-        self._k = next(stage.k for stage in channel.stages if isinstance(stage, OneBit))
-        self._among = next(stage.users or 1 for stage in channel.stages if isinstance(stage, Shuffle))
+        reports, shuffle = channel.facts.reports, channel.facts.shuffle
+        assert reports is not None
+        assert shuffle is not None
+        self._k, self._among = reports.k, shuffle.users or 1
         self._told, self._seconds = told, seconds
 
     def read(self, part: bytes) -> Tree:
@@ -220,15 +217,13 @@ def _read(part: bytes, wanted: Mapping[str, wire.Expected], bounds: tuple[float,
 
 def bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
     """The largest number and the most rows that can come out of a channel's half on the device."""
-    most, rows = otherwise, None
-    for stage in channel.stages:
-        if isinstance(stage, Clip):
-            most = min(most, ROUNDING * stage.whole)
-        elif isinstance(stage, OneBit):
-            most, rows = 1.0, stage.k
-        elif not getattr(stage, "on_sum", False):  # noise, or what is not known here
-            most = otherwise
-    return most / channel.grid.step if channel.grid else most, rows
+    facts = channel.facts
+    if facts.reports is not None:
+        return 1.0, facts.reports.k
+    most = otherwise
+    if not facts.noise_on_device:  # such noise may exceed any bound
+        most = min((otherwise, *(ROUNDING * norm for norm in facts.norms.values())))
+    return most / facts.grid.step if facts.grid else most, None
 
 
 def largest(answers: Sequence[Part]) -> int | None:

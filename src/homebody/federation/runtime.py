@@ -34,7 +34,7 @@ from homebody.core import (
 from homebody.errors import Abandoned, HomebodyError
 from homebody.evaluation.metrics import METRICS
 from homebody.federation import wire
-from homebody.federation.aggregate import Intake, Letters, Part, Reports, about, bounds, largest, shuffled
+from homebody.federation.aggregate import Intake, Letters, Part, Reports, about, bounds, largest
 from homebody.federation.answers import Answer
 from homebody.federation.letters import MOST_FAULTS, PAUSE, Correspondence, Post, Registry
 from homebody.federation.schema import Sheet
@@ -197,7 +197,7 @@ class Flower:
         clean: Callable[[Tree], Tree],
     ) -> Letters | Reports:
         """How what people are asked for comes back."""
-        if not shuffled(method.uplink):
+        if not method.uplink.facts.shuffled:
             return Letters(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
         assert self._intake is not None  # refused when the phase began
         asks = about({**task, "shared": wire.digest(wire.pack(shared, half=self.settings.half))})
@@ -237,7 +237,7 @@ class Flower:
         task = {**self._task("evaluate", self._step, Rng.of(0)), "cutoffs": list(self.settings.cutoffs)}
         # Shares, where nothing is added to them on the way: one device does not decide for all.
         within = bounds(method.uplink, self.settings.largest if method.uplink.stages else 1.0)
-        clean = _shares if method.uplink.plain else _as_it_is
+        clean = _shares if method.uplink.facts.plain else _as_it_is
         way = self._way(method, shared, task, telemetry(method, self.settings.cutoffs), within, clean)
         try:
             got = self._bring("evaluate", task, shared, everyone, way)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from homebody.core import Catalogue, Data, Method, Rows, Tree
 from homebody.errors import HomebodyError
-from homebody.privacy import AskRows, SecureSum, Shuffle
 from homebody.rng import Rng
 
 __all__ = [
@@ -265,17 +264,17 @@ def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
             f"{type(method).__name__}'s server reads each message before it sums them, which is not done with devices: "
             "run it in a simulation."
         )
-    for stage in method.uplink.stages:
-        if isinstance(stage, Shuffle) and not proxied:
-            raise HomebodyError(
-                "Shuffle needs a proxy between devices and server: give the server an address for reports "
-                "(--reports 127.0.0.1:9093) and every device a proxy (--proxy), or leave the stage out."
-            )
-        if isinstance(stage, SecureSum | AskRows):
-            raise HomebodyError(
-                f"{type(stage).__name__} needs more than one letter a round, which devices do not exchange: leave it "
-                "out, and the ledger says what the server learns."
-            )
+    if method.uplink.facts.shuffled and not proxied:
+        raise HomebodyError(
+            "Shuffle needs a proxy between devices and server: give the server an address for reports "
+            "(--reports 127.0.0.1:9093) and every device a proxy (--proxy), or leave the stage out."
+        )
+    if method.uplink.facts.secret or method.uplink.asks_rows:
+        name = "SecureSum" if method.uplink.facts.secret else "ask-rows"
+        raise HomebodyError(
+            f"{name} needs more than one letter a round, which devices do not exchange: leave it out, and the ledger "
+            "says what the server learns."
+        )
 
 
 def check(update: Tree, wanted: Mapping[str, Expected], largest: float, rows: int | None = None) -> None:

@@ -19,7 +19,7 @@ from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
 from homebody.reference import Reference
 
-__all__ = ["METHODS", "Code", "code_of", "find", "trust"]
+__all__ = ["METHODS", "MethodFile", "code_of", "find", "trust"]
 
 METHODS: dict[str, str] = {
     "alone": "homebody.methods.alone:Alone",
@@ -50,10 +50,10 @@ SIX = ("init_shared", "init_local", "prepare", "client", "server", "score")
 
 GROUP = "homebody.methods"
 _TRUSTED: dict[Path, str] = {}
-"""Files whose code may run in this process, each with the SHA-256 of what it held when it was named."""
+"""Files whose code may run in this process, each with the SHA-256 of its content when it was named."""
 
 
-class Code(NamedTuple):
+class MethodFile(NamedTuple):
     """A file that a method's name asks to run."""
 
     path: Path
@@ -64,7 +64,7 @@ class Code(NamedTuple):
 
 
 def find(name: str) -> type[Method] | type[Reference]:
-    """The class of a known name, of an installed entry point, or of a file that was trusted: `path/to/file.py:Class`.
+    """The class that a name stands for: a shipped method, an entry point, or a trusted `path/to/file.py:Class`.
 
     >>> find("fedmf").__name__
     'FedMF'
@@ -81,7 +81,7 @@ def find(name: str) -> type[Method] | type[Reference]:
 
 
 def trust(name: str, sha256: str | None = None) -> str:
-    """Let `find` run the file that this name gives, as it is now; answer the name with its whole path.
+    """Let `find` run the file that this name gives, as it is now; return the name with its absolute path.
 
     A name that is no file's stays as it is. sha256: what the file must hold.
 
@@ -97,10 +97,10 @@ def trust(name: str, sha256: str | None = None) -> str:
     return f"{code.path}:{place[1]}"
 
 
-def code_of(name: str) -> Code | None:
+def code_of(name: str) -> MethodFile | None:
     """The file that a method's name asks to run; None where the method is installed."""
     place = _place(name)
-    return None if place is None else Code(place[0], hashlib.sha256(_source(*place)).hexdigest())
+    return None if place is None else MethodFile(place[0], hashlib.sha256(_source(*place)).hexdigest())
 
 
 def _place(name: str) -> tuple[Path, str] | None:
@@ -135,7 +135,7 @@ def _loaded(name: str, installed: Any) -> Any:
 
 def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
     source = _source(path, attribute)
-    code = Code(path, hashlib.sha256(source).hexdigest())
+    code = MethodFile(path, hashlib.sha256(source).hexdigest())
     if _TRUSTED.get(path) != code.sha256:
         raise HomebodyError(
             f"This would run the code of {code}, which nobody here named. Read that file. If you trust it, name it on "
@@ -162,7 +162,7 @@ def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
 
 
 def _checked(found: Any) -> type[Method] | type[Reference]:
-    """The class; one that cannot run is refused, before anything else is done."""
+    """The class, if it can run; otherwise it is refused before anything else is done."""
     if not isinstance(found, type) or not issubclass(found, Method | Reference):
         raise HomebodyError(f"{found!r} is not a class of a method or of a reference.")
     _check(found)

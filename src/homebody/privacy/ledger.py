@@ -15,11 +15,10 @@ from homebody.errors import HomebodyError
 from homebody.privacy.accountant import Bound, epsilon
 from homebody.privacy.budget import within
 from homebody.privacy.events import OBSERVERS, Charge, Event, NonPrivate, Observer, Unit, event_from_json
+from homebody.settings import DELTA
 
 __all__ = ["DELTA", "Entry", "Ledger"]
 
-DELTA = 1e-6
-"""The δ that ε is stated at where nobody says another."""
 _GENESIS = "0" * 64
 _COLUMNS = "id, release, part, observer, unit, event, round, relation, sampling, code, digest, previous, hash"
 _INSERT = f"INSERT INTO charge ({_COLUMNS}) VALUES ({', '.join('?' * (_COLUMNS.count(',') + 1))})"

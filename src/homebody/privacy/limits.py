@@ -120,7 +120,7 @@ def calibrated(channel: Channel, budget: Budget, planned: Planned) -> float:
     def with_noise(noise: float) -> Channel:
         stage = channel.stages[place]
         noisy = replace(stage, z=noise) if isinstance(stage, Gaussian) else replace(stage, b=noise)  # type: ignore[type-var]
-        return Channel(*channel.stages[:place], noisy, *channel.stages[place + 1 :])
+        return channel.with_stages(*channel.stages[:place], noisy, *channel.stages[place + 1 :])
 
     def events(noise: float) -> list[tuple[Any, int]]:
         found = []

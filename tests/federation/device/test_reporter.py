@@ -18,8 +18,9 @@ from tests.processes import PATIENCE
 
 from homebody.errors import HomebodyError
 from homebody.federation.device import reporter as reporter_module
-from homebody.federation.device.home import Home, Settings
+from homebody.federation.device.home import Home
 from homebody.federation.device.reporter import NotReported, Reporter
+from homebody.federation.device.settings import HomeSettings
 from homebody.federation.envelopes import epoch_keys, open_envelope, signing_keys, unseal_reports
 from homebody.federation.server.keys import make_authority
 from homebody.federation.service.keys import make_report_key
@@ -272,10 +273,10 @@ class TestSettings:
     )
     def test_an_address_that_is_none(self, url: str) -> None:
         with pytest.raises(HomebodyError, match="A proxy's address must be https://HOST:PORT"):
-            Settings(server="host:1", proxy=url)
+            HomeSettings(server="host:1", proxy=url)
 
     def test_reports_leave_this_machine_over_tls_alone(self) -> None:
         for url in ("http://localhost:9445", "http://[::1]:9445", "https://example.org", "https://example.org:1/"):
-            Settings(server="host:1", proxy=url)
+            HomeSettings(server="host:1", proxy=url)
         with pytest.raises(HomebodyError, match="is reached by https"):
-            Settings(server="host:1", proxy="http://192.0.2.1:9445")
+            HomeSettings(server="host:1", proxy="http://192.0.2.1:9445")

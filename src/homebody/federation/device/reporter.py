@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from homebody.errors import HomebodyError
-from homebody.federation.device.store import Settings
+from homebody.federation.device.settings import HomeSettings
 from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_envelope, seal_reports
 from homebody.federation.service.keys import read_report_key
 
@@ -56,7 +56,7 @@ class Reporter:
         )
 
     @classmethod
-    def of(cls, folder: Path, settings: Settings, silent: Callable[[], bool]) -> Self | None:
+    def of(cls, folder: Path, settings: HomeSettings, silent: Callable[[], bool]) -> Self | None:
         """The one of a device's folder; None where it has no proxy."""
         if not settings.proxy:
             return None

@@ -180,7 +180,7 @@ def running(folder: Path) -> bool:
 def report(plan: Plan, records: Records) -> dict[str, Any]:
     """What `homebody server status` says."""
     ledger, lines, method = records.ledger(), records.rounds(), plan.method()
-    rounds = plan.recipe.rounds or method.default_rounds
+    rounds = plan.recipe.rounds or method.about.rounds
     report: dict[str, Any] = jsonable(
         {
             "method": plan.recipe.method,

@@ -16,12 +16,12 @@ from homebody.counts import several
 from homebody.files import SHARED, replace_all, unwritten
 from homebody.report.record import jsonable
 from homebody.studies.cells import commit
-from homebody.studies.pool import cores
+from homebody.studies.workers import cores
 
-__all__ = ["command_text", "machine", "made", "slug", "without_paths", "write_all"]
+__all__ = ["command_text", "machine", "provenance_of", "slug", "without_paths", "write_all"]
 
 
-def made(command: str) -> dict[str, Any]:
+def provenance_of(command: str) -> dict[str, Any]:
     """Who and when; `seconds` grows until the work is done."""
     return {
         "command": command,

@@ -1,32 +1,40 @@
-"""Cells in processes of their own: started here, told what to do in lines of JSON, replaced when they die.
+"""Worker processes that run cells: `Pool` is the parent's side, `main` is the worker's.
 
-A worker reads tasks from its input. Once this process is gone, killed or not, that input ends, and the worker
-with it. A worker may be killed at any moment, since a cell goes on from its checkpoint: that is how Ctrl-C
-stops them.
+Tasks and answers are lines of JSON. A worker exits when its input ends, which also happens when the parent is
+killed. A worker can be killed at any moment, because a cell continues from its checkpoint; Ctrl-C relies on that.
+A worker that dies is replaced.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import queue
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
-__all__ = ["Pool", "cores"]
+__all__ = ["Pool", "cores", "main"]
 
 ATTEMPTS = 2
 """How often a cell is begun whose worker dies."""
-LOOK_SECONDS = 1.0
-"""Between looks for Ctrl-C: one that comes just before a wait does not end it."""
+POLL_SECONDS = 1.0
+"""How often the parent looks for Ctrl-C: a signal that arrives just before a wait does not end the wait."""
+REPORT_SECONDS = 0.25
+"""The shortest time between two progress messages of a worker."""
+PR_SET_PDEATHSIG = 1
 
 
 def cores() -> int:
@@ -58,7 +66,7 @@ class Pool:
         """What the workers tell of each task, until every one has a result or an error."""
         while self._todo or any(worker.task for worker in self._workers):
             self._employ()
-            for key, _ in self._selector.select(LOOK_SECONDS):
+            for key, _ in self._selector.select(POLL_SECONDS):
                 worker: _Worker = key.data
                 told = worker.read()
                 if told is None:
@@ -116,7 +124,7 @@ class _Worker:
         self._rest = b""
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "homebody.studies.worker"],
+            [sys.executable, "-P", "-m", "homebody.studies.workers"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -162,3 +170,79 @@ def _environment(threads: int) -> dict[str, str]:
         limits[name] = str(min(threads, int(own[name])) if own.get(name, "").isdigit() else threads)
     path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path)
     return {**own, **limits, "POLARS_MAX_THREADS": str(threads), "PYTHONPATH": path}
+
+
+def main() -> None:
+    """A worker process: run cells until the input ends."""
+    _die_with_parent()
+    # What a method prints goes to the error stream; lines for the parent have a way of their own.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(sys.stdin.buffer, tasks), daemon=True).start()
+    while True:
+        _work(json.loads(tasks.get()), out)
+
+
+def _die_with_parent() -> None:
+    """Where the system offers it, at once and even within compiled code; the end of the input does it elsewhere."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _listen(source: BinaryIO, tasks: queue.SimpleQueue[bytes]) -> None:
+    for line in source:
+        tasks.put(line)
+    os._exit(0)  # whoever gave the tasks is gone, and a cell can be left at any moment
+
+
+def _work(task: dict[str, Any], out: BinaryIO) -> None:
+    from homebody.errors import Diverged, HomebodyError
+    from homebody.methods import trust
+    from homebody.progress import Round
+    from homebody.recipe import Recipe
+    from homebody.run import Watcher
+    from homebody.studies.cells import run_cell
+
+    planned, told_at = 0, 0.0
+
+    def tell(message: dict[str, Any]) -> None:
+        out.write(json.dumps(message).encode() + b"\n")
+        out.flush()
+
+    def start(rounds: int) -> None:
+        nonlocal planned
+        planned = rounds
+        tell({"planned": planned, "done": 0})
+
+    def on_round(line: Round) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at > REPORT_SECONDS:
+            told_at = time.monotonic()
+            tell({"planned": planned, "done": line.step})
+
+    def looked(done: int, steps: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at > REPORT_SECONDS or done == steps:
+            told_at = time.monotonic()
+            tell({"planned": steps, "done": done})
+
+    watcher = Watcher(say=lambda text: tell({"say": text}), start=start, on_round=on_round, looked=looked)
+    try:
+        recipe = Recipe.from_toml(task["recipe"])
+        if task["code"]:
+            trust(recipe.method, task["code"])
+        result = run_cell(recipe, Path(task["path"]), watcher, keep_state=task["keep_state"], probes=task["probes"])
+    except HomebodyError as error:
+        tell({"error": str(error), "diverged": isinstance(error, Diverged)})
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else " this"
+        tell({"error": f"The system refused{where}: {error.strerror or error}."})
+    except Exception:
+        tell({"crash": traceback.format_exc()})
+    else:
+        tell({"result": result})
+
+
+if __name__ == "__main__":
+    main()

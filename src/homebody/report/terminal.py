@@ -1,10 +1,13 @@
-"""Tables for people, on a terminal."""
+"""Results, comparisons and reproductions on a terminal."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -13,38 +16,32 @@ from rich.table import Table
 from homebody.counts import several
 from homebody.privacy import OBSERVERS, Ledger, event_from_json
 from homebody.report import words
+from homebody.report.comparison import comparison_columns, legend
 from homebody.report.record import RunFolder
+from homebody.report.reproduction import (
+    SHORT,
+    ResultTable,
+    caption,
+    metric_table,
+    panel_table,
+    rounds_table,
+    state,
+    sweep_table,
+    values_table,
+)
 from homebody.report.statement import recipe_of, stated_at
+from homebody.report.words import kilobytes
 
-__all__ = ["UNBOUNDED", "at_delta", "epsilon_text", "print_comparison", "print_result", "print_run", "spread"]
+__all__ = ["comparison_table", "print_comparison", "print_reproduction", "print_result", "print_run", "unlike_public"]
 
 TITLES = {"hr": "HR", "ndcg": "NDCG", "precision": "Precision", "recall": "Recall", "mrr": "MRR"}
 AREA = ("full/", "full catalogue")
-UNBOUNDED = "∞ means no bound: updates, their sum or raw data are seen without noise"
 SPARKS = "▁▂▃▄▅▆▇█"
-
-
-def epsilon_text(value: float | str) -> str:
-    """ε for people.
-
-    >>> epsilon_text("inf"), epsilon_text(2.446)
-    ('∞', '2.45')
-    """
-    number = float(value)
-    return "∞" if number == float("inf") else f"{number:.3g}"
 
 
 def at_delta(result: Mapping[str, Any]) -> str:
     """The δ that ε is stated at; records of earlier versions have none, nor a finite ε."""
     return f"; δ = {result['epsilon_delta']:g}" if result.get("epsilon_delta") is not None else ""
-
-
-def kilobytes(count: float) -> str:
-    """
-    >>> kilobytes(56_445)
-    '56.4'
-    """
-    return f"{count / 1000:,.1f}"
 
 
 def print_result(result: Mapping[str, Any], console: Console | None = None) -> None:
@@ -82,9 +79,9 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
                 )
     if areas:
         console.print(f"AUC {', '.join(areas)}", highlight=False)
-    epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in result["epsilon"].items())
+    epsilon = ", ".join(f"{who} {words.epsilon(value)}" for who, value in result["epsilon"].items())
     passed = result.get("stages") or result.get("channel")
-    costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round"
+    costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round{_compiled(result)}"
     for line in (
         *([result["meaning"]] if metrics else []),
         *_noise_line(result),
@@ -98,6 +95,12 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         f"record: {result['run']}",
     ):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _compiled(result: Mapping[str, Any]) -> str:
+    """The time that compilation took, which seconds do not contain; empty where kernels came from the cache."""
+    seconds = result.get("compile_seconds", 0.0)
+    return f", {seconds:.1f} s more to compile" if seconds >= 0.05 else ""
 
 
 def _noise_line(result: Mapping[str, Any]) -> list[str]:
@@ -123,51 +126,121 @@ def _reports_line(result: Mapping[str, Any]) -> list[str]:
 
 
 def print_comparison(comparison: Mapping[str, Any], console: Console | None = None) -> None:
-    """Methods side by side."""
+    """Methods side by side, and what the columns mean."""
     console = console or Console()
-    seeds = len(comparison["seeds"])
-    title = f"{comparison['data']}, protocol {comparison['protocol']}, {several(seeds, 'seed')}"
-    # Narrow enough for a terminal of 80 columns: headings and deviations go below one another.
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("method", overflow="fold", min_width=10)
-    for heading in ("HR\n@10", "NDCG\n@10", "full\nHR\n@10", "full\nNDCG\n@10", "p", "ε\nserver\n/public"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("time\ns", "KB\nup", "KB\ndown"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in comparison["methods"]:
-        p = row["p_against_best"]
-        table.add_row(
-            row["method"].rpartition(":")[2],
-            *(spread(row["metrics"].get(name)) for name in ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")),
-            "best" if p is None else f"{p:.3f}" if p >= 0.001 else "<.001",
-            f"{epsilon_text(row['epsilon']['server'])} / {epsilon_text(row['epsilon']['public'])}",
-            f"{row['seconds']:.1f}",
-            kilobytes(row["bytes_up"]),
-            kilobytes(row["bytes_down"]),
-        )
-    console.print(table)
+    rows = [{**row, "name": row["method"].rpartition(":")[2]} for row in comparison["methods"]]
+    comparison_table({**comparison, "methods": rows}, console)
     for line in (
-        comparison["meaning"],
-        f"p: {comparison['test']}",
-        f"ε: certified, one user, whole training{at_delta(comparison)}; {UNBOUNDED}",
-        *_clients(comparison),
-        "KB: per client and round; a centralised method's is the raw history, sent once",
+        *legend(comparison),
+        *unlike_public(rows),
+        *_compilation(rows),
         *comparison["notes"],
         "records:",
-        *(f"  {run}" for row in comparison["methods"] for run in row["runs"]),
+        *(f"  {run}" for row in rows for run in row["runs"]),
     ):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def _clients(comparison: Mapping[str, Any]) -> list[str]:
+def comparison_table(comparison: Mapping[str, Any], console: Console) -> None:
+    """The columns of a comparison, narrow enough for 80 characters: headings and deviations are broken into lines."""
+    seeds = several(len(comparison["seeds"]), "seed")
+    title = f"{comparison['data']}, protocol {comparison['protocol']}, {seeds}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("method", overflow="fold", min_width=10)
+    columns = comparison_columns(("server", "public"))
+    for column in columns:
+        heading = column.heading.replace("seconds", "time s").replace("@", " @").replace(", ", " ")
+        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
+    for row in comparison["methods"]:
+        cells = (column.cell(row) for column in columns)
+        table.add_row(row["name"], *(re.sub(r" ± (\d\.\d{3})\d*", r"\n±\1", cell).strip("–") for cell in cells))
+    console.print(table)
+
+
+def _compilation(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Per method, the time that compilation took; nothing where all kernels came from the cache."""
+    spent = {row["name"]: row.get("compile_seconds", 0.0) for row in rows}
+    apart = [f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05]
+    return [f"time: without compilation, which took {', '.join(apart)}"] if apart else []
+
+
+def unlike_public(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """ε against the other clients, which has no column: they mostly see what the public sees."""
-    told = {row["method"].rpartition(":")[2]: row["epsilon"] for row in comparison["methods"]}
     apart = [
-        f"{name} {epsilon_text(one['clients'])}"
-        for name, one in told.items()
-        if one.get("clients", one["public"]) != one["public"]
+        f"{row['name']} {words.epsilon(row['epsilon']['clients'])}"
+        for row in rows
+        if row["epsilon"].get("clients", row["epsilon"]["public"]) != row["epsilon"]["public"]
     ]
     return ["ε against other clients: " + (", ".join(apart) if apart else "as against the public")]
+
+
+def print_reproduction(
+    result: Mapping[str, Any], folder: Path, labels: Collection[str], console: Console | None = None
+) -> None:
+    """The tables and figures of these labels, narrow enough for 80 characters, and where the page is."""
+    console = console or Console()
+    short = False
+    for study in result["studies"]:
+        if study["label"] not in labels:
+            continue
+        for data, part in study["data"].items():
+            title = ", ".join(filter(None, (study["label"], data, caption(study, part))))
+            console.print(_narrow(_result_table(study, part), title, console.width))
+            short = short or any(
+                group.get("short") for line in part["rows"] for group in (line, *line.get("points", []))
+            )
+            for sentence in (*state(part, study["protocols"]), *part.get("footnotes", [])):
+                console.print(sentence, highlight=False, markup=False)
+    page = "index.html" if (folder / "index.html").exists() else "RESULTS.md"
+    mark = f"{SHORT} short by more than {result['tolerance']:g} points" if short else ""
+    for text in filter(None, (mark, f"page: {folder / page}")):
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _result_table(study: Mapping[str, Any], part: Mapping[str, Any]) -> ResultTable:
+    """The table of a study that is narrowest: a row a metric, a value or a protocol."""
+    kind = study["kind"]
+    if kind == "convergence":
+        return rounds_table(study, part, shares=(1.0,))
+    if kind == "accounting":
+        return sweep_table(study, part)
+    if kind == "embedding":
+        table = panel_table(study, part)
+        heads = [column.replace("test item", "test").replace(" ", "\n") for column in table.columns]
+        return replace(
+            table, columns=heads, rows=[[*row[:2], row[2].partition(",")[0], *row[3:]] for row in table.rows]
+        )
+    if kind in ("table", "pairs", "membership"):
+        table = metric_table(study, part).by_metric()
+        short = {"difference": "differ-\nence"}
+        heads = [short.get(column, column).replace(", ", ",\n").replace(" protocol", "") for column in table.columns]
+        return replace(table, columns=heads)
+    return values_table(study, part)
+
+
+def _narrow(result: ResultTable, title: str, width: int) -> Table:
+    """Names stand once, until they change. Headings may break, and so may what a row is called; figures never do."""
+    rows: list[list[str]] = []
+    before: list[str] = []
+    for row in result.rows:
+        cells = [cell.replace(" protocol", "") for cell in row[: result.left]] + row[result.left :]
+        same = 0
+        while same < result.left - 1 and before[: same + 1] == cells[: same + 1]:
+            same += 1
+        rows.append(["" for _ in range(same)] + cells[same:])
+        before = cells
+    wide = [max((len(row[place]) for row in rows), default=0) for place in range(len(result.columns))]
+    words_ = [max(map(len, column.split()), default=0) for column in result.columns]
+    widths = [max(pair) for pair in zip(wide, words_, strict=True)]
+    left = width - sum(widths[1:]) - 2 * len(widths) - 1  # between columns, and at both ends
+    widths[0] = max(min(widths[0], left), 8)
+    shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for place, column in enumerate(result.columns):
+        side: Literal["left", "right"] = "left" if place < result.left else "right"
+        shown.add_column(column, overflow="fold", width=widths[place], justify=side)
+    for row in rows:
+        shown.add_row(*row)
+    return shown
 
 
 def print_run(folder: RunFolder, console: Console | None = None) -> None:
@@ -188,7 +261,7 @@ def print_run(folder: RunFolder, console: Console | None = None) -> None:
     if folder.ledger_path.exists():
         _print_ledger(folder, stated_at(recipe), console)
     if (folder.path / "result.json").exists():
-        print_result({**folder.read_json("result.json"), "run": str(folder.path)}, console)
+        print_result(folder.result(), console)
     else:
         console.print(
             f"not complete: {several(len(lines), 'round is', 'rounds are')} recorded; "
@@ -211,7 +284,7 @@ def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
         for what, observers in told_to.items()
     )
     if any(0 < value < float("inf") for value in spent.values()):
-        told += f"; ε {', '.join(f'{who} {epsilon_text(value)}' for who, value in spent.items())} at δ = {delta:g}"
+        told += f"; ε {', '.join(f'{who} {words.epsilon(value)}' for who, value in spent.items())} at δ = {delta:g}"
     told = f"{several(len(entries), 'charge')}, chain whole; {told}"
     console.print(f"ledger: {told}", highlight=False, soft_wrap=True, markup=False)
 
@@ -231,17 +304,6 @@ def _told(metrics: Mapping[str, float], prefix: str, cuts: list[str]) -> list[st
     there = [name for name in TITLES if any(f"{prefix}{name}{cut}" in metrics for cut in cuts)]
     single = all(metrics.get(f"{prefix}recall{cut}") == metrics.get(f"{prefix}hr{cut}") for cut in cuts)
     return [name for name in there if not (single and name in ("precision", "recall"))]
-
-
-def spread(value: Mapping[str, float | None] | None) -> str:
-    """A mean, its deviation below it.
-
-    >>> spread({"mean": 0.5, "sd": 0.01})
-    '0.5000\\n±0.010'
-    """
-    if value is None:  # impressions have no full ranking
-        return ""
-    return f"{value['mean']:.4f}" if value["sd"] is None else f"{value['mean']:.4f}\n±{value['sd']:.3f}"
 
 
 def _spark(values: list[float], width: int = 40) -> str:

@@ -9,8 +9,8 @@ from itertools import product
 from homebody.errors import HomebodyError, unknown_name
 from homebody.recipe import Recipe
 from homebody.studies import probes
-from homebody.studies.made import command_text
 from homebody.studies.papers import Paper
+from homebody.studies.provenance import command_text
 from homebody.studies.study import Row, Study
 
 __all__ = ["Cell", "Plan", "plan"]

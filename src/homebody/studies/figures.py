@@ -1,4 +1,7 @@
-"""From the results of runs to the lines of a table or a figure: means, deviations, differences, curves."""
+"""From results of runs to the rows of a table or figure: means, deviations, differences, curves.
+
+Two kinds of study need no run: ε from our accountants, and how long people's histories are.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from homebody.data.population import Population
 from homebody.errors import HomebodyError, unknown_name
+from homebody.privacy import GaussianRelease, Sampling
+from homebody.privacy.accountant import epsilon
+from homebody.recipe import Recipe
 from homebody.report.words import OF_RUNS, QUANTITIES
+from homebody.run import population_of
+from homebody.settings import KINDS
 from homebody.studies import probes
-from homebody.studies.made import without_paths
+from homebody.studies.provenance import without_paths
 from homebody.studies.study import Row, Study, deviations, published
 
-__all__ = ["LINES", "TOLERANCE", "Runs"]
+__all__ = ["LINES", "MEANINGS", "TOLERANCE", "NoisyRelease", "Runs"]
 
 TOLERANCE = 1.5
 """Points by which an obtained figure may fall short before it is marked."""
+MEANINGS = {
+    "certified": (
+        "ε of one person against the public, who sees every model and not who took part, composed over all rounds by "
+        "our accountants: the smallest of their bounds"
+    ),
+    "counted": "the data set itself, whole, before any split",
+}
+"""What stands in place of a protocol, and what it means."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +52,8 @@ class Runs:
     """The results so far, of a row, a protocol and a point."""
     rounds: Callable[[str], Sequence[Mapping[str, Any]]]
     """The rounds of a run."""
+    data_dir: str | None = None
+    """Where data sets are, for kinds that count in the data itself."""
 
 
 def table(runs: Runs) -> list[dict[str, Any]]:
@@ -85,8 +107,8 @@ def tables(runs: Runs) -> list[dict[str, Any]]:
 
     def of(row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
         name = str(runs.study.values[point])
-        looked = probes.looked(runs.study.probe, runs.of(row, protocol, point))
-        return [one if "error" in one else {**one, "metrics": one["probe"]["metrics"][name]} for one in looked]
+        answers = probes.probed(runs.study.probe, runs.of(row, protocol, point))
+        return [one if "error" in one else {**one, "metrics": one["probe"]["metrics"][name]} for one in answers]
 
     return sweep(replace(runs, of=of))
 
@@ -95,8 +117,8 @@ def membership(runs: Runs) -> list[dict[str, Any]]:
     """A line a row: what attacks on its model found."""
 
     def of(row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
-        looked = probes.looked(runs.study.probe, runs.of(row, protocol, point))
-        return [one if "error" in one else {**one, **_attacked(one["probe"])} for one in looked]
+        answers = probes.probed(runs.study.probe, runs.of(row, protocol, point))
+        return [one if "error" in one else {**one, **_attacked(one["probe"])} for one in answers]
 
     return table(replace(runs, of=of))
 
@@ -111,9 +133,9 @@ def embedding(runs: Runs) -> list[dict[str, Any]]:
     for row in runs.study.rows:
         panels, errors = {}, []
         for protocol in runs.study.protocols if row.method is not None else ():
-            looked = probes.looked("embedding", runs.of(row, protocol, 0))
-            errors += _errors(looked)
-            found = [result["probe"] for result in looked if "error" not in result]
+            answers = probes.probed("embedding", runs.of(row, protocol, 0))
+            errors += _errors(answers)
+            found = [result["probe"] for result in answers if "error" not in result]
             if found:
                 panels[protocol] = {
                     **{name: value for name, value in found[0].items() if name not in ("schema", "people")},
@@ -125,6 +147,117 @@ def embedding(runs: Runs) -> list[dict[str, Any]]:
     return lines
 
 
+@dataclass(frozen=True)
+class NoisyRelease:
+    """What a round tells: a sum of clipped updates with Gaussian noise, of a cohort out of a population.
+
+    >>> NoisyRelease.of({"noise": 1, "cohort": 30, "population": 4800}).epsilon(1000, 0.0)
+    inf
+    """
+
+    noise: float
+    """Of the sensitivity under this relation."""
+    cohort: int = 1
+    population: int = 1
+    """Without sampling neither says anything."""
+    relation: str = "replace-one"
+    sampling: str = "fixed"
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> NoisyRelease:
+        """From a recipe's table, checked."""
+        kinds = {"noise": float, "cohort": int, "population": int, "relation": str, "sampling": str}
+        for name, value in given.items():
+            if name not in kinds:
+                raise unknown_name("setting of a release", name, kinds)
+            if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
+                raise HomebodyError(f"release.{name} must be {KINDS[kinds[name]]}, not {value!r}.")
+        drawn = given.get("sampling") != "none"
+        for name in ("noise", *(("cohort", "population") if drawn else ())):
+            if name not in given:
+                raise HomebodyError(f"release.{name} is missing: give it to the table or to this row.")
+        found = cls(**given)
+        found.event()
+        return found
+
+    def event(self) -> GaussianRelease:
+        size = (1, 1) if self.sampling == "none" else (self.cohort, self.population)
+        drawn = Sampling(self.sampling, *size)  # type: ignore[arg-type]
+        return GaussianRelease(self.noise, self.relation, drawn)  # type: ignore[arg-type]
+
+    def epsilon(self, rounds: int, delta: float) -> float:
+        """Certified, of so many rounds."""
+        return epsilon([(self.event(), rounds)], delta).epsilon
+
+
+def accounting(runs: Runs) -> list[dict[str, Any]]:
+    """A line a release, with a point for each δ."""
+    study = runs.study
+    lines = []
+    for row in study.rows:
+        release = NoisyRelease.of({**study.release, **row.release})
+        rounds = row.rounds or study.rounds or 1
+        points = [
+            {
+                **_point(delta, label, "certified", study.metrics[0], release.epsilon(rounds, delta)),
+                "published": published(study, row, runs.data, place),
+                "published_sd": deviations(study, row, runs.data, place),
+            }
+            for place, (delta, label) in enumerate(zip(study.values, study.labels, strict=True))
+        ]
+        lines.append({"name": row.name, "note": row.note_on(runs.data), "missing": "", "points": points})
+    return lines
+
+
+def lengths(runs: Runs) -> list[dict[str, Any]]:
+    """Two lines, of interactions and of different items: how many people have so many."""
+    study, data = runs.study, runs.data
+    recipe = Recipe("popularity", data, data_dir=runs.data_dir, **{**study.run, **study.run_on.get(data, {})})
+    try:
+        population = population_of(recipe)
+    except HomebodyError as error:  # the rest of the paper is made all the same
+        failed = {"note": "", "missing": "", "points": [], "errors": [without_paths(str(error))]}
+        return [{"name": "interactions", **failed}]
+    lines = []
+    for name, counts in (("different items", different(population)), ("interactions", population.lengths)):
+        people = binned(counts, study.values)
+        points = [
+            # By its label: bins of different widths stand side by side.
+            {**_point(label, label, "counted", study.metrics[0], float(count)), "published": {}, "published_sd": {}}
+            for label, count in zip(study.labels, people, strict=True)
+        ]
+        note = f"{population.n_users:,} people, the one in the middle with {np.median(counts):,.0f}."
+        lines.append({"name": name, "note": note, "missing": "", "points": points})
+    return lines
+
+
+def different(population: Population) -> npt.NDArray[np.int64]:
+    """How many different items each person met.
+
+    >>> different(Population("toy", np.array([0, 3, 3, 5]), np.array([4, 4, 1, 0, 2], dtype=np.int32), n_items=5))
+    array([2, 0, 2])
+    """
+    users = np.repeat(np.arange(population.n_users), population.lengths)
+    pairs = np.unique(users * population.n_items + population.items)
+    return np.bincount(pairs // population.n_items, minlength=population.n_users)
+
+
+def binned(counts: npt.NDArray[np.int64], least: Sequence[int]) -> list[int]:
+    """How many of the counts lie from each of these numbers to under the next; the last is open.
+
+    >>> binned(np.array([1, 9, 10, 25, 400]), [1, 10, 20])
+    [2, 1, 2]
+    """
+    found = np.histogram(counts, [*least, max(int(counts.max(initial=0)), least[-1]) + 1])[0]
+    return [int(count) for count in found]
+
+
+def _point(value: Any, label: str, source: str, metric: str, found: float) -> dict[str, Any]:
+    spread = {"mean": found, "sd": None, "values": [found]}
+    obtained = {source: {"n": 1, "metrics": {metric: spread}, "errors": [], "cells": []}}
+    return {"value": value, "label": label, "obtained": obtained, "difference": {}, "short": []}
+
+
 LINES: dict[str, Callable[[Runs], list[dict[str, Any]]]] = {
     "table": table,
     "pairs": pairs,
@@ -134,6 +267,8 @@ LINES: dict[str, Callable[[Runs], list[dict[str, Any]]]] = {
     "adaptation": tables,
     "embedding": embedding,
     "membership": membership,
+    "accounting": accounting,
+    "lengths": lengths,
 }
 """How each kind of study makes its lines."""
 
