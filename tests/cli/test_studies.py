@@ -85,6 +85,28 @@ def test_a_paper_for_people(here: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert written == (here / "runs/reproduce/tiny/RESULTS.md").read_text(encoding="utf-8")
     assert "`homebody reproduce tiny`" in written
 
+    # Once more from the figures that were kept: nothing is run, and nothing changes.
+    drawn = (here / "experiments/tiny/results.svg").read_bytes()
+    (here / "experiments/tiny/RESULTS.md").unlink()
+    (here / "experiments/tiny/results.svg").unlink()
+    monkeypatch.setattr("homebody.studies.reproduce.run_cells", None)
+    output, _ = typed(monkeypatch, capsys, "reproduce", "tiny", "--rewrite")
+    assert output.startswith("page: ")
+    assert (here / "experiments/tiny/RESULTS.md").read_text(encoding="utf-8") == written
+    assert (here / "experiments/tiny/results.svg").read_bytes() == drawn
+
+
+def test_nothing_to_rewrite(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["homebody", "reproduce", "tiny", "--rewrite"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "has no results.json" in capsys.readouterr().err
+    (here / "experiments/tiny/results.json").write_text('{"schema": 2}')
+    with pytest.raises(SystemExit):
+        main()
+    assert "is not the result of a reproduction" in capsys.readouterr().err
+
 
 def test_a_paper_as_json(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("reproduce", "experiments/tiny", "--seeds", "1", "--rounds", "1", "--data", DATA, "--json")
