@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from homebody.cli import main
-from homebody.cli.cells import watching_cells
+from homebody.cli.progress import watching_cells
 from homebody.recipe import Recipe
 from homebody.studies.cells import CellProgress
 from homebody.studies.reproduce import work
@@ -270,7 +270,7 @@ def test_the_time_left_is_guessed_from_runs_of_this_command_alone(
 ) -> None:
     """Six runs, of which two were there before: after one of the other four, in 40 s, three are left."""
     now = [0.0]
-    monkeypatch.setattr("homebody.cli.cells.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("homebody.cli.progress.time.monotonic", lambda: now[0])
     recipe = Recipe("fedmf", DATA)
     with watching_cells("tiny", 6) as (watch, _):
         for cell in range(2):

@@ -1,4 +1,4 @@
-"""A table or a figure of a paper: which runs it needs, and what was published."""
+"""A study is one table or figure of a paper: its rows, the recipe of each run, and the published figures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Row:
     slice: dict[str, str] = field(default_factory=dict)
     """By data set, the group of users that this row is about."""
     fixed: bool = False
-    """In a sweep, whether the values do not concern it: a line to hold the others against."""
+    """In a sweep, whether the values do not concern it: a baseline for the others."""
     diverges: bool = False
     """Whether training is known to diverge: that is then what the row shows, and no failure."""
     release: dict[str, Any] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Study:
 
     @property
     def probe(self) -> str:
-        """What is looked for in the models of its runs; empty where nothing is."""
+        """The probe of its runs' models; empty where there is none."""
         if self.kind == "adaptation":
             return probes.adaptation_probe(self.vary.partition(".")[2], self.values)
         if self.kind == "membership":
@@ -172,7 +172,7 @@ def _printed(study: Study, figures: list[Any], point: int) -> dict[str, float]:
 
 
 def check_study(study: Study, where: str, *, load: bool = True) -> None:
-    """What only shows when a whole table is read: figures that do not fit, methods that refuse their fields.
+    """Raise for what only a whole study shows: figures that do not fit, methods that refuse their fields.
 
     load: False loads no method.
     """
