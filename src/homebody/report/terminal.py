@@ -145,11 +145,14 @@ def comparison_table(comparison: Mapping[str, Any], console: Console) -> None:
     """The columns of a comparison, narrow enough for 80 characters: headings and deviations are broken into lines."""
     seeds = several(len(comparison["seeds"]), "seed")
     title = f"{comparison['data']}, protocol {comparison['protocol']}, {seeds}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    wide = console.width >= 100
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, int(wide), 0, 0), pad_edge=False)
     table.add_column("method", overflow="fold", min_width=10)
     columns = comparison_columns(("server", "public"))
     for column in columns:
         heading = column.heading.replace("seconds", "time s").replace("@", " @").replace(", ", " ")
+        if not wide:
+            heading = heading.replace("server", "ser- ver").replace("public", "pub- lic")
         table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in comparison["methods"]:
         cells = (column.cell(row) for column in columns)
