@@ -445,25 +445,25 @@ class Opened(NamedTuple):
     """A round that is about to be charged."""
 
     release: str
-    """What the ledger knows it by: an attempt after an abandoned one has a name of its own."""
+    """Its name in the ledger. Each attempt after an abandoned one has a new name."""
     cohort: Cohort
     again: bool
-    """Whether it is the very round that was cut short: whoever has answered answers the same, which tells no more."""
+    """Whether it continues a round that was cut short: devices repeat their answers, which reveals nothing more."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What one round brought: the total the server sees, and what is counted beside it."""
+    """The outcome of one round: the total that the server sees, and what it cost."""
 
     total: Total
     bytes_up: int
     bytes_down: int
     loss: float | None = None
-    """Mean loss on the devices. Known in a simulation alone."""
+    """Mean loss on the devices; known only in a simulation."""
     answered: int | None = None
     """How many clients took part; None: the whole cohort."""
     spoiled: Callable[[str], None] | None = None
-    """Where clients may lie: to be told that the server's step failed on this total, and why."""
+    """Called with a reason if the server's step fails on this total; set by runtimes whose clients may lie."""
 
 
 @dataclass(frozen=True)
@@ -473,56 +473,56 @@ class Evaluated:
     metrics: dict[str, float]
     """Test under bare names, validation under `valid/`."""
     per_user: dict[str, Tensor] = field(default_factory=dict)
-    """Where each user's test item stood: known in a simulation alone."""
+    """The rank of each user's test item; known only in a simulation."""
     errors: dict[str, float] = field(default_factory=dict)
-    """The standard error that noise leaves in each metric, where any was added on the way."""
+    """The standard error of each metric to which noise was added."""
     unclipped: dict[str, float] = field(default_factory=dict)
-    """What was estimated of those metrics that are clipped to their range, for noise carried them beyond it."""
+    """The estimates of those metrics that noise carried beyond their range, before they were clipped to it."""
 
 
 class Runtime(Protocol):
-    """Who computes. `fit` sends its clients work and gets back totals; never one client's data."""
+    """Runs clients. `fit` gives them work and receives totals, never the data of one client."""
 
     catalogue: Catalogue
     device: torch.device
     simulated: bool
-    """Whether a round that is run again repeats itself bit by bit, so that it tells nothing more."""
+    """Whether a round that is run again gives the same bits, so that it reveals nothing more."""
 
     def available(self, *, public: bool = False) -> Users:
-        """The clients that could take part now; the catalogue may have grown when it answers.
+        """The clients that could take part now. The catalogue may grow during this call.
 
-        public: those whose data is public instead, who take no part otherwise.
+        public: only people whose data is public; they take part in no other round.
         """
 
     def begin(self, method: Method, rng: Rng) -> None:
-        """Start a phase, or come back to it: no client is known to hold any state yet."""
+        """Start a phase, or resume it. Clients hold no state until `load_state` or their first round."""
 
     def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
-        """Before a round is charged: under which name, and with whom. This cohort, unless just this was cut short."""
+        """The name and cohort of a round that is about to be charged: this cohort, or that of the round cut short."""
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
-        """One round: every client of the cohort works, its update leaves through the method's channel.
+        """Run one round: every client of the cohort works, and its update leaves through the method's channel.
 
-        Raises `Abandoned` where too few answer.
+        Raises `Abandoned` if too few clients answer.
         """
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
-        """What `evaluate` tells each observer: nothing in a simulation, where nobody looks."""
+        """The charges for what `evaluate` reveals to each observer; none in a simulation."""
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
-        """How well every client is served by what it holds."""
+        """Metrics of the recommendations that every client computes from the parameters it holds."""
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
-        """A simulated client's best new items; real devices keep their rankings, so their runtime refuses."""
+        """The best new items for a simulated client. Real devices keep their rankings, so their runtime refuses."""
 
     def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
-        """The best new items of somebody whom training never met, once they have adapted to what they have."""
+        """The best new items for a person who took no part in training, after adapting to the items they have."""
 
     def state(self, *, lasting: bool = False) -> dict[str, Tensor]:
-        """Every client's state, or a mark of the moment; later rounds leave it as it is.
+        """Every client's state, or a mark that refers to it. Later rounds do not change it.
 
-        lasting: to come back to after any number of rounds; otherwise for a checkpoint.
+        lasting: it can be loaded after any number of rounds; otherwise it is for a checkpoint.
         """
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of `state`."""
+        """Go back to a state that `state` returned."""

@@ -20,6 +20,7 @@ from homebody.core import (
     Newcomer,
     Phase,
     Recommended,
+    Recommender,
     Runtime,
     Tree,
     Users,
@@ -30,7 +31,6 @@ from homebody.errors import Abandoned, Diverged, HomebodyError
 from homebody.privacy import Budget, Ledger
 from homebody.privacy.ledger import DELTA
 from homebody.progress import Best, Checkpoints, Progress, Round, better
-from homebody.reference import Reference
 from homebody.rng import Rng, SystemRng
 from homebody.stopwatch import Lap, Stopwatch
 
@@ -42,33 +42,33 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True)
 class Fitted:
-    """A trained model: the shared parameters, and a runtime whose clients hold the rest."""
+    """A trained model: the shared parameters, and a runtime whose clients hold their own."""
 
     method: Method
     runtime: Runtime
     shared: Tree
     evaluated: Evaluated
-    """At the round chosen on validation."""
+    """The metrics of the chosen round."""
     chosen: int
-    """That round, counted over all phases."""
+    """The best round on validation, counted over all phases."""
     ledger: Ledger
     delta: float = DELTA
-    """What ε is stated at."""
+    """The δ that ε is stated at."""
     stopped: str | None = None
-    """Why training ended before its last round, in a sentence."""
+    """Why training ended before its last round."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """On test under bare names, on validation under `valid/`."""
+        """Test metrics under their names, validation metrics under `valid/`."""
         return self.evaluated.metrics
 
     @property
     def epsilon(self) -> dict[str, float]:
-        """Certified ε for each observer, about one person, at `delta`."""
+        """Certified ε of one person for each observer, at `delta`."""
         return self.ledger.epsilons(self.delta)
 
     def recommend(self, user: int, k: int = 10) -> list[tuple[int, float]]:
-        """A simulated client's best items that it does not have yet, with their scores."""
+        """The best new items for a simulated client, with their scores."""
         return self.runtime.recommend(self.method, self.shared, user, k)
 
     def recommend_for(
@@ -80,10 +80,10 @@ class Fitted:
         *,
         ratings: Sequence[float] | None = None,
     ) -> Recommended:
-        """The best items for somebody whom training never met, from the few that they have, oldest first.
+        """The best items for a person who took no part in training, from the items that they have, oldest first.
 
-        They adapt as a device would that never took part; without any items they rank with the common start. What they
-        do not say of themselves, or of the circumstances in which they ask, is unknown.
+        They adapt as a device that never took part would. Without any items they rank with the shared parameters and a
+        new client's state. Features of theirs, and of the context, that are not given are unknown.
 
         >>> from homebody import FedIALS, Simulator, leave_one_out, load
         >>> few = leave_one_out(load("synthetic:users=200,items=100,mean=12"))
@@ -387,10 +387,10 @@ def _telemetry(loop: _Loop, part: _Part) -> str:
 
 
 def origin(digest: str, step: int, before: str, ledger: Ledger) -> str:
-    """What releases from here on are bound to: the digest; and once something else came before, also that.
+    """The mark of all releases from here on: the digest, and if it changed, a hash of the mark before it as well.
 
-    step, before: the checkpoint's round, and what it is bound to. Where there is no checkpoint, it is what the first
-    charge is bound to: a run that was begun in one way does not go on in another as if it had been its first.
+    step, before: the checkpoint's round and its mark. Without a checkpoint, the mark before is that of the first
+    charge: a run that was started with one digest cannot continue with another as if that had been its first.
 
     >>> ledger = Ledger()
     >>> origin("ab", 0, "", ledger), origin("ab", 5, "ab", ledger)
@@ -407,9 +407,9 @@ def origin(digest: str, step: int, before: str, ledger: Ledger) -> str:
 
 
 def phase_rng(seed: int, phase: str, origin: str = "") -> Rng:
-    """What a phase's random numbers derive from.
+    """The random numbers of a phase.
 
-    After a change, noise of the same seed would cancel out between the releases before it and those after it.
+    After a change of digest they are new. Noise from the same seed would cancel out between releases before and after.
     """
     return Rng.of(seed, phase, origin) if ":" in origin else Rng.of(seed, phase)
 
@@ -428,12 +428,12 @@ def choose(available: Users, size: int | None, rng: Rng, items: int = 0) -> Coho
 
 
 def _size(phase: Phase, cohort: int | None, people: Users) -> int | None:
-    """Clients a round; of public people there may be fewer, and their number hides nobody."""
+    """Clients a round. In a public phase there may be fewer people than asked for; their number hides nobody."""
     return min(cohort, len(people)) if phase.public and cohort is not None else cohort
 
 
 def carry(old: Tree, new: Tree) -> Tree:
-    """Parameters for a new phase or a larger catalogue: the old values under their names, the rest as new.
+    """Parameters for a new phase or a larger catalogue: old values where the names match, new values for the rest.
 
     >>> carry({"item": torch.ones(1, 2)}, {"item": torch.zeros(2, 2), "bias": torch.zeros(1)})["item"].tolist()
     [[1.0, 1.0], [0.0, 0.0]]
@@ -495,13 +495,16 @@ def _grow(loop: _Loop, part: _Part) -> None:
 
 
 def _code(method: Method) -> str:
-    """What causes a release: for whoever reads the ledger."""
+    """The method and version that cause a release, for readers of the ledger."""
     return f"{type(method).__name__}, homebody {__version__}"
 
 
 def _step(method: Method, progress: Progress, got: Collected, number: int, *, last: bool) -> bool:
-    """The server's step on what a round brought. Where clients may lie, one that fails is no round, and the answer is
-    False: whoever spoiled it is left out of the next attempt, before the last."""
+    """Take the server's step on a round's total. Return False if it failed on clients that may lie.
+
+    The runtime then leaves out whoever spoiled the total, and the round is tried again, unless this was the last
+    attempt.
+    """
     try:
         before = {name: value.shape for name, value in progress.shared.items()}
         shared, server = method.server(progress.shared, progress.server, got.total)
@@ -519,7 +522,7 @@ def _step(method: Method, progress: Progress, got: Collected, number: int, *, la
 
 
 def _refuse_nonsense(method: Method, before: dict[str, torch.Size], shared: Tree, number: int) -> None:
-    """The server's step may change numbers; names and shapes stay, and the numbers stay finite."""
+    """Refuse shared parameters with other names or shapes, or with values that are not finite."""
     if before != {name: value.shape for name, value in shared.items()}:
         raise HomebodyError(
             f"{type(method).__name__}.server() must keep the names and shapes of the shared parameters."
@@ -529,8 +532,8 @@ def _refuse_nonsense(method: Method, before: dict[str, torch.Size], shared: Tree
             raise diverged(method, number, f"'{name}'")
 
 
-def diverged(method: Method | Reference, number: int, what: str) -> Diverged:
-    """Why training cannot go on, and what of the method's settings may be lowered.
+def diverged(method: Recommender, number: int, what: str) -> Diverged:
+    """The error for values that are not finite, with the settings of the method that could be lowered.
 
     >>> from homebody.methods.fedials import FedIALS
     >>> print(diverged(FedIALS(), 3, "the devices' loss"))

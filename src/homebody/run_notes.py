@@ -1,4 +1,4 @@
-"""What a run tells beside its figures: where it ran, what it is made of, and what was guessed, missing or left out."""
+"""What a run records beside its rounds: its environment, its outcome, and notes on guesses and omissions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dict[str, Any]:
-    """What the numbers of a run may depend on."""
+    """Everything that the numbers of a run may depend on."""
     return {
         "homebody": version("homebody"),
         "python": platform.python_version(),
@@ -77,7 +77,7 @@ def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dic
 
 
 def digest_of(environment: Mapping[str, Any]) -> str:
-    """A name for everything that shapes a release. Only under the same one is a round that is run again a repeat."""
+    """A digest of everything that shapes a release. A round that is run again repeats it only under the same."""
     shapes = {name: value for name, value in environment.items() if name != "cores"}
     return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -94,7 +94,7 @@ CHANGES = {
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What of an environment is not as it was, in words; empty where all is.
+    """The parts of an environment that changed, in words; empty if none did.
 
     >>> changes({"threads": 1, "python": "3.11"}, {"threads": 2, "python": "3.11"})
     'threads'
@@ -104,7 +104,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 @cache
 def code_fingerprint() -> str:
-    """Of this package's own code."""
+    """A digest of this package's code."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         code = path.read_bytes()
@@ -114,7 +114,7 @@ def code_fingerprint() -> str:
 
 
 def _own_code(method: Method | Reference) -> str:
-    """Of the files that a method's classes come from, where they are not this package's; otherwise empty."""
+    """A digest of the files outside this package that a method's classes come from; empty if there are none."""
     classes = [one for one in type(method).__mro__ if issubclass(one, Recommender)]
     modules = dict.fromkeys(one.__module__ for one in classes if not one.__module__.startswith("homebody."))
     files = [file for name in modules if (file := getattr(sys.modules[name], "__file__", None))]
@@ -123,7 +123,7 @@ def _own_code(method: Method | Reference) -> str:
 
 
 def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Everything that a model could learn from or be asked."""
+    """All data that a model could learn from or be tested on."""
     yield from (("bounds", split.bounds), ("items", split.items))
     if method.scoring.predicts == "ratings" and (ratings := split.population.ratings) is not None:
         yield "ratings", ratings
@@ -131,7 +131,7 @@ def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.
         yield from ((f"{unit}/{name}", column.values) for name, column in encoded.columns.items())
         for name, one in _features(split, unit).items():
             if not isinstance(one, Found):
-                # Its size shapes the model, also where nobody has some of its values.
+                # Its size shapes the model, even if nobody has some of its values.
                 text = json.dumps(encoded.codes[name].to_json())
                 yield f"{unit}/{name}/vocabulary", np.frombuffer(text.encode(), dtype=np.uint8)
     if split.shown is not None and (shown := split.population.impressions):
@@ -139,7 +139,7 @@ def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.
 
 
 def notes_of(method: Method | Reference, split: Split) -> list[str]:
-    """What was guessed, missing or left out on the way; of features, where the method looks at them."""
+    """Notes on what was guessed, missing or left out; on features only if the method reads them."""
     looked_at = {"user features": "users", "item features": "items", "contexts": "contexts"}
     taken = dict.fromkeys((*method.needs, *method.uses))
     features = [note for need in taken if need in looked_at for note in split.encoded[looked_at[need]].notes]
@@ -154,7 +154,7 @@ def notes_of(method: Method | Reference, split: Split) -> list[str]:
 
 
 def claimed(method: Method | Reference) -> list[str]:
-    """That what a method tells is its own claim, where nothing derives it."""
+    """A note for each method or stage that states its own charges, because Homebody does not derive them."""
     acting = [] if not isinstance(method, Method) else [method, *(one.method for one in method.phases if one.method)]
     return [
         f"{name} states itself what it tells each observer: that is its own claim, kept in the ledger's words. Nothing "
@@ -165,7 +165,7 @@ def claimed(method: Method | Reference) -> list[str]:
 
 
 def _taken_as_public(method: Method | Reference, split: Split) -> list[str]:
-    """What ε does not cover, where updates pass noise: the words that people are described in."""
+    """A note that ε does not cover the vocabularies of people's features, if updates pass a channel."""
     if not isinstance(method, Method) or method.uplink == Channel():
         return []
     return _as_found(_found(method, split))
@@ -179,26 +179,26 @@ def _as_found(names: Collection[str]) -> list[str]:
 
 
 def _features(split: Split, unit: str) -> Mapping[str, Declaration]:
-    """What is declared of the features of `users`, `items` or `contexts`."""
+    """The declared vocabularies of `users`, `items` or `contexts`."""
     tables = {"users": "user_features", "items": "item_features", "contexts": "contexts"}
     table = getattr(split.population, tables[unit])
     return {} if table is None else table.declared
 
 
 def _taken(method: Method, split: Split) -> list[str]:
-    """The features of people and circumstances that any of its phases takes in."""
+    """The features of people and contexts that any phase of the method reads."""
     known = split.catalogue()
     return list(dict.fromkeys(name for phase in method.phases for name in (phase.method or method).takes_in(known)))
 
 
 def _found(method: Method, split: Split) -> dict[str, bool]:
-    """The features of people whose values come from those who train, and whether somebody said that they may."""
+    """The features of people whose vocabulary comes from training data, and whether the user accepted that."""
     population, taken = split.population, _taken(method, split)
     return {**found_in(population.user_features, taken), **found_in(population.contexts, taken)}
 
 
 def refuse_found(method: Method, split: Split, planned: Sequence[Sequence[Charge]]) -> None:
-    """Refuse to state a finite ε over values of people's features that nobody declared, and ε would leave out."""
+    """Refuse a finite ε that would not cover the undeclared vocabularies of people's features."""
     bare = [name for name, said in _found(method, split).items() if not said]
     if not bare or not any(_bounded(planned, observer) for observer in OBSERVERS):
         return
@@ -218,7 +218,7 @@ def refuse_found(method: Method, split: Split, planned: Sequence[Sequence[Charge
 
 
 def counted(method: Method, split: Split, planned: Sequence[Sequence[Charge]]) -> dict[str, list[Charge]]:
-    """What vocabularies that are counted with noise tell, by the name of the release; they are charged before training.
+    """The charges for vocabularies that are counted with noise, by release. They are charged before training.
 
     The server sees people's values before it adds the noise.
     """
@@ -233,7 +233,7 @@ def counted(method: Method, split: Split, planned: Sequence[Sequence[Charge]]) -
     relations = {charge.event.relation for charges in planned for charge in charges if charge.observer != "server"}
     out = {}
     for name, one in private.items():
-        # The noise is for two counts that change; where a person is added or removed, one does.
+        # The noise covers two counts that change. If a person is added or removed, only one does.
         event = (
             PureRelease(one.epsilon / 2, one.delta, "add-remove")
             if relations == {"add-remove"}
@@ -246,13 +246,13 @@ def counted(method: Method, split: Split, planned: Sequence[Sequence[Charge]]) -
 
 
 def _bounded(planned: Sequence[Sequence[Charge]], observer: str) -> bool:
-    """Whether rounds are charged to this observer, and all of them with noise."""
+    """Whether this observer is charged for rounds, and every charge is for noise."""
     events = [charge.event for charges in planned for charge in charges if charge.observer == observer]
     return bool(events) and not any(isinstance(event, NonPrivate) for event in events)
 
 
 def _outside(recipe: Recipe, method: Method | Reference, split: Split) -> list[str]:
-    """What of the data shapes a model without being charged, for the run's privacy statement."""
+    """Facts about the data that shape a model without being charged, for the privacy statement."""
     if not isinstance(method, Method):
         return []
     said = _as_found(_found(method, split))
@@ -269,7 +269,7 @@ def _outside(recipe: Recipe, method: Method | Reference, split: Split) -> list[s
 
 
 def guessing(evaluated: Evaluated, split: Split) -> list[str]:
-    """What predicted ratings stand beside: how wrong the mean of those in training is of those held out."""
+    """A baseline for predicted ratings: the error of always predicting the mean training rating."""
     ratings = split.population.ratings
     if "rmse" not in evaluated.metrics or ratings is None:
         return []
@@ -281,7 +281,7 @@ def guessing(evaluated: Evaluated, split: Split) -> list[str]:
 
 
 def unheld(recipe: Recipe, method: Method | Reference) -> list[str]:
-    """What a recipe asks for that a reference cannot give: in a table it stands beside methods that can."""
+    """A note that a reference ignores the recipe's stages and budget, for tables that show it beside methods."""
     if isinstance(method, Method) or not (recipe.stages or recipe.budget):
         return []
     return [f"{recipe.method} is centralised and collects raw data: stages and budget do not hold for it"]
