@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from homebody.cli import app
 from homebody.errors import HomebodyError
 from homebody.federation.server.admin import opened
-from homebody.federation.server.keys import make_device_key
+from homebody.federation.service.certificates import make_device_key
 from homebody.federation.service.keys import make_report_key
 from homebody.privacy import OBSERVERS, Charge, Reports
 from homebody.progress import Round

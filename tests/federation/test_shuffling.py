@@ -75,7 +75,7 @@ def check(federation: Any, rounds: int, secrets: dict[str, bytes]) -> None:
                 (digest,) = home.outbox.answered(person, run, f"train/{rounds}")
                 own = home.outbox.answer(person, run, f"train/{rounds}", digest)
                 assert len(own) == K * REPORT_BYTES
-                pairs += unseal_reports(own, last.public, secrets[last.id.hex()]).tolist()
+                pairs += unseal_reports(own, last.key, secrets[last.id.hex()]).tolist()
             assert home.outbox.reports() == rounds * K * len(home.people.all())
     assert closed.counts.tolist() == np.bincount(pairs, minlength=2 * last.entries).tolist()
     assert bool(torch.isfinite(federation.shared()["item"]).all())

@@ -27,9 +27,8 @@ from homebody.federation.flower.protocol import fingerprint
 from homebody.federation.proxy import admin as proxy_admin
 from homebody.federation.proxy import settings as proxy_settings
 from homebody.federation.server.admin import make, opened
-from homebody.federation.server.keys import make_device_key, read_public
-from homebody.federation.server.plan import Plan
-from homebody.federation.server.proxies import Proxies
+from homebody.federation.server.plan import ServerPlan
+from homebody.federation.service.certificates import make_device_key, read_public
 from homebody.federation.service.keys import make_report_key, read_report_pub
 from homebody.fit import fit
 from homebody.recipe import Recipe
@@ -146,7 +145,7 @@ class World:
         self.proxy = folder / "proxy" if shuffling is not None else None
         if shuffling is not None:
             settings["reports"] = f"127.0.0.1:{free_port()}"
-        plan = Plan(
+        plan = ServerPlan(
             recipe,
             listen=f"127.0.0.1:{self.port}",
             **{"metrics": "", "quorum": 1.0, "least": population.n_users, "deadline": 30.0, **settings},
@@ -167,7 +166,7 @@ class World:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def _make_proxy(self, folder: Path, settings: dict[str, Any]) -> None:
-        chosen = proxy_settings.Settings(
+        chosen = proxy_settings.ProxySettings(
             next=f"https://127.0.0.1:{self.intake_port}",
             next_ca=True,
             listen=f"127.0.0.1:{self.proxy_port}",
@@ -175,7 +174,7 @@ class World:
         )
         public = proxy_admin.make(folder, chosen, next_ca=self.server / "keys" / "ca.pem")
         with opened(self.server) as (_, records):
-            Proxies(records).add(read_report_pub(public), "mixer")
+            records.add_proxy(read_report_pub(public), "mixer")
 
     def _device(self, number: int, people: list[int]) -> Path:
         folder = self.folder / f"device{number}"

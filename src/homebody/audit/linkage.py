@@ -27,7 +27,7 @@ import numpy.typing as npt
 from homebody.audit.views import whole
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
-from homebody.federation.aggregate import flat
+from homebody.federation.wire import report_numbers
 from homebody.privacy import OneBit
 from homebody.privacy.reports import counts_name
 from homebody.rng import Rng
@@ -180,7 +180,7 @@ def reported(
     messages, known = [], []
     for done, user in enumerate((*attacked, *others), start=1):
         if done <= len(attacked):
-            messages.append(flat(simulator.message(method, shared, int(user), rng.fold("round"))))
+            messages.append(report_numbers(simulator.message(method, shared, int(user), rng.fold("round"))))
         else:
             known.append(_entries(simulator.message(before, shared, int(user), rng.fold("round")), stage))
         step(done, len(attacked) + len(others))

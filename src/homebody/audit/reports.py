@@ -18,7 +18,7 @@ import torch
 from homebody.audit.views import whole
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
-from homebody.federation.aggregate import flat
+from homebody.federation.wire import report_numbers
 from homebody.privacy.reports import parse_counts_name
 from homebody.rng import Rng
 from homebody.simulation import Simulator
@@ -115,7 +115,7 @@ def take_apart(
     worked_out = {name: whole(value) for name, value in simulator.message(before, shared, user, rng).items()}
     tables = [(parse_counts_name(name)[0], rows.size) for name, rows in sorted(sent.items())]
     starts = np.cumsum([0, *(size for _, size in tables)])
-    pairs, found = flat(sent), []
+    pairs, found = report_numbers(sent), []
     own = set(simulator.split.training(user).tolist())
     for pair in pairs.tolist():
         number = int(np.searchsorted(starts, pair, side="right")) - 1

@@ -68,7 +68,7 @@ def init(
     proxys = None if proxy_ca is None else read_certificate(proxy_ca)
 
     def furnish(inside: Path) -> None:
-        from homebody.federation.server.keys import make_device_key
+        from homebody.federation.service.certificates import make_device_key
 
         if certificate is not None:
             (inside / "ca.pem").write_bytes(certificate)
@@ -225,7 +225,7 @@ def profile(
     """What a person says of themselves: the model here takes it in, and it never leaves the device."""
     from homebody.errors import HomebodyError
     from homebody.federation.device.home import Home
-    from homebody.federation.schema import Sheet
+    from homebody.federation.schema import FeatureSchema
 
     said = options.pairs(settings, "--set")
     if both := sorted(said.keys() & set(forget or [])):
@@ -236,7 +236,7 @@ def profile(
             if name not in known:
                 raise HomebodyError(f"{person} says nothing of '{name}', so there is nothing to take back.")
         content = home.items.schema()
-        notes = [] if content is None else Sheet.read(content).notes(said)
+        notes = [] if content is None else FeatureSchema.read(content).notes(said)
         if said or forget:
             known = home.people.describe(person, {**said, **dict.fromkeys(forget or [])})
     if as_json:

@@ -30,16 +30,16 @@ from homebody.data import Population
 from homebody.data.partitions import LEAST, everything, leave_one_out
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.aggregate import flat
 from homebody.federation.device.home import Home
 from homebody.federation.device.household import Household, grown
 from homebody.federation.device.limits import ITEM_BYTES, TooLarge, answering_seconds, estimate, private, refuse_larger
 from homebody.federation.device.models import PrivateState
 from homebody.federation.device.outbox import ProxyMessage
 from homebody.federation.device.people import OptedOut, Person
-from homebody.federation.runtime import metric_names
-from homebody.federation.schema import Sheet
+from homebody.federation.epoch import MESSAGE_REPORTS, Epoch
+from homebody.federation.schema import FeatureSchema
 from homebody.federation.task import Task, acting
+from homebody.federation.telemetry import measurements
 from homebody.fit import carry
 from homebody.privacy import Budget, Charge
 from homebody.rng import Rng, SystemRng
@@ -54,8 +54,6 @@ TOY_ITEMS = 8
 """Of the catalogue that kernels are compiled with."""
 COMPILING = 20
 """How many times as long as a person's work that may take: it depends on nobody, and comes once."""
-MOST_REPORTS = 4096
-"""In one message to a proxy."""
 T = TypeVar("T")
 _Said = tuple[dict[str, Any], dict[str, bytes]]
 """A letter's header and its parts."""
@@ -114,11 +112,11 @@ class Device:
         until: how long a proxy may be tried that is away, by the monotonic clock.
         """
         said, parts = self._answered(body, until)
-        return wire.seal({"to": wire.digest(body), **said}, parts)
+        return wire.encode_letter({"to": wire.digest(body), **said}, parts)
 
     def _answered(self, body: bytes, until: float) -> _Said:
         try:
-            header, parts = wire.open_letter(body)
+            header, parts = wire.decode_letter(body)
             task = Task.read(header)
             self._refuse_unfit(task)  # here, where it is about the letter alone
         except (wire.Malformed, HomebodyError) as error:
@@ -197,7 +195,7 @@ class Device:
         if "features" in parts:
             if not task.features or wire.digest(parts["features"]) != task.features:
                 raise wire.Malformed("The sheet of features is not the one that the letter names.")
-            Sheet.read(parts["features"])  # refuses what it cannot read before it is kept
+            FeatureSchema.read(parts["features"])  # refuses what it cannot read before it is kept
             self.home.items.put_schema(task.features, parts["features"])
         if task.features and self.home.items.schema(task.features) is None:
             return "features"
@@ -225,7 +223,7 @@ class Device:
         about = (task.shared, task.described(), task.phase, task.n_items)
         if self._shared is None or self._shared[0] != about:
             sheet = _sheet(self.home, task.features)
-            self._shared = (about, _readable(task.acting, wire.unpack(content), task.n_items, sheet))
+            self._shared = (about, _readable(task.acting, wire.decode_tree(content), task.n_items, sheet))
         return self._shared[1]
 
     def _asked(self, task: Task, people: int) -> _Asked:
@@ -240,7 +238,7 @@ class Device:
             about = (task.do, task.described(), task.phase, task.n_items)
             if self._nothing is None or self._nothing[0] != about:
                 known = _sheet(self.home, task.features).catalogue(task.n_items)
-                none = _told({}, task.cutoffs)
+                none = measurements({}, task.cutoffs)
                 if task.do != "evaluate":
                     none = self._in_time(lambda: wire.nothing(method, shared, known))
                 method.uplink.device(none, Rng.of(0))
@@ -253,7 +251,7 @@ class Device:
         if task.epoch is not None:
             entries = sum(_entries(value) for value in nothing.values())
             reports = method.uplink.facts.reports
-            if reports is None or (entries, reports.k) != (task.epoch["entries"], task.epoch["k"]):
+            if reports is None or (entries, reports.k) != (task.epoch.entries, task.epoch.k):
                 raise wire.Malformed("The letter's epoch is about another update than the method's.")
         seconds = answering_seconds(self._estimate(task, people), people) if private(charges) else 0.0
         return _Asked(shared, charges, nothing, seconds)
@@ -290,7 +288,7 @@ class Device:
         reported: set[int] = set()
         try:
             made = {slot for message in self.home.outbox.messages(task.ask) for slot in message.people}
-            left, most = [slot for slot in slots if slot not in made], max(1, MOST_REPORTS // task.epoch["k"])
+            left, most = [slot for slot in slots if slot not in made], max(1, MESSAGE_REPORTS // task.epoch.k)
             for some in (left[at : at + most] for at in range(0, len(left), most)):
                 message = self._reporter.message(task.epoch, b"".join(slots[slot] for slot in some))
                 self.home.outbox.put_message(task.ask, some, message)
@@ -299,7 +297,7 @@ class Device:
                 reported.update(kept.people)
         except HomebodyError as error:
             self._log("declined", release=task.release, reason=_reason(error))
-        told = {str(task.first + slot): wire.pack({}) for slot in slots if slot in reported}
+        told = {str(task.first + slot): wire.encode_tree({}) for slot in slots if slot in reported}
         return told, [task.first + slot for slot in slots if slot not in reported]
 
     def _keeps(self, ask: str, message: ProxyMessage) -> bool:
@@ -341,7 +339,7 @@ class Device:
         except Exception as error:
             self._log("nothing", release=task.release, reason=_reason(error))
             update, state = task.acting.uplink.device(letter.nothing, SystemRng()), None
-        answer, reports = wire.pack(update, half=task.half), 0
+        answer, reports = wire.encode_tree(update, half=task.half), 0
         if task.epoch is not None:
             answer, reports = self._sealed(task.epoch, update)
         step, base, content = state or (0, None, None)
@@ -364,10 +362,12 @@ class Device:
             found = self._in_time(lambda: household.measure(method, shared, user))
             if not all(map(math.isfinite, found.values())):
                 raise HomebodyError("What was measured is not finite.")
-            return method.uplink.device(_told(found, task.cutoffs), SystemRng()), state
+            return method.uplink.device(measurements(found, task.cutoffs), SystemRng()), state
         update, kept = self._in_time(lambda: household.train(method, shared, user, Rng(torch.tensor(task.key))))
         base = task.shared if method.scoring.parameters == "base" else None
-        return update, PrivateState(task.step, base, wire.seal({"phase": task.phase}, {"state": wire.pack(kept)}))
+        return update, PrivateState(
+            task.step, base, wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(kept)})
+        )
 
     def _in_time(self, work: Callable[[], T], times: int = 1) -> T:
         """What the work gives, or `OutOfTime` after so many times the home's limit.
@@ -393,10 +393,10 @@ class Device:
             raise failed[0]
         return done[0]
 
-    def _sealed(self, epoch: Mapping[str, Any], update: Tree) -> tuple[bytes, int]:
+    def _sealed(self, epoch: Epoch, update: Tree) -> tuple[bytes, int]:
         """Reports for the proxy, and how many they are."""
         assert self._reporter is not None
-        pairs = flat(update)
+        pairs = wire.report_numbers(update)
         return self._reporter.sealed(epoch, pairs), len(pairs)
 
     def _charge(self, task: Task, slot: int, release: str, charges: Sequence[Charge]) -> None:
@@ -462,7 +462,7 @@ def recommend(home: Home, person: Person, k: int = 10) -> list[Recommended]:
     household.begin(method, Rng(torch.tensor(described["clients_key"])))
     state = home.models.state(person.slot, described["run"], model.step + 1)
     fresh = method.init_shared(household.catalogue, Rng.of(described["seed"]))
-    shared = _carried(wire.unpack(content), fresh)  # items that came after the model are as new
+    shared = _carried(wire.decode_tree(content), fresh)  # items that came after the model are as new
     if state is not None and household.split.lengths[0]:
         _restore(home, household, state, phase, shared, 0)
     population = household.split.population
@@ -486,10 +486,10 @@ def _alone(method: Method) -> Method:
     return replace(method, uplink=own)  # type: ignore[type-var]
 
 
-def _sheet(home: Home, name: str) -> Sheet:
+def _sheet(home: Home, name: str) -> FeatureSchema:
     """What is known of features; nothing, where the letter names none."""
     content = home.items.schema(name) if name else None
-    return Sheet() if content is None else Sheet.read(content)
+    return FeatureSchema() if content is None else FeatureSchema.read(content)
 
 
 def _entries(value: Any) -> int:
@@ -499,7 +499,7 @@ def _entries(value: Any) -> int:
     return int(value.numel())
 
 
-def _readable(method: Method, shared: Tree, n_items: int, sheet: Sheet) -> Tree:
+def _readable(method: Method, shared: Tree, n_items: int, sheet: FeatureSchema) -> Tree:
     """The shared parameters in the precision that the method computes in; refused where they are not its own.
 
     Its tables grow by so many rows with each item: two toy catalogues tell by how many, and nothing large is made.
@@ -551,17 +551,11 @@ def _household(
 def _restore(home: Home, household: Household, state: PrivateState, phase: str, shared: Tree, user: int) -> None:
     """Give a household a person's state of this phase, and the parameters that it refers to, as long as the shared
     ones are now. Another phase begins without any."""
-    header, parts = wire.open_letter(state.bytes)
+    header, parts = wire.decode_letter(state.bytes)
     if header["phase"] != phase:
         return
-    tree = grown(wire.unpack(parts["state"]), shared)
+    tree = grown(wire.decode_tree(parts["state"]), shared)
     if any(isinstance(rows, Rows) and len(rows.index) and int(rows.index.max()) >= rows.size for rows in tree.values()):
         raise HomebodyError("The private state is about a larger catalogue than the shared parameters.")
     base = None if state.base is None else home.models.shared(state.base)
-    household.hold(user, tree, None if base is None else _carried(wire.unpack(base), shared))
-
-
-def _told(found: Mapping[str, float], cutoffs: Sequence[int]) -> Tree:
-    """How well a person is served, in the order that the server expects; nothing where nothing can be asked."""
-    metrics = torch.tensor([found.get(name, 0.0) for name in metric_names(cutoffs)], dtype=torch.float32)
-    return {"metrics": metrics, "asked": torch.tensor([1.0 if found else 0.0])}
+    household.hold(user, tree, None if base is None else _carried(wire.decode_tree(base), shared))
