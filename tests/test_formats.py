@@ -21,11 +21,10 @@ from homebody.federation import wire
 from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
 from homebody.federation.envelopes import open_envelope
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import Message, Sender
-from homebody.federation.runtime import Flower
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import ProxyStore, Sender, VerifiedMessage
 from homebody.federation.server.admin import opened
+from homebody.federation.server.runtime import Flower
 from homebody.fit import fit
 from homebody.privacy import Ledger
 from homebody.recipe import Recipe
@@ -163,8 +162,8 @@ def test_a_home_answers_the_same_letters_with_the_same_bytes(copied: Callable[[s
             found = acting.answer(letter)
             if repeats():
                 assert found == answer, kind
-            header, parts = wire.open_letter(found)
-            wanted, others = wire.open_letter(answer)
+            header, parts = wire.decode_letter(found)
+            wanted, others = wire.decode_letter(answer)
             assert header == wanted
             assert parts.keys() == others.keys()
 
@@ -225,7 +224,7 @@ def test_a_federation_continues_to_the_same_model(
 ) -> None:
     folder, clock = copied("federations/fedmf"), Clock()
     for module in ("runtime", "letters", "aggregate"):
-        monkeypatch.setattr(f"homebody.federation.{module}.time", clock)
+        monkeypatch.setattr(f"homebody.federation.server.{module}.time", clock)
     homes = [Home(folder / name) for name in ("device0", "device1")]
     mail = Mail(clock)
     with opened(folder / "server") as (plan, records):
@@ -253,13 +252,13 @@ def test_a_proxy_has_its_senders_epochs_and_reports(copied: Callable[[str], Path
     folder = copied("proxy")
     status = answered("proxy", "status", folder / "proxy")
     assert [status[name] for name in ("devices", "proxies", "epochs", "held")] == [2, 1, 2, 19]
-    store = Store(folder / "proxy", Settings.read(folder / "proxy"))
+    store = ProxyStore(folder / "proxy", ProxySettings.read(folder / "proxy"))
     assert [batch.reports for batch in store.under_way()] == [(folder / "batch.reports").read_bytes()]
     for path in sorted(folder.glob("*.envelope")):
         key, envelope = open_envelope(path.read_bytes())
         assert store.senders()[store.mark(key)] == Sender(False, 1)
         with store.transaction():
-            assert store.accept([Message(key, Sender(False, 1), envelope)], now=2e9) == ["repeated"]
+            assert store.accept([VerifiedMessage(key, Sender(False, 1), envelope)], now=2e9) == ["repeated"]
     with store.transaction():
         rest = store.cut()
     assert rest is not None

@@ -20,6 +20,7 @@ from homebody.core import (
     Newcomer,
     Phase,
     Recommended,
+    Recommender,
     Runtime,
     Tree,
     Users,
@@ -30,7 +31,6 @@ from homebody.errors import Abandoned, Diverged, HomebodyError
 from homebody.privacy import Budget, Ledger
 from homebody.privacy.ledger import DELTA
 from homebody.progress import Best, Checkpoints, Progress, Round, better
-from homebody.reference import Reference
 from homebody.rng import Rng, SystemRng
 from homebody.stopwatch import Lap, Stopwatch
 
@@ -532,7 +532,7 @@ def _refuse_nonsense(method: Method, before: dict[str, torch.Size], shared: Tree
             raise diverged(method, number, f"'{name}'")
 
 
-def diverged(method: Method | Reference, number: int, what: str) -> Diverged:
+def diverged(method: Recommender, number: int, what: str) -> Diverged:
     """The error for values that are not finite, with the settings of the method that could be lowered.
 
     >>> from homebody.methods.fedials import FedIALS

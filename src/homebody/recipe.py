@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from homebody import settings
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError
 from homebody.settings import DELTA, setting
 
 # The command line reads the fields of a recipe for its options, and `homebody --help` must not wait for torch: what
 # needs more than the fields is imported where it is used.
 if TYPE_CHECKING:
     from homebody.core import Method
-    from homebody.privacy import Budget, Channel
+    from homebody.privacy import Budget
     from homebody.reference import Reference
 
-__all__ = ["Recipe", "own_channel", "parse_fields"]
+__all__ = ["Recipe", "parse_fields"]
 
 SCHEMA_VERSION = 2
 """A recipe of version 1 declares no vocabularies: its features take the values that the data have."""
@@ -139,26 +139,14 @@ class Recipe:
 
     def build(self) -> Method | Reference:
         """The method with its fields set."""
-        from homebody.core import Method
-        from homebody.methods import find
-        from homebody.params import params
-        from homebody.privacy.specs import parse_channel, with_noise
+        from homebody.methods import build
+        from homebody.privacy.specs import with_noise
 
-        found = find(self.method)
-        known = [spec.name for spec in params(found)]
-        for name in self.fields:
-            if name not in known:
-                raise _no_field(self.method, name, known)
-        built: Method | Reference = found(**self.fields)
-        if not self.stages or not isinstance(built, Method):
-            return built
-        channel = parse_channel(with_noise(self.stages) if self.calibrate else self.stages)
-        if not any(spec.name == "uplink" for spec in fields(built)):  # type: ignore[arg-type]
-            raise HomebodyError(f"{self.method} has no field 'uplink', so no stage can be put on its way out.")
-        return replace(built, uplink=channel)  # type: ignore[type-var]
+        return build(self.method, self.fields, with_noise(self.stages) if self.calibrate else self.stages)
 
     def unshuffled(self) -> list[str]:
         """A note where the given stages leave out the shuffle of the method's own channel."""
+        from homebody.methods import own_channel
         from homebody.privacy.specs import split_stage
 
         given = [split_stage(text)[0] for text in self.stages]
@@ -282,7 +270,7 @@ def parse_fields(method: str, given: Sequence[str]) -> dict[str, Any]:
     homebody.errors.HomebodyError: There is no field of fedmf 'factor'; did you mean 'factors'? Known: batch_size, \
 dual, epochs, factors, item_rate, learning_rate, negatives.
     """
-    from homebody.methods import find
+    from homebody.methods import find, no_field
     from homebody.params import params
 
     known = {spec.name: spec.default for spec in params(find(method))}
@@ -292,30 +280,9 @@ dual, epochs, factors, item_rate, learning_rate, negatives.
         if not equals:
             raise HomebodyError(f"--set takes field=value, not '{pair}'.")
         if name not in known:
-            raise _no_field(method, name, known)
+            raise no_field(method, name, known)
         values[name] = settings.parse(name, text, type(known[name]))
     return values
-
-
-def own_channel(method: str) -> Channel:
-    """The channel of a method where no stages are given; an empty one for a reference."""
-    from homebody.methods import find
-    from homebody.privacy import Channel
-
-    return getattr(find(method), "uplink", Channel())
-
-
-def _no_field(method: str, name: str, known: Iterable[str]) -> HomebodyError:
-    """The error for an unknown field. For a setting of the method's own channel it says how to give it."""
-    from homebody.privacy.specs import stage_texts
-
-    own = own_channel(method)
-    if any(spec.name == name and not spec.kw_only for stage in own.stages for spec in fields(stage)):  # type: ignore[arg-type]
-        stages = " ".join(f"--stage {text}" for text in stage_texts(own))
-        return HomebodyError(
-            f"{name} is no field of {method} but a setting of its channel: give all its stages, as in {stages}."
-        )
-    return unknown_name(f"field of {method}", name, known)
 
 
 def fingerprint(parts: Mapping[str, bytes | memoryview]) -> str:

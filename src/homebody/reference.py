@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from homebody.core import About, Catalogue, Recommender, Users
+from homebody.core import About, Catalogue, Method, Recommender, Users
 from homebody.errors import HomebodyError
 
-__all__ = ["Histories", "Reference", "Score", "ScoreNow"]
+__all__ = ["Histories", "Reference", "Score", "ScoreNow", "federated"]
 
 Score = Callable[[Users, Tensor], Tensor]
 """From users (B,) and items (N,) to how well each item fits each user (B, N)."""
@@ -76,3 +76,10 @@ class Reference(Recommender):
         """The score function after these passes, by default as many as the reference takes."""
         *_, score = islice(self.fit(histories, seed), rounds or self.about.rounds)
         return score
+
+
+def federated(method: Recommender, name: str, why: str = "it has no clients") -> Method:
+    """The same method; a reference is refused, and `why` ends the sentence."""
+    if not isinstance(method, Method):
+        raise HomebodyError(f"{name} is a centralised reference: {why}.")
+    return method

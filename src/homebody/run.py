@@ -28,7 +28,7 @@ from homebody.privacy.reports import sealed_bytes, tally
 from homebody.privacy.specs import stage_texts, with_noise
 from homebody.progress import Best, Round, better
 from homebody.recipe import Recipe
-from homebody.reference import Reference
+from homebody.reference import Reference, federated
 from homebody.report import RunFolder
 from homebody.report.record import Parameters, Result
 from homebody.run_notes import (
@@ -155,10 +155,9 @@ def reopen(path: Path, *, trust_code: bool = False) -> tuple[Fitted, Population]
         trust_folder(path)
     folder.read_json("result.json")
     recipe = Recipe.from_toml(folder.recipe_text())
-    method, split = prepare(recipe, QUIET)
-    _insist_on_same(folder, environment(recipe, method, split))
-    if isinstance(method, Reference):
-        raise HomebodyError(f"{recipe.method} is a centralised reference: its run keeps figures, not a model.")
+    prepared, split = prepare(recipe, QUIET)
+    _insist_on_same(folder, environment(recipe, prepared, split))
+    method = federated(prepared, recipe.method, "its run keeps figures, not a model")
     progress = folder.read()
     if progress is None:
         raise HomebodyError(f"{path} holds no model.")
@@ -282,8 +281,7 @@ def _calibrated(
     recipe = replace(recipe, stages=with_noise(stages, noise), calibrate=False)
     rounds = sum(count for _, count in _planned(recipe, method, split))
     watcher.say(f"calibrated: {' → '.join(recipe.stages)} spends ε = {budget.epsilon:g} in {several(rounds, 'round')}")
-    built = recipe.build()
-    assert isinstance(built, Method)
+    built = federated(recipe.build(), recipe.method)
     budget.refuse_hopeless(_planned(recipe, built, split)[0][0])
     return recipe, built
 

@@ -26,7 +26,7 @@ from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import HomebodyError
 from homebody.evaluation import measure
-from homebody.federation.wire import pack
+from homebody.federation.wire import encode_tree
 from homebody.fit import Fitted, fit
 from homebody.methods.kernels import adapt_many, train_many
 from homebody.params import params
@@ -234,8 +234,8 @@ class MethodContract:
         update, whole = _row(trained(), 0), method.uplink.work(bound)
         sent = method.uplink.device(update, Rng.of(3))
         for what, size, most in (
-            ("an update", len(pack(update)), bound.bytes),
-            ("what is sent", len(pack(sent)), whole.bytes),
+            ("an update", len(encode_tree(update)), bound.bytes),
+            ("what is sent", len(encode_tree(sent)), whole.bytes),
         ):
             assert size <= most, f"{what} has {size} bytes, and the estimate is {most}"
         for name, work, most in (

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from numba.core.dispatcher import Dispatcher
+from tests.processes import PATIENCE
 
 from homebody.core import Catalogue, Cohort, Tree, releases
 from homebody.errors import HomebodyError
@@ -27,7 +28,7 @@ from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
 from homebody.federation.device.household import Household
 from homebody.federation.device.limits import answering_seconds, estimate
-from homebody.federation.server.keys import make_device_key
+from homebody.federation.service.certificates import make_device_key
 from homebody.federation.task import Task
 from homebody.methods import find
 from homebody.methods.fedmf import FedMF
@@ -74,7 +75,7 @@ class Attacker:
         fields = more.pop("fields", {"factors": 2})
         if shared is None:
             shared = find(method)(**fields).init_shared(Catalogue(N_ITEMS), Rng.of(0))  # type: ignore[union-attr]
-        content = wire.pack(shared)
+        content = wire.encode_tree(shared)
         header = {
             "run": "feedbeef00",
             "method": method,
@@ -98,14 +99,16 @@ class Attacker:
             "people": [0],
             "shared": wire.digest(content),
         }
-        return wire.seal({**header, **more}, {"items": json.dumps([0, ITEMS]).encode(), "shared": content})
+        return wire.encode_letter({**header, **more}, {"items": json.dumps([0, ITEMS]).encode(), "shared": content})
 
     def greeting(self, **more: Any) -> bytes:
-        header, _ = wire.open_letter(self.letter(**{"shared": {}, "do": "hello", "release": "", "people": [], **more}))
-        return wire.seal(header)
+        header, _ = wire.decode_letter(
+            self.letter(**{"shared": {}, "do": "hello", "release": "", "people": [], **more})
+        )
+        return wire.encode_letter(header)
 
     def send(self, body: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
-        return wire.open_letter(self.device.answer(body))
+        return wire.decode_letter(self.device.answer(body))
 
     def events(self) -> list[str]:
         return [one["event"] for one in self.logs]
@@ -153,7 +156,7 @@ def test_a_failure_after_the_charge_leaves_as_the_zero_update(
     body = attacker.letter(do=do, measures=do == "evaluate")
     header, parts = attacker.send(body)
     assert (header["declined"], list(parts)) == ([], ["0"])
-    for value in wire.unpack(parts["0"]).values():
+    for value in wire.decode_tree(parts["0"]).values():
         assert not bool((value if isinstance(value, torch.Tensor) else value.value).any())
     assert "nothing" in attacker.events()
     assert attacker.send(body)[1] == parts  # asked again it says the same, and is not charged again
@@ -163,7 +166,7 @@ def test_a_failure_after_the_charge_leaves_as_the_zero_update(
 
 def test_a_zero_update_is_noised_as_any_other(attacker: Attacker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Household, "train", lambda *given: 1 / 0)
-    answers = [wire.unpack(attacker.send(attacker.letter(stages=PRIVATE))[1]["0"])["item"] for _ in range(2)]
+    answers = [wire.decode_tree(attacker.send(attacker.letter(stages=PRIVATE))[1]["0"])["item"] for _ in range(2)]
     assert not torch.equal(*answers)
     assert all(bool(one.any()) for one in answers)
 
@@ -172,11 +175,11 @@ def test_numbers_that_are_not_finite_leave_as_zeros_and_leave_no_state(attacker:
     """Steps as large as a server may choose lead anywhere."""
     fields = {"factors": 2, "learning_rate": 1e30}
     _, parts = attacker.send(attacker.letter("pfedrec", fields=fields))
-    assert len(wire.unpack(parts["0"])["item"].index) == 0
+    assert len(wire.decode_tree(parts["0"])["item"].index) == 0
     assert attacker.home.models.state(0, "feedbeef00") is None
     _, parts = attacker.send(attacker.letter("pfedrec"))
-    assert bool(torch.isfinite(wire.unpack(parts["0"])["item"].value).all())
-    assert len(wire.unpack(parts["0"])["item"].index) > 0
+    assert bool(torch.isfinite(wire.decode_tree(parts["0"])["item"].value).all())
+    assert len(wire.decode_tree(parts["0"])["item"].index) > 0
 
 
 def test_a_state_that_cannot_be_read_is_no_reason_to_decline(attacker: Attacker) -> None:
@@ -277,12 +280,12 @@ def test_a_longer_history_counts_with_its_latest_interactions(attacker: Attacker
     seen = []
     for longest in (2, 6, 100):
         _, parts = attacker.send(attacker.letter("fedials", longest=longest))
-        seen.append(wire.unpack(parts["0"])["item"].index.tolist())
+        seen.append(wire.decode_tree(parts["0"])["item"].index.tolist())
     assert seen == [list(OWNED[-2:]), list(OWNED), list(OWNED)]
 
 
 def test_a_letter_of_the_version_before_names_no_longest_history(attacker: Attacker) -> None:
-    header, _ = wire.open_letter(attacker.letter())
+    header, _ = wire.decode_letter(attacker.letter())
     assert "longest" not in header
     task = Task.read(header)
     assert task.longest == 5_000
@@ -356,12 +359,12 @@ def test_work_that_takes_too_long_is_given_up_and_leaves_as_zeros(
     attacker: Attacker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = threading.Event()
-    monkeypatch.setattr(Household, "train", lambda *given: free.wait(60))
+    monkeypatch.setattr(Household, "train", lambda *given: free.wait(PATIENCE))
     attacker.home.configure(limits={"seconds": 0.05})
     try:
         header, parts = attacker.send(attacker.letter())
         assert (header["declined"], len(parts)) == ([], 1)
-        assert len(wire.unpack(parts["0"])["item"].index) == 0
+        assert len(wire.decode_tree(parts["0"])["item"].index) == 0
         assert attacker.device.stuck  # the client starts anew: no thread can be stopped
         assert "start anew" in attacker.send(attacker.letter())[0]["refused"]
     finally:
@@ -380,7 +383,7 @@ def test_compiled_kernels_let_other_threads_run(kernels: ModuleType) -> None:
 
 def test_a_greeting_that_takes_too_long_is_given_up(attacker: Attacker, monkeypatch: pytest.MonkeyPatch) -> None:
     free = threading.Event()
-    monkeypatch.setattr(Household, "train", lambda *given: free.wait(60))
+    monkeypatch.setattr(Household, "train", lambda *given: free.wait(PATIENCE))
     attacker.home.configure(limits={"seconds": 0.05})
     try:
         header, _ = attacker.send(attacker.greeting(fields={"factors": 2}))
@@ -396,7 +399,7 @@ def test_a_client_whose_work_does_not_end_starts_itself_anew(
 
     def works(one: Any) -> None:
         with pytest.raises(HomebodyError, match="took longer"):
-            one._device._in_time(lambda: free.wait(60))
+            one._device._in_time(lambda: free.wait(PATIENCE))
 
     make_device_key(home.path)
     home.configure(limits={"seconds": 0.05})

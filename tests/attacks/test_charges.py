@@ -91,10 +91,22 @@ class Silent(Laplace):
         return update
 
 
+class Loose(Clip):
+    """It inherits the bound that noise is measured against, and clips nothing."""
+
+    def device(self, update: Update, rng: Any) -> Update:
+        return update
+
+
 @pytest.mark.parametrize(
     "method",
-    [Talks(factors=2), Inherits(), FedMF(factors=2, uplink=Channel(Clip(1.0, order=1), Silent(1000.0)))],
-    ids=lambda method: type(method).__name__,
+    [
+        Talks(factors=2),
+        Inherits(),
+        FedMF(factors=2, uplink=Channel(Clip(1.0, order=1), Silent(1000.0))),
+        FedMF(factors=2, uplink=Channel(Loose(1.0, order=1), Laplace(1000.0))),
+    ],
+    ids=["sends", "method", "noise", "clip"],
 )
 def test_what_is_inherited_or_comes_with_a_stage_is_a_claim_too(method: Any) -> None:
     charges = releases(method, COHORT)

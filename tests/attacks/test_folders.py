@@ -405,7 +405,7 @@ def _server_lock(folder: Path, lock: Path) -> None:
 
 
 def _proxy_lock(folder: Path, lock: Path) -> None:
-    from homebody.federation.proxy.service import running
+    from homebody.federation.proxy.app import running
 
     running(folder)
 

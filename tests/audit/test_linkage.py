@@ -24,7 +24,7 @@ from homebody.audit.linkage import (
     reported,
 )
 from homebody.errors import HomebodyError
-from homebody.federation.aggregate import flat
+from homebody.federation.wire import report_numbers
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fmf_ldp import FMFLDP
 from homebody.privacy import Channel, Clip, OneBit, Shuffle
@@ -167,7 +167,7 @@ def test_reports_are_those_of_the_next_round(simulator: Simulator) -> None:
     assert np.abs(found.worked_out).max() <= 1
     drawn = np.random.default_rng(int(Rng.of(3, "linkage").fold("users").key) % 2**64).permutation(300)
     rng = Rng.of(3, "linkage").fold("round")
-    assert found.messages[4].tolist() == flat(simulator.message(method, shared, int(drawn[4]), rng)).tolist()
+    assert found.messages[4].tolist() == report_numbers(simulator.message(method, shared, int(drawn[4]), rng)).tolist()
     bare = FMFLDP(decoder="published", init_scale=1.0, uplink=Channel())
     whole = simulator.message(bare, shared, int(drawn[30]), rng)["item"]
     scale = min(1.0, 30.0 / float(whole.norm()))

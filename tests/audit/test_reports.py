@@ -16,7 +16,7 @@ import torch
 from homebody.audit.inspection import inspect
 from homebody.audit.reports import ClientReports
 from homebody.core import Method
-from homebody.federation.aggregate import flat
+from homebody.federation.wire import report_numbers
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fmf_ldp import FMFLDP
@@ -50,7 +50,7 @@ def test_reports_are_those_of_the_run(simulator: Simulator, method: Method) -> N
     rng = Rng.of(4, "train")
     simulator.begin(method, rng.fold("clients"))
     shared = method.init_shared(simulator.catalogue, rng.fold("shared"))
-    sent = flat(simulator.message(method, shared, 7, rng.fold("round", 1)))
+    sent = report_numbers(simulator.message(method, shared, 7, rng.fold("round", 1)))
     assert [2 * one.entry + one.bit for one in found.reports] == sent.tolist()
     assert [one.plain for one in found.reports] == [bytes(pair).hex() for pair in sent.astype("<u4")[:, None]]
     assert len(found.reports) == found.k

@@ -51,9 +51,9 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
         (folder / "device.pub").write_text("ecdsa-sha2-nistp384 AAAA")
         return folder / "device.pub"
 
-    stub = types.ModuleType("homebody.federation.server.keys")
+    stub = types.ModuleType("homebody.federation.service.certificates")
     stub.make_device_key = make_device_key  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "homebody.federation.server.keys", stub)
+    monkeypatch.setitem(sys.modules, "homebody.federation.service.certificates", stub)
     return make_device_key
 
 

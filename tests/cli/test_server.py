@@ -12,12 +12,13 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.processes import PATIENCE
 from typer.testing import CliRunner
 
 from homebody.cli import app
 from homebody.errors import HomebodyError
 from homebody.federation.server.admin import opened
-from homebody.federation.server.keys import make_device_key
+from homebody.federation.service.certificates import make_device_key
 from homebody.federation.service.keys import make_report_key
 from homebody.privacy import OBSERVERS, Charge, Reports
 from homebody.progress import Round
@@ -51,7 +52,7 @@ def alone(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(folder / "path"), os.environ.get("PYTHONPATH", ""))))
     command = [sys.executable, "-P", "-c", "from homebody.cli import main; main()", *map(str, arguments)]
     return subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
 
 

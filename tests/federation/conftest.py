@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.federation.world import few, twenty, world  # noqa: F401
+from tests.processes import wait_until
 
 
 class Ground:
     """A folder of keys, and a SuperLink that can be started, killed and started again on the same port."""
 
     def __init__(self, folder: Path) -> None:
-        from homebody.federation.server.keys import make_authority
+        from homebody.federation.service.certificates import make_authority
 
         self.folder = folder
         make_authority(folder)
@@ -35,7 +35,7 @@ class Ground:
 
     def device(self) -> tuple[bytes, bytes]:
         """The two halves of a new key: private, public."""
-        from homebody.federation.server.keys import make_device_key
+        from homebody.federation.service.certificates import make_device_key
 
         self._devices += 1
         public = make_device_key(self.folder / f"device{self._devices}")
@@ -61,7 +61,7 @@ class Ground:
         self.await_port(self.process)
 
     def await_port(self, process: subprocess.Popen[bytes]) -> None:
-        _until(lambda: process.poll() is not None or _answers(self.port))
+        wait_until(lambda: process.poll() is not None or _answers(self.port), "the link listens")
         assert process.poll() is None, process.communicate()[1].decode()
 
     def kill(self) -> str:
@@ -76,13 +76,6 @@ class Ground:
 def _answers(port: int) -> bool:
     with closing(socket.socket()) as tried:
         return tried.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -192,12 +185,12 @@ class Town:
     ) -> None:
         from homebody.database import connect
         from homebody.federation.device.home import Home
-        from homebody.federation.server.plan import Plan
+        from homebody.federation.server.plan import ServerPlan
         from homebody.federation.server.records import Records
 
         self.population, self.recipe = population, plan
         self.clock = more.pop("clock")
-        self.plan = Plan(plan, **{"quorum": 1.0, "run": "0123456789abcdef", **more})
+        self.plan = ServerPlan(plan, **{"quorum": 1.0, "run": "0123456789abcdef", **more})
         self.records = Records(connect(folder / "server.sqlite"))
         self.grow(population.n_items if items is None else items)
         self.mail, self.logs = Mail(self.clock), list[dict[str, Any]]()
@@ -244,7 +237,7 @@ class Town:
         self.logs.append({"event": event, **facts})
 
     def runtime(self, keep: int | None = None) -> Any:
-        from homebody.federation.runtime import Flower
+        from homebody.federation.server.runtime import Flower
 
         return Flower(self.mail, self.records, self.plan.describe(), self.plan.settings(), keep=keep, log=self.log)
 
@@ -315,9 +308,9 @@ def town(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Town]]:
     """Makes towns, each in a folder of its own; time passes in them only where somebody waits."""
     made: list[Town] = []
     clock = Clock()
-    monkeypatch.setattr("homebody.federation.runtime.time", clock)
-    monkeypatch.setattr("homebody.federation.letters.time", clock)
-    monkeypatch.setattr("homebody.federation.aggregate.time", clock)
+    monkeypatch.setattr("homebody.federation.server.runtime.time", clock)
+    monkeypatch.setattr("homebody.federation.server.letters.time", clock)
+    monkeypatch.setattr("homebody.federation.server.aggregate.time", clock)
     # Homes write through to the disk at every step: in memory that costs nothing.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as place:

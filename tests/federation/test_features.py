@@ -21,12 +21,12 @@ from homebody.data.codes import Code, Scale
 from homebody.data.partitions import everything
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.device.device import Device, recommend
+from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
-from homebody.federation.schema import Sheet
-from homebody.federation.server.admin import make, opened
-from homebody.federation.server.declared import person_code
-from homebody.federation.server.plan import Plan
+from homebody.federation.device.recommend import recommend
+from homebody.federation.schema import FeatureSchema
+from homebody.federation.server.admin import make, opened, person_code
+from homebody.federation.server.plan import ServerPlan
 from homebody.fit import fit
 from homebody.methods.privrec import PrivRec
 from homebody.recipe import Recipe
@@ -36,7 +36,7 @@ from homebody.simulation import Simulator
 FIELDS = {"factors": 3, "hidden": "4", "epochs": 2, "negatives": 2}
 METHOD = PrivRec(factors=3, hidden="4", epochs=2, negatives=2)
 ITEMS = [(f"i{n}", f"Item {n}") for n in range(12)]
-SHEET = Sheet(
+SHEET = FeatureSchema(
     {
         "job": Code("one", ("cook", "vet")),
         "hobbies": Code("many", ("chess", "golf")),
@@ -63,7 +63,7 @@ DESCRIBED = {
 
 
 def letter(do: str, shared: Tree, *, sheet: bytes | None = SHEET.content, **more: Any) -> bytes:
-    content = wire.pack(shared)
+    content = wire.encode_tree(shared)
     parts = {"items": json.dumps([0, ITEMS]).encode(), "shared": content}
     header = {
         **DESCRIBED,
@@ -80,7 +80,7 @@ def letter(do: str, shared: Tree, *, sheet: bytes | None = SHEET.content, **more
         "shared": wire.digest(content),
         **more,
     }
-    return wire.seal(header, parts if sheet is None else {**parts, "features": sheet})
+    return wire.encode_letter(header, parts if sheet is None else {**parts, "features": sheet})
 
 
 @pytest.fixture
@@ -104,13 +104,13 @@ def ann() -> Data:
 
 def test_a_person_trains_with_their_features_and_none_of_them_leaves(home: Home, shared: Tree) -> None:
     home.people.describe("ann", MINE)
-    header, parts = wire.open_letter(answer := Device(home).answer(letter("train", shared)))
-    update = wire.unpack(parts["40"])
+    header, parts = wire.decode_letter(answer := Device(home).answer(letter("train", shared)))
+    update = wire.decode_tree(parts["40"])
     batch = METHOD.prepare(ann(), Rng(torch.tensor(18)).fold(torch.tensor(40)))
     wanted, _ = METHOD.client(shared, {}, batch)
     for name, value in wanted.items():
         torch.testing.assert_close(update[name], value, rtol=0, atol=1e-6)
-    assert header["holds"] == [wire.digest(wire.pack(shared)), SHEET.digest]
+    assert header["holds"] == [wire.digest(wire.encode_tree(shared)), SHEET.digest]
     assert not any(word in answer for word in (b"vet", b"golf", b"job", b"55", b"ann"))
 
 
@@ -121,7 +121,7 @@ def test_what_is_said_changes_the_update_and_what_is_not_is_unknown(home: Home, 
         with home.store.writing():  # asked the same it would give the answer of before
             for table in ("answer", "mark", "begun"):
                 home.store.connection.execute(f"DELETE FROM {table}")
-        return wire.unpack(wire.open_letter(Device(home).answer(letter("train", shared)))[1]["40"])
+        return wire.decode_tree(wire.decode_letter(Device(home).answer(letter("train", shared)))[1]["40"])
 
     bare = told()
     assert torch.equal(told(shoe="43", job="astronaut", age="old")["feature"], bare["feature"])
@@ -156,16 +156,16 @@ def test_without_any_clicks_the_common_start_ranks(home: Home, shared: Tree) -> 
 
 def test_a_device_says_that_it_lacks_the_features_and_takes_no_others(home: Home, shared: Tree) -> None:
     device = Device(home)
-    assert wire.open_letter(device.answer(letter("train", shared, sheet=None)))[0]["lacks"] == "features"
+    assert wire.decode_letter(device.answer(letter("train", shared, sheet=None)))[0]["lacks"] == "features"
     other = replace(SHEET, people={}).content
     assert "not the one that the letter names" in str(
-        wire.open_letter(device.answer(letter("train", shared, sheet=other)))
+        wire.decode_letter(device.answer(letter("train", shared, sheet=other)))
     )
     assert home.items.schema() is None
-    assert "lacks" not in wire.open_letter(device.answer(letter("train", shared)))[0]
-    assert "lacks" not in wire.open_letter(device.answer(letter("adapt", shared, sheet=None)))[0]
+    assert "lacks" not in wire.decode_letter(device.answer(letter("train", shared)))[0]
+    assert "lacks" not in wire.decode_letter(device.answer(letter("adapt", shared, sheet=None)))[0]
     bare = METHOD.init_shared(replace(SHEET, people={}).catalogue(12), Rng.of(0))
-    assert "another shape than the method's" in str(wire.open_letter(device.answer(letter("train", bare))))
+    assert "another shape than the method's" in str(wire.decode_letter(device.answer(letter("train", bare))))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_device_says_that_it_lacks_the_features_and_takes_no_others(home: Home
 )
 def test_a_sheet_whose_numbers_do_not_fit_is_refused(numbers: dict[str, Any]) -> None:
     with pytest.raises(wire.Malformed):
-        Sheet.read(replace(SHEET, numbers=numbers).content)
+        FeatureSchema.read(replace(SHEET, numbers=numbers).content)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_sheet_whose_numbers_do_not_fit_is_refused(numbers: dict[str, Any]) ->
 )
 def test_a_sheet_that_is_none_is_refused(codes: bytes) -> None:
     with pytest.raises(wire.Malformed):
-        Sheet.read(wire.seal({}, {"codes": codes, "items": wire.pack({})}))
+        FeatureSchema.read(wire.encode_letter({}, {"codes": codes, "items": wire.encode_tree({})}))
 
 
 def test_items_that_came_later_have_unknown_features() -> None:
@@ -227,14 +227,14 @@ def test_profiles_are_set_read_and_taken_back(home: Home, shared: Tree) -> None:
 def test_an_operator_says_which_features_there_are(tmp_path: Path) -> None:
     items = tmp_path / "items.csv"
     items.write_text("id,name,colour,tags\na,A,red,new|old\nb,B,,old\na,A,blue,new\nc,C,blue,\n")
-    plan = Plan(Recipe("privrec", "devices", fields=FIELDS, rounds=1, evaluate_every=0))
+    plan = ServerPlan(Recipe("privrec", "devices", fields=FIELDS, rounds=1, evaluate_every=0))
     made = make(tmp_path / "server", plan, str(items), [], ["gender=F,M", "age=number:40:10", "hobbies=many:chess"])
     assert made["features"] == {"people": ["gender", "age", "hobbies"], "items": ["colour", "tags"]}
     with opened(tmp_path / "server") as (_, records):
         content = records.sheet()
         records.backup(tmp_path / "copy.sqlite")
     assert content is not None
-    found = Sheet.read(content)
+    found = FeatureSchema.read(content)
     assert found.people["age"].of("age", 60)[0] == 2.0
     assert found.catalogue(3).items["colour"].values.tolist() == [2, 0, 1]  # the first of two rows of a counts
     assert found.catalogue(3).items["tags"].values.tolist() == [[1, 2], [2, -1], [-1, -1]]
@@ -243,16 +243,22 @@ def test_an_operator_says_which_features_there_are(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused_when_a_server_is_made(tmp_path: Path) -> None:
-    plain = Plan(Recipe("fedmf", "devices", rounds=1))
+    plain = ServerPlan(Recipe("fedmf", "devices", rounds=1))
     with pytest.raises(HomebodyError, match="fedmf does not look at features: leave out --person-feature"):
         make(tmp_path / "a", plain, None, [], ["gender=F,M"])
     assert "features" not in make(tmp_path / "b", plain, "synthetic:users=5,items=9,mean=5", [])
     with pytest.raises(HomebodyError, match="There is no feature of this data 'genre'"):
-        make(tmp_path / "c", Plan(Recipe("privrec", "devices", fields={"features": "genre"})), None, [], ["gender=F,M"])
+        make(
+            tmp_path / "c",
+            ServerPlan(Recipe("privrec", "devices", fields={"features": "genre"})),
+            None,
+            [],
+            ["gender=F,M"],
+        )
     with pytest.raises(HomebodyError, match="says twice what a feature of people is"):
-        make(tmp_path / "d", Plan(Recipe("privrec", "devices")), None, [], ["gender=F,M", "gender=F"])
+        make(tmp_path / "d", ServerPlan(Recipe("privrec", "devices")), None, [], ["gender=F,M", "gender=F"])
     with pytest.raises(HomebodyError, match="devices measure rankings alone: leave out --set output=explicit"):
-        make(tmp_path / "e", Plan(Recipe("privrec", "devices", fields={"output": "explicit"})), None, [])
+        make(tmp_path / "e", ServerPlan(Recipe("privrec", "devices", fields={"output": "explicit"})), None, [])
     for text in ("gender", "=F", "gender=", "age=number:40", "age=number:40:0", "age=number:a:b", "gender=F,,M"):
         with pytest.raises(HomebodyError, match="--person-feature takes NAME=VALUE,VALUE"):
             person_code(text)
@@ -283,7 +289,7 @@ def test_privrec_trains_over_devices_with_features_and_serves_a_newcomer(world: 
     there.wait_for("device2", "answered", do="adapt")
     shared = there.shared()
     there.stop()
-    sheet = Sheet.read(content)
+    sheet = FeatureSchema.read(content)
     split = replace(everything(population, seed=3), coded=sheet.encoded(profiles, 14))
     wanted = fit(recipe.build(), Simulator(split), rounds=2, seed=3, evaluate_every=0)  # type: ignore[arg-type]
     for name, value in wanted.shared.items():

@@ -13,9 +13,9 @@ import torch
 
 from homebody.core import Batch, Catalogue, Data, Method, Phase, Rows, Total, Tree
 from homebody.errors import Abandoned, HomebodyError
-from homebody.federation import letters as correspondence
 from homebody.federation import wire
-from homebody.federation.device.device import recommend
+from homebody.federation.device.recommend import recommend
+from homebody.federation.server import letters as correspondence
 from homebody.privacy import Channel
 from homebody.recipe import Recipe
 from homebody.rng import Rng
@@ -192,7 +192,7 @@ def test_a_device_that_lost_what_it_was_given_is_given_it_again(
 
     class Forgetful:
         def answer(self, body: bytes) -> bytes:
-            header, parts = wire.open_letter(body)
+            header, parts = wire.decode_letter(body)
             if header["do"] == "evaluate" and "shared" not in parts:
                 lost.append(body)
             if header["do"] == "evaluate" and len(lost) == 1:
@@ -211,7 +211,7 @@ def test_a_device_that_lost_what_it_was_given_is_given_it_again(
     one.homes[1].store.connection.execute("DELETE FROM shared")
     runtime.publish(PLAN.build(), one.records.load().shared, 3, set())
     sent = [
-        (mark, wire.open_letter(body)[0]["do"], "shared" in wire.open_letter(body)[1])
+        (mark, wire.decode_letter(body)[0]["do"], "shared" in wire.decode_letter(body)[1])
         for mark, _, body in one.mail.letters[before:]
     ]
     assert known == {"mark0", "mark1", "mark2"}
@@ -264,7 +264,7 @@ def test_items_may_come_while_training_goes_on(
 def test_a_device_that_was_away_learns_of_the_items_that_came(
     town: Callable[..., Any], people: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homebody.federation.letters.ITEMS_AT_ONCE", 4)
+    monkeypatch.setattr("homebody.federation.server.letters.ITEMS_AT_ONCE", 4)
     one = town(people(), (3, 1, 3), replace(PLAN, rounds=4), items=20)
     one.mail.offline.add("mark1")
 
@@ -277,7 +277,9 @@ def test_a_device_that_was_away_learns_of_the_items_that_came(
     one.fit(on_round=on_round)
     assert [line["clients"] for line in one.records.rounds()] == [6, 6, 7, 7]
     assert len(one.homes[1].items) == 30
-    told = [wire.open_letter(body)[1].get("items", b"[0, []]") for mark, _, body in one.mail.letters if mark == "mark1"]
+    told = [
+        wire.decode_letter(body)[1].get("items", b"[0, []]") for mark, _, body in one.mail.letters if mark == "mark1"
+    ]
     assert max(len(json.loads(part)[1]) for part in told) == 4
     assert one.homes[1].items.all()[29] == ("item-29", "Title of 29")
 
@@ -347,7 +349,7 @@ def test_telemetry_leaves_through_a_noisy_channel_and_is_charged(
     assert mine.epsilon("server").epsilon == one.records.ledger().epsilon("server").epsilon < float("inf")
     # What leaves is noise in every coordinate, not what was measured.
     (body,) = [body for mark, kind, body in one.mail.answers if (mark, kind) == ("mark1", "evaluate")][:1]
-    told = wire.unpack(wire.open_letter(body)[1]["3"])
+    told = wire.decode_tree(wire.decode_letter(body)[1]["3"])
     assert told["metrics"].numel() >= 30
     assert (told["metrics"] == 0).double().mean() < 0.5
 
@@ -466,7 +468,7 @@ def test_two_devices_of_the_same_data_and_seed_draw_other_noise(
         for one in twins:
             one.fit()
         answers = [
-            wire.open_letter(body)[1]["0"] for one in twins for _, kind, body in one.mail.answers if kind == "train"
+            wire.decode_letter(body)[1]["0"] for one in twins for _, kind, body in one.mail.answers if kind == "train"
         ]
         assert (answers[0] == answers[1]) == same
 

@@ -160,6 +160,15 @@ def test_as_text() -> None:
         parse_channel(["ask-rows:rows=3"])
 
 
+def test_other_stages_leave_the_requests_as_they_were() -> None:
+    channel = parse_channel(["one-bit:epsilon=1,k=2", "ask-rows", "shuffle"])
+    assert channel.facts.shuffle is not None
+    fewer = channel.with_stages(*channel.stages[:1])
+    assert fewer == Channel(OneBit(1.0, k=2), asks_rows=True)
+    assert stage_texts(fewer) == ["one-bit:epsilon=1,k=2", "ask-rows"]
+    assert channel.before(channel.facts.shuffle) == fewer
+
+
 @dataclass(frozen=True)
 class Stated(FedMF):
     """States what it tells by itself, and to some alone."""

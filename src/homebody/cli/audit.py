@@ -137,8 +137,8 @@ def _interactions(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> d
 
 def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
     from homebody.audit.canaries import plant
-    from homebody.core import Method
     from homebody.recipe import Recipe
+    from homebody.reference import federated
     from homebody.report import RunFolder
     from homebody.run import reopen
     from homebody.simulation import Simulator
@@ -147,8 +147,7 @@ def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[st
     folder = RunFolder.open(run)
     recipe = Recipe.from_toml(folder.recipe_text())
     rounds = int(folder.read_json("result.json")["rounds"])
-    method = recipe.build()
-    assert isinstance(method, Method)
+    method = federated(recipe.build(), recipe.method)
     assert isinstance(fitted.runtime, Simulator)
     wanted = {"trials": 1, "confidence": 0.95, **given}
     with _bar("rounds with canaries", quiet) as step:
@@ -206,16 +205,15 @@ def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[s
 def _membership(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
     from homebody.audit.membership import Released, attack, leaves_some_out
     from homebody.audit.shadows import trained_for
-    from homebody.core import Method
     from homebody.recipe import Recipe
+    from homebody.reference import federated
     from homebody.report import RunFolder
     from homebody.run import reopen
     from homebody.simulation import Simulator
 
     fitted, _ = reopen(run)
     recipe = Recipe.from_toml(RunFolder.open(run).recipe_text())
-    method = recipe.build()
-    assert isinstance(method, Method)
+    method = federated(recipe.build(), recipe.method)
     assert isinstance(fitted.runtime, Simulator)
     assert recipe.rounds is not None
     released, cut = None, given.pop("rounds", None)

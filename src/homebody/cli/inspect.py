@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homebody.cli import options
-from homebody.errors import HomebodyError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,23 +35,19 @@ def inspect(
 ) -> None:
     """The message that one person's device would send in the first round: fields, bytes, and what it tells whom."""
     from homebody.cli.progress import watching
-    from homebody.methods import find, trust
+    from homebody.methods import trust
     from homebody.recipe import parse_fields
-    from homebody.reference import Reference
+    from homebody.reference import federated
 
     trust(method)
     recipe = given.recipe(method, fields=parse_fields(method, settings or []), seed=seed)
-    if issubclass(find(method), Reference):
-        raise HomebodyError(
-            f"{method} is a centralised reference: it collects whole histories, no device sends it any."
-        )
+    federated(recipe.build(), method, "it collects whole histories, no device sends it any")
     from homebody.audit.inspection import inspect as look
-    from homebody.core import Method
     from homebody.run import cohort_of, prepare, simulator
 
     with watching(recipe.short_method, quiet=as_json) as watcher:
-        built, split = prepare(recipe, watcher)
-    assert isinstance(built, Method)
+        prepared, split = prepare(recipe, watcher)
+    built = federated(prepared, method)
     runtime = simulator(recipe, split)
     number = int(runtime.available()[0]) if user is None else split.population.user(user)
     found = look(built, runtime, number, cohort=cohort_of(recipe, built, split), seed=seed)

@@ -61,10 +61,9 @@ def methods(
 
 def _describe(name: str) -> dict[str, Any]:
     from homebody.core import Method
-    from homebody.methods import find
+    from homebody.methods import find, own_channel
     from homebody.params import params
     from homebody.privacy.specs import stage_texts
-    from homebody.recipe import own_channel
     from homebody.studies.space import search_space, space_text
 
     found = find(name)

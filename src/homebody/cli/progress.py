@@ -1,4 +1,4 @@
-"""How commands show that they are alive: on the error stream, so that results stay apart."""
+"""Progress of one run or of many, on the error stream, so that results stay apart."""
 
 from __future__ import annotations
 

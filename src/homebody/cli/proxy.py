@@ -10,7 +10,7 @@ import typer
 
 from homebody.cli import options
 from homebody.cli.options import Json
-from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.settings import ProxySettings
 
 __all__ = ["app"]
 
@@ -23,7 +23,7 @@ Keys = Annotated[list[Path], typer.Argument(help="Files reports.pub.", metavar="
 
 
 @app.command()
-@options.from_settings(Settings)
+@options.from_settings(ProxySettings)
 def init(
     folder: Annotated[Path, typer.Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
     given: options.Given,
@@ -41,7 +41,7 @@ def init(
     """Make a proxy: its settings, its database, its certificate and its key."""
     from homebody.federation.proxy.admin import make
 
-    settings = Settings(**given.values(), next_ca=next_ca is not None)
+    settings = ProxySettings(**given.values(), next_ca=next_ca is not None)
     public = make(folder, settings, hosts=host or (), next_ca=next_ca, cert=cert, key=key)
     if as_json:
         typer.echo(
@@ -104,7 +104,7 @@ def forbid(folder: Dir, keys: Keys, as_json: Json = False) -> None:
 @app.command()
 def run(folder: Dir) -> None:
     """Run the proxy until it is told to stop. What was accepted survives, however it ends."""
-    from homebody.federation.proxy.service import run
+    from homebody.federation.proxy.app import run
 
     run(folder)
 

@@ -36,12 +36,12 @@ from homebody.rng import Rng
 __all__ = ["DPLCF"]
 
 ROWS = 256
-"""Items whose neighbours are sought together."""
+"""Items whose neighbours are computed together."""
 
 
 @dataclass(frozen=True)
 class DPLCF(Method):
-    """Item neighbours from randomised histories, told once."""
+    """Item neighbours from histories that each device reports once, through randomised response."""
 
     uplink: Channel = Channel(RandomisedResponse(epsilon=2.5))
     neighbours: int = param(50, "how many an item has", low=1, search=(20, 50, 100, 200))
@@ -102,9 +102,9 @@ class DPLCF(Method):
         return {"neighbour": neighbour, "weight": weight}, state
 
     def similarity(self, both: Tensor, counts: Tensor, rows: slice, clients: int) -> Tensor:
-        """Of some items with all others: not negative, and 0 with themselves.
+        """The similarity of some items to all items: not negative, and 0 to themselves.
 
-        A count that is smaller than its error says nothing: what is added below keeps it small.
+        A count below its standard error carries no information: the shrinkage in the denominator keeps it small.
         """
         sizes = counts.clamp(min=1)
         error = self.response.spread * clients**0.5
@@ -128,7 +128,7 @@ class DPLCF(Method):
 
 @ops.for_cohort
 def _near(owned: Tensor, items: Tensor, neighbour: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-    """For each person, item by item, the weights of the neighbours that they have."""
+    """For each person and item, the sum of the weights of the item's neighbours that the person has."""
     own = (owned, items, neighbour, weight)
     if len(owned) > 1 and any(part.stride(0) for part in own[1:]):  # not all ask the same
         each = (_near.cohort(*(part[one : one + 1] for part in own)) for one in range(len(owned)))
@@ -142,6 +142,6 @@ def _near(owned: Tensor, items: Tensor, neighbour: Tensor, weight: Tensor) -> tu
 
 
 def near_in_torch(owned: Tensor, items: Tensor, neighbour: Tensor, weight: Tensor) -> Tensor:
-    """As the kernel, on any device."""
+    """What the kernel computes, on any device."""
     table = torch.zeros(len(items), owned.shape[1], device=owned.device)
     return owned @ table.scatter_add_(1, neighbour[items].long(), weight[items]).T

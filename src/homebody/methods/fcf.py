@@ -71,7 +71,7 @@ class FCF(Method):
 
     @property
     def device(self) -> FedIALS:
-        """The half that is the same in implicit ALS: where factors begin, and a person's own vector."""
+        """The part shared with implicit ALS: the initial factors, and a person's vector."""
         return FedIALS(
             factors=self.factors,
             confidence=self.confidence,

@@ -89,17 +89,17 @@ class FedIALS(Method):
         return shared["item"][items] @ self.user_vector(shared["item"], data.items, data.valid)
 
     def user_vector(self, table: Tensor, items: Tensor, valid: Tensor) -> Tensor:
-        """x_u, from what the server sent and the person's own items; zeros where these have no solution."""
+        """x_u, from the server's table and the person's items; zeros if the system has no solution."""
         own = table[items] * valid[:, None]
         x = self._solve(table.T @ table, own.T @ own, own.sum(0), valid.sum(), len(table))
         return torch.where(torch.isfinite(x).all(), x, 0.0)
 
     def ridge(self, members: Tensor, others: int) -> Tensor:
-        """The λ of rows with so many members, among so many on the other side."""
+        """λ for rows with so many members, out of so many on the other side."""
         return self.regularisation * (members + others / max(self.confidence, TINY)) ** self.scaling
 
     def _solve(self, gram: Tensor, squares: Tensor, vectors: Tensor, members: Tensor, others: int) -> Tensor:
-        """(G + α Σ yyᵀ + λI)⁻¹ (1 + α) Σ y, for one row or many; not finite where the system is singular.
+        """(G + α Σ yyᵀ + λI)⁻¹ (1 + α) Σ y, for one row or many; not finite if the system is singular.
 
         Nothing is raised then: whether a client fails would tell what it has.
         """

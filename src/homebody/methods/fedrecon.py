@@ -82,11 +82,11 @@ class FedRecon(ItemTable):
         return {"user": user, "loss": loss, **self.tuned(change)}
 
     def kept(self, local: Tree, user: Tensor, loss: Tensor) -> Tree:
-        """Rows are tuned anew for ranking, so a round keeps none of them."""
+        """What a round keeps. Rows are tuned again for ranking, so none of them is kept."""
         return {"user": user, "loss": loss, **({"item": local["item"]} if self.dual else {})}
 
     def _round(self, shared: Tree, batch: Batch, support: Tensor, query: Tensor) -> tuple[Rows, Tensor, Tensor]:
-        """Build the user vector on the one part, then step the rows on the other; the loss is of the last pass."""
+        """Rebuild the user vector on the support part, then step the rows on the query part; the last pass's loss."""
         base = rows = shared["item"][batch["index"]]
         user = torch.zeros_like(base[0])
         total = torch.zeros_like(user[0])

@@ -44,11 +44,11 @@ from homebody.rng import Rng
 __all__ = ["FMFLDP"]
 
 DELTA = 0.1
-"""δ: small enough that tastes do not carry x·v beyond 0 and 1, where a report's question would turn over."""
+"""δ: so small that tastes do not move x·v out of [0, 1], where a report would change its sign."""
 RELIABLE = 0.9
 TINY = 1e-12
 LARGEST = 1e18
-"""Of s: its square has a place in 32 bits."""
+"""The largest s: its square still fits into a 32-bit float."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class FMFLDP(Method):
         return {"item": V}, state
 
     def _sketch(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
-        """Popularity and a sketch of the items' covariance; and what to ask next."""
+        """Update popularity and the sketch of the items' covariance, and choose the next V."""
         m, V, kept = total.mean["item"], shared["item"], dict(state)
         told = {"item": m, **total.told}["item"]
         popular = bool((V - self.scale).abs().max() == 0)
@@ -148,7 +148,7 @@ class FMFLDP(Method):
 
     @property
     def scale(self) -> float:
-        """s: so small that f is projected nearly everywhere, so large that λ is not felt."""
+        """s: so small that nearly every entry of f is projected, so large that λ does not matter."""
         return min((0.01 * self.regularisation) ** 0.5, LARGEST)
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class FMFLDP(Method):
         return V[items] @ x
 
     def user_vector(self, V: Tensor, items: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """r, how often each item is in the person's history; and x, from that and from what the server sent."""
+        """r, how often each item is in the person's history, and x, which solves for it against V."""
         r = torch.zeros(len(V), device=V.device).scatter_add(0, items, valid.to(V.dtype))
         whole, own = V.double(), V[items].double() * valid[:, None]
         ridge = self.regularisation * torch.eye(self.factors, dtype=whole.dtype, device=V.device)
@@ -170,7 +170,7 @@ class FMFLDP(Method):
 
 
 def _orthonormal(columns: Tensor, others: Tensor | None = None) -> Tensor:
-    """The columns made orthogonal to others and to one another, of length 1, each in its own direction."""
+    """The columns made orthonormal, and orthogonal to others, without turning any to the opposite direction."""
     first = columns if others is None else torch.cat([others, columns], 1)
     q, r = torch.linalg.qr(first.double())
     turned = q * torch.where(r.diagonal() < 0, -1.0, 1.0)

@@ -29,7 +29,7 @@ __all__ = ["ItemTable"]
 
 @dataclass(frozen=True)
 class ItemTable(Method):
-    """A shared item table; a method adds its score function, and what a round does with both."""
+    """A shared item table. A method adds its score function and its round."""
 
     uplink: Channel = Channel()
     factors: int = param(32, "size of an item's vector", low=1, search=(16, 32, 64))
@@ -61,12 +61,12 @@ class ItemTable(Method):
 
     @property
     def all_passes(self) -> int:
-        """Passes over a client's samples in a round, of whatever kind."""
+        """Passes over a client's samples in a round, all kinds together."""
         return self.epochs
 
     @property
     def weights(self) -> int:
-        """How many the score function has."""
+        """The number of weights of the score function."""
         return sum((low + 1) * high for low, high in pairwise(self.layers))
 
     def shared_numbers(self, catalogue: Catalogue) -> int:
@@ -84,20 +84,20 @@ class ItemTable(Method):
         return Work.of(held, operations, calls, sent=numbers + 2 * rows)
 
     def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:
-        """What the client's score function makes of these rows; where it is linear, `linear_score` is faster."""
+        """The client's score function at these rows. `linear_score` is faster if it is linear."""
         raise HomebodyError(f"{type(self).__name__} must define logit(), or score().")
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         return {"item": rng.normal(catalogue.n_items, self.factors)}
 
     def untuned(self, shared: Tree, rng: Rng) -> Tree:
-        """The part of a fresh client's state that tuned rows will take."""
+        """The empty place for tuned rows in a new client's state."""
         if not self.dual:
             return {}
         return {"item": Rows(rng.integers(1, 0), shared["item"][:0], len(shared["item"]))}
 
     def tuned(self, change: Rows) -> Tree:
-        """What a client keeps of the rows it tuned."""
+        """The part of a client's state that holds the rows it tuned."""
         return {"item": change} if self.dual else {}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
@@ -121,7 +121,7 @@ class ItemTable(Method):
         return ops.overlay(common, items, tuned.index, own, tuned.size)
 
     def linear_score(self, shared: Tree, local: Tree, weight: Tensor, items: Tensor) -> Tensor:
-        """The same where the logit is a product: what a row's change adds can be added apart."""
+        """`score` if the logit is a product: the change of a row then adds to its score."""
         common = shared["item"][items] @ weight
         if not self.dual:
             return common

@@ -40,7 +40,7 @@ ONLY = torch.zeros(1, dtype=torch.int64)
 
 
 class Learnt(NamedTuple):
-    """All that is learnt; the layers are one row that every step touches."""
+    """All parameters. The layers are one row, which every step touches."""
 
     users: Embeddings
     items: Embeddings
@@ -49,7 +49,7 @@ class Learnt(NamedTuple):
 
 @dataclass(frozen=True)
 class NCF(Reference):
-    """What a network makes of a user's and an item's embedding, on everyone's histories."""
+    """A network on a user's and an item's embedding, trained on everyone's histories."""
 
     model: str = param("neumf", "gmf, mlp, or neumf: both", search=("gmf", "mlp", "neumf"))
     factors: int = param(32, "size of GMF's vectors", low=1, search=(8, 16, 32))
@@ -102,7 +102,7 @@ class NCF(Reference):
             yield score
 
     def _train(self, network: Network, samples: Samples, learnt: Learnt, steps: int, frozen: bool) -> int:
-        """A pass of mini-batches; with `frozen`, of the users' rows alone. Answers how many steps there were by now."""
+        """One pass of mini-batches; frozen: only users' rows move. Returns the number of steps so far."""
         users, items, labels = (torch.from_numpy(part) for part in samples)
         for start in range(0, len(labels), self.batch_size):
             batch = slice(start, start + self.batch_size)

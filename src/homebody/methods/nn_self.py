@@ -35,12 +35,12 @@ from homebody.rng import Rng
 __all__ = ["NNSelf"]
 
 NUMBERS_A_UNIT = 8
-"""Held for a unit of the network and a sample of a step, roughly, until it is differentiated twice."""
+"""Numbers held for one unit and one sample of a step, roughly, until it is differentiated twice."""
 
 
 @dataclass(frozen=True)
 class NNSelf(PrivRec):
-    """A network on features, and a start from which a few steps on one part of the data serve the other (MAML)."""
+    """A network on features, and a start from which a few steps on one part of the data fit the other (MAML)."""
 
     support: float = param(0.5, "share of a device's interactions that the inner steps take in", low=0, high=1)
     first_order: bool = param(False, "take the inner steps as given, without their derivatives (FOMAML)")
@@ -93,7 +93,7 @@ class NNSelf(PrivRec):
         }
 
     def _supporting(self, count: Tensor) -> Tensor:
-        """How many of so many interactions the inner steps take in: of two or more neither none nor all."""
+        """The size of the support set out of `count` interactions: at least 1 and at most count - 1, if count > 1."""
         share = (count.double() * self.support + 1e-9).long()
         return share.clamp(min=1).minimum(count - 1).clamp(min=0)
 
@@ -119,7 +119,7 @@ class NNSelf(PrivRec):
         return update | {"item": Rows(index, update["item"], n_items)}, {"loss": loss}
 
     def _part(self, batch: Batch, part: str, drawn: Tensor) -> Samples:
-        """The interactions of one part, and with them those that were drawn for each pass."""
+        """The interactions of the support or query set, with the negatives of each pass."""
         place, valid = batch[f"{part}/place"], batch[f"{part}/valid"]
         own = take(batch["item"], place)[:, None, None]
         drawn = ops.take_rows(drawn, place).reshape(len(place), -1, self.negatives)
@@ -135,7 +135,7 @@ class NNSelf(PrivRec):
         return label
 
     def _inner(self, tree: Tree, batch: Batch, support: Samples) -> Tree:
-        """Where SGD on the support set leads from here, so that it can be differentiated."""
+        """The parameters after SGD on the support set, as a differentiable function of `tree`."""
         size = self.batch_size or max(1, len(support.place))
         for epoch in range(self.epochs):
             for (chosen,) in ops.minibatches(size, batch["support/order"][epoch]):
@@ -149,7 +149,7 @@ class NNSelf(PrivRec):
         return tree
 
     def _loss(self, tree: Tree, batch: Batch, samples: Samples) -> Tensor:
-        """The mean loss of some samples, by rows of the touched items alone."""
+        """The mean loss of some samples; `tree["item"]` holds the touched rows alone."""
         person, around, items = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
         given = (person, _some(around, samples.place), _some(items, samples.item.flatten()))
         who, where, what = (vectors(tree["feature"], one) for one in given)
@@ -166,30 +166,30 @@ class Samples(NamedTuple):
     """Interactions, each with its negatives."""
 
     place: Tensor
-    """(N,) where they stand among a person's own."""
+    """(N,) positions in the person's history."""
     item: Tensor
-    """(N, passes, samples of one), or (N, samples of one)."""
+    """(N, passes, samples of one interaction), or without passes."""
     real: Tensor
     """As `item`."""
     label: Tensor
-    """(N, samples of one)."""
+    """(N, samples of one interaction)."""
     slot: Tensor
-    """As `item`: where it stands among those touched."""
+    """As `item`: its place among the touched items."""
 
     def with_slots(self, slot: Tensor) -> Samples:
         return self._replace(slot=slot.reshape(self.item.shape))
 
     def of(self, epoch: int) -> Samples:
-        """Those of one pass."""
+        """The samples of one pass."""
         return self._replace(item=self.item[:, epoch], real=self.real[:, epoch], slot=self.slot[:, epoch])
 
     def at(self, chosen: Tensor) -> Samples:
-        """Some of them."""
+        """The samples at these places."""
         return Samples(take(self.place, chosen), *(ops.take_rows(part, chosen) for part in self[1:]))
 
 
 def take(values: Tensor, place: Tensor) -> Tensor:
-    """`values[place]` of one column, as `ops.take_rows` does it."""
+    """`values[place]` for a vector, by `ops.take_rows`."""
     return ops.take_rows(values[:, None], place)[:, 0]
 
 

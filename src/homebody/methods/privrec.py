@@ -192,12 +192,12 @@ class PrivRec(Method):
         return self.adapt_rate or self.learning_rate
 
     def at_hand(self, valid: Tensor) -> Tensor:
-        """The interactions that a device adapts to: the latest, where not all."""
+        """The interactions that a device adapts to: the latest `adapt_items`, or all."""
         later = valid.sum(-1, keepdim=True) - valid.long().cumsum(-1)
         return valid & (later < self.adapt_items) if self.adapt_items else valid
 
     def stepped(self, start: Tree, batch: Batch, epochs: int, rate: float, valid: Tensor) -> tuple[Tree, Tensor]:
-        """Where SGD leads from here in so many passes, and the mean loss of the last."""
+        """The parameters after so many passes of SGD, and the mean loss of the last pass."""
         n_items, table = len(start["item"]), torch.cat([start["item"], start["feature"]])
         described = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
         person, around, items = (one._replace(row=one.row + n_items) for one in described)
@@ -224,7 +224,7 @@ class PrivRec(Method):
         return {"item": table[:n_items], "feature": table[n_items:], "layers": layers}, loss
 
     def _samples(self, batch: Batch, place: Tensor, epoch: int, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The interactions at these places with their negatives, what is to be said of each, and which count."""
+        """The interactions at these places with their negatives, the label of each, and which are real."""
         own, real = batch["item"].gather(0, place)[:, None], valid.gather(0, place)[:, None]
         if self.output == "explicit":
             return own, batch["rating"].gather(0, place)[:, None], real
@@ -244,7 +244,7 @@ class PrivRec(Method):
         real: Tensor,
         rate: float,
     ) -> tuple[Tensor, list[Tensor], Tensor]:
-        """One step on some interactions and their negatives; the sum of their losses.
+        """One step of SGD on some interactions and their negatives; also the sum of their losses.
 
         given: the person, the samples, and their circumstances if there are any.
         """
@@ -272,7 +272,7 @@ class PrivRec(Method):
         return table, parts, torch.where(real, loss, 0.0).sum()
 
     def _rates(self, what: Tensor) -> Tensor:
-        """(blocks, 1): an item's own row, which is the first, has a step of its own."""
+        """(blocks, 1): the relative step of each block; the first block is an item's own row."""
         own = torch.arange(what.shape[1], device=what.device) == 0
         return torch.where(own, float(ops.single(self.item_rate)), 1.0)[:, None]
 
@@ -287,12 +287,12 @@ SCORED = 1 << 15
 
 
 def taken(values: Tensor, place: Tensor) -> Tensor:
-    """`values[place]`, in a way that vmap knows."""
+    """`values[place]`, by operations that vmap supports."""
     return values.gather(0, place[:, None].expand(-1, values.shape[1]))
 
 
 def _with_own(items: Described) -> Described:
-    """The items' features, each behind the item's own row."""
+    """The items' features, with each item's own row first."""
     row, weight, block = items
     place = torch.arange(len(row), device=row.device)[:, None]
     ahead = torch.nn.functional.pad(block, (1, 0, 1, 0))

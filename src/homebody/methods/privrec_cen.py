@@ -37,7 +37,7 @@ ONLY = torch.zeros(1, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class PrivRecCEN(Reference):
-    """A network on features of people and items, learnt from everyone's histories, that each one adapts."""
+    """A network on features of people and items, trained on everyone's histories; each person adapts it."""
 
     features: str = param("", "features it takes in, such as age,genres; empty: all but texts; none: items' own rows")
     factors: int = param(64, "size of a feature's vector", low=1, search=(16, 32, 64))
@@ -64,7 +64,7 @@ class PrivRecCEN(Reference):
 
     @property
     def task(self) -> PrivRec:
-        """What each person does with it."""
+        """The method by which each person adapts the network."""
         return PrivRec(
             features=self.features,
             factors=self.factors,
@@ -93,7 +93,7 @@ class PrivRecCEN(Reference):
             yield Adapted(self.task, shared, everyone, rng.fold("adapt"), adapts=self.adapt_epochs > 0)
 
     def _train(self, everyone: Everyone, learnt: dict[str, Embeddings], steps: int, rng: Rng) -> int:
-        """A pass of mini-batches; answers how many steps there were by now."""
+        """One pass of mini-batches. Returns the number of steps so far."""
         known = everyone.known
         network = self.task.network_for(known)
         places = everyone.taught[rng.bits(len(everyone.taught)).argsort()]

@@ -260,7 +260,7 @@ def _placed(stage: Stage, before: Facts) -> tuple[Stage, Facts]:
     """A stage in its place, and what is known of a message after it."""
     name = type(stage).__name__
     if not isinstance(stage, Stage):
-        raise HomebodyError(f"A channel is built of stages; {name} is none: derive it from homebody.privacy.Stage.")
+        raise HomebodyError(f"A channel has stages, and {name} is not one: derive it from homebody.privacy.Stage.")
     if before.reader is not None:
         reader = before.hidden or type(before.reader).__name__
         raise HomebodyError(f"{name} cannot follow {reader}: the server reads each message as it left a device.")

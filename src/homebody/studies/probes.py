@@ -23,13 +23,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from homebody.core import Catalogue, Method, Rows, Tree, Users
+from homebody.core import Catalogue, Method, Recommender, Rows, Tree, Users
 from homebody.data.population import Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError, unknown_name
 from homebody.fit import Fitted
 from homebody.recipe import Recipe
-from homebody.reference import Reference
+from homebody.reference import federated
 from homebody.report import RunFolder
 from homebody.rng import Rng
 from homebody.run import reopen
@@ -145,21 +145,20 @@ def lacks(probe: str) -> str | None:
 NEED_SKLEARN = {"embedding": "The plot of an embedding", "membership": "The paper's attack on membership"}
 
 
-def refuse(probe: str, method: Method | Reference, name: str) -> None:
+def refuse(probe: str, method: Recommender, name: str) -> None:
     """Raise, before anything is trained, if a probe cannot work on this method."""
     kind, _, settings = probe.partition(":")
     if kind == "adaptation":
         _refuse_adaptation(method, name, settings)
     elif kind != "membership":
         _refuse_tables(kind, method, name)
-    elif isinstance(method, Reference):
-        raise HomebodyError(f"{name} is a centralised reference: its run keeps no model that could be attacked.")
+    else:
+        federated(method, name, "its run keeps no model that could be attacked")
 
 
-def _refuse_adaptation(method: Method | Reference, name: str, settings: str) -> None:
-    if isinstance(method, Reference):
-        raise HomebodyError(f"{name} is a centralised reference: no device adapts its model.")
-    acting = method.phases[-1].method or method
+def _refuse_adaptation(method: Recommender, name: str, settings: str) -> None:
+    built = federated(method, name, "no device adapts its model")
+    acting = built.phases[-1].method or built
     if acting.scoring.parameters != "adapted":
         raise HomebodyError(f"The devices of {name} do not adapt before they rank, so there is nothing to compare.")
     varied, _ = _read_adaptation(settings)
@@ -168,12 +167,11 @@ def _refuse_adaptation(method: Method | Reference, name: str, settings: str) -> 
         raise unknown_name(f"whole-number field of {name}", varied, known)
 
 
-def _refuse_tables(probe: str, method: Method | Reference, name: str) -> None:
-    if isinstance(method, Reference):
-        raise HomebodyError(f"{name} is a centralised reference: there is no client's item table to look at.")
-    if method.needs:
+def _refuse_tables(probe: str, method: Recommender, name: str) -> None:
+    built = federated(method, name, "there is no client's item table to look at")
+    if built.needs:
         return  # it cannot begin without its data; what it holds shows when it is trained
-    acting = method.phases[-1].method or method
+    acting = built.phases[-1].method or built
     shared = acting.init_shared(Catalogue(2), Rng.of(0))
     tuned = isinstance(acting.init_local(shared, Rng.of(0)).get(ITEM), Rows)
     _insist(probe, name, ITEM in shared, tuned)
@@ -413,8 +411,7 @@ def membership(fitted: Fitted, split: Split, recipe: Recipe, settings: str, step
             "Everyone is in the training here: for an attack on the run's model, split held-out-users, so that there "
             "are people who are not."
         )
-    method = recipe.build()
-    assert isinstance(method, Method)
+    method = federated(recipe.build(), recipe.method)
     assert recipe.rounds is not None, "a run's recipe has its rounds"
     found = attack(
         method,

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from homebody.core import Method
+from homebody.core import Recommender
 from homebody.errors import HomebodyError, unknown_name
 from homebody.params import Range, params
-from homebody.reference import Reference
 from homebody.settings import KINDS, check_value, parse
 
 __all__ = ["Space", "parse_search", "points", "search_space", "space_text"]
@@ -24,7 +23,7 @@ REPEATS = 1_000
 """Draws in a row that bring nothing new before a space counts as tried out."""
 
 
-def search_space(found: type[Method] | type[Reference]) -> tuple[Space, bool]:
+def search_space(found: type[Recommender]) -> tuple[Space, bool]:
     """The ranges a method declares, and True; one that declares none gets ranges around its defaults, and False.
 
     >>> from homebody.methods import find
@@ -49,7 +48,7 @@ def space_text(space: Range | tuple[Any, ...]) -> str:
     return str(space) if isinstance(space, Range) else ",".join(_text(value) for value in space)
 
 
-def parse_search(found: type[Method] | type[Reference], texts: Sequence[str]) -> Space:
+def parse_search(found: type[Recommender], texts: Sequence[str]) -> Space:
     """`field=low:high`, `field=low:high:log` and `field=a,b,c` as where to look.
 
     >>> from homebody.methods import find

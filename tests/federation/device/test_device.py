@@ -15,8 +15,9 @@ import torch
 from homebody.core import Catalogue, Tree
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.device.device import Device, recommend
+from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
+from homebody.federation.device.recommend import recommend
 from homebody.methods import find
 from homebody.rng import Rng
 
@@ -64,7 +65,7 @@ class Server:
     def letter(
         self, do: str = "train", step: int = 1, shared: Tree | None = None, items: int = 12, **more: Any
     ) -> bytes:
-        content = wire.pack(self.shared(items) if shared is None else shared)
+        content = wire.encode_tree(self.shared(items) if shared is None else shared)
         parts = {
             "items": json.dumps([0, ITEMS[:items]]).encode(),
             "shared": content,
@@ -85,10 +86,10 @@ class Server:
             "shared": more.pop("named", None) or wire.digest(parts["shared"] or b""),
             **more,
         }
-        return wire.seal(header, {name: part for name, part in parts.items() if part is not None})
+        return wire.encode_letter(header, {name: part for name, part in parts.items() if part is not None})
 
     def ask(self, *given: Any, **more: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
-        return wire.open_letter(self.device.answer(self.letter(*given, **more)))
+        return wire.decode_letter(self.device.answer(self.letter(*given, **more)))
 
     def charged(self, slot: int = 0) -> list[str]:
         entries = self.home.ledger(slot).entries()
@@ -123,9 +124,9 @@ def test_a_greeting_is_answered_with_who_takes_part(server: Server) -> None:
 def test_an_answer_has_an_update_of_each_and_is_charged(server: Server) -> None:
     header, parts = server.ask()
     assert (header["people"], header["items"], header["declined"]) == ([0, 1, 2], 12, [])
-    assert header["holds"] == [wire.digest(wire.pack(server.shared()))]
+    assert header["holds"] == [wire.digest(wire.encode_tree(server.shared()))]
     assert list(parts) == ["40", "41", "42"]
-    update = wire.unpack(parts["40"])["item"]
+    update = wire.decode_tree(parts["40"])["item"]
     assert (update.size, update.value.shape[1]) == (12, 3)
     assert [server.charged(slot) for slot in range(3)] == [["feedbeef00/train/1"]] * 3
 
@@ -350,16 +351,18 @@ def test_a_letter_that_breaks_something_is_refused_and_does_not_end_the_process(
     def breaks(self: Any) -> Any:
         raise OverflowError("ann-of-green")
 
-    monkeypatch.setattr("homebody.federation.device.device.shuffled", breaks)
+    monkeypatch.setattr("homebody.federation.task.Task.acting", property(breaks))
     header, _ = server.ask()
     assert header["refused"] == "The letter asks for something that this device cannot work with."
     assert server.logs[-1] == {"event": "failed", "reason": "OverflowError"}
     assert server.charged() == []
 
 
-@pytest.mark.parametrize("body", [b"", b"HB", b"nonsense" * 9, wire.seal({}), wire.seal({"do": "hello"})])
+@pytest.mark.parametrize(
+    "body", [b"", b"HB", b"nonsense" * 9, wire.encode_letter({}), wire.encode_letter({"do": "hello"})]
+)
 def test_noise_is_refused(server: Server, body: bytes) -> None:
-    header, _ = wire.open_letter(server.device.answer(body))
+    header, _ = wire.decode_letter(server.device.answer(body))
     assert header["refused"]
     assert header["to"] == wire.digest(body)
 
@@ -387,7 +390,7 @@ def test_a_device_that_lacks_something_says_so(server: Server) -> None:
 def test_a_device_that_lacks_items_keeps_the_parameters(server: Server) -> None:
     header, _ = server.ask(parts={"items": json.dumps([0, ITEMS[:7]]).encode()})
     assert (header["lacks"], header["items"]) == ("items", 7)
-    assert header["holds"] == [wire.digest(wire.pack(server.shared()))]
+    assert header["holds"] == [wire.digest(wire.encode_tree(server.shared()))]
     assert server.charged() == []
     assert len(server.ask(parts={"items": json.dumps([7, ITEMS[7:]]).encode()})[1]) == 3
 
@@ -403,7 +406,7 @@ def test_a_device_that_knows_more_items_answers_about_those_it_was_asked_about(s
         _, wanted = other.ask(items=9)
         _, found = server.ask(items=9, parts={"items": json.dumps([0, ITEMS]).encode()})
         assert found == wanted
-        assert int(wire.unpack(found["42"])["item"].index.max()) < 9
+        assert int(wire.decode_tree(found["42"])["item"].index.max()) < 9
         assert len(server.home.items) == 12
 
 
@@ -423,7 +426,7 @@ def test_a_device_recommends_without_a_network(server: Server, home: Home) -> No
 def test_every_method_recommends_to_those_who_trained_and_to_newcomers(home: Home, method: str, half: bool) -> None:
     """Also to somebody without a single interaction, and after the catalogue grew."""
     server = Server(home, method, fields={"factors": 3, **({"hidden": "3"} if method == "fedncf" else {})})
-    content = wire.pack(server.shared(10), half=half)
+    content = wire.encode_tree(server.shared(10), half=half)
     server.ask(items=10, parts={"shared": content}, half=half)
     new, idle = home.people.add("dora"), home.people.add("eve")
     home.history.append(new, ITEMS[3][0])
@@ -453,4 +456,4 @@ def test_what_a_person_did_since_counts_in_the_next_round(server: Server, home: 
     home.history.append("ann-of-green", ITEMS[9][0], time=99)
     assert ITEMS[9][0] not in {one.item for one in recommend(home, home.people.find(0), 20)}
     _, parts = server.ask(step=2)
-    assert 9 in wire.unpack(parts["40"])["item"].index.tolist()
+    assert 9 in wire.decode_tree(parts["40"])["item"].index.tolist()

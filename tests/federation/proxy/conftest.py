@@ -21,16 +21,15 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.processes import PATIENCE, free_port, wait_until
 
 from homebody.federation.envelopes import REPORT_BYTES, Envelope, open_envelope, seal_envelope, signing_keys
 from homebody.federation.proxy.admin import make
-from homebody.federation.proxy.service import Service
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import Message, Sender
+from homebody.federation.proxy.app import Service
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import ProxyStore, Sender, VerifiedMessage
 
 EPOCH = bytes(range(16))
-PATIENCE = 600.0
 
 
 def reports(count: int) -> bytes:
@@ -58,8 +57,8 @@ class Device:
         kind = "batch" if self.sender.proxy else "message"
         return Envelope(kind, epoch, number or os.urandom(16), sealed)  # type: ignore[arg-type]
 
-    def message(self, sealed: bytes, **rest: Any) -> Message:
-        return Message(self.key, self.sender, self.envelope(sealed, **rest))
+    def message(self, sealed: bytes, **rest: Any) -> VerifiedMessage:
+        return VerifiedMessage(self.key, self.sender, self.envelope(sealed, **rest))
 
     def body(self, sealed: bytes, **rest: Any) -> bytes:
         return seal_envelope(self.envelope(sealed, **rest), self.secret)
@@ -169,14 +168,21 @@ def sink() -> Iterator[Sink]:
 
 
 @pytest.fixture
-def made(tmp_path: Path, sink: Sink) -> Callable[..., tuple[Path, Settings]]:
+def made(tmp_path: Path, sink: Sink) -> Callable[..., tuple[Path, ProxySettings]]:
     """Make a proxy before the sink, with these settings and devices."""
 
-    def made(*devices: Device, name: str = "proxy", **settings: Any) -> tuple[Path, Settings]:
-        given = {"next": sink.url, "tls": False, "hold": 0.0, "least_devices": 1, "listen": address(), **settings}
-        chosen = Settings(**given)
+    def made(*devices: Device, name: str = "proxy", **settings: Any) -> tuple[Path, ProxySettings]:
+        given = {
+            "next": sink.url,
+            "tls": False,
+            "hold": 0.0,
+            "least_devices": 1,
+            "listen": f"127.0.0.1:{free_port()}",
+            **settings,
+        }
+        chosen = ProxySettings(**given)
         make(tmp_path / name, chosen)
-        store = Store(tmp_path / name, chosen)
+        store = ProxyStore(tmp_path / name, chosen)
         with store.transaction():
             for device in devices:
                 store.allow(device.key, device.sender)
@@ -186,22 +192,10 @@ def made(tmp_path: Path, sink: Sink) -> Callable[..., tuple[Path, Settings]]:
     return made
 
 
-def address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return f"127.0.0.1:{listening.getsockname()[1]}"
-
-
-def wait_until(done: Callable[[], Any], what: str, patience: float = PATIENCE) -> None:
-    until = time.monotonic() + patience
-    while not done():
-        assert time.monotonic() < until, f"Waited {patience:g} s until {what}."
-        time.sleep(0.02)
-
-
 class Client:
     """Someone who asks a proxy that runs in a thread of this process, without a network."""
 
-    def __init__(self, folder: Path, settings: Settings, **rest: Any) -> None:
+    def __init__(self, folder: Path, settings: ProxySettings, **rest: Any) -> None:
         self.service = Service(folder, settings, **rest)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -217,11 +211,11 @@ class Client:
             self._loop.close()
 
     def _wait(self, what: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(what, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(PATIENCE)
 
     def ask(self, method: str, path: str, body: bytes | list[bytes] = b"", address: str = "127.0.0.1") -> Any:
         """What is answered; an exception of the app's is raised here. A body of several parts comes in chunks."""
-        return self.begin(method, path, body, address).result(60)
+        return self.begin(method, path, body, address).result(PATIENCE)
 
     def begin(self, method: str, path: str, body: bytes | list[bytes] = b"", address: str = "127.0.0.1") -> Future[Any]:
 
@@ -247,7 +241,7 @@ class Client:
     def refused(self, reason: str, times: int) -> bool:
         """Whether something was refused for this so often, once the counts are written."""
         name = f'refused_total{{reason="{reason}"}}'
-        wait_until(lambda: self.counts().get(name, 0) >= times, f"{reason} is counted", 10)
+        wait_until(lambda: self.counts().get(name, 0) >= times, f"{reason} is counted")
         return self.counts()[name] == times
 
 
@@ -256,7 +250,7 @@ def asking() -> Iterator[Callable[..., Client]]:
     """Run a proxy in this process; it ends with the test."""
     running: list[Client] = []
 
-    def asking(folder: Path, settings: Settings, **rest: Any) -> Client:
+    def asking(folder: Path, settings: ProxySettings, **rest: Any) -> Client:
         running.append(Client(folder, settings, **rest))
         return running[-1]
 
@@ -269,7 +263,7 @@ class Process:
     """`homebody proxy run`, as a person starts it; popen starts a process, as `subprocess.Popen` does."""
 
     def __init__(
-        self, folder: Path, settings: Settings, popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+        self, folder: Path, settings: ProxySettings, popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
     ) -> None:
         self.folder, self.port, self._popen = folder, settings.port, popen
         self.log = folder.with_suffix(".log")
@@ -300,7 +294,7 @@ class Process:
         """Tell it to; how it ended."""
         assert self.process
         self.process.terminate()
-        code = self.process.wait(300)
+        code = self.process.wait(PATIENCE)
         self.process = None
         return code
 
@@ -310,7 +304,7 @@ def started() -> Iterator[Callable[..., Process]]:
     """Start a proxy as a process; it ends with the test."""
     running: list[Process] = []
 
-    def started(folder: Path, settings: Settings, **rest: Any) -> Process:
+    def started(folder: Path, settings: ProxySettings, **rest: Any) -> Process:
         running.append(Process(folder, settings, **rest))
         return running[-1].start()
 
@@ -335,7 +329,7 @@ class Load:
             thread.start()
 
     def _send(self, device: Device) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
         while not self._stop.is_set():
             sealed = reports(self._size)
             body = device.body(sealed)
@@ -363,6 +357,6 @@ class Load:
         """Send no more; what was acknowledged, once the last has been."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(300)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
         return sorted(self.accepted)

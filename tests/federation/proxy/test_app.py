@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.federation.proxy.conftest import EPOCH, Client, Device, Sink, Upstream, reports, split, wait_until
+from tests.federation.proxy.conftest import EPOCH, Client, Device, Sink, Upstream, reports, split
+from tests.processes import PATIENCE, wait_until
 
 from homebody.errors import Unavailable
 from homebody.federation.envelopes import HEAD_BYTES, REPORT_BYTES, SIGNATURE_BYTES, seal_envelope
 from homebody.federation.proxy.admin import allow, forbid
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import DATABASE, keyed
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import DATABASE, ProxyStore, keyed
 
-Made = Callable[..., tuple[Path, Settings]]
+Made = Callable[..., tuple[Path, ProxySettings]]
 
 
 def test_reports_come_in_and_go_out(made: Made, asking: Callable[..., Client], sink: Sink) -> None:
@@ -200,8 +200,8 @@ def test_strangers_who_invent_epochs_are_not_in_the_way_of_those_who_may_send(
     assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 200  # now everybody may know
     assert not honest.done()
     sink.slow.set()
-    assert honest.result(30).status_code == 200
-    assert {stranger.result(30).status_code for stranger in strangers} == {404}
+    assert honest.result(PATIENCE).status_code == 200
+    assert {stranger.result(PATIENCE).status_code for stranger in strangers} == {404}
 
 
 def test_whoever_waits_too_long_for_a_turn_is_told_to_come_again(
@@ -220,7 +220,7 @@ def test_whoever_waits_too_long_for_a_turn_is_told_to_come_again(
     late = client.ask("GET", f"/v1/epochs/{EPOCH.hex()}")
     assert (late.status_code, late.headers["retry-after"]) == (429, "1")
     sink.slow.set()
-    assert sorted(one.result(30).status_code for one in strangers) == [404] * 4 + [429] * 2
+    assert sorted(one.result(PATIENCE).status_code for one in strangers) == [404] * 4 + [429] * 2
     assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 200
 
 
@@ -453,7 +453,7 @@ def test_nothing_is_acknowledged_that_cannot_be_written(
         raise Unavailable("The disk takes no more.")
 
     client.ask("GET", f"/v1/epochs/{EPOCH.hex()}")
-    monkeypatch.setattr(Store, "cut", full)  # after everything else: what was written before must be undone
+    monkeypatch.setattr(ProxyStore, "cut", full)  # after everything else: what was written before must be undone
     answer = client.send(device.body(body, number=number))
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     assert client.ask("GET", "/health").status_code == 503

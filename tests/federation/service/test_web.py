@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from tests.processes import PATIENCE
 
 from homebody.federation.service import guard, web
 
@@ -26,7 +27,7 @@ class Served:
 
     def __init__(self, **settings: Any) -> None:
         self.counted: Counter[str] = Counter()
-        self.room = web.Room(100_000)
+        self.room = web.RequestMemory(100_000)
 
         async def take(request: Request) -> Response:
             size = web.declared(request, 50_000)
@@ -50,7 +51,7 @@ class Served:
         self.counted[reason] += 1
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def close(self) -> None:
         self._server.should_exit = True
@@ -274,7 +275,7 @@ def test_whoever_hangs_up_leaves_nothing_behind(served: Callable[..., Served]) -
 
 
 def test_a_room_is_given_back_whatever_happens() -> None:
-    room = web.Room(10)
+    room = web.RequestMemory(10)
 
     def cancelled() -> None:
         with room.holding() as share:

@@ -11,7 +11,7 @@ from homebody.errors import HomebodyError
 from homebody.federation.service.text import ADDRESS, is_loopback
 from homebody.settings import setting
 
-__all__ = ["FILE", "Settings"]
+__all__ = ["FILE", "ProxySettings"]
 
 FILE = "proxy.toml"
 SCHEMA_VERSION = 1
@@ -20,11 +20,11 @@ OPTIONS = "Options"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ProxySettings:
     """A proxy's settings.
 
-    >>> settings = Settings(next="https://server.example.org:9443", next_ca=True)
-    >>> Settings.from_toml(settings.to_toml()) == settings
+    >>> settings = ProxySettings(next="https://server.example.org:9443", next_ca=True)
+    >>> ProxySettings.from_toml(settings.to_toml()) == settings
     True
     >>> settings.host, settings.port
     ('127.0.0.1', 9445)
@@ -109,13 +109,13 @@ class Settings:
         return settings.to_toml(self, SCHEMA_VERSION)
 
     @classmethod
-    def from_toml(cls, text: str) -> Settings:
+    def from_toml(cls, text: str) -> ProxySettings:
         what = "The file of the proxy's settings"
         values, _ = settings.load(text, what, SCHEMA_VERSION)
         return settings.read(cls, values, what, "setting of a proxy")
 
     @classmethod
-    def read(cls, folder: Path) -> Settings:
+    def read(cls, folder: Path) -> ProxySettings:
         """The settings of a proxy's folder."""
         try:
             return cls.from_toml((folder / FILE).read_text(encoding="utf-8"))

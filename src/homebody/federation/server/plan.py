@@ -15,25 +15,26 @@ from homebody.core import Cohort, Method, releases
 from homebody.data.splits import How, Protocol
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation import wire
-from homebody.federation.letters import MOST_FAULTS
-from homebody.federation.runtime import NOBODY_PUBLIC, Settings, metric_names, telemetry
-from homebody.federation.server.places import FILE, database_in
+from homebody.federation.server.letters import MOST_FAULTS
+from homebody.federation.server.records import FILE, database_in
+from homebody.federation.server.runtime import NOBODY_PUBLIC, RoundSettings
 from homebody.federation.service.text import ADDRESS, is_loopback
 from homebody.federation.task import LONGEST, MOST_INTERACTIONS
+from homebody.federation.telemetry import metric_names, telemetry
 from homebody.recipe import Recipe
 from homebody.settings import setting
 
-__all__ = ["FILE", "Plan"]
+__all__ = ["FILE", "ServerPlan"]
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServerPlan:
     """A server's plan.
 
-    >>> plan = Plan(Recipe("fedmf", "devices", rounds=5), listen="127.0.0.1:9092")
-    >>> Plan.from_toml(plan.to_toml()) == plan
+    >>> plan = ServerPlan(Recipe("fedmf", "devices", rounds=5), listen="127.0.0.1:9092")
+    >>> ServerPlan.from_toml(plan.to_toml()) == plan
     True
     >>> plan.host, plan.port
     ('127.0.0.1', 9092)
@@ -100,9 +101,9 @@ class Plan:
         anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
         return self.link or f"{anywhere.get(self.host, self.listen.rpartition(':')[0])}:{self.port}"
 
-    def settings(self) -> Settings:
+    def settings(self) -> RoundSettings:
         """How the runtime waits, and what it lets in."""
-        return Settings(
+        return RoundSettings(
             deadline=self.deadline,
             quorum=self.quorum,
             least=max(self.least, self.recipe.cohort or 1),
@@ -220,13 +221,13 @@ class Plan:
         return settings.to_toml(self, SCHEMA_VERSION)
 
     @classmethod
-    def from_toml(cls, text: str) -> Plan:
+    def from_toml(cls, text: str) -> ServerPlan:
         what = "The server's plan"
         values, _ = settings.load(text, what, SCHEMA_VERSION)
         return settings.read(cls, values, what, "setting of a server", recipe=_recipe)
 
     @classmethod
-    def read(cls, folder: Path) -> Plan:
+    def read(cls, folder: Path) -> ServerPlan:
         """The plan of a server's folder."""
         try:
             return cls.from_toml((folder / FILE).read_text(encoding="utf-8"))
@@ -237,7 +238,7 @@ class Plan:
         except (OSError, UnicodeDecodeError) as error:
             raise HomebodyError(f"The server's plan {folder / FILE} cannot be read: {error}.") from error
 
-    def changed(self, **changes: Any) -> Plan:
+    def changed(self, **changes: Any) -> ServerPlan:
         """The plan with other settings."""
         return replace(self, **changes)
 

@@ -21,12 +21,12 @@ from homebody.errors import Abandoned, HomebodyError, Unavailable
 from homebody.evaluation import describe
 from homebody.federation.flower.link import Link
 from homebody.federation.flower.protocol import LinkDown, Refused
-from homebody.federation.runtime import Flower
-from homebody.federation.schema import Sheet
+from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.epochs import Epochs
 from homebody.federation.server.monitor import Monitor
-from homebody.federation.server.plan import Plan
+from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
+from homebody.federation.server.runtime import Flower
 from homebody.federation.service.logs import log
 from homebody.fit import Fitted, fit
 from homebody.progress import Round
@@ -46,7 +46,7 @@ LOOK_SECONDS = 2.0
 
 def train(folder: Path, *, once: bool = False) -> Result:
     """Train to the end of the plan; then give the model to whoever comes, unless `once`. Return the outcome."""
-    plan = Plan.read(folder)
+    plan = ServerPlan.read(folder)
     method = plan.method()
     records = Records(connect(plan.database_in(folder), what="server's database"))
     if records.n_items() < 2:
@@ -57,11 +57,11 @@ def train(folder: Path, *, once: bool = False) -> Result:
     with Link(plan.address, ca=ca, secret=secret) as link, Monitor(plan, folder):
         link.open()
         log("started", run=plan.run[:8], method=plan.recipe.method, items=records.n_items())
-        intake = Epochs(records, folder) if plan.reports else None
+        epochs = Epochs(records, folder) if plan.reports else None
         settings = plan.settings()
-        told = records.sheet()
-        sheet = None if told is None else Sheet.read(told)
-        runtime = Flower(link, records, plan.describe(), settings, keep=keep, intake=intake, sheet=sheet, log=log)
+        content = records.sheet()
+        schema = None if content is None else FeatureSchema.read(content)
+        runtime = Flower(link, records, plan.describe(), settings, keep=keep, epochs=epochs, schema=schema, log=log)
         fitted = _fit(plan, method, runtime, records)
         result = _result(plan, method, fitted, records, folder)
         records.note("result", json.dumps(jsonable(result)))
@@ -76,7 +76,7 @@ def train(folder: Path, *, once: bool = False) -> Result:
     return result
 
 
-def _fit(plan: Plan, method: Method, runtime: Flower, records: Records) -> Fitted:
+def _fit(plan: ServerPlan, method: Method, runtime: Flower, records: Records) -> Fitted:
     recipe = plan.recipe
     rounds, select = recipe.rounds or method.about.rounds, recipe.selects()
 
@@ -117,7 +117,7 @@ def _best_step(records: Records) -> int | None:
     return None if progress is None or progress.best is None else progress.best.step
 
 
-def _result(plan: Plan, method: Method, fitted: Fitted, records: Records, folder: Path) -> Result:
+def _result(plan: ServerPlan, method: Method, fitted: Fitted, records: Records, folder: Path) -> Result:
     recipe = plan.recipe
     result = result_of(
         recipe,

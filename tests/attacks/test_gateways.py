@@ -1,7 +1,7 @@
 """Strangers who hold connections and say nothing, or little: whoever has something to say is served all the same.
 
-Every socket of ours is guarded by the same code. The devices' door is attacked as a real process with few files to its
-name, the others by way of their common server.
+Every socket of ours is guarded by the same code. The devices' gateway is attacked as a real process with few files to
+its name, the others by way of their common server.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.processes import PATIENCE, wait_until
 
 import homebody
 from homebody.federation.flower.link import Fleet, Link, LinkDown, Refused
-from homebody.federation.server.keys import make_authority, make_device_key
 from homebody.federation.service import guard, web
+from homebody.federation.service.certificates import make_authority, make_device_key
 
 # Loopback has 2²⁴ addresses: these are the strangers', and ours is 127.0.0.1.
 STRANGERS = [f"127.0.1.{number}" for number in range(1, 6)]
 FILES = 400
-"""That the door may have open: 1,024 is usual, and a test is quicker with fewer."""
+"""That the gateway may have open: 1,024 is usual, and a test is quicker with fewer."""
 
 
-class Door:
+class Gateway:
     """The link in a process of its own, over TLS."""
 
     def __init__(self, folder: Path, files: int) -> None:
@@ -58,13 +59,13 @@ class Door:
             stdin=subprocess.PIPE,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
         )
-        until(lambda: self.answers() or self.process.poll() is not None)
+        wait_until(lambda: self.answers() or self.process.poll() is not None, "it answers")
         assert self.process.poll() is None
 
     def answers(self) -> bool:
         """Whether it says that it is well."""
         try:
-            with closing(tls(self.port, "127.0.0.1", timeout=20)) as asking:
+            with closing(tls(self.port, "127.0.0.1", timeout=20)) as asking:  # it is asked again
                 asking.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
                 return asking.recv(100).startswith(b"HTTP/1.1 200")
         except OSError:
@@ -79,16 +80,16 @@ class Door:
         """A letter goes to a device and its answer comes back, over connections that may have to be made anew."""
         for number in range(rounds):
             body = b"%d" % number
-            until(lambda body=body: self._once(link, fleet, node, body))
+            wait_until(lambda body=body: self._once(link, fleet, node, body), "a letter is answered")
 
     def _once(self, link: Link, fleet: Fleet, node: int, body: bytes) -> bool:
         try:
-            (message,) = link.send({node: ("query", body)}, 60)
-            letter = fleet.pull(20)
+            (message,) = link.send({node: ("query", body)}, PATIENCE)
+            letter = fleet.pull(PATIENCE)
             assert letter is not None
             assert letter.body == body
             fleet.answer(letter, body[::-1])
-            (reply,) = link.receive({message}, 20)
+            (reply,) = link.receive({message}, PATIENCE)
             return reply.body == body[::-1]
         except LinkDown:
             return False
@@ -98,14 +99,7 @@ class Door:
         self.process.communicate()
 
 
-def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.05)
-
-
-def plain(port: int, source: str, timeout: float = 20) -> socket.socket:
+def plain(port: int, source: str, timeout: float = PATIENCE) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout, source_address=(source, 0))
 
 
@@ -118,7 +112,7 @@ def context() -> ssl.SSLContext:
 TLS = context()
 
 
-def tls(port: int, source: str, timeout: float = 20) -> socket.socket:
+def tls(port: int, source: str, timeout: float = PATIENCE) -> socket.socket:
     return TLS.wrap_socket(plain(port, source, timeout), server_hostname="localhost")
 
 
@@ -153,18 +147,18 @@ KINDS: dict[str, Callable[[int, str], socket.socket]] = {
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    made = Door(tmp_path_factory.mktemp("door"), FILES)
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    made = Gateway(tmp_path_factory.mktemp("gateway"), FILES)
     yield made
     made.end()
 
 
 @contextmanager
-def household(door: Door, name: str) -> Iterator[tuple[Link, Fleet, int]]:
-    public = make_device_key(door.folder / name)
+def household(gateway: Gateway, name: str) -> Iterator[tuple[Link, Fleet, int]]:
+    public = make_device_key(gateway.folder / name)
     with (
-        Link(f"localhost:{door.port}", ca=door.ca, secret=door.secret) as link,
-        Fleet(f"localhost:{door.port}", ca=door.ca, key=public.with_suffix(".key").read_bytes()) as fleet,
+        Link(f"localhost:{gateway.port}", ca=gateway.ca, secret=gateway.secret) as link,
+        Fleet(f"localhost:{gateway.port}", ca=gateway.ca, key=public.with_suffix(".key").read_bytes()) as fleet,
     ):
         link.register(public.read_bytes(), name)
         link.open()
@@ -182,50 +176,50 @@ def opened(stack: ExitStack, kind: str, port: int, count: int) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_strangers_do_not_hold_the_door_shut(door: Door, kind: str) -> None:
+def test_strangers_do_not_hold_the_door_shut(gateway: Gateway, kind: str) -> None:
     """More connections than the process may have files: a device that joins meanwhile is served."""
     with ExitStack() as stack:
-        held = opened(stack, kind, door.port, FILES + 50)
-        with household(door, f"device {kind}".replace(" ", "-")) as known:
-            door.serves(2, *known)
+        held = opened(stack, kind, gateway.port, FILES + 50)
+        with household(gateway, f"device {kind}".replace(" ", "-")) as known:
+            gateway.serves(2, *known)
         assert held > 100
 
 
-def test_one_address_takes_no_more_than_its_share(door: Door) -> None:
+def test_one_address_takes_no_more_than_its_share(gateway: Gateway) -> None:
     """All from the address that the device has, too: the oldest give way to whoever comes.
 
     Somebody who has just been hung up on may still be seen for a moment: so 85 of 100, for a limit of 64.
     """
-    before, most = door.held(), 0
+    before, most = gateway.held(), 0
     with ExitStack() as stack:
         for _ in range(100):
             with suppress(OSError):
-                stack.enter_context(closing(tls(door.port, "127.0.0.1")))
-            most = max(most, door.held() - before)
+                stack.enter_context(closing(tls(gateway.port, "127.0.0.1")))
+            most = max(most, gateway.held() - before)
         assert 30 < most < 85
-        with household(door, "neighbour") as known:
-            door.serves(2, *known)
+        with household(gateway, "neighbour") as known:
+            gateway.serves(2, *known)
 
 
-def test_a_device_keeps_its_connections_while_strangers_come_and_go(door: Door) -> None:
-    with household(door, "steady") as (link, fleet, node), ExitStack() as stack:
-        door.serves(1, link, fleet, node)
-        opened(stack, "connected", door.port, FILES)
+def test_a_device_keeps_its_connections_while_strangers_come_and_go(gateway: Gateway) -> None:
+    with household(gateway, "steady") as (link, fleet, node), ExitStack() as stack:
+        gateway.serves(1, link, fleet, node)
+        opened(stack, "connected", gateway.port, FILES)
         # Not once is a connection lost that has proved its key.
         for number in range(3):
-            assert door._once(link, fleet, node, b"%d" % number)
+            assert gateway._once(link, fleet, node, b"%d" % number)
 
 
-def test_one_key_on_two_devices_answers_each_letter_once_and_harms_nobody_else(door: Door) -> None:
+def test_one_key_on_two_devices_answers_each_letter_once_and_harms_nobody_else(gateway: Gateway) -> None:
     """A copied folder: both are the same node, and whoever joins takes the other's place."""
-    public = make_device_key(door.folder / "twin")
+    public = make_device_key(gateway.folder / "twin")
     key, ended = public.with_suffix(".key").read_bytes(), threading.Event()
     answered: Counter[int] = Counter()
-    with household(door, "bystander") as (link, fleet, node):
+    with household(gateway, "bystander") as (link, fleet, node):
         link.register(public.read_bytes(), "twin")
 
         def live(who: int, known: list[int]) -> None:
-            own = Fleet(f"localhost:{door.port}", ca=door.ca, key=key, last_node=known[0] if known else None)
+            own = Fleet(f"localhost:{gateway.port}", ca=gateway.ca, key=key, last_node=known[0] if known else None)
             joined = False
             while not ended.is_set():
                 try:
@@ -245,7 +239,7 @@ def test_one_key_on_two_devices_answers_each_letter_once_and_harms_nobody_else(d
         for one in twins:
             one.start()
         try:
-            until(lambda: len(link.nodes()) == 2)
+            wait_until(lambda: len(link.nodes()) == 2, "both are there")
             (twin,) = set(link.nodes().values()) - {node}
             replies: Counter[str] = Counter()
             for _ in range(10):
@@ -255,7 +249,7 @@ def test_one_key_on_two_devices_answers_each_letter_once_and_harms_nobody_else(d
                     replies.update(reply.message for reply in link.receive(set(sent), 1))
                 for _ in range(2):
                     replies.update(reply.message for reply in link.receive(set(sent), 0.1))
-                door.serves(1, link, fleet, node)
+                gateway.serves(1, link, fleet, node)
             assert len(replies) >= 5
             assert set(replies.values()) == {1}
         finally:
@@ -269,7 +263,7 @@ def test_many_strangers_of_every_kind(tmp_path: Path, campaign: Any) -> None:
     """As many files as a process usually has, and twenty times as many connections; devices are served throughout."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
-    door = Door(tmp_path / "door", 1024)
+    gateway = Gateway(tmp_path / "gateway", 1024)
     try:
         for kind in KINDS:
             count, outcome, ended = campaign.size(4000), Counter[str](), threading.Event()
@@ -278,7 +272,7 @@ def test_many_strangers_of_every_kind(tmp_path: Path, campaign: Any) -> None:
                 held: list[socket.socket] = []
                 for number in range(count):
                     try:
-                        held.append(KINDS[kind](door.port, STRANGERS[number % len(STRANGERS)]))
+                        held.append(KINDS[kind](gateway.port, STRANGERS[number % len(STRANGERS)]))
                         outcome["opened"] += 1
                     except OSError:
                         outcome["hung_up_on"] += 1
@@ -294,14 +288,14 @@ def test_many_strangers_of_every_kind(tmp_path: Path, campaign: Any) -> None:
             thread = threading.Thread(target=flooding)
             thread.start()
             served = 0
-            with household(door, kind.replace(" ", "-")) as known:
+            with household(gateway, kind.replace(" ", "-")) as known:
                 while not ended.is_set() or served < 3:
-                    door.serves(1, *known)
+                    gateway.serves(1, *known)
                     served += 1
             thread.join()
-            campaign.did(f"strangers at the door: {kind}", count, **outcome, served=served)
+            campaign.did(f"strangers at the gateway: {kind}", count, **outcome, served=served)
     finally:
-        door.end()
+        gateway.end()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
@@ -363,10 +357,10 @@ def test_who_has_proved_a_key_is_limited_by_it_and_not_by_the_address() -> None:
 
         known = {key: [connect(key) for _ in range(2)] for key in "abcdef"}
         idle = [connect() for _ in range(20)]
-        until(lambda: counted["too many connections"] == 16)
+        wait_until(lambda: counted["too many connections"] == 16, "they are counted")
         assert all(asked(one, key=key) for key, own in known.items() for one in own)
         third = connect("a")
-        until(lambda: counted["too many connections"] >= 17)
+        wait_until(lambda: counted["too many connections"] >= 17, "they are counted")
         assert [bool(asked(one, key="a")) for one in (*known["a"], third)].count(True) == 2
         assert len(idle) == 20
 
@@ -398,7 +392,7 @@ def test_who_does_not_read_its_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPa
     with served(large) as (port, counted):
         with closing(plain(port, "127.0.0.1")) as connection:
             assert asked(connection, "/large").startswith(b"HTTP/1.1 200")
-            until(lambda: counted["too slow"] == 1)
+            wait_until(lambda: counted["too slow"] == 1, "it is counted")
         with closing(plain(port, "127.0.0.1")) as connection:
             got = len(asked(connection, "/large"))
             while got < 50_000_000:  # slowly, but it goes on

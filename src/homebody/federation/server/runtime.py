@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,16 +33,21 @@ from homebody.core import (
     Users,
 )
 from homebody.errors import Abandoned, HomebodyError
-from homebody.evaluation.metrics import METRICS
 from homebody.federation import wire
-from homebody.federation.aggregate import Intake, Letters, Part, Reports, about, bounds, largest
-from homebody.federation.answers import Answer
-from homebody.federation.letters import MOST_FAULTS, PAUSE, Correspondence, Post, Registry
-from homebody.federation.schema import Sheet
+from homebody.federation.schema import FeatureSchema
+from homebody.federation.server.aggregate import LetterRoute, ProxyRoute, bounds, largest
+from homebody.federation.server.letters import MOST_FAULTS, PAUSE, Correspondence
+from homebody.federation.task import Task, asks
+from homebody.federation.telemetry import metric_names, telemetry
 from homebody.privacy import Charge
 from homebody.rng import Rng, SystemRng
 
-__all__ = ["Flower", "Settings", "metric_names", "telemetry", "within_range"]
+if TYPE_CHECKING:
+    from homebody.federation.flower.link import Link
+    from homebody.federation.server.epochs import Epochs
+    from homebody.federation.server.records import Records
+
+__all__ = ["Flower", "RoundSettings", "within_range"]
 
 NOBODY_PUBLIC = "No device's data is public: leave out public people, and stages that learn from them alone."
 BACK_SECONDS = 20.0
@@ -49,7 +55,7 @@ BACK_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Settings:
+class RoundSettings:
     """How long to wait, for how many, and what is let in."""
 
     deadline: float = 60.0
@@ -70,23 +76,23 @@ class Settings:
     """Broken answers of one device before it is set aside."""
 
 
-class _Brought(NamedTuple):
-    """What people sent together, how many they were, and the bytes that came and went."""
+class _Answers(NamedTuple):
+    """The sum of what people sent, how many they were, and the bytes that came and went."""
 
-    tree: Tree
+    sum: Tree
     answered: int
-    up: int
-    down: int
-    parts: Sequence[Part] = ()
-    """What each sent, where that came in letters."""
+    up: int = 0
+    down: int = 0
+    updates: Mapping[int, Tree] = MappingProxyType({})
+    """What each person sent, where that came in letters."""
 
 
 class Flower:
     """Sends the work of a round to the devices of its cohort, and adds up what comes back through the channel.
 
     description: what a device needs to do the same mathematics, as JSON: the recipe's method, fields and stages, the
-    seed, the protocol and whether anything is held out. intake: where reports arrive that come through a proxy.
-    sheet: what devices are told of features, where the method takes any in.
+    seed, the protocol and whether anything is held out. epochs: where reports arrive that come through a proxy.
+    schema: the features that devices know, where the method uses any.
     """
 
     simulated = False
@@ -94,25 +100,25 @@ class Flower:
 
     def __init__(
         self,
-        post: Post,
-        registry: Registry,
+        link: Link,
+        records: Records,
         description: Mapping[str, Any],
-        settings: Settings | None = None,
+        settings: RoundSettings | None = None,
         *,
         keep: int | None = None,
-        intake: Intake | None = None,
-        sheet: Sheet | None = None,
+        epochs: Epochs | None = None,
+        schema: FeatureSchema | None = None,
         log: Callable[..., None] = lambda event, **facts: None,
     ) -> None:
-        self._registry, self._description, self._log = registry, dict(description), log
-        self.settings = settings or Settings()
-        self._sheet = sheet or Sheet()
-        if self._sheet.digest:
-            self._description["features"] = self._sheet.digest
-        self.catalogue = self._sheet.catalogue(registry.n_items())
-        self._letters = Correspondence(post, registry, log, self.settings.most_faults)
-        self._key, self._release = 0, registry.notes().get("opened", "").partition(" ")[0].partition("#")[0]
-        self._step, self._keep, self._intake = 0, keep, intake
+        self._records, self._description, self._log = records, dict(description), log
+        self.settings = settings or RoundSettings()
+        self._schema = schema or FeatureSchema()
+        if self._schema.digest:
+            self._description["features"] = self._schema.digest
+        self.catalogue = self._schema.catalogue(records.n_items())
+        self._letters = Correspondence(link, records, log, self.settings.most_faults)
+        self._key, self._release = 0, records.notes().get("opened", "").partition(" ")[0].partition("#")[0]
+        self._step, self._keep, self._epochs = 0, keep, epochs
 
     def available(self, *, public: bool = False) -> Users:
         """The numbers of all people who are there, once there are enough of them."""
@@ -135,97 +141,108 @@ class Flower:
             time.sleep(PAUSE)
 
     def begin(self, method: Method, rng: Rng) -> None:
-        wire.refuse_unfit(method, proxied=self._intake is not None)
+        wire.refuse_unfit(method, proxied=self._epochs is not None)
         self._key = int(rng.key)
 
     def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
         """A round that was cut short is the same one only if it asks the same: then its devices answer the same."""
         self._release = release
         asks = wire.digest(json.dumps([self._description, self.catalogue.n_items, self.settings.half]).encode())
-        asks += wire.digest(wire.pack(shared, half=self.settings.half))
+        asks += wire.digest(wire.encode_tree(shared, half=self.settings.half))
         name = self._attempt()
-        before = self._registry.opened(name)
-        if before is not None and self._registry.notes().get("opened") != f"{name} {asks}":
+        before = self._records.opened(name)
+        if before is not None and self._records.notes().get("opened") != f"{name} {asks}":
             self._give_up(reason="it would ask something else now")
             return self.open(release, cohort, shared)
         if before is None:
-            self._registry.note("opened", f"{name} {asks}")
-            self._registry.open_round(name, cohort)
+            self._records.note("opened", f"{name} {asks}")
+            self._records.open_round(name, cohort)
         opened = Opened(name, cohort if before is None else before, again=before is not None)
         self._log("opened", release=name, clients=len(opened.cohort.users), again=opened.again)
         return opened
 
     def _attempt(self) -> str:
         """What the round is called: after it was given up it is another release."""
-        base, _, attempts = self._registry.notes().get("abandoned", "").partition("#")
+        base, _, attempts = self._records.notes().get("abandoned", "").partition("#")
         return f"{self._release}#{int(attempts) + 1}" if base == self._release else self._release
 
     def _give_up(self, **facts: Any) -> None:
         """This attempt at the round."""
         name = self._attempt()
         self._log("abandoned", release=name, **facts)
-        self._registry.note("abandoned", f"{self._release}#{name.partition('#')[2] or 1}")
-        self._registry.count("rounds_abandoned")
+        self._records.note("abandoned", f"{self._release}#{name.partition('#')[2] or 1}")
+        self._records.count("rounds_abandoned")
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
-        task, users = self._task("train", step, rng), cohort.users.tolist()
         wanted = wire.expected(method, shared, self.catalogue)
         within = bounds(method.uplink, self.settings.largest)
-        way = self._way(method, shared, task, wanted, within, _as_it_is)
+        task = self._task("train", step, rng)
         try:
-            got = self._bring("train", task, shared, users, way)
+            got = self._ask(method, shared, task, cohort.users.tolist(), wanted, within, _as_it_is)
         except Abandoned as error:
             self._give_up(reason=str(error))
             raise
-        total = method.uplink.server(Total(got.tree, cohort.size), SystemRng().fold("server"))
+        total = method.uplink.server(Total(got.sum, cohort.size), SystemRng().fold("server"))
         before, self._step = self._step, step
 
         def spoiled(reason: str) -> None:
             self._step = before
-            self._letters.suspect(largest(got.parts))
+            self._letters.suspect(largest(got.updates))
             self._give_up(reason=reason)
 
         return Collected(total, got.up, got.down, answered=got.answered, spoiled=spoiled)
 
-    def _way(
+    def _ask(
         self,
         method: Method,
         shared: Tree,
-        task: Mapping[str, Any],
+        task: Task,
+        users: list[int],
         wanted: Mapping[str, wire.Expected],
         within: tuple[float, int | None],
         clean: Callable[[Tree], Tree],
-    ) -> Letters | Reports:
-        """How what people are asked for comes back."""
-        if not method.uplink.facts.shuffled:
-            return Letters(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
-        assert self._intake is not None  # refused when the phase began
-        asks = about({**task, "shared": wire.digest(wire.pack(shared, half=self.settings.half))})
-        name = f"{self._description['run']}/{self._attempt()}{'' if task['do'] == 'train' else '/telemetry'}"
-        seconds = self.settings.deadline + self.settings.reports_wait
-        return Reports(self._intake, name, asks, method.uplink, wanted, seconds)
+    ) -> _Answers:
+        """Ask these people, and sum what comes back; `Abandoned` where too few answer.
 
-    def _bring(
-        self, kind: str, task: Mapping[str, Any], shared: Tree, users: list[int], way: Letters | Reports
-    ) -> _Brought:
-        """Ask these people, and bring together what comes back; `Abandoned` where it is of too few."""
+        wanted, within: what an update must look like. clean: applied to each, before the channel's own bounds.
+        """
+        body = wire.encode_tree(shared, half=self.settings.half)
+        route: LetterRoute | ProxyRoute = LetterRoute(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
+        if method.uplink.facts.shuffled:
+            assert self._epochs is not None  # refused when the phase began
+            name = f"{task.run}/{self._attempt()}{'' if task.do == 'train' else '/telemetry'}"
+            about = asks(replace(task, shared=wire.digest(body)).header())
+            seconds = self.settings.deadline + self.settings.reports_wait
+            route = ProxyRoute(self._epochs, name, about, method.uplink, wanted, seconds)
         needed = max(1, math.ceil(self.settings.quorum * len(users)))
-        before = way.before(needed, len(users))
-        if before is not None:
-            return _Brought(*before, up=0, down=0)
-        letter = {**task, **way.letter()}
-        end = time.monotonic() + min(self.settings.deadline, way.left())
+        if (before := route.before(needed, len(users))) is not None:
+            return _Answers(*before)
+        task = route.open(task)
+        end = time.monotonic() + min(self.settings.deadline, route.left())
         self._await(users, needed, end)
-        answers, up, down = self._ask(kind, letter, shared, users, needed, end, way.read)
-        if len(answers) < needed:
+        found: dict[int, Tree] = {}
+        traffic = [0, 0]
+        for _, answer in self._letters.letters(
+            task,
+            body,
+            users,
+            end,
+            schema=self._schema.content,
+            traffic=traffic,
+            update=route.read,
+            needed=needed,
+        ):
+            found.update(answer.updates)
+        if len(found) < needed:
             declined = len(self._letters.declined)
             raise Abandoned(
-                f"{len(answers)} of {len(users)} clients answered within {self.settings.deadline:g} s"
+                f"{len(found)} of {len(users)} clients answered within {self.settings.deadline:g} s"
                 f"{f', {declined} declined' if declined else ''}, and {needed} must"
-                f"{': does the proxy run, and do devices reach it?' if declined and way.proxied else '.'}"
+                f"{': does the proxy run, and do devices reach it?' if declined and route.proxied else '.'}"
             )
-        tree, beside = way.sum(answers, needed, len(users))
-        return _Brought(tree, len(answers), up + beside, down, answers)
+        updates = dict(sorted(found.items()))  # summed in the order of people's numbers
+        tree, beside = route.sum(updates, needed, len(users))
+        return _Answers(tree, len(updates), traffic[0] + beside, traffic[1], updates)
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
         users = self._gathered()
@@ -234,16 +251,15 @@ class Flower:
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         """The mean of what people measure on their own devices; it leaves through the method's channel."""
         everyone = self._gathered().tolist()
-        task = {**self._task("evaluate", self._step, Rng.of(0)), "cutoffs": list(self.settings.cutoffs)}
+        task = replace(self._task("evaluate", self._step, Rng.of(0)), cutoffs=list(self.settings.cutoffs))
         # Shares, where nothing is added to them on the way: one device does not decide for all.
         within = bounds(method.uplink, self.settings.largest if method.uplink.stages else 1.0)
-        clean = _shares if method.uplink.facts.plain else _as_it_is
-        way = self._way(method, shared, task, telemetry(method, self.settings.cutoffs), within, clean)
+        clean, wanted = _shares if method.uplink.facts.plain else _as_it_is, telemetry(method, self.settings.cutoffs)
         try:
-            got = self._bring("evaluate", task, shared, everyone, way)
+            got = self._ask(method, shared, task, everyone, wanted, within, clean)
         except Abandoned:
             return Evaluated({})  # of too few to choose a round by
-        sums = method.uplink.server(Total(got.tree, got.answered), SystemRng().fold("server")).sum
+        sums = method.uplink.server(Total(got.sum, got.answered), SystemRng().fold("server")).sum
         asked, names = float(sums["asked"]), metric_names(self.settings.cutoffs)
         if not asked >= 1:
             return Evaluated({})
@@ -279,37 +295,30 @@ class Flower:
         task = self._task("adapt", step, Rng.of(0))
         numbers = [number for one in there.values() for number in one.active]
         had, end = set(known), time.monotonic() + self.settings.deadline
-        for node, _ in self._write("query.adapt", task, shared, numbers, end, only=set(there)):
+        body = wire.encode_tree(shared, half=self.settings.half)
+        for node, _ in self._letters.letters(task, body, numbers, end, schema=self._schema.content, only=set(there)):
             known.add(there[node].device.fingerprint)
         if known != had:
             self._log("published", devices=len(known - had), items=self.catalogue.n_items)
         return known
 
-    def _task(self, do: str, step: int, rng: Rng) -> dict[str, Any]:
-        """What a letter says of itself."""
-        return {
-            "do": do,
-            "release": self._release,
-            "step": step,
-            "key": int(rng.key),
-            "clients_key": self._key,
-            "keep": self._keep,
-            "n_items": self.catalogue.n_items,
-            "half": self.settings.half,
-            "largest": self.settings.largest,
+    def _task(self, do: str, step: int, rng: Rng) -> Task:
+        """What letters of this kind ask, whoever gets them."""
+        return Task(
+            do=do,
+            release=self._release,
+            step=step,
+            key=int(rng.key),
+            clients_key=self._key,
+            keep=self._keep,
+            n_items=self.catalogue.n_items,
+            half=self.settings.half,
+            largest=self.settings.largest,
             **self._description,
-        }
-
-    def _greeting(self) -> bytes:
-        return wire.seal(self._task("hello", self._step, Rng.of(0)))
-
-    def _write(
-        self, kind: str, task: Mapping[str, Any], shared: Tree, users: list[int], end: float, **more: Any
-    ) -> Iterator[tuple[int, Answer]]:
-        body = wire.pack(shared, half=self.settings.half)
-        return self._letters.letters(
-            kind, task, body, self.catalogue.n_items, users, end, sheet=self._sheet.content, **more
         )
+
+    def _greeting(self) -> Task:
+        return self._task("hello", self._step, Rng.of(0))
 
     def _await(self, users: list[int], needed: int, end: float) -> None:
         """After a restart the devices of a round that was cut short need a moment to come back; until then, or until
@@ -321,26 +330,9 @@ class Flower:
             time.sleep(PAUSE)
             self._letters.look_around(self._greeting())
 
-    def _ask(
-        self,
-        kind: str,
-        task: Mapping[str, Any],
-        shared: Tree,
-        users: list[int],
-        needed: int,
-        end: float,
-        update: Callable[[bytes], Tree],
-    ) -> tuple[list[Part], int, int]:
-        """Every person's answer that is as it should be, by number; and the bytes that came and went."""
-        found: dict[int, Tree] = {}
-        traffic = [0, 0]
-        for _, answer in self._write(kind, task, shared, users, end, traffic=traffic, update=update, needed=needed):
-            found.update(answer.updates)
-        return [Part(number, found[number]) for number in sorted(found)], traffic[0], traffic[1]
-
     def _catalogue(self) -> Catalogue:
-        count = self._registry.n_items()
-        return self.catalogue if count == self.catalogue.n_items else self._sheet.catalogue(count)
+        count = self._records.n_items()
+        return self.catalogue if count == self.catalogue.n_items else self._schema.catalogue(count)
 
 
 def _as_it_is(tree: Tree) -> Tree:
@@ -368,18 +360,3 @@ def within_range(estimates: Mapping[str, float], deviation: float) -> Evaluated:
     # To the first order, a quotient moves with what is above by 1, and with what is below by the quotient itself.
     errors = {name: deviation * math.hypot(1.0, value) for name, value in metrics.items()}
     return Evaluated(metrics, {}, errors, {name: value for name, value in estimates.items() if metrics[name] != value})
-
-
-def metric_names(cutoffs: Sequence[int]) -> list[str]:
-    """What devices measure, in the order they tell it."""
-    at = [*(f"{name}@{k}" for name in METRICS for k in cutoffs), "auc"]
-    return [f"{held}{kind}{name}" for held in ("", "valid/") for kind in ("", "full/") for name in at]
-
-
-def telemetry(method: Method, cutoffs: Sequence[int]) -> dict[str, wire.Expected]:
-    """What a person's measurements look like once they passed the method's channel; refused where they cannot."""
-    told = {"metrics": torch.zeros(len(metric_names(cutoffs))), "asked": torch.zeros(1)}
-    try:
-        return wire.shapes(method.uplink.device(told, Rng.of(0)))
-    except HomebodyError as error:
-        raise HomebodyError(f"What devices measure cannot leave this way: {error} Or measure never.") from error

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from homebody.core import Tree
 from homebody.federation import wire
 
-__all__ = ["Answer", "Household", "read"]
+if TYPE_CHECKING:
+    from homebody.federation.server.records import RegisteredDevice
+
+__all__ = ["Answer", "read"]
 
 MOST_HELD = 64
-"""Shared parameters and sheets of features that a device may say it holds."""
+"""Shared parameters and feature schemas that a device may say it holds."""
 LONGEST_NAME = 64
 """Characters of the name of one."""
 LONGEST_REFUSAL = 500
@@ -26,25 +29,16 @@ MOST_ITEMS = 2**31
 LACKS = frozenset({"shared", "items", "features"})
 
 
-class Household(Protocol):
-    """Whose answer it is: its people have the numbers from `first` on."""
-
-    @property
-    def first(self) -> int: ...
-    @property
-    def people(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class Answer:
     """What a device says of itself, and what its people send.
 
     >>> class Two:
     ...     first, people = 40, 2
-    >>> answer = read(wire.seal({"people": [1], "items": 9, "holds": []}), Two())
+    >>> answer = read(wire.encode_letter({"people": [1], "items": 9, "holds": []}), Two())
     >>> answer.people, answer.items, answer.refused
     ((41,), 9, None)
-    >>> read(wire.seal({"people": [1], "items": 9, "holds": [], "declined": [[1]]}), Two())
+    >>> read(wire.encode_letter({"people": [1], "items": 9, "holds": [], "declined": [[1]]}), Two())
     Traceback (most recent call last):
         ...
     homebody.federation.wire.Malformed: The answer declines for people who were not asked, or not once each.
@@ -57,7 +51,7 @@ class Answer:
     items: int = 0
     """How much of the catalogue it knows."""
     holds: frozenset[str] = frozenset()
-    """Shared parameters, and sheets of features, that it has already."""
+    """Shared parameters, and feature schemas, that it has already."""
     lacks: str = ""
     """What it must be sent before it can answer."""
     refused: str | None = None
@@ -72,7 +66,7 @@ class Answer:
 
 def read(
     body: bytes,
-    device: Household,
+    device: RegisteredDevice,
     letter: str | None = None,
     asked: Collection[int] = (),
     update: Callable[[bytes], Tree] | None = None,
@@ -82,68 +76,59 @@ def read(
     letter: the digest of the letter that it must name; None where it answers a greeting. asked: the numbers of the
     people whom that letter asked. update: reads and checks what one of them sent; None where nothing is to be sent.
     """
+    asked = frozenset(asked)
     try:
-        return _read(body, device, letter, frozenset(asked), update)
+        header, parts = wire.decode_letter(body)
+        if letter is not None and header.get("to") != letter:
+            raise wire.Malformed("an answer to another letter")
+        if "refused" in header:
+            return Answer(refused=_text(header["refused"], LONGEST_REFUSAL))
+        slots, items, holds = header.get("people"), header.get("items"), header.get("holds")
+        if not _numbers(slots) or type(items) is not int or not 0 <= items < MOST_ITEMS or not _names(holds):
+            raise wire.Malformed("its answer does not say who it is")
+        registered = sorted(slot for slot in slots if slot < device.people)
+        people = tuple(device.first + slot for slot in registered)
+        lacks = header.get("lacks", "")
+        if lacks and (type(lacks) is not str or lacks not in LACKS):
+            raise wire.Malformed("The answer lacks something that nobody is sent.")
+        declined = header.get("declined", [])
+        if not _numbers(declined) or not asked.issuperset(declined):
+            raise wire.Malformed("The answer declines for people who were not asked, or not once each.")
+        updates, faults = {}, {}
+        if parts and (update is None or lacks):
+            raise wire.Malformed("The answer sends something that was not asked for.")
+        numbers = {name: _number(name) for name in parts}
+        if not asked.issuperset(numbers.values()):
+            raise wire.Malformed("someone else's number")
+        if not set(declined).isdisjoint(numbers.values()):
+            raise wire.Malformed("The answer declines for somebody and answers for them.")
+        for name, part in parts.items():
+            number = numbers[name]
+            if number not in people:
+                continue  # who has opted out since sends nothing
+            assert update is not None
+            try:
+                updates[number] = update(part)
+            except wire.Malformed as error:
+                faults[number] = error
+            except Exception as error:
+                faults[number] = wire.Malformed("The update cannot be read.")
+                faults[number].__cause__ = error
+        return Answer(
+            people=people,
+            unregistered=len(slots) - len(registered),
+            items=items,
+            holds=frozenset(holds),
+            lacks=lacks,
+            declined=frozenset(declined),
+            updates=MappingProxyType(updates),
+            faults=MappingProxyType(faults),
+        )
     except wire.Malformed:
         raise
     except Exception as error:
         # The device chose the bytes that a reader of ours stumbled over.
         raise wire.Malformed("The answer cannot be read.") from error
-
-
-def _read(
-    body: bytes,
-    device: Household,
-    letter: str | None,
-    asked: frozenset[int],
-    update: Callable[[bytes], Tree] | None,
-) -> Answer:
-    header, parts = wire.open_letter(body)
-    if letter is not None and header.get("to") != letter:
-        raise wire.Malformed("an answer to another letter")
-    if "refused" in header:
-        return Answer(refused=_text(header["refused"], LONGEST_REFUSAL))
-    slots, items, holds = header.get("people"), header.get("items"), header.get("holds")
-    if not _numbers(slots) or type(items) is not int or not 0 <= items < MOST_ITEMS or not _names(holds):
-        raise wire.Malformed("its answer does not say who it is")
-    registered = sorted(slot for slot in slots if slot < device.people)
-    people = tuple(device.first + slot for slot in registered)
-    lacks = header.get("lacks", "")
-    if lacks and (type(lacks) is not str or lacks not in LACKS):
-        raise wire.Malformed("The answer lacks something that nobody is sent.")
-    declined = header.get("declined", [])
-    if not _numbers(declined) or not asked.issuperset(declined):
-        raise wire.Malformed("The answer declines for people who were not asked, or not once each.")
-    updates, faults = {}, {}
-    if parts and (update is None or lacks):
-        raise wire.Malformed("The answer sends something that was not asked for.")
-    numbers = {name: _number(name) for name in parts}
-    if not asked.issuperset(numbers.values()):
-        raise wire.Malformed("someone else's number")
-    if not set(declined).isdisjoint(numbers.values()):
-        raise wire.Malformed("The answer declines for somebody and answers for them.")
-    for name, part in parts.items():
-        number = numbers[name]
-        if number not in people:
-            continue  # who has opted out since sends nothing
-        assert update is not None
-        try:
-            updates[number] = update(part)
-        except wire.Malformed as error:
-            faults[number] = error
-        except Exception as error:
-            faults[number] = wire.Malformed("The update cannot be read.")
-            faults[number].__cause__ = error
-    return Answer(
-        people=people,
-        unregistered=len(slots) - len(registered),
-        items=items,
-        holds=frozenset(holds),
-        lacks=lacks,
-        declined=frozenset(declined),
-        updates=MappingProxyType(updates),
-        faults=MappingProxyType(faults),
-    )
 
 
 def _numbers(said: Any) -> TypeGuard[list[int]]:

@@ -7,15 +7,21 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from homebody.core import Cohort, Tree
-from homebody.federation import answers, wire
-from homebody.federation.answers import Answer
+from homebody.core import Tree
+from homebody.federation import wire
+from homebody.federation.server import answers
+from homebody.federation.server.answers import Answer
+from homebody.federation.task import Task
 
-__all__ = ["MOST_FAULTS", "PAUSE", "Correspondence", "Device", "Node", "Post", "Registry", "Reply", "resting"]
+if TYPE_CHECKING:
+    from homebody.federation.flower.link import Link
+    from homebody.federation.server.records import Records, RegisteredDevice
+
+__all__ = ["MOST_FAULTS", "PAUSE", "Correspondence", "Node", "resting"]
 
 ITEMS_AT_ONCE = 50_000
 """Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
@@ -58,65 +64,11 @@ def moment(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
 
-class Device(Protocol):
-    """A device as the registry knows it: its people have the numbers from `first` on."""
-
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def public_key(self) -> bytes: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def people(self) -> int: ...
-    @property
-    def removed(self) -> Any: ...
-    @property
-    def set_aside(self) -> Any: ...
-
-
-class Registry(Protocol):
-    """What of a server's records the runtime needs; they survive it."""
-
-    def devices(self) -> Sequence[Device]: ...
-    def n_items(self) -> int: ...
-    def items(self, since: int = 0) -> Sequence[tuple[str, str]]: ...
-    def open_round(self, release: str, cohort: Cohort) -> None: ...
-    def opened(self, release: str) -> Cohort | None: ...
-    def note(self, name: str, value: str) -> None: ...
-    def notes(self) -> Mapping[str, str]: ...
-    def count(self, name: str, amount: int = 1) -> None: ...
-    def add_fault(self, fingerprint: str, most: int) -> bool: ...
-
-
-class Reply(Protocol):
-    """What comes back for a message: a body, or a sentence why there is none."""
-
-    @property
-    def message(self) -> str: ...
-    @property
-    def body(self) -> bytes | None: ...
-    @property
-    def error(self) -> str: ...
-
-
-class Post(Protocol):
-    """Who carries letters: `homebody.federation.flower.link.Link`."""
-
-    def register(self, public_key: bytes, name: str) -> None: ...
-    def unregister(self, public_key: bytes) -> None: ...
-    def nodes(self) -> dict[str, int]: ...
-    def send(self, letters: Mapping[int, tuple[str, bytes]], deadline: float) -> dict[str, int]: ...
-    def receive(self, messages: Collection[str], wait: float) -> Sequence[Reply]: ...
-
-
 @dataclass
 class Node:
     """What is known of a device that is there."""
 
-    device: Device
+    device: RegisteredDevice
     active: list[int]
     """The numbers of its people that take part."""
     items: int
@@ -125,18 +77,16 @@ class Node:
 
 
 class Correspondence:
-    """With all the devices of a registry, by way of a post.
+    """With all the devices of a server's records, over its link.
 
     most_faults: how many broken answers of one device are borne before it is set aside.
     """
 
-    def __init__(
-        self, post: Post, registry: Registry, log: Callable[..., None], most_faults: int = MOST_FAULTS
-    ) -> None:
-        self._post, self._registry, self._log, self._most_faults = post, registry, log, most_faults
+    def __init__(self, link: Link, records: Records, log: Callable[..., None], most_faults: int = MOST_FAULTS) -> None:
+        self._link, self._records, self._log, self._most_faults = link, records, log, most_faults
         self.known: dict[int, Node] = {}
         self._greeted: dict[str, tuple[int, float]] = {}
-        self._registered: dict[str, Device] = {}
+        self._registered: dict[str, RegisteredDevice] = {}
         self._resting: dict[int, float] = {}
         self._rests: dict[int, int] = {}
         self._silent: dict[str, int] = {}
@@ -144,15 +94,15 @@ class Correspondence:
         self._sent_to_rest: set[int] = set()
         self.declined: set[int] = set()
         """The numbers of people who declined in the round, or whose device did for all of its people."""
-        if "resting" in registry.notes():
-            registry.note("resting", "{}")  # of a process that is no more: this one asks everybody
+        if "resting" in records.notes():
+            records.note("resting", "{}")  # of a process that is no more: this one asks everybody
 
-    def look_around(self, greeting: bytes) -> None:
+    def look_around(self, greeting: Task) -> None:
         """Who is there now. A device that is new, or was silent, is greeted and counts once it has answered."""
         devices = self._devices()
         online = {
             node: devices[mark]
-            for mark, node in self._post.nodes().items()
+            for mark, node in self._link.nodes().items()
             if mark in devices and not devices[mark].set_aside
         }
         for node in set(self.known) - set(online):
@@ -164,12 +114,14 @@ class Correspondence:
         present = {node for node, one in self.known.items() if one.active}
         strangers = [node for node in online if node not in present and node not in asked]
         if strangers:
-            sent = self._post.send(dict.fromkeys(strangers, ("query.hello", greeting)), HELLO_SECONDS)
+            sent = self._link.send(
+                dict.fromkeys(strangers, (greeting.kind, wire.encode_letter(greeting.header()))), HELLO_SECONDS
+            )
             self._greeted.update({message: (node, now + HELLO_SECONDS) for message, node in sent.items()})
         self._greeted = {message: one for message, one in self._greeted.items() if one[1] > now and one[0] in online}
         if not self._greeted:
             return
-        for reply in self._post.receive(set(self._greeted), PAUSE):
+        for reply in self._link.receive(set(self._greeted), PAUSE):
             node, _ = self._greeted.pop(reply.message, (0, 0.0))
             if node not in online or reply.body is None:
                 continue
@@ -205,26 +157,24 @@ class Correspondence:
 
     def letters(
         self,
-        kind: str,
-        task: Mapping[str, Any],
-        body: bytes,
-        n_items: int,
+        task: Task,
+        shared: bytes,
         users: list[int],
         end: float,
         *,
+        schema: bytes = b"",
         only: set[int] | None = None,
         traffic: list[int] | None = None,
-        sheet: bytes = b"",
         update: Callable[[bytes], Tree] | None = None,
         needed: int = 0,
     ) -> Iterator[tuple[int, Answer]]:
         """Write to everyone concerned, and give the answers as they come, until the deadline.
 
-        sheet: what the task's features are, for whoever does not hold them. update: reads what one person sends.
+        schema: the task's features, for whoever does not hold them. update: reads what one person sends.
         needed: how many people must answer. A device that is away is given up soon if there are enough others.
         Otherwise it is waited for until the deadline: a round that is given up has been charged, and is charged again.
         """
-        name = wire.digest(body)
+        task = replace(task, shared=wire.digest(shared))
         traffic = [0, 0] if traffic is None else traffic
         self.declined = set()
         where = self.homes(users, only)
@@ -232,28 +182,28 @@ class Correspondence:
         digests: dict[int, str] = {}
         asked, lost, answered = dict.fromkeys(where, 0), dict.fromkeys(where, 0), 0
         gone: dict[int, tuple[float, str]] = {}
-        most = MOST_LETTERS + n_items // ITEMS_AT_ONCE
+        most = MOST_LETTERS + task.n_items // ITEMS_AT_ONCE
 
         def write(nodes: Collection[int]) -> None:
             letters = {}
             for node in nodes:
                 one, asked[node] = self.known[node], asked[node] + 1
-                lacking = min(ITEMS_AT_ONCE, n_items - one.items)
-                news = self._registry.items(one.items)[:lacking] if lacking > 0 else []
+                lacking = min(ITEMS_AT_ONCE, task.n_items - one.items)
+                news = self._records.items(one.items)[:lacking] if lacking > 0 else []
                 parts = {"items": json.dumps([one.items, list(news)]).encode()} if news else {}
-                if name not in one.holds:
-                    parts["shared"] = body
-                if (features := task.get("features")) and features not in one.holds:
-                    parts["features"] = sheet
-                header = {**task, "first": one.device.first, "people": where[node], "shared": name}
-                letters[node] = (kind, wire.seal(header, parts))
+                if task.shared not in one.holds:
+                    parts["shared"] = shared
+                if task.features and task.features not in one.holds:
+                    parts["features"] = schema
+                header = replace(task, first=one.device.first, people=where[node]).header()
+                letters[node] = (task.kind, wire.encode_letter(header, parts))
                 digests[node] = wire.digest(letters[node][1])
                 traffic[1] += len(letters[node][1])
-            waiting.update(self._post.send(letters, max(1.0, end - time.monotonic())))
+            waiting.update(self._link.send(letters, max(1.0, end - time.monotonic())))
 
         if where:
             write(where)
-            self._log("sent", kind=kind, release=task["release"], devices=len(waiting))
+            self._log("sent", kind=task.kind, release=task.release, devices=len(waiting))
         while (waiting or gone) and (left := end - time.monotonic()) > 0:
             if gone:
                 possible = answered + sum(len(where[node]) for node in {*waiting.values(), *gone})
@@ -261,7 +211,7 @@ class Correspondence:
             if not waiting:
                 time.sleep(min(left, PAUSE))
                 continue
-            for reply in self._post.receive(set(waiting), min(left, PAUSE if gone else LOOK_SECONDS)):
+            for reply in self._link.receive(set(waiting), min(left, PAUSE if gone else LOOK_SECONDS)):
                 node = waiting.pop(reply.message, None)
                 if node is None or node not in self.known:
                     continue
@@ -304,7 +254,7 @@ class Correspondence:
 
         spare: how many people the round can do without; below 0 it is lost, whoever comes back.
         """
-        there = set(self._post.nodes().values())
+        there = set(self._link.nodes().values())
         for node, (until, error) in list(gone.items()):
             if node in there and lost[node] < MOST_LOST:
                 lost[node] += 1
@@ -319,7 +269,7 @@ class Correspondence:
     def _note_declined(self, declined: Collection[int]) -> None:
         """Whoever declines is left alone for a while, and longer each time."""
         for number in declined:
-            self._registry.count("declined")
+            self._records.count("declined")
             self.declined.add(number)
         self._rest(declined)
 
@@ -328,12 +278,12 @@ class Correspondence:
         many is set aside; one of another version is not at fault."""
         device = self.known[node].device
         known = isinstance(reason, wire.OtherVersion)
-        self._registry.count(f"refused: {'another wire version' if known else reason}")
+        self._records.count(f"refused: {'another wire version' if known else reason}")
         accident = {} if reason.__cause__ is None else {"error": type(reason.__cause__).__name__}
         self._log("refused", device=device.fingerprint[:12], reason=str(reason), **accident)
         self._rest(people)
-        if not known and self._registry.add_fault(device.fingerprint, self._most_faults):
-            self._registry.count("devices_set_aside")
+        if not known and self._records.add_fault(device.fingerprint, self._most_faults):
+            self._records.count("devices_set_aside")
             self._log("set aside", device=device.fingerprint[:12], faults=self._most_faults)
             del self.known[node]
 
@@ -344,13 +294,13 @@ class Correspondence:
                 self.refuse(node, wire.Malformed("it spoiled a round"), one.active)
                 self._tell_rests()
 
-    def _devices(self) -> dict[str, Device]:
+    def _devices(self) -> dict[str, RegisteredDevice]:
         """Whoever may take part; the network is told of those who are new, and of those who are no more."""
-        devices = {one.fingerprint: one for one in self._registry.devices() if not one.removed}
+        devices = {one.fingerprint: one for one in self._records.devices() if not one.removed}
         for mark in devices.keys() - self._registered.keys():
-            self._post.register(devices[mark].public_key, devices[mark].name)
+            self._link.register(devices[mark].public_key, devices[mark].name)
         for mark in self._registered.keys() - devices.keys():
-            self._post.unregister(self._registered[mark].public_key)
+            self._link.unregister(self._registered[mark].public_key)
         self._registered = devices
         return devices
 
@@ -359,7 +309,7 @@ class Correspondence:
         anything."""
         one = self.known[node]
         if answer.refused is not None:
-            self._registry.count("refused: the device refuses")
+            self._records.count("refused: the device refuses")
             self._log(
                 "refused", device=one.device.fingerprint[:12], reason="the device refuses", said=answer.refused[:200]
             )
@@ -389,13 +339,13 @@ class Correspondence:
             ends[math.ceil((until + ahead) / 60) * 60] += 1
         last = max(self._resting[number] for number in self._sent_to_rest) + ahead
         self._log("left alone", clients=len(self._sent_to_rest), until=moment(last))
-        self._registry.note("resting", json.dumps(ends))
+        self._records.note("resting", json.dumps(ends))
         self._sent_to_rest.clear()
 
     def _forget(self, node: int, why: str) -> None:
         """It must answer a greeting before it counts again: one that is gone costs a deadline, not each."""
         one = self.known.pop(node, None)
-        self._registry.count("answers_missing")
+        self._records.count("answers_missing")
         if one is not None:
             mark = one.device.fingerprint
             times = self._silent[mark] = min(self._silent.get(mark, 0) + 1, MOST_RESTS)
