@@ -21,8 +21,9 @@ from homebody.data.codes import Code, Scale
 from homebody.data.partitions import everything
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.device.device import Device, recommend
+from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
+from homebody.federation.device.recommend import recommend
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.admin import make, opened, person_code
 from homebody.federation.server.plan import ServerPlan

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.processes import PATIENCE, wait_until
 
 from homebody.database import Database, connect
 from homebody.federation.envelopes import (
@@ -362,7 +363,9 @@ class Process:
         self.public, self.secret = signing_keys()
         self.records.add_proxy(self.public, "mixer")
         context = ssl.create_default_context(cadata=(self.folder / "keys" / "ca.pem").read_text())
-        self.http = httpx.Client(base_url=f"https://localhost:{self.port}", verify=context, trust_env=False)
+        self.http = httpx.Client(
+            base_url=f"https://localhost:{self.port}", verify=context, trust_env=False, timeout=PATIENCE
+        )
         self.log = (folder / "intake.log").open("ab")
         self.start()
 
@@ -378,7 +381,7 @@ class Process:
 
     def post(self, body: bytes) -> httpx.Response:
         """As a proxy does: again and again until there is an answer."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             try:
                 found = self.http.post("/v1/batches", content=body)
@@ -459,11 +462,8 @@ def test_a_real_intake_answers_over_tls_says_no_address_and_ends_with_its_parent
     told = process.http.get("/metrics").text
     assert "# TYPE homebody_" in told or told == ""
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"https://localhost:{process.port}/health", trust_env=False)
-    until = time.monotonic() + 20
-    while "intake_refused: malformed" not in process.records.counters():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+        httpx.get(f"https://localhost:{process.port}/health", trust_env=False, timeout=PATIENCE)
+    wait_until(lambda: "intake_refused: malformed" in process.records.counters(), "the refusal is counted")
     assert 'homebody_intake_refused_total{reason="malformed"} 1' in process.http.get("/metrics").text
     assert process.process.stdin is not None
     process.process.stdin.close()
