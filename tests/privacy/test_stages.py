@@ -103,8 +103,10 @@ def test_a_tensor_without_a_norm_is_refused() -> None:
 
 
 def test_sensitivities() -> None:
-    assert (Clip(3.0).sensitivity("add-remove"), Clip(3.0).sensitivity("replace-one")) == (3.0, 6.0)
-    assert Clip({"a": 3.0, "b": 4.0}, order=1).sensitivity("replace-one") == 14.0
+    for relation, expected in (("add-remove", 3.0), ("replace-one", 6.0)):
+        assert Channel(Clip(3.0), Gaussian(1.0, relation)).stages[1].sensitivity == expected  # type: ignore
+    clips = Clip({"a": 3.0, "b": 4.0}, order=1)
+    assert Channel(clips, Laplace(1.0)).stages[1].sensitivity == 14.0  # type: ignore[attr-defined]
 
 
 @settings(max_examples=100, deadline=None)

@@ -33,13 +33,13 @@ class MessagePart:
 
     name: str
     shape: tuple[int, ...]
-    """Of the rows sent, where it is rows of a table."""
+    """The shape of the tensor, or of the rows that are sent of it."""
     dtype: str
     rows_of: int | None
-    """How many rows the table has of which these are some; None: it is sent whole."""
+    """How many rows the table has, if some of them are sent; None: it is sent whole."""
     bytes: int
     hex: str
-    """How it begins."""
+    """Its first bytes."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Request:
     table: str
     rows: int
     rows_of: int
-    """How many the table has."""
+    """How many rows the table has."""
     own: int | None
     """How many are items that this person trains on; None where the table has no row for each item."""
     always: tuple[dict[str, Any], ...]
@@ -72,7 +72,7 @@ class Inspection:
     """A message, taken apart."""
 
     user: str
-    """As the data calls them."""
+    """The user's name in the data."""
     parts: tuple[MessagePart, ...]
     """What leaves the device, requests first."""
     bytes: int
@@ -80,9 +80,9 @@ class Inspection:
     tells: tuple[str, ...]
     """What can be read from it as it is."""
     requests: tuple[Request, ...] = ()
-    """Where the device asks for rows instead of downloading tables."""
+    """Empty unless devices ask for rows."""
     reports: ClientReports | None = None
-    """Where the message is one-bit reports: each of them."""
+    """Each one-bit report of the message; None: it has none."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

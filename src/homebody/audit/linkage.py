@@ -11,7 +11,7 @@ factor go together. No shuffle can hide that; it is what the ε of a report is f
 first attacker does no better than the second.
 
 Both judge content by the likelihood ratio of two bits under *same* and *different*, from what some other people's
-devices work out with the same shared parameters. The first also learns, from devices whose reports it knows, how batch,
+devices compute with the same shared parameters. The first also learns, from devices whose reports it knows, how batch,
 place and time differ between the two kinds of pairs, and how much each is worth; it is measured on the others.
 """
 
@@ -36,9 +36,9 @@ from homebody.simulation import Simulator
 __all__ = ["Area", "Linkage", "ReportBatch", "Reported", "as_they_come", "linkage", "reported"]
 
 PAIRS = 20_000
-"""Of each kind, same and different, for learning and for measuring alike."""
+"""Pairs of each kind, same and different device, to learn from and to measure on."""
 FEWEST = 20
-"""Devices, half of which are measured."""
+"""The fewest devices, half of which are measured."""
 BINS = 24
 BOOTSTRAPS = 400
 AT_ONCE = 4096
@@ -47,10 +47,10 @@ Floats = npt.NDArray[np.float64]
 
 
 class ReportBatch(NamedTuple):
-    """What the server gets at once."""
+    """Reports that arrive at the server together."""
 
     arrived: float
-    """When."""
+    """The time of arrival."""
     pairs: Longs
     """Twice an entry's number plus the bit, in the order they stand in."""
 
@@ -95,7 +95,7 @@ class Reported(NamedTuple):
     messages: list[Longs]
     """One for each attacked device."""
     worked_out: npt.NDArray[np.float32]
-    """(people, entries): what some others' devices work out, on [−1, 1]."""
+    """(people, entries): what some other devices compute, on [−1, 1]."""
     epsilon: float
 
 

@@ -40,9 +40,9 @@ __all__ = ["RATES", "SHADOWS", "Released", "attack", "leaves_some_out", "likelih
 
 SHADOWS = 8
 FEWEST_SHADOWS = 4
-"""Half of them without a person, and a deviation takes two."""
+"""The fewest shadow models: half are trained without a person, and a deviation takes two."""
 FEWEST = 20
-"""People of each kind."""
+"""The fewest people of each kind."""
 SHADOW_PEOPLE = 1000
 """Whom the attacker of lists has for itself, as in the paper; at most a third of all."""
 IN_SHADOW = 0.8

@@ -1,4 +1,4 @@
-"""What somebody who has a released model, and data about a person, can work out with it: without training anew."""
+"""What an attacker with a released model and data about a person can compute, without training again."""
 
 from __future__ import annotations
 

@@ -32,18 +32,18 @@ class Report:
 
     table: str
     place: tuple[int, ...]
-    """Of the entry that was drawn."""
+    """The position of the drawn entry in its table."""
     item: str | None
     """As the data calls it; None where the table has no row for each item."""
     title: str | None
     entry: int
     """Its number over all tables, in the order of their names."""
     value: float
-    """What the device worked out for it."""
+    """The entry of the update, as the device computed it."""
     projected: float
-    """The same, on [−1, 1]."""
+    """The value projected on [−1, 1]."""
     chance: float
-    """That the bit is 1."""
+    """The probability that the bit is 1."""
     bit: int
     plain: str
     """The four bytes, in hexadecimal: twice the entry and the bit, lowest byte first."""
@@ -71,9 +71,9 @@ class Sealed:
     device: str
     """The key that a proxy knows the device by."""
     number: str
-    """Of the message: a repetition has the same."""
+    """The number of the message; a repetition has the same."""
     bytes: int
-    """Of the message, signature included."""
+    """The size of the message, signature included."""
     report_bytes: int
     proxy_opened: int
     """How many of the reports open with a key that is not the server's."""
@@ -83,12 +83,12 @@ class Sealed:
 
 @dataclass(frozen=True)
 class ClientReports:
-    """All that one client reports in a round."""
+    """All reports of one client in a round."""
 
     epsilon: float
     k: int
     entries: int
-    """How many there are to draw from."""
+    """How many entries there are to draw from."""
     reports: tuple[Report, ...]
     sealed: Sealed | None
     """None where nothing is shuffled, or PyNaCl is not installed."""
@@ -153,7 +153,7 @@ def _called(simulator: Simulator, shape: torch.Size, place: tuple[int, ...]) -> 
 
 
 def _sealed(found: ClientReports, pairs: npt.NDArray[np.int64]) -> ClientReports:
-    """As a device would send it, to keys made for this alone."""
+    """The reports as a device would send them, sealed to keys that are generated here and thrown away."""
     try:
         from homebody.federation import envelopes as seals
     except HomebodyError as error:
@@ -162,7 +162,7 @@ def _sealed(found: ClientReports, pairs: npt.NDArray[np.int64]) -> ClientReports
     _, signing = seals.signing_keys()
     reports = seals.seal_reports(pairs, public)
     envelope = seals.Envelope("message", os.urandom(seals.EPOCH_BYTES), os.urandom(16), reports)
-    body = seals.seal_envelope(envelope, signing)
+    body = seals.sign_envelope(envelope, signing)
     device, arrived = seals.open_envelope(body)
     opened = seals.unseal_reports(arrived.reports, public, secret)
     own, others = seals.epoch_keys()

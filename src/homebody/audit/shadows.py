@@ -24,10 +24,10 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Released(NamedTuple):
-    """A model that was trained before, on those of the split who learn."""
+    """A model that was trained before, on the people of the split who learn."""
 
     method: Method
-    """That of its last phase."""
+    """The method of its last phase."""
     shared: Tree
     seed: int
     epsilon: float
@@ -35,6 +35,8 @@ class Released(NamedTuple):
 
 
 class ShadowModel(NamedTuple):
+    """A model of some of the people, and who of them took part."""
+
     method: Method
     shared: Tree
     split: Split
@@ -45,7 +47,7 @@ class ShadowModel(NamedTuple):
 
 @dataclass
 class Lab:
-    """Where models are trained on some of the people, all in the same way."""
+    """Trains models on some of the people, all in the same way."""
 
     method: Method
     split: Split
@@ -94,7 +96,7 @@ class Lab:
         return ShadowModel(released.method, released.shared, self.split, took, released.epsilon)
 
     def outsider(self, model: ShadowModel) -> Outsider:
-        """Who reads it; of every model in the same way."""
+        """The attacker that reads a model, the same way for every model."""
         return Outsider(model.split, model.method, self.rng.fold("reading"), device=self.device, fused=self.fused)
 
     def _size(self, members: int, name: str) -> int | None:

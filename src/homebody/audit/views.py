@@ -1,4 +1,4 @@
-"""What each observer sees of a round, as its channel is built."""
+"""What each observer sees of a round, by its channel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def hides_senders(channel: Channel) -> bool:
 
 
 def whole(value: Tensor | Rows) -> Tensor:
-    """The table that rows were sent of, in numbers that can be summed."""
+    """A tensor, or the whole table that rows were sent of, in a type that can be summed."""
     table = value.value if isinstance(value, Rows) else value
     kind = torch.int64 if table.dtype in STEPS else torch.promote_types(table.dtype, torch.float32)
     numbers = table.to(kind)
@@ -28,7 +28,7 @@ def whole(value: Tensor | Rows) -> Tensor:
 
 
 def decoded(channel: Channel, sums: Update) -> Tree:
-    """What the server makes of one message, or of a sum of them, before it adds noise of its own.
+    """A message, or a sum of messages, as the server decodes it before it adds noise of its own.
 
     >>> reports = Channel(OneBit(epsilon=20.0, k=400))
     >>> sent = reports.device({"w": torch.tensor([1.0, -1.0])}, Rng.of(0))

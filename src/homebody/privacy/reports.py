@@ -56,7 +56,7 @@ class OneBit(Stage):
         return self, replace(facts, norms={}, hidden="one-bit reports", reports=self)
 
     def work(self, given: Work) -> Work:
-        """What a device's work becomes: the update is looked at, and k reports are drawn and sealed."""
+        """A device's work with this stage: it reads the update, and draws and seals k reports."""
         entries = given.bytes // 4
         operations = given.operations + 20 * entries + SEALING * self.k + 50 * CALL
         return Work(given.memory + 32 * entries + 256 * self.k, operations, sealed_bytes(self.k) + HEAD_BYTES)
@@ -86,7 +86,7 @@ class OneBit(Stage):
         return self._sent(shapes, drawn, ops.tosses_of_many(rng, self.projected(value), math.tanh(self.epsilon / 2)))
 
     def projected(self, value: Tensor) -> Tensor:
-        """On [−1, 1]; what is no number is 0."""
+        """Values projected on [−1, 1]; NaN becomes 0."""
         return torch.nan_to_num(value.clamp(-1, 1))
 
     def _toss(self, value: Tensor, rng: Rng) -> Tensor:
@@ -209,12 +209,12 @@ def tally(charges: Sequence[Charge], rounds: int) -> dict[str, float] | None:
 
 
 def sealed_bytes(count: int) -> int:
-    """Of a message of so many reports of four bytes, each in a sealed box of its own, with its head and signature."""
+    """The size of a message: its head and signature, and so many reports of four bytes, each in a sealed box."""
     return count * (4 + 48) + 73 + 64
 
 
 def _entries(shapes: Mapping[str, Sequence[int]]) -> int:
-    """How many there are to draw from."""
+    """How many entries there are to draw from."""
     count = sum(math.prod(sides) for sides in shapes.values())
     if not 0 < count < 2**30:
         raise HomebodyError(f"One-bit reports name one of 1 to 2³⁰ entries; the update has {count:,}.")
@@ -222,6 +222,6 @@ def _entries(shapes: Mapping[str, Sequence[int]]) -> int:
 
 
 def _reports(event: Callable[[int], Event], k: int) -> list[Charge]:
-    """To everyone alike: a report is randomised before anyone sees it, and nothing else hides it."""
+    """The same charges for every observer: a report is randomised before anyone sees it, and nothing else hides it."""
     units: tuple[tuple[Unit, int], ...] = (("user", k), ("report", 1))
     return [Charge(observer, unit, event(count)) for observer in OBSERVERS for unit, count in units]

@@ -20,9 +20,9 @@ from homebody.rng import Rng
 __all__ = ["PAIRS", "RandomisedResponse"]
 
 PAIRS = "²"
-"""Behind a tensor's name: the sum of its products, entry by entry."""
+"""Suffix of a tensor's name: the sum of the products of its entries, pair by pair."""
 _BLOCK = 512
-"""Rows of a symmetric matrix that are worked on together; what is below them is left out."""
+"""Rows of a symmetric matrix that are computed together; entries below them are left out."""
 
 
 @dataclass(frozen=True)

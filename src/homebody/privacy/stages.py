@@ -215,8 +215,8 @@ class Clip(Stage):
 
     >>> Clip(1.0).device({"w": torch.tensor([3.0, 4.0])}, Rng.of(0))["w"].tolist()
     [0.599..., 0.799...]
-    >>> Clip({"w": 3.0, "b": 4.0}).sensitivity("add-remove"), Clip({"w": 3.0, "b": 4.0}).sensitivity("replace-one")
-    (5.0, 10.0)
+    >>> Clip({"w": 3.0, "b": 4.0}).whole
+    5.0
     """
 
     norm: float | Mapping[str, float] = field(hash=False)
@@ -237,10 +237,6 @@ class Clip(Stage):
         if not isinstance(self.norm, Mapping):
             return float(self.norm)
         return sum(self.norm.values()) if self.order == 1 else math.hypot(*self.norm.values())
-
-    def sensitivity(self, relation: Relation) -> float:
-        """How far, in this norm, one person moves a sum: with or without them, or with another in their place."""
-        return _sensitivity(self.whole, relation)
 
     def place(self, facts: Facts) -> tuple[Self, Facts]:
         if facts.hidden:
@@ -459,12 +455,12 @@ class SecureSum(Stage):
 
 
 def noised(given: Work) -> Work:
-    """A device's work once every entry of the update is a whole number of 64 bits on a grid."""
+    """A device's work if every entry of the update becomes a whole number of 64 bits on a grid."""
     return passed(given) + Work(bytes=given.bytes)
 
 
 def passed(given: Work) -> Work:
-    """A device's work once every entry of the update was noised, or changed in another way."""
+    """A device's work if every entry of the update is noised, or changed in another way."""
     entries = given.bytes // 4
     return given + Work(memory=64 * entries, operations=2_000 * entries + 50 * CALL)
 
@@ -494,6 +490,7 @@ def _noise_on_sum(event: Event) -> list[Charge]:
 
 
 def _sensitivity(norm: float, relation: Relation) -> float:
+    """How far one person moves a sum of updates of this norm: with or without them, or another in their place."""
     return norm if relation == "add-remove" else 2 * norm
 
 
