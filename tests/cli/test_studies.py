@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.processes import PATIENCE
 
 from homebody.cli import main
 from homebody.cli.progress import watching_cells
@@ -224,13 +225,13 @@ def test_interrupted_by_hand(here: Path) -> None:
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "80"}
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < deadline:
         if any(file.stat().st_size for file in here.glob("runs/cells/fedmf-*/metrics.jsonl")):
             process.send_signal(signal.SIGINT)
             break
         time.sleep(0.02)
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, errors
     assert re.search(r"interrupted\. \d of 4 runs are finished and kept; give the same command again to go on", errors)
     finished = {path.parent.name for path in here.glob("runs/cells/*/result.json")}

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.federation.proxy.conftest import Device, Process, Sink, split, wait_until
+from tests.federation.proxy.conftest import Device, Process, Sink, split
+from tests.processes import PATIENCE, wait_until
 
 from homebody.audit.linkage import ReportBatch, as_they_come, linkage, reported
 from homebody.federation.envelopes import epoch_keys, seal_reports, unseal_reports
@@ -43,7 +44,7 @@ def test_the_servers_view_of_a_real_proxy(
     for number, (device, pairs) in enumerate(zip(devices, round_.messages, strict=True)):
         sealed = seal_reports(pairs, public)
         owner |= dict.fromkeys(split(sealed), number)
-        connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=PATIENCE)
         connection.request("POST", "/v1/reports", device.body(sealed))
         assert connection.getresponse().status == 200
         connection.close()

@@ -1,4 +1,4 @@
-"""Histories in files: which column is what, rows as they are stored, and back."""
+"""Histories in files: reads rows from CSV and Parquet, and writes CSV."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from homebody.federation.device.history import TIME_LIMIT
 __all__ = ["COLUMNS", "HistoryRows", "read_rows", "write_rows"]
 
 COLUMNS = ("user", "item", "time", "rating")
-"""What an export's columns are called, and an import finds by itself."""
+"""The column names of an export; an import also finds other usual names."""
 _NO_LINE = r"[\p{Cc}\x{2028}\x{2029}]"
 
 
@@ -38,7 +38,7 @@ class HistoryRows(NamedTuple):
 def read_rows(
     path: Path, person: str | None, given: dict[str, str | None], *, item_limit: int, name_limit: int
 ) -> HistoryRows:
-    """What a CSV or Parquet file holds, checked row by row; the first bad row refuses it whole."""
+    """The rows of a CSV or Parquet file. Every row is checked, and the first bad one refuses the whole file."""
     chosen: dict[str, str] = {}
 
     def choose(present: list[str]) -> list[str]:
@@ -63,7 +63,7 @@ def read_rows(
 
 
 def write_rows(path: Path, rows: Iterable[tuple[str, str, int | float | None, float | None]]) -> int:
-    """A CSV file that only its owner reads, whole or not at all; how many rows it has."""
+    """Write a CSV file that only its owner can read, completely or not at all. Returns the number of rows."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         scratch.unlink(missing_ok=True)
@@ -131,7 +131,7 @@ def _refuse_several(path: Path, person: str, name: str, users: pl.Series) -> Non
 
 
 def _texts(column: Column, limit: int) -> pl.Series:
-    """Ids as they are written, but for spaces around them: whatever is in a cell is an id, also NA or 007."""
+    """Ids as they are written, without spaces around them. Every cell is an id, also NA or 007."""
     column.bare()  # refuses what is neither text nor number
     values = column.values
     if values.dtype.is_float():
@@ -144,7 +144,7 @@ def _texts(column: Column, limit: int) -> pl.Series:
 
 
 def _times(column: Column) -> Sequence[int | float | None]:
-    """Numbers as they are written; dates as seconds since 1970; None where there is nothing."""
+    """Numbers as they are written; dates as seconds since 1970; None for an empty cell."""
     found, there = _or_nothing(column, times)
     if found.dtype.is_temporal():
         micro = [None if moment is None else int(moment) for moment in found.dt.epoch("us").to_list()]
@@ -165,7 +165,7 @@ def _ratings(column: Column) -> Sequence[float | None]:
 
 @dataclass(frozen=True)
 class _Present(Column):
-    """The rows of a column that hold something; what is said about one names its row in the whole."""
+    """The rows of a column that are not empty. An error about one of them names its row in the whole file."""
 
     whole: Column
     places: pl.Series
@@ -176,7 +176,7 @@ class _Present(Column):
 
 
 def _or_nothing(column: Column, read: Callable[[Column], pl.Series]) -> tuple[pl.Series, pl.Series]:
-    """What `read` makes of the rows that hold something, null elsewhere; and the bare column."""
+    """The values that `read` finds in the rows that are not empty, null elsewhere; and the bare column."""
     bare = column.bare()
     places = bare.is_not_null().arg_true().cast(pl.Int64)
     if len(places) == 0:

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from homebody.errors import HomebodyError
-from homebody.federation.envelopes import Envelope, seal_envelope
+from homebody.federation.envelopes import Envelope, sign_envelope
 from homebody.federation.epoch import Epoch
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import ReportBatch
@@ -80,7 +80,7 @@ class NextHop:
 
     def send(self, batch: ReportBatch) -> int:
         """How it answers a batch."""
-        body = seal_envelope(Envelope("batch", batch.epoch, batch.number, batch.reports), self._secret)
+        body = sign_envelope(Envelope("batch", batch.epoch, batch.number, batch.reports), self._secret)
         return self._ask("POST", "/v1/batches", body)[0]
 
     def close(self) -> None:
