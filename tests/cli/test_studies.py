@@ -133,7 +133,7 @@ def test_figures_and_one_protocol_on_the_terminal(
     assert len(re.findall(r"obtained, strict +\d", output)) == 2
     assert "obtained, published" not in output
     output, _ = typed(monkeypatch, capsys, "reproduce", "tiny", "--figure", "3")
-    assert re.search(r"iALS +published +HR@10 +\d+\.\d\d +\d+\.\d\d \([12]\)", output)
+    assert re.search(r"iALS +published +HR@10 +\d+\.\d\d +\d+\.\d\d +[12]\b", output)
     assert {path.name.split("-")[0] for path in (here / "runs/cells").glob("*/")} == {"fedmf", "ials"}
 
 

@@ -697,7 +697,7 @@ class InTwo(Sums):
 @pytest.fixture
 def in_two(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """A method of two phases, installed for as long as the test runs."""
-    monkeypatch.setattr("homebody.recipe.find", lambda name: InTwo)
+    monkeypatch.setattr("homebody.methods.find", lambda name: InTwo)
     monkeypatch.setattr("homebody.federation.task.METHODS", {**METHODS, "intwo": "homebody.methods.intwo"})
     return Recipe("intwo", "devices", rounds=2, seed=5, evaluate_every=1, cutoffs=[3])
 

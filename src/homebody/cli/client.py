@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from homebody.cli import options
 from homebody.counts import several
 from homebody.errors import HomebodyError
-from homebody.federation.device.history import read_time
-from homebody.federation.device.home import Home
+
+if TYPE_CHECKING:
+    from homebody.federation.device.home import Home
 
 __all__ = ["app"]
 
@@ -56,6 +57,7 @@ def init(
     as_json: options.Json = False,
 ) -> None:
     """Create a device: its folder, its keys and its empty store."""
+    from homebody.federation.device.home import Home
     from homebody.federation.device.settings import read_certificate, server_certificate
 
     certificate = server_certificate(server, ca)
@@ -112,7 +114,7 @@ def import_history(
     as_json: options.Json = False,
 ) -> None:
     """Add the rows of a file to the histories, all or none; rows that are there already are not added again."""
-    with Home(folder) as home:
+    with _home(folder) as home:
         done = home.history.import_file(
             file,
             person,
@@ -142,7 +144,9 @@ def append(
     as_json: options.Json = False,
 ) -> None:
     """Add one interaction to a person's history."""
-    with Home(folder) as home:
+    from homebody.federation.device.history import read_time
+
+    with _home(folder) as home:
         noted = home.history.append(person, item, None if time is None else read_time(time), rating)
     _say(noted._asdict(), as_json, f"{noted.item} noted for {person}, time {noted.time}.")
 
@@ -157,7 +161,9 @@ def delete(
     as_json: options.Json = False,
 ) -> None:
     """Delete a person's interactions with an item, or all of them."""
-    with Home(folder) as home:
+    from homebody.federation.device.history import read_time
+
+    with _home(folder) as home:
         count = home.history.delete(person, item, all=everything, before=None if before is None else read_time(before))
         learnt = home.models.has_states(person)
     text = f"{several(count, 'interaction')} deleted."
@@ -174,7 +180,7 @@ def export(
     as_json: options.Json = False,
 ) -> None:
     """Write the histories as a CSV file that `import` reads."""
-    with Home(folder) as home:
+    with _home(folder) as home:
         count = home.history.export(file, person)
     _say({"rows": count, "file": str(file)}, as_json, f"{several(count, 'interaction')} written to {file}.")
 
@@ -186,7 +192,7 @@ def people(
     as_json: options.Json = False,
 ) -> None:
     """List the people of the device, and who takes part."""
-    with Home(folder) as home:
+    with _home(folder) as home:
         for name in add or []:
             home.people.add(name)
         rows = _people(home)
@@ -212,7 +218,7 @@ def profile(
     said = options.pairs(settings, "--set")
     if both := sorted(said.keys() & set(forget or [])):
         raise HomebodyError(f"'{both[0]}' is set and taken back at once: leave out --set or --forget.")
-    with Home(folder) as home:
+    with _home(folder) as home:
         known = home.people.profile(person)
         for name in forget or []:
             if name not in known:
@@ -241,7 +247,7 @@ def ledger(
     """List what left the device, what it disclosed to whom, and the ε that was spent."""
     from homebody.federation.device.disclosures import disclosure
 
-    with Home(folder) as home:
+    with _home(folder) as home:
         found = [
             disclosure(home, one, delta)
             for one in ([home.people.find(person)] if person is not None else home.people.all())
@@ -273,7 +279,7 @@ def limits(
     as_json: options.Json = False,
 ) -> None:
     """Show or set what a task may use: memory, operations, bytes of an answer, seconds of work."""
-    with Home(folder) as home:
+    with _home(folder) as home:
         if settings:
             home.configure(limits=_limits(settings))
         found = home.settings.limits
@@ -290,7 +296,7 @@ def recommend(
     """Rank a person's best new items on this device; no network is needed."""
     from homebody.federation.device.recommend import recommend as ranked
 
-    with Home(folder) as home:
+    with _home(folder) as home:
         best = ranked(home, home.people.find(person), k)
     if as_json:
         typer.echo(json.dumps({"person": person, "items": [one._asdict() for one in best]}))
@@ -325,7 +331,7 @@ def opt_out(
     as_json: options.Json = False,
 ) -> None:
     """End a person's part: their private state and stored answers are deleted. What left before stays with others."""
-    with Home(folder) as home:
+    with _home(folder) as home:
         found = home.people.opt_out(person, delete_history=delete_history)
         left = home.history.lengths()[found.slot]
     history = "the history too" if delete_history else f"the history stays ({several(left, 'interaction')})"
@@ -335,7 +341,7 @@ def opt_out(
 @app.command("opt-in")
 def opt_in(folder: Dir, person: Name, as_json: options.Json = False) -> None:
     """Let a person who opted out take part again."""
-    with Home(folder) as home:
+    with _home(folder) as home:
         found = home.people.opt_in(person)
     _say(found._asdict(), as_json, f"{found.name} takes part again.")
 
@@ -343,7 +349,7 @@ def opt_in(folder: Dir, person: Name, as_json: options.Json = False) -> None:
 @app.command()
 def status(folder: Dir, as_json: options.Json = False) -> None:
     """Show the device: its server, whether it runs or is paused, its people, and its model."""
-    with Home(folder) as home:
+    with _home(folder) as home:
         settings, model, rows = home.settings, home.models.ranking(), _people(home)
         running, items, reports, overruns = (
             home.store.client_runs(),
@@ -370,6 +376,12 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
     _print_people(rows)
 
 
+def _home(folder: Path) -> Home:
+    from homebody.federation.device.home import Home  # loads SQLite: not for --help
+
+    return Home(folder)
+
+
 def _limits(given: list[str] | None) -> dict[str, float]:
     """Limits as people write them, such as memory=2e9."""
     found = {}
@@ -382,7 +394,7 @@ def _limits(given: list[str] | None) -> dict[str, float]:
 
 
 def _rest(folder: Path, paused: bool, as_json: bool, text: str) -> None:
-    with Home(folder) as home:
+    with _home(folder) as home:
         home.configure(paused=paused)
     _say({"paused": paused}, as_json, text)
 

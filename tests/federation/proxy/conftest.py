@@ -23,7 +23,7 @@ import httpx
 import pytest
 from tests.processes import PATIENCE, free_port, wait_until
 
-from homebody.federation.envelopes import REPORT_BYTES, Envelope, open_envelope, seal_envelope, signing_keys
+from homebody.federation.envelopes import REPORT_BYTES, Envelope, open_envelope, sign_envelope, signing_keys
 from homebody.federation.proxy.admin import make
 from homebody.federation.proxy.app import Service
 from homebody.federation.proxy.settings import ProxySettings
@@ -61,7 +61,7 @@ class Device:
         return VerifiedMessage(self.key, self.sender, self.envelope(sealed, **rest))
 
     def body(self, sealed: bytes, **rest: Any) -> bytes:
-        return seal_envelope(self.envelope(sealed, **rest), self.secret)
+        return sign_envelope(self.envelope(sealed, **rest), self.secret)
 
 
 class Upstream(Device):

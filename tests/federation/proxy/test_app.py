@@ -16,7 +16,7 @@ from tests.federation.proxy.conftest import EPOCH, Client, Device, Sink, Upstrea
 from tests.processes import PATIENCE, wait_until
 
 from homebody.errors import Unavailable
-from homebody.federation.envelopes import HEAD_BYTES, REPORT_BYTES, SIGNATURE_BYTES, seal_envelope
+from homebody.federation.envelopes import HEAD_BYTES, REPORT_BYTES, SIGNATURE_BYTES, sign_envelope
 from homebody.federation.proxy.admin import allow, forbid
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import DATABASE, ProxyStore, keyed
@@ -97,9 +97,9 @@ def test_strangers_are_refused_and_so_is_the_wrong_door(made: Made, asking: Call
     assert client.send(upstream.body(reports(1))).status_code == 422
     # A device that calls its message a batch has no limit of its own then: it is none.
     as_batch = device.envelope(reports(1))._replace(kind="batch")
-    assert client.send(seal_envelope(as_batch, device.secret), "/v1/batches").status_code == 401
+    assert client.send(sign_envelope(as_batch, device.secret), "/v1/batches").status_code == 401
     as_message = upstream.envelope(reports(1))._replace(kind="message")
-    assert client.send(seal_envelope(as_message, upstream.secret)).status_code == 401
+    assert client.send(sign_envelope(as_message, upstream.secret)).status_code == 401
     assert client.refused("unknown sender", 4)
     assert client.refused("wrong kind", 2)
     assert client.counts()["held_reports"] == 0

@@ -26,8 +26,8 @@ from homebody.federation.envelopes import (
     REPORT_BYTES,
     Envelope,
     epoch_keys,
-    seal_envelope,
     seal_reports,
+    sign_envelope,
     signing_keys,
 )
 from homebody.federation.server import epochs as epochs_module
@@ -76,7 +76,7 @@ class Server:
         return self.signed(Envelope("batch", epoch.id, number or os.urandom(16), reports))
 
     def signed(self, envelope: Envelope) -> bytes:
-        return seal_envelope(envelope, self.secret)
+        return sign_envelope(envelope, self.secret)
 
     def counters(self) -> dict[str, int]:
         self.intake.tell()
@@ -246,7 +246,7 @@ class TestRefusals:
     def test_whoever_is_no_registered_proxy(self, server: Server) -> None:
         epoch = server.open()
         body, (_, stranger) = server.batch(epoch, [1]), signing_keys()
-        strange = seal_envelope(Envelope("batch", epoch.id, bytes(16), body[73:-64]), stranger)
+        strange = sign_envelope(Envelope("batch", epoch.id, bytes(16), body[73:-64]), stranger)
         bent = bytearray(body)
         bent[-1] ^= 1
         for one, reason in ((strange, "unknown proxy"), (bytes(bent), "bad signature")):
@@ -414,7 +414,7 @@ def torment(process: Process, batches: int, kills: int) -> None:
     epoch = process.epochs.open("run/train/1", "d" * 32, k=4, entries=ENTRIES, seconds=600)
     pairs = rng.integers(0, 2 * ENTRIES, (batches, 40))
     bodies = [
-        seal_envelope(Envelope("batch", epoch.id, os.urandom(16), seal_reports(own, epoch.key)), process.secret)
+        sign_envelope(Envelope("batch", epoch.id, os.urandom(16), seal_reports(own, epoch.key)), process.secret)
         for own in pairs
     ]
     done = threading.Event()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from homebody.errors import HomebodyError
 from homebody.federation.device.settings import HomeSettings
-from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_envelope, seal_reports
+from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_reports, sign_envelope
 from homebody.federation.epoch import BadEpoch, Epoch
 from homebody.federation.service.keys import read_report_key
 
@@ -86,7 +86,7 @@ class Reporter:
         """A message to the proxy. It does not show which report belongs to whom."""
         parts = sorted(reports[at : at + REPORT_BYTES] for at in range(0, len(reports), REPORT_BYTES))
         content = Envelope("message", epoch.id, os.urandom(16), b"".join(parts))
-        return seal_envelope(content, self._secret)
+        return sign_envelope(content, self._secret)
 
     def send(self, message: bytes, until: float = math.inf, wanted: Callable[[], bool] = lambda: True) -> None:
         """Send the proxy a message again and again, until it is accepted. The proxy counts a message once.
