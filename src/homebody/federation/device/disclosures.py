@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -11,7 +11,7 @@ from homebody.federation.device.outbox import SentAnswer
 from homebody.federation.device.people import Who
 
 if TYPE_CHECKING:
-    from homebody.privacy import Budget, Ledger
+    from homebody.privacy import Ledger
     from homebody.report.ledger_lines import Release
 
 __all__ = ["disclosure"]
@@ -58,7 +58,7 @@ def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, An
             "lines": lines_of(_by_kind(releases), delta),
         },
         "certified": _certified(ledger, {(entry.observer, entry.unit) for entry in entries}, delta),
-        "budget": None if budget is None else _budget(ledger, budget),
+        "budget": None if budget is None else {**asdict(budget), "spent": budget.spent(ledger)},
     }
     return cast(dict[str, Any], jsonable(whole))
 
@@ -139,13 +139,3 @@ def _certified(ledger: Ledger, charged: set[tuple[str, str]], delta: float) -> l
                 }
             )
     return rows
-
-
-def _budget(ledger: Ledger, budget: Budget) -> dict[str, Any]:
-    return {
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "unit": budget.unit,
-        "observer": budget.observer,
-        "spent": budget.spent(ledger),
-    }

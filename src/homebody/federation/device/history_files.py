@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import os
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +13,10 @@ import polars as pl
 
 from homebody.data.columns import Column, numbers, times
 from homebody.data.spreadsheets import marked, unmarked_all
-from homebody.data.table import USUAL_NAMES, listed, raw_table, usual
+from homebody.data.table import choose_columns, listed, raw_table
 from homebody.errors import HomebodyError
 from homebody.federation.device.history import TIME_LIMIT
+from homebody.files import replacing
 
 __all__ = ["COLUMNS", "HistoryRows", "read_rows", "write_rows"]
 
@@ -42,7 +42,12 @@ def read_rows(
     chosen: dict[str, str] = {}
 
     def choose(present: list[str]) -> list[str]:
-        chosen.update(_choose(path, present, person, given))
+        chosen.update(choose_columns(path, present, given, required=("item",)))
+        if "user" not in chosen and person is None:
+            raise HomebodyError(
+                f"Whose history is {path}? Name the person with --person, or the column of users with --user-col; "
+                f"its columns are {listed(present)}."
+            )
         return list(chosen.values())
 
     table = raw_table(path, choose)
@@ -64,61 +69,16 @@ def read_rows(
 
 def write_rows(path: Path, rows: Iterable[tuple[str, str, int | float | None, float | None]]) -> int:
     """Write a CSV file that only its owner can read, completely or not at all. Returns the number of rows."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        scratch.unlink(missing_ok=True)
-        try:
-            number = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            with os.fdopen(number, "w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(COLUMNS)
-                count = 0
-                for user, item, *rest in rows:
-                    writer.writerow((marked(user), marked(item), *rest))
-                    count += 1
-                file.flush()
-                os.fsync(number)
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
-    except OSError as error:
-        raise HomebodyError(f"{path} cannot be written: {error.strerror or error}.") from error
+    with replacing(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        count = 0
+        for user, item, *rest in rows:
+            writer.writerow((marked(user), marked(item), *rest))
+            count += 1
+        text.detach()  # flushes, and leaves the file open
     return count
-
-
-def _choose(path: Path, present: list[str], person: str | None, given: dict[str, str | None]) -> dict[str, str]:
-    """Which column plays which role."""
-    chosen: dict[str, str] = {}
-    for role in COLUMNS:
-        name = given.get(role)
-        if name and name not in present:
-            raise HomebodyError(f"{path} has no column '{name}' (--{role}-col); its columns are {listed(present)}.")
-        if name is None:
-            found = usual(present, USUAL_NAMES[role])
-            if len(found) > 1:
-                raise HomebodyError(
-                    f"{path} has several columns that could be the {role} ({listed(found)}); "
-                    f"name one with --{role}-col."
-                )
-            name = found[0] if found else ""
-        if name:
-            chosen[role] = name
-    if "item" not in chosen:
-        raise HomebodyError(
-            f"Which column of {path} is the item? Name it with --item-col; its columns are {listed(present)}."
-        )
-    if "user" not in chosen and person is None:
-        raise HomebodyError(
-            f"Whose history is {path}? Name the person with --person, or the column of users with --user-col; "
-            f"its columns are {listed(present)}."
-        )
-    for role, other in combinations(chosen, 2):
-        if chosen[role] == chosen[other]:
-            raise HomebodyError(
-                f"The {role} and the {other} of {path} cannot both be in the column '{chosen[role]}'; "
-                f"name two with --{role}-col and --{other}-col."
-            )
-    return chosen
 
 
 def _refuse_several(path: Path, person: str, name: str, users: pl.Series) -> None:
