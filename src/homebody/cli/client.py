@@ -294,7 +294,7 @@ def recommend(
     as_json: options.Json = False,
 ) -> None:
     """Rank a person's best new items on this device; no network is needed."""
-    from homebody.federation.device.recommend import recommend as ranked
+    from homebody.federation.device.household import recommend as ranked
 
     with _home(folder) as home:
         best = ranked(home, home.people.find(person), k)

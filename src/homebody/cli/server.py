@@ -212,10 +212,10 @@ def items(
 @app.command()
 def backup(folder: Dir, file: Annotated[Path, typer.Argument(help="A file that is not there yet.")]) -> None:
     """Copy the server's state into one SQLite file, also while it runs."""
-    from homebody.federation.server.admin import opened
+    from homebody.federation.server.admin import backup, opened
 
     with opened(folder) as (_, records):
-        records.backup(file)
+        backup(records, file)
     typer.echo(
         f"The server's state is in {file}; {folder / 'server.toml'} and {folder / 'keys'} are not: keep them too."
     )

@@ -19,8 +19,7 @@ from homebody.federation.server.letters import MOST_FAULTS
 from homebody.federation.server.records import FILE, database_in
 from homebody.federation.server.runtime import NOBODY_PUBLIC, RoundSettings
 from homebody.federation.service.text import ADDRESS, is_loopback
-from homebody.federation.task import LONGEST, MOST_INTERACTIONS
-from homebody.federation.telemetry import metric_names, telemetry
+from homebody.federation.task import LONGEST, MOST_INTERACTIONS, metric_names, telemetry
 from homebody.recipe import Recipe
 from homebody.settings import setting
 
