@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from homebody.audit.outsiders import Outsider
 from homebody.core import Method, Tree, Users
-from homebody.counts import several
 from homebody.data.splits import Split
+from homebody.errors import several
 from homebody.fit import choose, fit
 from homebody.progress import Round
 from homebody.rng import Rng
