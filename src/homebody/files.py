@@ -25,6 +25,7 @@ __all__ = [
     "is_full",
     "is_held",
     "private_folder",
+    "read_settings",
     "replace_all",
     "replacing",
     "sync_folder",
@@ -134,6 +135,16 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_settings(path: Path, what: str, missing: str) -> str:
+    """The text of a settings file. missing: the sentence where there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise HomebodyError(missing) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise HomebodyError(f"{what} {path} cannot be read: {error}.") from error
 
 
 @contextmanager
