@@ -271,7 +271,7 @@ def parse_fields(method: str, given: Sequence[str]) -> dict[str, Any]:
 dual, epochs, factors, item_rate, learning_rate, negatives.
     """
     from homebody.methods import find, no_field
-    from homebody.params import params
+    from homebody.settings import params
 
     known = {spec.name: spec.default for spec in params(find(method))}
     values = {}

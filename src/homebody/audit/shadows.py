@@ -15,8 +15,8 @@ from torch.nn.functional import logsigmoid
 
 from homebody import ops
 from homebody.core import Catalogue, Method, Tree, Users
-from homebody.counts import several
 from homebody.data.splits import Split
+from homebody.errors import several
 from homebody.fit import choose, fit
 from homebody.progress import Round
 from homebody.rng import Rng

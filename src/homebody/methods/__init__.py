@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
-from homebody.params import params
 from homebody.privacy import Channel
 from homebody.privacy.specs import parse_channel, stage_texts
 from homebody.reference import Reference
+from homebody.settings import params
 
 __all__ = ["METHODS", "MethodFile", "build", "code_of", "find", "no_field", "own_channel", "trust"]
 

@@ -32,8 +32,8 @@ from homebody.core import CALL, About, Batch, Catalogue, Data, Rows, Tree, Updat
 from homebody.errors import HomebodyError
 from homebody.methods.privrec import PrivRec
 from homebody.models.dssm import PARTS, Described, Vocabulary, vectors
-from homebody.params import Range
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["FOFLSelf", "NNSelf"]
 

@@ -18,8 +18,7 @@ import numpy as np
 
 from homebody import __version__
 from homebody.core import Cohort, releases
-from homebody.counts import several
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 from homebody.methods import METHODS, find
 from homebody.privacy import OBSERVERS, Budget, Charge, Entry, Ledger, NonPrivate, Observer, Unit, event_from_json
 from homebody.privacy.accountant import Bound
