@@ -25,7 +25,7 @@ from homebody.core import About, param
 from homebody.methods.adapted import Adapted, Everyone, at
 from homebody.methods.kernels.mf import Embeddings, outside
 from homebody.methods.privrec import PrivRec
-from homebody.models.score import read_widths
+from homebody.models.networks import read_widths
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
 from homebody.settings import Range

@@ -22,7 +22,7 @@ from torch import Tensor
 from homebody.core import Batch, Rows, Tree, Update
 from homebody.methods.kernels import Kernel, factors
 from homebody.methods.kernels.factors import errors, fetch, room
-from homebody.models.score import ScoreFunction
+from homebody.models.networks import ScoreFunction
 from homebody.ops import for_cohort
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from homebody.methods.kernels.privrec_steps import (
 )
 from homebody.methods.kernels.vectors import padded
 from homebody.models.dssm import PARTS, Described
-from homebody.models.score import ScoreFunction, read_widths
+from homebody.models.networks import ScoreFunction, read_widths
 from homebody.ops import for_cohort, single
 
 if TYPE_CHECKING:
