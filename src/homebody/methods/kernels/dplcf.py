@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
+
+from homebody.parallel import parallel
 
 __all__ = ["add_up_neighbours"]
 
 
-@nb.njit(parallel=True, cache=True)
-def add_up_neighbours(items, neighbour, weight, owned, out):
+@parallel(over="items")
+def add_up_neighbours(lower, upper, items, neighbour, weight, owned, out):
     """out[u, j]: the weights of those of item j's neighbours that u has; `owned` has a row for each item.
 
     A neighbour is added for everyone in one run: most of it is zeros, and still there is nothing faster.
     """
     people = owned.shape[1]
-    for place in nb.prange(len(items)):
+    for place in range(lower, upper):
         item = items[place]
         total = np.zeros(people, dtype=np.float32)
         for rank in range(neighbour.shape[1]):
