@@ -60,7 +60,7 @@ def table_size() -> int:
     from homebody.rng import Rng
 
     method = Recipe("fedmf", "devices", fields={"factors": FACTORS}).build()
-    return len(wire.pack(method.init_shared(Catalogue(load("ml-100k").n_items), Rng.of(0))))
+    return len(wire.encode_tree(method.init_shared(Catalogue(load("ml-100k").n_items), Rng.of(0))))
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
 def measure_floor(folder: Path, rounds: int) -> tuple[int, float]:
     """Seconds until every device has given back as much as the table has."""
     from homebody.federation.flower.link import Link, LinkDown
-    from homebody.federation.server.keys import make_authority, make_device_key
+    from homebody.federation.service.certificates import make_authority, make_device_key
 
     size, port = table_size(), free_port()
     make_authority(folder)
@@ -146,14 +146,14 @@ def measure_rounds(folder: Path, rounds: int) -> tuple[float, int]:
     from homebody.federation.device.home import Home
     from homebody.federation.flower.protocol import fingerprint
     from homebody.federation.server.admin import make, opened
-    from homebody.federation.server.keys import make_device_key, read_public
-    from homebody.federation.server.plan import Plan
+    from homebody.federation.server.plan import ServerPlan
+    from homebody.federation.service.certificates import make_device_key, read_public
     from homebody.recipe import Recipe
 
     population, server = load("ml-100k"), folder / "server"
     folder.mkdir()
     recipe = Recipe("fedmf", "devices", fields={"factors": FACTORS}, rounds=rounds, evaluate_every=0)
-    plan = Plan(recipe, listen=f"127.0.0.1:{free_port()}", metrics="", quorum=1.0, least=PEOPLE)
+    plan = ServerPlan(recipe, listen=f"127.0.0.1:{free_port()}", metrics="", quorum=1.0, least=PEOPLE)
     make(server, plan, "ml-100k", [])
     with ExitStack() as stack:
         for number in range(DEVICES):
@@ -165,9 +165,9 @@ def measure_rounds(folder: Path, rounds: int) -> tuple[float, int]:
 
             with Home.create(at, server=plan.listen, furnish=furnish) as home:
                 for user in range(number, PEOPLE, DEVICES):
-                    person = home.add_person(f"person {user}")
+                    person = home.people.add(f"person {user}")
                     for row in range(*population.indptr[user : user + 2]):
-                        home.append(person, population.item_id(int(population.items[row])))
+                        home.history.append(person, population.item_id(int(population.items[row])))
             key = read_public(at / "device.pub")
             with opened(server) as (_, records):
                 records.add_device(fingerprint(key), key, at.name, PEOPLE // DEVICES)

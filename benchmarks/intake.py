@@ -26,13 +26,11 @@ from proxy import DEVICES, LEAST, OPENED, OPENING, PER_MESSAGE, World, begin, cp
 
 from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_envelope, seal_reports, signing_keys
 from homebody.federation.proxy.admin import make, report
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import Sender
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import ProxyStore, Sender
 from homebody.federation.server import admin
 from homebody.federation.server.epochs import Epochs
-from homebody.federation.server.plan import Plan
-from homebody.federation.server.proxies import Proxies
+from homebody.federation.server.plan import ServerPlan
 from homebody.federation.service.keys import read_report_key
 from homebody.recipe import Recipe
 
@@ -64,11 +62,11 @@ class Whole(World):
         self.folder, self.port, self.sink_port = folder, free_port(), free_port()
         (folder / "items.csv").write_text("id\na\nb\n")
         recipe = Recipe("fedmf", "devices", evaluate_every=0, stages=["one-bit:epsilon=2.5,k=100", "shuffle"])
-        plan = Plan(recipe, reports=f"127.0.0.1:{self.sink_port}", metrics="")
+        plan = ServerPlan(recipe, reports=f"127.0.0.1:{self.sink_port}", metrics="")
         admin.make(folder / "server", plan, str(folder / "items.csv"), [])
         ca = folder / "server" / "keys" / "ca.pem"
         self.context = ssl.create_default_context(cadata=ca.read_text())
-        settings = Settings(
+        settings = ProxySettings(
             next=f"https://127.0.0.1:{self.sink_port}",
             next_ca=True,
             listen=f"127.0.0.1:{self.port}",
@@ -80,16 +78,16 @@ class Whole(World):
         make(folder / "proxy", settings, next_ca=ca)
         self.signer, self.signs = read_report_key(folder / "proxy" / "reports.key")
         with admin.opened(folder / "server") as (_, records):
-            Proxies(records).add(self.signer, "proxy")
+            records.add_proxy(self.signer, "proxy")
             epochs = Epochs(records, folder / "server")
             self.epoch = epochs.open("run/train/1", "0" * 32, k=1_000_000, entries=ENTRIES, seconds=3600)
         self.devices = [signing_keys() for _ in range(DEVICES)]
-        store = Store(folder / "proxy", settings)
+        store = ProxyStore(folder / "proxy", settings)
         with store.transaction():
             for public, _ in self.devices:
                 store.allow(public, Sender(False, 1))
         store.close()
-        self.stock = seal_reports(np.arange(STOCK) % (2 * ENTRIES), self.epoch.public)
+        self.stock = seal_reports(np.arange(STOCK) % (2 * ENTRIES), self.epoch.key)
         self.log = (folder / "log").open("ab")
         intake = [sys.executable, "-P", "-m", "homebody.federation.server.intake", str(folder / "server")]
         self.sink = subprocess.Popen(intake, stderr=self.log)

@@ -39,9 +39,8 @@ from homebody.federation.envelopes import (
     unseal_reports,
 )
 from homebody.federation.proxy.admin import make, report
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import Sender
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import ProxyStore, Sender
 
 PER_MESSAGE, DEVICES, CONNECTIONS, LEAST = 100, 4000, 64, 100
 BAR, HALF, ACK, OPENED = 40_000, 20_000, 50.0, 20_000
@@ -78,7 +77,7 @@ class World:
         self.folder, self.opening = folder, opening
         self.port, self.sink_port = free_port(), free_port()
         self.public, self.secret = epoch_keys()
-        settings = Settings(
+        settings = ProxySettings(
             next=f"http://127.0.0.1:{self.sink_port}",
             listen=f"127.0.0.1:{self.port}",
             hold=hold,
@@ -88,7 +87,7 @@ class World:
         )
         make(folder / "proxy", settings)
         self.devices = [signing_keys() for _ in range(DEVICES)]
-        store = Store(folder / "proxy", settings)
+        store = ProxyStore(folder / "proxy", settings)
         with store.transaction():
             for public, _ in self.devices:
                 store.allow(public, Sender(False, 1))
@@ -358,7 +357,7 @@ async def sink(port: int, file: Path, keys: bytes) -> None:
     facts = {
         "epoch": EPOCH.hex(),
         "key": "00" * 32,
-        "shared": "any",
+        "shared": "0" * 32,
         "k": 1_000_000,
         "entries": 5000,
         "among": 1,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import get_annotations
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.func import vmap
 
 from homebody.core import Catalogue, Data, Method, Phase, Rows, Total, param
 from homebody.errors import HomebodyError
+from homebody.methods.kernels import train_many
 from homebody.reference import Reference
 from homebody.rng import Rng
 
@@ -131,8 +133,13 @@ def test_the_defaults_are_one_phase_no_server_state_and_adapting_by_a_round() ->
 
 
 def test_a_cohort_is_the_client_for_each() -> None:
-    update, local = Adds().cohort(
-        {"start": torch.tensor(1.0)}, {"sent": torch.tensor([0.0, 5.0])}, {"count": torch.tensor([2.0, 3.0])}
+    update, local = train_many(
+        Adds(), {"start": torch.tensor(1.0)}, {"sent": torch.tensor([0.0, 5.0])}, {"count": torch.tensor([2.0, 3.0])}
     )
     assert update["count"].tolist() == [2.0, 3.0]
     assert local["sent"].tolist() == [3.0, 9.0]
+
+
+def test_the_contract_of_a_method_stays_small() -> None:
+    members = {name for name in (*dir(Method), *get_annotations(Method)) if not name.startswith("_")}
+    assert len(members) <= 18, sorted(members)

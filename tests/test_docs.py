@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -55,6 +56,23 @@ def commands(page: Path) -> Iterator[str]:
                 # What is the shell's is not the command's.
                 yield re.sub(r"( \d?>>? ?\S+)?( &)?$", "", command)
     yield from re.findall(r"`(homebody [^`]+)`", prose(page))
+
+
+def walks() -> list[str]:
+    """Every function that a walk of the architecture names."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Walks\n")[2].partition("\n## ")[0]
+    steps = [line for line in section.splitlines() if re.match(r"\d+\. ", line)]
+    return [name for step in steps for name in re.findall(r"`(homebody\.[\w.]+)`", step)]
+
+
+@pytest.mark.parametrize("name", walks())
+def test_the_functions_of_the_walks_exist(name: str) -> None:
+    assert callable(pkgutil.resolve_name(name))
+
+
+def test_the_architecture_has_walks() -> None:
+    assert len(walks()) >= 17
 
 
 COMMANDS = sorted({(name_of(page), command) for page in PAGES for command in commands(page)})
@@ -123,7 +141,7 @@ class TestCommands:
         told = dict(re.findall(r"^\| `([\w-]+)` \| [a-z][^|]* \| (\d*) ?\|$", text, re.MULTILINE))
         assert sorted(told) == sorted(METHODS)
         assert {name: int(rounds) for name, rounds in told.items() if rounds} == {
-            name: find(name).default_rounds for name, rounds in told.items() if rounds
+            name: find(name).about.rounds for name, rounds in told.items() if rounds
         }
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,9 @@ from homebody.fit import carry, choose, fit
 from homebody.privacy import Budget, Channel, Charge, Clip, Laplace, Ledger
 from homebody.progress import Progress, Round
 from homebody.rng import Rng
+from homebody.stopwatch import Lap
+
+fit_module = importlib.import_module("homebody.fit")
 
 CLIENTS = 12
 
@@ -604,3 +610,17 @@ def test_tables_grow_between_rounds_and_new_rows_are_as_new() -> None:
     torch.testing.assert_close(fitted.shared["item"], start + steps[:, None])
     assert checkpoints.kept is not None
     assert checkpoints.kept.server["seen"].tolist() == [3, 3, 3, 3, 3, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("function", [fit_module.fit, fit_module._phase, fit_module._round])
+def test_the_loop_fits_on_a_screen(function: Any) -> None:
+    assert len(inspect.getsource(function).splitlines()) <= 40
+
+
+def test_a_round_counts_compilation_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second of training, of which 0.75 are compilation; then a second to evaluate, of which 0.25 are."""
+    laps = [Lap(0.25, 0.75), Lap(0.75, 0.25)]
+    monkeypatch.setattr(fit_module, "Stopwatch", lambda: SimpleNamespace(lap=lambda: laps.pop(0)))
+    lines: list[Round] = []
+    fit(Toy(), Clients(), rounds=1, on_round=lines.append)
+    assert [(line.seconds, line.evaluation_seconds, line.compile_seconds) for line in lines] == [(0.25, 0.75, 1.0)]

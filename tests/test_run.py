@@ -19,7 +19,7 @@ from homebody.methods import trust
 from homebody.privacy import Ledger
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
-from homebody.report.tables import print_result
+from homebody.report.terminal import print_result
 from homebody.run import Watcher, execute, reopen, resume
 
 DATA = "synthetic:users=30,items=40,mean=8"
@@ -253,7 +253,7 @@ def test_the_environment_names_neither_people_nor_places(tmp_path: Path, monkeyp
     import socket
 
     method = tmp_path / "mine.py"
-    method.write_text("from homebody.methods.fedmf import FedMF\n\n\nclass Mine(FedMF):\n    title = 'mine'\n")
+    method.write_text("from homebody.methods.fedmf import FedMF\n\n\nclass Mine(FedMF):\n    mine = True\n")
     execute(replace(FEDMF, method=trust(f"{method}:Mine"), rounds=1), tmp_path / "runs")
     text = (the_run(tmp_path / "runs") / "environment.json").read_text()
     found = json.loads(text)
@@ -366,7 +366,7 @@ def test_a_finished_loop_recommends_to_newcomers_as_before(tmp_path: Path) -> No
 def mine(tmp_path: Path) -> Recipe:
     """A recipe of one's own method and one's own data, which can both be changed."""
     (tmp_path / "mine.py").write_text(
-        "from homebody.methods.fedmf import FedMF\n\n\nclass Mine(FedMF):\n    title = 'mine'\n"
+        "from homebody.methods.fedmf import FedMF\n\n\nclass Mine(FedMF):\n    mine = True\n"
     )
     rows = [f"u{user},i{item}" for user, history in enumerate(histories()) for item in history]
     (tmp_path / "my.csv").write_text("\n".join(["u,i", *rows]) + "\n")
@@ -406,7 +406,7 @@ def test_a_resumed_run_needs_the_method_it_began_with(tmp_path: Path, mine: Reci
     path = stopped(mine, tmp_path / "runs")
     method = Path(mine.method.rpartition(":")[0])
     text = method.read_text()
-    method.write_text(text + "    default_rounds = 7\n")
+    method.write_text(text + "    mine = 7\n")
     refused(path, "The method's file changed")
     method.unlink()
     refused(path, "mine.py")
@@ -577,14 +577,14 @@ def test_a_ledger_that_lost_charges_is_refused(tmp_path: Path, monkeypatch: pyte
         (replace(FEDMF, negatives=0), "at least 1 negative"),
         (replace(FEDMF, fields={"factors": 0}), "factors must be at least 1"),
         (replace(FEDMF, device="gpu"), "The device 'gpu' cannot be used"),
-        (replace(FEDMF, evaluate_every=-1), "evaluate-every"),
+        (replace(FEDMF, evaluate_every=-1), "evaluate_every must be at least 0, not -1"),
         (replace(FEDMF, select="valid/ndgc@10"), "did you mean 'valid/ndcg@10'"),
         (replace(FEDMF, select="valid/ndcg@0"), "There is no metric to choose the round by 'valid/ndcg@0'"),
         (Recipe("ials", DATA, rounds=2, select="valid/ndgc@10"), "did you mean 'valid/ndcg@10'"),
-        (Recipe("popularity", DATA, evaluate_every=-1), "evaluate-every"),
+        (Recipe("popularity", DATA, evaluate_every=-1), "evaluate_every must be at least 0, not -1"),
         (replace(FEDMF, cutoffs=[], select="valid/auc"), "The metrics need a cut-off"),
-        (replace(FEDMF, cutoffs=[0]), "A cut-off of the metrics is a whole number from 1, not 0"),
-        (replace(FEDMF, cutoffs=[2.5]), "A cut-off of the metrics is a whole number from 1, not 2.5"),
+        (replace(FEDMF, cutoffs=[0]), "Each of the recipe's cutoffs must be at least 1, not 0"),
+        (replace(FEDMF, cutoffs=[2.5]), "Each of the recipe's cutoffs must be a whole number, not 2.5"),
         (replace(FEDMF, slices=["many"]), "A slice of users is a range .* not 'many'"),
         (replace(FEDMF, slices=["900-"]), "No user of .* has 900- interactions"),
         (replace(FEDMF, split="ration"), "There is no split 'ration'; did you mean 'ratio'"),

@@ -8,7 +8,7 @@ from torch.func import grad_and_value
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from homebody import ops
-from homebody.core import Method, Rows, param
+from homebody.core import About, Method, Rows, param
 from homebody.privacy import Channel
 
 
@@ -21,8 +21,7 @@ class BiasedMF(Method):
     learning_rate: float = param(0.2, "size of a step", low=0)
     negatives: int = param(4, "negatives drawn for each positive, anew each round", low=1)
 
-    title: ClassVar[str] = "logistic matrix factorisation with an item bias"
-    default_rounds: ClassVar[int] = 40
+    about: ClassVar[About] = About(title="logistic matrix factorisation with an item bias", rounds=40)
 
     def init_shared(self, catalogue, rng):
         return {"item": 0.1 * rng.normal(catalogue.n_items, self.factors + 1)}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from homebody.privacy import Channel, Charge
 
 __all__ = [
+    "About",
     "Batch",
     "Catalogue",
     "Cohort",
@@ -38,15 +39,20 @@ __all__ = [
     "Opened",
     "Phase",
     "Recommended",
+    "Recommender",
     "Rows",
     "Runtime",
+    "Scoring",
     "Total",
     "Tree",
     "Update",
     "Users",
     "Work",
     "param",
+    "plain_work",
+    "releases",
     "ships",
+    "stated_by",
     "written",
 ]
 
@@ -81,6 +87,11 @@ class Work:
     """Arithmetic operations."""
     bytes: int = 0
     """Bytes that are sent."""
+
+    @classmethod
+    def of(cls, held: int, operations: int, calls: int, sent: int) -> Work:
+        """For a client that holds and sends so many numbers of 4 bytes, and makes so many calls on tensors."""
+        return cls(4 * held, operations + calls * CALL, 4 * sent + HEAD_BYTES)
 
     def __add__(self, other: Work) -> Work:
         return Work(self.memory + other.memory, self.operations + other.operations, self.bytes + other.bytes)
@@ -189,7 +200,77 @@ class Total:
         return {name: value / self.clients for name, value in self.sum.items()}
 
 
-class Method:
+@dataclass(frozen=True)
+class About:
+    """What people and runtimes know of a method or reference before it runs.
+
+    A subclass changes some of it by `replace`:
+
+    >>> from dataclasses import replace
+    >>> replace(About("matrix factorisation", rounds=50), title="with a bias").rounds
+    50
+    """
+
+    title: str = ""
+    """What it is, in one line."""
+    paper: str = ""
+    """Authors, title, venue and year."""
+    rounds: int = 100
+    """Rounds of training, or passes of a reference, by default."""
+    cohort: int | None = None
+    """Clients a round, by default; None: everyone."""
+    evaluate_every: int = 1
+    """Rounds from one evaluation to the next, by default: more for methods that are slow to evaluate."""
+    diagnostic: bool = False
+    """Whether it demonstrates something and is not meant to recommend: a leaderboard has it only if it is named."""
+    draws_negatives: bool = True
+    """Whether it reads `Data.excluded`; if not, a simulation leaves that empty in training."""
+    sends: bool = True
+    """Whether its clients send anything; if not, an update is empty, and nothing is charged."""
+    dense: bool = False
+    """Whether an update is as large as the shared parameters: a simulation computes fewer clients at once."""
+
+
+class Scoring(NamedTuple):
+    """What scores are, and what a device computes them from."""
+
+    predicts: Literal["ranking", "ratings"] = "ranking"
+    """How well items fit, which orders them, or the ratings that a person would give."""
+    parameters: Literal["latest", "base", "adapted"] = "latest"
+    """The latest shared parameters; those that the device last trained from; or the latest, after `adapt`."""
+    numbers: int = 1
+    """How many numbers `score` holds at once for an item, roughly: a simulation scores so many fewer together."""
+
+    @property
+    def select(self) -> str:
+        """The metric that the round is chosen by, by default."""
+        return "valid/rmse" if self.predicts == "ratings" else "valid/ndcg@10"
+
+
+class Recommender:
+    """What methods and references have in common: a frozen dataclass of the paper's hyper-parameters."""
+
+    about: ClassVar[About] = About()
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What the data must have: ratings, times, user features, item features, impressions."""
+    uses: ClassVar[tuple[str, ...]] = ()
+    """What it reads if the data has it: as `needs`, and contexts."""
+
+    def __post_init__(self) -> None:
+        check_params(self)
+
+    @property
+    def scoring(self) -> Scoring:
+        """What its scores are."""
+        return Scoring()
+
+    @property
+    def phases(self) -> Sequence[Phase]:
+        """The phases of federated training, in order, all on one ledger; a reference has none."""
+        return ()
+
+
+class Method(Recommender):
     """One paper's mathematics, written for one client: a frozen dataclass of the paper's hyper-parameters.
 
     Six functions make a method. They are pure: they give new trees and write nothing in place. `client` must
@@ -222,63 +303,17 @@ class Method:
 
     uplink: Channel
     """The way out in training. Each method names its own."""
-    needs: ClassVar[tuple[str, ...]] = ()
-    """What the data must have for it: ratings, times, user features, item features, impressions."""
-    uses: ClassVar[tuple[str, ...]] = ()
-    """What it takes in where the data has it, and does without elsewhere: as `needs`, and contexts."""
-    default_rounds: ClassVar[int] = 100
-    default_cohort: ClassVar[int | None] = None
-    """Clients a round, where nobody says; None: everyone."""
-    default_evaluate_every: ClassVar[int] = 1
-    """Rounds from one evaluation to the next, where nobody says: for methods that are slow to ask."""
-    numbers_a_score: ClassVar[int] = 1
-    """How many numbers `score` holds at once for one item, roughly: so many fewer are scored together."""
-    draws_negatives: ClassVar[bool] = True
-    """Whether it reads `Data.excluded`; where it does not, a simulation leaves that empty in training."""
-    computes: ClassVar[bool] = False
-    """Whether `cohort` gives its updates as formulas, which take no room until they are looked at."""
-    sends: ClassVar[bool] = True
-    """Whether its clients send anything; where not, an update is empty, and nothing is charged."""
-    diagnostic: ClassVar[bool] = False
-    """Whether it is there to show something, not to recommend: a leaderboard has it only where it is named."""
-    title: ClassVar[str] = ""
-    """One line for people: what it is."""
-    paper: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        check_params(self)
-        if type(self).asks is Method.asks and getattr(getattr(self, "uplink", None), "asks", False):
+        super().__post_init__()
+        if type(self).asks is Method.asks and getattr(getattr(self, "uplink", None), "asks_rows", False):
             raise HomebodyError(
                 f"{type(self).__name__} needs its shared parameters whole and cannot ask for rows: leave out ask-rows."
             )
 
     @property
     def phases(self) -> Sequence[Phase]:
-        """The stages of training, in order, all on one ledger."""
         return (Phase("train"),)
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What whoever reads a run's record must know of how the method was set."""
-        return ()
-
-    @property
-    def scores_from(self) -> Literal["latest", "base", "adapted"]:
-        """What a device ranks with beside its own state.
-
-        The latest shared parameters; those it last trained from; or the latest, once it has adapted to them anew.
-        """
-        return "latest"
-
-    @property
-    def predicts(self) -> Literal["ranking", "ratings"]:
-        """What scores are: how well items fit, which orders them, or the very ratings that a person would give."""
-        return "ranking"
-
-    @property
-    def default_select(self) -> str:
-        """The metric that the round is chosen by, where nobody says."""
-        return "valid/rmse" if self.predicts == "ratings" else "valid/ndcg@10"
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         """What the server holds and sends."""
@@ -330,75 +365,51 @@ class Method:
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         """Upper bounds for a client with `longest` interactions: a round, adapting and ranking, without its channel.
 
-        Reads sizes of the catalogue alone, never its values. The default holds for a client that passes over its data
-        and the shared parameters a fixed number of times. A method whose fields say how often, or whose client holds
-        more than a few copies of them, overrides it.
+        It reads the catalogue's sizes, never its values. The default holds for a client that passes over its data and
+        the shared parameters a fixed number of times; it has torch work out the parameters' shapes, which is slow at
+        first. A method overrides it if its fields say how often a client passes over them, or if a client holds more
+        than a few copies of them; `plain_work` is the default for a known number of shared parameters.
         """
-        numbers = self.shared_numbers(catalogue)
-        width = numbers // max(1, catalogue.n_items) + 1
-        touched = numbers + longest * (width + 8)
-        return Work(
-            memory=64 * touched,
-            operations=400 * touched + 400 * CALL,
-            bytes=4 * (numbers + longest * (width + 1)) + HEAD_BYTES,
-        )
-
-    def shared_numbers(self, catalogue: Catalogue) -> int:
-        """How many numbers the shared parameters have, or a few more; nothing of their size is allocated.
-
-        The default has torch work out the shapes, which takes a while at first: a formula is better.
-        """
-        with torch.device("meta"):
-            shared = self.init_shared(catalogue, Rng.of(0, device="meta"))
-        return sum(value.numel() for value in shared.values())
+        return plain_work(_shared_numbers(self, catalogue), catalogue, longest)
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round tells each observer: what its channel says, unless the method knows better."""
-        return self.uplink.charges(cohort) if self.sends else ()
+        return self.uplink.charges(cohort) if self.about.sends else ()
 
-    @property
-    def stated_by(self) -> str | None:
-        """The method or stage that states its own charges and does not ship with Homebody; None: there is none.
 
-        A class that inherits such `charges`, or says that it sends nothing, counts too: it may tell more.
-        """
-        if not ships(type(self)) and (type(self).charges is not Method.charges or not self.sends):
-            return type(self).__name__
-        return self.uplink.stated_by
+def releases(method: Method, cohort: Cohort) -> Sequence[Charge]:
+    """All that one round tells each observer: the method's `charges`, and which rows its devices ask for.
 
-    def releases(self, cohort: Cohort) -> Sequence[Charge]:
-        """All that one round tells each observer: `charges`, and what its devices ask for, whoever states the rest.
+    Charges that Homebody does not derive are a claim, and are charged as not private. A method cannot override this.
+    """
+    charges = method.uplink.with_requests(method.charges(cohort))
+    claimant = stated_by(method)
+    return charges if claimant is None else method.uplink.claims(charges, claimant)
 
-        Charges that Homebody does not derive are a claim, and are charged as not private. Not to be overridden.
-        """
-        charges = self.uplink.with_requests(self.charges(cohort))
-        return charges if self.stated_by is None else self.uplink.claims(charges, self.stated_by)
 
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        """`client` for many at once, stacked along the first dimension.
+def stated_by(method: Method) -> str | None:
+    """The method or stage that states its own charges and does not ship with Homebody, or None.
 
-        A method may override it with a faster kernel that gives the same numbers, and only for that reason; where an
-        update is too large to be written out for many, as a formula (`Computed`).
-        """
-        return torch.func.vmap(self.client, in_dims=(None, 0, 0))(shared, locals_, batches)
+    A class that inherits such `charges`, or says that it sends nothing, counts too: it may tell more.
+    """
+    kind = type(method)
+    if not ships(kind) and (kind.charges is not Method.charges or not method.about.sends):
+        return kind.__name__
+    return method.uplink.stated_by
 
-    def adapt_cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> Tree:
-        """`adapt` for many at once; to be overridden like `cohort`, and by it where adapting is a plain round."""
-        if type(self).adapt is Method.adapt and self.kernel_of("client", "cohort"):
-            return self.cohort(shared, locals_, batches)[1]
-        return torch.func.vmap(self.adapt, in_dims=(None, 0, 0))(shared, locals_, batches)
 
-    def kernel_of(self, plain: str, kernel: str) -> bool:
-        """Whether the kernel speaks for the plain function: one that a subclass wrote anew has none from its parent.
+def plain_work(numbers: int, catalogue: Catalogue, longest: int) -> Work:
+    """Bounds for a client that passes over its data and so many shared numbers a fixed number of times."""
+    width = numbers // max(1, catalogue.n_items) + 1
+    touched = numbers + longest * (width + 8)
+    return Work.of(16 * touched, 400 * touched, calls=400, sent=numbers + longest * (width + 1))
 
-        >>> class Mine(Method):
-        ...     def client(self, shared, local, batch): ...
-        >>> Mine().kernel_of("client", "cohort"), Method().kernel_of("client", "cohort")
-        (True, True)
-        """
-        order = type(self).__mro__
-        places = [next(n for n, one in enumerate(order) if name in vars(one)) for name in (plain, kernel)]
-        return order[places[1]] is Method or places[1] <= places[0]
+
+def _shared_numbers(method: Method, catalogue: Catalogue) -> int:
+    """How many numbers the shared parameters have: torch works out their shapes and allocates none of them."""
+    with torch.device("meta"):
+        shared = method.init_shared(catalogue, Rng.of(0, device="meta"))
+    return sum(value.numel() for value in shared.values())
 
 
 def ships(kind: type) -> bool:
@@ -426,31 +437,33 @@ class Phase:
     """Whether this stage already ranks items."""
     public: bool = False
     """Whether it learns from people whose data is public, and from nobody else: nothing is charged for it."""
+    note: str = ""
+    """What readers of a run's record must know of how this phase was set."""
 
 
 class Opened(NamedTuple):
     """A round that is about to be charged."""
 
     release: str
-    """What the ledger knows it by: an attempt after an abandoned one has a name of its own."""
+    """Its name in the ledger. Each attempt after an abandoned one has a new name."""
     cohort: Cohort
     again: bool
-    """Whether it is the very round that was cut short: whoever has answered answers the same, which tells no more."""
+    """Whether it continues a round that was cut short: devices repeat their answers, which reveals nothing more."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What one round brought: the total the server sees, and what is counted beside it."""
+    """The outcome of one round: the total that the server sees, and what it cost."""
 
     total: Total
     bytes_up: int
     bytes_down: int
     loss: float | None = None
-    """Mean loss on the devices. Known in a simulation alone."""
+    """Mean loss on the devices; known only in a simulation."""
     answered: int | None = None
     """How many clients took part; None: the whole cohort."""
     spoiled: Callable[[str], None] | None = None
-    """Where clients may lie: to be told that the server's step failed on this total, and why."""
+    """Called with a reason if the server's step fails on this total; set by runtimes whose clients may lie."""
 
 
 @dataclass(frozen=True)
@@ -460,56 +473,56 @@ class Evaluated:
     metrics: dict[str, float]
     """Test under bare names, validation under `valid/`."""
     per_user: dict[str, Tensor] = field(default_factory=dict)
-    """Where each user's test item stood: known in a simulation alone."""
+    """The rank of each user's test item; known only in a simulation."""
     errors: dict[str, float] = field(default_factory=dict)
-    """The standard error that noise leaves in each metric, where any was added on the way."""
+    """The standard error of each metric to which noise was added."""
     unclipped: dict[str, float] = field(default_factory=dict)
-    """What was estimated of those metrics that are clipped to their range, for noise carried them beyond it."""
+    """The estimates of those metrics that noise carried beyond their range, before they were clipped to it."""
 
 
 class Runtime(Protocol):
-    """Who computes. `fit` sends its clients work and gets back totals; never one client's data."""
+    """Runs clients. `fit` gives them work and receives totals, never the data of one client."""
 
     catalogue: Catalogue
     device: torch.device
     simulated: bool
-    """Whether a round that is run again repeats itself bit by bit, so that it tells nothing more."""
+    """Whether a round that is run again gives the same bits, so that it reveals nothing more."""
 
     def available(self, *, public: bool = False) -> Users:
-        """The clients that could take part now; the catalogue may have grown when it answers.
+        """The clients that could take part now. The catalogue may grow during this call.
 
-        public: those whose data is public instead, who take no part otherwise.
+        public: only people whose data is public; they take part in no other round.
         """
 
     def begin(self, method: Method, rng: Rng) -> None:
-        """Start a phase, or come back to it: no client is known to hold any state yet."""
+        """Start a phase, or resume it. Clients hold no state until `load_state` or their first round."""
 
     def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
-        """Before a round is charged: under which name, and with whom. This cohort, unless just this was cut short."""
+        """The name and cohort of a round that is about to be charged: this cohort, or that of the round cut short."""
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
-        """One round: every client of the cohort works, its update leaves through the method's channel.
+        """Run one round: every client of the cohort works, and its update leaves through the method's channel.
 
-        Raises `Abandoned` where too few answer.
+        Raises `Abandoned` if too few clients answer.
         """
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
-        """What `evaluate` tells each observer: nothing in a simulation, where nobody looks."""
+        """The charges for what `evaluate` reveals to each observer; none in a simulation."""
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
-        """How well every client is served by what it holds."""
+        """Metrics of the recommendations that every client computes from the parameters it holds."""
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
-        """A simulated client's best new items; real devices keep their rankings, so their runtime refuses."""
+        """The best new items for a simulated client. Real devices keep their rankings, so their runtime refuses."""
 
     def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
-        """The best new items of somebody whom training never met, once they have adapted to what they have."""
+        """The best new items for a person who took no part in training, after adapting to the items they have."""
 
     def state(self, *, lasting: bool = False) -> dict[str, Tensor]:
-        """Every client's state, or a mark of the moment; later rounds leave it as it is.
+        """Every client's state, or a mark that refers to it. Later rounds do not change it.
 
-        lasting: to come back to after any number of rounds; otherwise for a checkpoint.
+        lasting: it can be loaded after any number of rounds; otherwise it is for a checkpoint.
         """
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of `state`."""
+        """Go back to a state that `state` returned."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["several"]
 
 
-def several(count: int, what: str, many: str = "") -> str:
+def several(count: float, what: str, many: str = "") -> str:
     """So many of something; `many` is the plural, or the rest of the sentence where a verb agrees too.
 
     >>> several(1, "report"), several(1200, "report"), several(2, "person", "people")

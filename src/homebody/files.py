@@ -29,6 +29,7 @@ __all__ = [
     "replacing",
     "touch",
     "unwritten",
+    "write_new",
 ]
 
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
@@ -87,6 +88,31 @@ def replace_all(folder: Path, texts: Mapping[str, str], *, mode: int = PRIVATE) 
             file = files.enter_context(replacing(folder / name, mode=mode))
             file.write(text.encode())
             file.flush()
+
+
+def write_new(folder: Path, files: dict[str, bytes]) -> list[Path]:
+    """All of them or none; never over a file that is there."""
+    paths = {folder / name: content for name, content in files.items()}
+    written: list[Path] = []
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in paths:
+            if path.exists():
+                raise FileExistsError(0, "File exists", str(path))
+        for path, content in paths.items():
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                written.append(path)
+                file.write(content)
+    except OSError as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        if isinstance(error, FileExistsError):
+            raise HomebodyError(
+                f"{error.filename} is there already, and whoever trusts it would be locked out: choose another folder, "
+                "or take it away first."
+            ) from error
+        raise HomebodyError(f"The keys cannot be written to {folder}: {error.strerror}.") from error
+    return list(paths)
 
 
 @contextmanager

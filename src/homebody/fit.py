@@ -1,11 +1,10 @@
-"""The only training loop: simulation, cluster and deployment differ in the `Runtime` they pass it."""
+"""The only training loop: a simulation and a federation of devices differ only in the `Runtime` they pass to it."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -13,50 +12,63 @@ import numpy as np
 import torch
 
 from homebody import __version__
-from homebody.core import Cohort, Collected, Evaluated, Method, Newcomer, Phase, Recommended, Runtime, Tree, Users
+from homebody.core import (
+    Cohort,
+    Collected,
+    Evaluated,
+    Method,
+    Newcomer,
+    Phase,
+    Recommended,
+    Recommender,
+    Runtime,
+    Tree,
+    Users,
+    releases,
+)
 from homebody.counts import several
 from homebody.errors import Abandoned, Diverged, HomebodyError
-from homebody.privacy import Budget, Charge, Ledger
+from homebody.privacy import Budget, Ledger
 from homebody.privacy.ledger import DELTA
 from homebody.progress import Best, Checkpoints, Progress, Round, better
-from homebody.reference import Reference
 from homebody.rng import Rng, SystemRng
+from homebody.stopwatch import Lap, Stopwatch
 
 __all__ = ["Fitted", "carry", "choose", "diverged", "fit", "origin", "phase_rng"]
 
 ATTEMPTS = 5
-"""At one round, before a runtime whose devices do not answer is given up: each attempt is charged."""
+"""How often a round is tried before training is given up. Each attempt is charged."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A trained model: the shared parameters, and a runtime whose clients hold the rest."""
+    """A trained model: the shared parameters, and a runtime whose clients hold their own."""
 
     method: Method
     runtime: Runtime
     shared: Tree
     evaluated: Evaluated
-    """At the round chosen on validation."""
+    """The metrics of the chosen round."""
     chosen: int
-    """That round, counted over all phases."""
+    """The best round on validation, counted over all phases."""
     ledger: Ledger
     delta: float = DELTA
-    """What ε is stated at."""
+    """The δ that ε is stated at."""
     stopped: str | None = None
-    """Why training ended before its last round, in a sentence."""
+    """Why training ended before its last round."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """On test under bare names, on validation under `valid/`."""
+        """Test metrics under their names, validation metrics under `valid/`."""
         return self.evaluated.metrics
 
     @property
     def epsilon(self) -> dict[str, float]:
-        """Certified ε for each observer, about one person, at `delta`."""
+        """Certified ε of one person for each observer, at `delta`."""
         return self.ledger.epsilons(self.delta)
 
     def recommend(self, user: int, k: int = 10) -> list[tuple[int, float]]:
-        """A simulated client's best items that it does not have yet, with their scores."""
+        """The best new items for a simulated client, with their scores."""
         return self.runtime.recommend(self.method, self.shared, user, k)
 
     def recommend_for(
@@ -68,10 +80,10 @@ class Fitted:
         *,
         ratings: Sequence[float] | None = None,
     ) -> Recommended:
-        """The best items for somebody whom training never met, from the few that they have, oldest first.
+        """The best items for a person who took no part in training, from the items that they have, oldest first.
 
-        They adapt as a device would that never took part; without any items they rank with the common start. What they
-        do not say of themselves, or of the circumstances in which they ask, is unknown.
+        They adapt as a device that never took part would. Without any items they rank with the shared parameters and a
+        new client's state. Features of theirs, and of the context, that are not given are unknown.
 
         >>> from homebody import FedIALS, Simulator, leave_one_out, load
         >>> few = leave_one_out(load("synthetic:users=200,items=100,mean=12"))
@@ -104,124 +116,281 @@ def fit(
 
     cohort: clients a round; None takes all. evaluate_every: 0 never evaluates and keeps the last round.
     select: the metric that chooses the round; None: the method's own.
-    budget: training ends before the round that would break it. delta: what ε is stated at where there is no budget.
-    on_round: on real devices it is told of a round as soon as that is kept, and again where it was measured.
-    digest: of everything that shapes a release: recipe, code, data, machine. A simulation that goes on from a
-    checkpoint with the same digest repeats rounds that were charged, and pays nothing for them. With another digest,
-    or with none, every round is another release: it is charged, and a digest gives it noise of its own.
+    budget: training ends before the round that would break it. delta: ε is stated at this δ if there is no budget.
+    on_round: called once a round. With checkpoints over real devices it is called as soon as the round is trained, and
+    again once the round is measured.
+    digest: of everything that shapes a release: recipe, code, data, machine. A simulation that resumes with the same
+    digest repeats charged rounds at no further cost. With another digest, or none, every round is a new release and is
+    charged; with another digest it also gets new noise.
     """
     _check(method, rounds, evaluate_every)
-    select = select or method.default_select
-    delta = budget.delta if budget else delta
-    ledger = Ledger() if ledger is None else ledger
-    progress = (checkpoints.load() if checkpoints else None) or Progress()
-    if ledger.releases() < (due := _due(method, runtime, progress.step, rounds, cohort)):
-        raise HomebodyError(
-            f"The ledger {ledger.path} knows of {several(ledger.releases(), 'release')}, but "
-            f"{several(due, 'round was', 'rounds were')} charged: it lost charges, and its ε would be too small."
-        )
-    # What a resumed simulation does again is the same release, bit by bit; anything else is a new one.
-    repeats = runtime.simulated and checkpoints is not None and bool(digest)
-    progress.digest = origin(digest, progress.step, progress.digest, ledger)
-    phases = tuple(method.phases)
-    start, acting, stopped, items = 0, method, None, -1
-    for phase in phases:
-        acting, end = phase.method or method, start + (phase.rounds or rounds)
-        if progress.step < end or phase is phases[-1]:
-            rng = phase_rng(seed, phase.name, progress.digest)
-            items = _enter(acting, runtime, progress, rng, fresh=progress.step == start)
-            if not runtime.simulated and evaluate_every and phase.evaluated and progress.step > start:
-                items = _grow(acting, runtime, progress, rng, items)
-                account = _Account(ledger, budget, phase.name, progress.step - start)
-                if (account.number % evaluate_every == 0 or progress.step == end) and not account.paid(progress):
-                    _asked(acting, runtime, progress, select, account)
-                    if checkpoints:
-                        checkpoints.save(replace(progress, clients=runtime.state()))
-        for step in range(progress.step + 1, end + 1):
-            number, attempts = step - start, 0
-            while True:
-                people = runtime.available(public=True) if phase.public else runtime.available()
-                items = _grow(acting, runtime, progress, rng, items)
-                who = choose(people, _size(phase, cohort, people), _draw(runtime, rng, number), items)
-                release, who, again = runtime.open(f"{phase.name}/{number}", who, progress.shared)
-                again, charges = again or repeats, () if phase.public else acting.releases(who)
-                known = again and ledger.repeats(release, progress.digest)
-                if budget and charges and not known and not budget.allows(ledger, charges):
-                    stopped = _stopped(budget, ledger, charges, f"{number} of {end - start}", phase.name)
-                    break
-                ledger.charge(release, charges, repeat=again, number=number, code=_code(acting), digest=progress.digest)
-                began = time.perf_counter()
-                try:
-                    got = runtime.collect(acting, progress.shared, who, rng.fold("round", number), step)
-                    if _step(acting, progress, got, number, last=attempts + 1 == ATTEMPTS):
-                        break
-                    attempts += 1
-                except Abandoned as error:
-                    attempts += 1
-                    if attempts == ATTEMPTS:
-                        raise Abandoned(f"{error} Given up after {attempts} attempts at round {number}.") from error
-            if stopped:
-                break
-            trained = time.perf_counter()
-            if got.loss is not None and not math.isfinite(got.loss):
-                raise diverged(acting, number, "the devices' loss")
-            progress.step = step
-            line = Round(
-                phase=phase.name,
-                round=number,
-                step=step,
-                clients=len(who.users) if got.answered is None else got.answered,
-                loss=got.loss,
-                metrics={},
-                epsilon=ledger.epsilons(delta),
-                bytes_up=got.bytes_up,
-                bytes_down=got.bytes_down,
-                seconds=trained - began,
-                evaluation_seconds=0.0,
-                delta=delta,
-                charged=bool(charges),
-            )
-            if not runtime.simulated and checkpoints:
-                # Before anybody sees what came of it: a round that was seen and then run again would tell more.
-                _tell(on_round, line)
-                checkpoints.save(replace(progress, clients=runtime.state()))
-            if phase.evaluated and evaluate_every and (number % evaluate_every == 0 or step == end):
-                evaluated = _asked(acting, runtime, progress, select, _Account(ledger, budget, phase.name, number))
-                spent = time.perf_counter() - trained
-                epsilon = ledger.epsilons(delta)
-                line = replace(
-                    line,
-                    metrics=evaluated.metrics,
-                    epsilon=epsilon,
-                    evaluation_seconds=spent,
-                    errors=evaluated.errors,
-                    unclipped=evaluated.unclipped,
-                )
-            if runtime.simulated or not checkpoints or line.metrics:
-                _tell(on_round, line)
-            if checkpoints and (step == end or checkpoints.due()):
-                checkpoints.save(replace(progress, clients=runtime.state()))
+    settings = _Settings(rounds, cohort, seed, evaluate_every, select or method.scoring.select)
+    loop = _Loop(
+        method, runtime, settings, Ledger() if ledger is None else ledger, budget, delta, on_round, checkpoints
+    )
+    loop.restore(digest)
+    acting, stopped = method, None
+    for part in loop.parts():
+        acting, stopped = part.method, _phase(loop, part)
         if stopped:
-            account = _Account(ledger, budget, phase.name, number - 1)
-            unasked = phase.evaluated and evaluate_every and (number == 1 or (number - 1) % evaluate_every)
-            if unasked and not account.paid(progress):
-                _asked(acting, runtime, progress, select, account)  # a last round is always asked
-            if checkpoints:
-                checkpoints.save(replace(progress, clients=runtime.state()))
             break
-        start = end
-    if progress.best is None:
-        return Fitted(acting, runtime, progress.shared, Evaluated({}), progress.step, ledger, delta, stopped)
-    best = progress.best
-    runtime.load_state(best.clients)
-    return Fitted(acting, runtime, _on(runtime, best.shared), best.evaluated, best.step, ledger, delta, stopped)
+    return loop.finished(acting, stopped)
+
+
+def _phase(loop: _Loop, part: _Part) -> str | None:
+    """Train the rounds of a phase that are left. Return why training stopped early, or None."""
+    progress = loop.progress
+    _enter(loop, part)
+    if loop.saves_first and progress.step > part.start and loop.measures(part, progress.step):
+        # The process was killed after this round was saved, perhaps before it was measured.
+        _grow(loop, part)
+        if _measure_once(loop, part):
+            loop.save()
+    for step in range(progress.step + 1, part.end + 1):
+        try:
+            _round(loop, part, step)
+        except _BudgetSpent as spent:
+            if loop.measures(part) and (step == part.start + 1 or not loop.measures(part, step - 1)):
+                _measure_once(loop, part)  # the last round is always measured
+            loop.save()
+            return str(spent)
+    return None
+
+
+def _round(loop: _Loop, part: _Part, step: int) -> None:
+    """One round: choose and charge a cohort, collect, take the server's step, record, measure, record that too."""
+    number, progress = step - part.start, loop.progress
+    for attempt in range(1, ATTEMPTS + 1):
+        who, charged = _charge(loop, part, number)
+        watch = Stopwatch()
+        try:
+            got = loop.runtime.collect(part.method, progress.shared, who, part.rng.fold("round", number), step)
+        except Abandoned as error:
+            if attempt == ATTEMPTS:
+                raise Abandoned(f"{error} Given up after {attempt} attempts at round {number}.") from error
+            continue
+        if _step(part.method, progress, got, number, last=attempt == ATTEMPTS):
+            break
+    trained = watch.lap()
+    if got.loss is not None and not math.isfinite(got.loss):
+        raise diverged(part.method, number, "the devices' loss")
+    progress.step = step
+    line = loop.line(part, who, got, trained, charged)
+    if loop.saves_first:
+        # Before anybody sees the result: a round that was seen and then run again would reveal more.
+        loop.tell(line)
+        loop.save()
+    if loop.measures(part, step):
+        evaluated = _measure(loop, part)
+        line = line.measured(evaluated, loop.ledger.epsilons(loop.delta), watch.lap())
+    if not loop.saves_first or line.metrics:
+        loop.tell(line)
+    if step == part.end or (loop.checkpoints and loop.checkpoints.due()):
+        loop.save()
+
+
+class _BudgetSpent(Exception):
+    """The next round would break the budget."""
+
+
+class _Settings(NamedTuple):
+    """The numbers and names that `fit` was given."""
+
+    rounds: int
+    cohort: int | None
+    seed: int
+    evaluate_every: int
+    select: str
+
+
+@dataclass
+class _Part:
+    """A phase of this run."""
+
+    phase: Phase
+    method: Method
+    start: int
+    """Rounds of all phases before it."""
+    end: int
+    """Rounds of all phases up to its last."""
+    rng: Rng
+    items: int = -1
+    """How many items the shared tables have rows for; -1: unknown."""
+
+
+class _Loop:
+    """One call of `fit`: what it was given, and how far it is."""
+
+    def __init__(
+        self,
+        method: Method,
+        runtime: Runtime,
+        settings: _Settings,
+        ledger: Ledger,
+        budget: Budget | None,
+        delta: float,
+        on_round: Callable[[Round], None] | None,
+        checkpoints: Checkpoints | None,
+    ) -> None:
+        self.method, self.runtime, self.settings, self.ledger, self.budget = method, runtime, settings, ledger, budget
+        self.delta = budget.delta if budget else delta
+        self.on_round, self.checkpoints = on_round, checkpoints
+        self.saves_first = checkpoints is not None and not runtime.simulated
+        """Whether a round is recorded and saved before it is measured: devices cannot repeat it bit by bit."""
+        self.repeats = False
+        """Whether a round that is run again is the same release, so that it is not charged again."""
+        self.progress = Progress()
+
+    def restore(self, digest: str) -> None:
+        """Continue from the last checkpoint. A ledger that knows fewer releases than were charged is refused."""
+        if self.checkpoints:
+            self.progress = self.checkpoints.load() or self.progress
+        known, due = self.ledger.releases(), self._releases_due()
+        if known < due:
+            raise HomebodyError(
+                f"The ledger {self.ledger.path} knows of {several(known, 'release')}, but "
+                f"{several(due, 'round was', 'rounds were')} charged: it lost charges, and its ε would be too small."
+            )
+        self.repeats = self.runtime.simulated and self.checkpoints is not None and bool(digest)
+        self.progress.digest = origin(digest, self.progress.step, self.progress.digest, self.ledger)
+
+    def parts(self) -> Iterator[_Part]:
+        """The phases that have rounds left, in order; the last phase always."""
+        start, phases = 0, tuple(self.method.phases)
+        for phase in phases:
+            end = start + (phase.rounds or self.settings.rounds)
+            if self.progress.step < end or phase is phases[-1]:
+                rng = phase_rng(self.settings.seed, phase.name, self.progress.digest)
+                yield _Part(phase, phase.method or self.method, start, end, rng)
+            start = end
+
+    def _releases_due(self) -> int:
+        """How many releases the ledger must know after the rounds done so far. Rounds that reveal nothing have none."""
+        due = start = 0
+        for phase in self.method.phases:
+            end = start + (phase.rounds or self.settings.rounds)
+            done = min(self.progress.step, end) - start
+            if done > 0 and not phase.public:
+                people, items = self.runtime.available(), self.runtime.catalogue.n_items
+                who = choose(people, self.settings.cohort, Rng.of(0), items)
+                due += done if releases(phase.method or self.method, who) else 0
+            start = end
+        return due
+
+    def measures(self, part: _Part, step: int | None = None) -> bool:
+        """Whether this round of a phase is measured; without a round: whether any is."""
+        every = self.settings.evaluate_every
+        if not part.phase.evaluated or not every:
+            return False
+        return step is None or (step - part.start) % every == 0 or step == part.end
+
+    def line(self, part: _Part, who: Cohort, got: Collected, trained: Lap, charged: bool) -> Round:
+        """What is known of the round that was just trained."""
+        return Round(
+            phase=part.phase.name,
+            round=self.progress.step - part.start,
+            step=self.progress.step,
+            clients=len(who.users) if got.answered is None else got.answered,
+            loss=got.loss,
+            metrics={},
+            epsilon=self.ledger.epsilons(self.delta),
+            bytes_up=got.bytes_up,
+            bytes_down=got.bytes_down,
+            seconds=trained.seconds,
+            evaluation_seconds=0.0,
+            delta=self.delta,
+            charged=charged,
+            compile_seconds=trained.compile_seconds,
+        )
+
+    def tell(self, line: Round) -> None:
+        if self.on_round:
+            self.on_round(line)
+
+    def save(self) -> None:
+        if self.checkpoints:
+            self.checkpoints.save(replace(self.progress, clients=self.runtime.state()))
+
+    def finished(self, acting: Method, stopped: str | None) -> Fitted:
+        """The model of the chosen round; the last one if none was measured."""
+        runtime, best = self.runtime, self.progress.best
+        if best is None:
+            evaluated, step, shared = Evaluated({}), self.progress.step, self.progress.shared
+        else:
+            runtime.load_state(best.clients)
+            evaluated, step, shared = best.evaluated, best.step, _on(runtime, best.shared)
+        return Fitted(acting, runtime, shared, evaluated, step, self.ledger, self.delta, stopped)
+
+
+def _charge(loop: _Loop, part: _Part, number: int) -> tuple[Cohort, bool]:
+    """Choose a cohort and charge the round. Return the cohort, and whether the round has any charge.
+
+    Raises `_BudgetSpent` instead of breaking the budget.
+    """
+    runtime, ledger, budget, digest = loop.runtime, loop.ledger, loop.budget, loop.progress.digest
+    people = runtime.available(public=True) if part.phase.public else runtime.available()
+    _grow(loop, part)
+    size = _size(part.phase, loop.settings.cohort, people)
+    who = choose(people, size, _draw(runtime, part.rng, number), part.items)
+    release, who, again = runtime.open(f"{part.phase.name}/{number}", who, loop.progress.shared)
+    again, charges = again or loop.repeats, () if part.phase.public else releases(part.method, who)
+    known = again and ledger.repeats(release, digest)
+    if budget and charges and not known and not budget.allows(ledger, charges):
+        raise _BudgetSpent(
+            f"Training stopped before round {number} of {part.end - part.start} ({part.phase.name}): it would bring ε "
+            f"to {budget.spent(ledger, charges):.4g} for {budget.who}, and the budget is {budget.epsilon:g}; "
+            f"{budget.spent(ledger):.4g} is spent."
+        )
+    ledger.charge(release, charges, repeat=again, number=number, code=_code(part.method), digest=digest)
+    return who, bool(charges)
+
+
+def _draw(runtime: Runtime, rng: Rng, number: int) -> Rng:
+    """The random numbers that choose a cohort: from the seed in a simulation, else from the operating system.
+
+    Devices could derive numbers from the seed, and sampling hides people only if nobody knows the cohort.
+    """
+    return rng.fold("cohort", number) if runtime.simulated else Rng(SystemRng().next_key())
+
+
+def _measure_once(loop: _Loop, part: _Part) -> bool:
+    """Measure the last round, unless devices were asked about it before and a best round is known. Whether it was."""
+    if loop.progress.best is not None and loop.ledger.knows(_telemetry(loop, part)):
+        return False
+    _measure(loop, part)
+    return True
+
+
+def _measure(loop: _Loop, part: _Part) -> Evaluated:
+    """How good the model is now. What devices reveal by that is charged first; without the budget, nothing is asked.
+
+    The best round on validation is kept.
+    """
+    runtime, progress, method = loop.runtime, loop.progress, part.method
+    if charges := runtime.telemetry(method):
+        if loop.budget and not loop.budget.allows(loop.ledger, charges):
+            return Evaluated({})
+        number = progress.step - part.start
+        loop.ledger.charge(_telemetry(loop, part), charges, number=number, code=_code(method))
+    try:
+        evaluated = runtime.evaluate(method, progress.shared)
+    except Diverged as error:
+        raise diverged(method, progress.step, "what items are ranked by") from error
+    if better(evaluated, progress.best.evaluated if progress.best else None, loop.settings.select):
+        progress.best = Best(progress.step, evaluated, progress.shared, runtime.state(lasting=True))
+    return evaluated
+
+
+def _telemetry(loop: _Loop, part: _Part) -> str:
+    """The name under which the ledger charges what devices reveal when the last round is measured."""
+    return f"{part.phase.name}/{loop.progress.step - part.start}/telemetry"
 
 
 def origin(digest: str, step: int, before: str, ledger: Ledger) -> str:
-    """What releases from here on are bound to: the digest; and once something else came before, also that.
+    """The mark of all releases from here on: the digest, and if it changed, a hash of the mark before it as well.
 
-    step, before: the checkpoint's round, and what it is bound to. Where there is no checkpoint, it is what the first
-    charge is bound to: a run that was begun in one way does not go on in another as if it had been its first.
+    step, before: the checkpoint's round and its mark. Without a checkpoint, the mark before is that of the first
+    charge: a run that was started with one digest cannot continue with another as if that had been its first.
 
     >>> ledger = Ledger()
     >>> origin("ab", 0, "", ledger), origin("ab", 5, "ab", ledger)
@@ -238,9 +407,9 @@ def origin(digest: str, step: int, before: str, ledger: Ledger) -> str:
 
 
 def phase_rng(seed: int, phase: str, origin: str = "") -> Rng:
-    """What a phase's random numbers derive from.
+    """The random numbers of a phase.
 
-    After a change, noise of the same seed would cancel out between the releases before it and those after it.
+    After a change of digest they are new. Noise from the same seed would cancel out between releases before and after.
     """
     return Rng.of(seed, phase, origin) if ":" in origin else Rng.of(seed, phase)
 
@@ -259,12 +428,12 @@ def choose(available: Users, size: int | None, rng: Rng, items: int = 0) -> Coho
 
 
 def _size(phase: Phase, cohort: int | None, people: Users) -> int | None:
-    """Clients a round; of public people there may be fewer, and their number hides nobody."""
+    """Clients a round. In a public phase there may be fewer people than asked for; their number hides nobody."""
     return min(cohort, len(people)) if phase.public and cohort is not None else cohort
 
 
 def carry(old: Tree, new: Tree) -> Tree:
-    """Parameters for a new phase or a larger catalogue: the old values under their names, the rest as new.
+    """Parameters for a new phase or a larger catalogue: old values where the names match, new values for the rest.
 
     >>> carry({"item": torch.ones(1, 2)}, {"item": torch.zeros(2, 2), "bias": torch.zeros(1)})["item"].tolist()
     [[1.0, 1.0], [0.0, 0.0]]
@@ -286,114 +455,56 @@ def _check(method: Method, rounds: int, evaluate_every: int) -> None:
         raise HomebodyError(f"Rounds must be at least 1, not {rounds}.")
     if evaluate_every < 0:
         raise HomebodyError(f"evaluate-every must be 0 (never) or more, not {evaluate_every}.")
-    for acting in (method, *(phase.method for phase in method.phases if phase.method)):
-        if type(acting).releases is not Method.releases:
-            raise HomebodyError(
-                f"{type(acting).__name__} must not override releases(): charges() is what it may state."
-            )
     names = [phase.name for phase in method.phases]
     if len(set(names)) != len(names):
         raise HomebodyError(f"The phases of a method need names of their own, not {', '.join(names)}.")
 
 
-def _enter(method: Method, runtime: Runtime, progress: Progress, rng: Rng, fresh: bool) -> int:
-    """Begin a phase, or come back to its middle; answer for how many items its tables are known to be."""
+def _enter(loop: _Loop, part: _Part) -> None:
+    """Begin a phase, or resume in the middle of it."""
+    runtime, progress, method, rng = loop.runtime, loop.progress, part.method, part.rng
     runtime.begin(method, rng.fold("clients"))
-    if fresh:
+    if progress.step == part.start:
         shared = carry(progress.shared, method.init_shared(runtime.catalogue, rng.fold("shared")))
         progress.shared = _on(runtime, shared)
         progress.server = method.init_server(progress.shared)
         progress.best = None
+        part.items = runtime.catalogue.n_items
     else:
         progress.shared, progress.server = _on(runtime, progress.shared), _on(runtime, progress.server)
         runtime.load_state(progress.clients)
     progress.clients = {}  # the runtime holds them now, and they are large
-    return runtime.catalogue.n_items if fresh else -1
 
 
 def _on(runtime: Runtime, tree: Tree) -> Tree:
     return {name: value.to(runtime.device) for name, value in tree.items()}
 
 
-class _Account(NamedTuple):
-    """Where it is charged what devices tell of how well they are served."""
-
-    ledger: Ledger
-    budget: Budget | None
-    phase: str
-    number: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.phase}/{self.number}/telemetry"
-
-    def paid(self, progress: Progress) -> bool:
-        """Whether it was asked before, and there is something to choose a round by: it need not be asked again."""
-        return self.ledger.knows(self.name) and progress.best is not None
-
-    def pays(self, charges: Sequence[Charge], code: str) -> bool:
-        """Charge it, unless that would break the budget."""
-        if not charges:
-            return True
-        if self.budget and not self.budget.allows(self.ledger, charges):
-            return False
-        self.ledger.charge(self.name, charges, number=self.number, code=code)
-        return True
-
-
-def _tell(on_round: Callable[[Round], None] | None, line: Round) -> None:
-    if on_round:
-        on_round(line)
-
-
-def _draw(runtime: Runtime, rng: Rng, number: int) -> Rng:
-    """What a cohort is drawn by. From the seed in a simulation; real devices could work that out, and who is in a
-    round must stay unknown for sampling to hide anybody."""
-    return rng.fold("cohort", number) if runtime.simulated else Rng(SystemRng().next_key())
-
-
-def _asked(method: Method, runtime: Runtime, progress: Progress, select: str, account: _Account) -> Evaluated:
-    """How good the model is now; the best on validation is kept."""
-    if not account.pays(runtime.telemetry(method), _code(method)):
-        return Evaluated({})
-    try:
-        evaluated = runtime.evaluate(method, progress.shared)
-    except Diverged as error:
-        raise diverged(method, progress.step, "what items are ranked by") from error
-    if better(evaluated, progress.best.evaluated if progress.best else None, select):
-        progress.best = Best(progress.step, evaluated, progress.shared, runtime.state(lasting=True))
-    return evaluated
-
-
-def _grow(method: Method, runtime: Runtime, progress: Progress, rng: Rng, items: int) -> int:
-    """Give the items that came since a row in every table that has one for each; answer how many there are now."""
-    now = runtime.catalogue.n_items
-    if now != items:
-        shared = method.init_shared(runtime.catalogue, rng.fold("shared"))
-        progress.shared = _on(runtime, carry(progress.shared, shared))
-        server = method.init_server(progress.shared)
-        progress.server = _on(runtime, carry(progress.server, server))
-        if progress.best is not None:
-            progress.best.shared = carry(progress.best.shared, progress.shared)
-    return now
-
-
-def _stopped(budget: Budget, ledger: Ledger, charges: Sequence[Charge], number: str, phase: str) -> str:
-    """Why no further round may be charged."""
-    return (
-        f"Training stopped before round {number} ({phase}): it would bring ε to {budget.spent(ledger, charges):.4g} "
-        f"for {budget.who}, and the budget is {budget.epsilon:g}; {budget.spent(ledger):.4g} is spent."
-    )
+def _grow(loop: _Loop, part: _Part) -> None:
+    """Add rows for new items to every table that has one row an item. Known rows stay as they are."""
+    runtime, progress, method = loop.runtime, loop.progress, part.method
+    if runtime.catalogue.n_items == part.items:
+        return
+    part.items = runtime.catalogue.n_items
+    shared = method.init_shared(runtime.catalogue, part.rng.fold("shared"))
+    progress.shared = _on(runtime, carry(progress.shared, shared))
+    server = method.init_server(progress.shared)
+    progress.server = _on(runtime, carry(progress.server, server))
+    if progress.best is not None:
+        progress.best.shared = carry(progress.best.shared, progress.shared)
 
 
 def _code(method: Method) -> str:
-    """What causes a release: for whoever reads the ledger."""
+    """The method and version that cause a release, for readers of the ledger."""
     return f"{type(method).__name__}, homebody {__version__}"
 
 
 def _step(method: Method, progress: Progress, got: Collected, number: int, *, last: bool) -> bool:
-    """The server's step on what a round brought. Where clients may lie, one that fails is no round, and the answer is
-    False: whoever spoiled it is left out of the next attempt, before the last."""
+    """Take the server's step on a round's total. Return False if it failed on clients that may lie.
+
+    The runtime then leaves out whoever spoiled the total, and the round is tried again, unless this was the last
+    attempt.
+    """
     try:
         before = {name: value.shape for name, value in progress.shared.items()}
         shared, server = method.server(progress.shared, progress.server, got.total)
@@ -411,7 +522,7 @@ def _step(method: Method, progress: Progress, got: Collected, number: int, *, la
 
 
 def _refuse_nonsense(method: Method, before: dict[str, torch.Size], shared: Tree, number: int) -> None:
-    """The server's step may change numbers; names and shapes stay, and the numbers stay finite."""
+    """Refuse shared parameters with other names or shapes, or with values that are not finite."""
     if before != {name: value.shape for name, value in shared.items()}:
         raise HomebodyError(
             f"{type(method).__name__}.server() must keep the names and shapes of the shared parameters."
@@ -421,8 +532,8 @@ def _refuse_nonsense(method: Method, before: dict[str, torch.Size], shared: Tree
             raise diverged(method, number, f"'{name}'")
 
 
-def diverged(method: Method | Reference, number: int, what: str) -> Diverged:
-    """Why training cannot go on, and what of the method's settings may be lowered.
+def diverged(method: Recommender, number: int, what: str) -> Diverged:
+    """The error for values that are not finite, with the settings of the method that could be lowered.
 
     >>> from homebody.methods.fedials import FedIALS
     >>> print(diverged(FedIALS(), 3, "the devices' loss"))
@@ -432,16 +543,3 @@ def diverged(method: Method | Reference, number: int, what: str) -> Diverged:
     rates = [f"{name} ({value:g})" for name, value in settings.items() if name.endswith("rate") and value]
     lower = f"Lower {'one of ' if len(rates) > 1 else ''}{', '.join(rates)}." if rates else "Smaller steps help."
     return Diverged(f"Training diverged in round {number}: {what} is no longer finite. {lower}")
-
-
-def _due(method: Method, runtime: Runtime, step: int, rounds: int, cohort: int | None) -> int:
-    """How many releases a ledger must know of after so many rounds; those that tell nothing are not in it."""
-    due = start = 0
-    for phase in method.phases:
-        acting, end = phase.method or method, start + (phase.rounds or rounds)
-        done = min(step, end) - start
-        if done > 0 and not phase.public:
-            who = choose(runtime.available(), cohort, Rng.of(0), runtime.catalogue.n_items)
-            due += done if acting.releases(who) else 0
-        start = end
-    return due

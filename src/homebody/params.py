@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, TypeVar
 
 from homebody.errors import HomebodyError
+from homebody.settings import check_value, setting
 
-__all__ = ["Range", "check_params", "check_value", "param", "params"]
+__all__ = ["Range", "check_params", "param", "params"]
 
 T = TypeVar("T")
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ def param(
     search: Range | tuple[T, ...] | None = None,
     choices: tuple[T, ...] = (),
 ) -> T:
-    """A field of a method or reference, with its default.
+    """A hyper-parameter of a method or reference: a setting that `--set` gives and `homebody tune` searches.
 
-    search: where `homebody tune` looks: a range or a few values. A field without stays as it is, unless the
-    method declares none at all; then every field is searched around its default.
-    choices: the only values there are.
+    search: where `homebody tune` looks: a range or a few values. A field without it keeps its value, unless no field of
+    the method has it; then every field is searched around its default.
+    choices: the only values that are allowed.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -64,38 +64,19 @@ def param(
         ...
     homebody.errors.HomebodyError: factors must be at least 1, not 0.
     """
-    value: Any = field(
-        default=default, metadata={"doc": doc, "low": low, "high": high, "search": search, "choices": choices}
-    )
+    value: T = setting(default, doc, low=low, high=high, choices=choices, search=search)
     return value
 
 
 def params(owner: Any) -> list[Field[Any]]:
     """The hyper-parameters of a dataclass or of its instance, in order."""
-    return [spec for spec in fields(owner) if "doc" in spec.metadata and spec.default is not MISSING]
+    return [spec for spec in fields(owner) if "search" in spec.metadata and spec.default is not MISSING]
 
 
 def check_params(owner: Any) -> None:
-    """Refuse a hyper-parameter of the wrong type or out of its bounds, in a sentence."""
+    """Refuse a hyper-parameter of the wrong type or out of its bounds. A whole number becomes a number where needed."""
     for spec in params(owner):
         value = getattr(owner, spec.name)
         if type(spec.default) is float and type(value) is int:
-            value = float(value)
-            object.__setattr__(owner, spec.name, value)
-        check_value(spec, value)
-
-
-def check_value(spec: Field[Any], value: Any) -> None:
-    """Likewise one value for one of them."""
-    wanted = type(spec.default)
-    low, high = spec.metadata["low"], spec.metadata["high"]
-    if type(value) is not wanted:
-        raise HomebodyError(f"{spec.name} must be {KINDS.get(wanted, wanted.__name__)}, not {value!r}.")
-    if (known := spec.metadata["choices"]) and value not in known:
-        raise HomebodyError(f"{spec.name} must be one of {', '.join(map(str, known))}, not {value}.")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise HomebodyError(f"{spec.name} must be a finite number, not {value}.")
-    if low is not None and value < low:
-        raise HomebodyError(f"{spec.name} must be at least {low}, not {value}.")
-    if high is not None and value > high:
-        raise HomebodyError(f"{spec.name} must be at most {high}, not {value}.")
+            object.__setattr__(owner, spec.name, float(value))
+        check_value(spec, getattr(owner, spec.name), type(spec.default))

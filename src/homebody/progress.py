@@ -1,22 +1,23 @@
-"""What is known after a round, and what a run needs to go on from where it stood."""
+"""The record of a round, and the progress that a run resumes from."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from homebody.core import Evaluated, Tree
 from homebody.errors import unknown_name
 from homebody.evaluation.metrics import ERRORS
 from homebody.privacy.ledger import DELTA
+from homebody.stopwatch import Lap
 
 __all__ = ["Best", "Checkpoints", "Progress", "Round", "better"]
 
 
 @dataclass(frozen=True)
 class Round:
-    """What is known after a round; one line of the run record."""
+    """One line of the run record."""
 
     phase: str
     round: int
@@ -26,21 +27,35 @@ class Round:
     clients: int
     loss: float | None
     metrics: dict[str, float]
-    """Empty where the round was not evaluated."""
+    """Empty if the round was not evaluated."""
     epsilon: dict[str, float]
     bytes_up: int
     bytes_down: int
     seconds: float
-    """Of wall time, for training."""
+    """Of wall time, for training, without compilation."""
     evaluation_seconds: float
     delta: float = DELTA
-    """What ε is stated at."""
+    """The δ that ε is stated at."""
     charged: bool = True
-    """Whether the ledger has a charge for it: a round that tells nobody anything has none."""
+    """Whether the ledger has a charge for it. A round that reveals nothing has none."""
     errors: dict[str, float] = field(default_factory=dict)
-    """The standard error that noise leaves in each metric, where any was added on the way."""
+    """The standard error of each metric to which noise was added."""
     unclipped: dict[str, float] = field(default_factory=dict)
-    """What was estimated of those metrics that are clipped to their range."""
+    """The estimates of those metrics that were clipped to their range."""
+    compile_seconds: float = 0.0
+    """Of wall time, for compiling kernels; neither `seconds` nor `evaluation_seconds` contains it."""
+
+    def measured(self, evaluated: Evaluated, epsilon: dict[str, float], took: Lap) -> Round:
+        """The same round, once it is measured. epsilon: what was spent up to now, measuring included."""
+        return replace(
+            self,
+            metrics=evaluated.metrics,
+            epsilon=epsilon,
+            evaluation_seconds=took.seconds,
+            errors=evaluated.errors,
+            unclipped=evaluated.unclipped,
+            compile_seconds=self.compile_seconds + took.compile_seconds,
+        )
 
 
 @dataclass
@@ -55,24 +70,24 @@ class Best:
 
 @dataclass
 class Progress:
-    """Everything a run needs to go on from where it stood."""
+    """Everything that a run needs to resume."""
 
     step: int = 0
     """Rounds done, over all phases."""
     shared: Tree = field(default_factory=dict)
     server: Tree = field(default_factory=dict)
     clients: Tree = field(default_factory=dict)
-    """Filled for a checkpoint alone; otherwise the runtime holds them."""
+    """Filled only in a checkpoint; otherwise the runtime holds the clients' states."""
     best: Best | None = None
     digest: str = ""
-    """What it was made from; see `homebody.fit.fit`. Empty where nobody said."""
+    """Of everything that shapes the releases; see `homebody.fit.fit`. Empty if none was given."""
 
 
 class Checkpoints(Protocol):
-    """Where a run's progress survives the process."""
+    """Storage for the progress of a run."""
 
     def load(self) -> Progress | None:
-        """The last progress that was saved whole."""
+        """The last progress that was saved completely, or None."""
 
     def due(self) -> bool:
         """Whether it is time to save again."""
@@ -82,9 +97,9 @@ class Checkpoints(Protocol):
 
 
 def better(new: Evaluated, best: Evaluated | None, select: str) -> bool:
-    """Whether this round is the one to keep so far, by what was estimated; a runtime may answer with no metrics at all.
+    """Whether this round is better than the best so far. A round without metrics never is.
 
-    Where nothing is held out for validation, it is always the latest: test must not choose.
+    If nothing is held out for validation, the latest round is the best: test data must not choose.
 
     >>> better(Evaluated({"valid/hr@10": 0.5}), Evaluated({"valid/hr@10": 0.6}), "valid/hr@10")
     False
@@ -101,7 +116,7 @@ def better(new: Evaluated, best: Evaluated | None, select: str) -> bool:
         raise unknown_name("metric to choose the round by", select, new.metrics)
     if best is None:
         return True
-    found, before = (one.unclipped.get(select, one.metrics[select]) for one in (new, best))
-    if math.isnan(before):  # which nothing is above or below
+    value, before = (each.unclipped.get(select, each.metrics[select]) for each in (new, best))
+    if math.isnan(before):
         return True
-    return found < before if select.rpartition("/")[2] in ERRORS else found > before
+    return value < before if select.rpartition("/")[2] in ERRORS else value > before

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-import hashlib
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-import tomli_w
+from homebody import settings
+from homebody.errors import HomebodyError
+from homebody.settings import DELTA, setting
 
-from homebody.core import Method
-from homebody.data.vocabularies import ALL, parse
-from homebody.errors import HomebodyError, unknown_name
-from homebody.methods import find
-from homebody.params import KINDS, params
-from homebody.privacy import Budget, Channel, Shuffle
-from homebody.privacy.ledger import DELTA
-from homebody.privacy.limits import check_delta
-from homebody.privacy.specs import parse_channel, split_stage, stage_texts, with_noise
-from homebody.reference import Reference
+# The command line reads the fields of a recipe for its options, and `homebody --help` must not wait for torch: what
+# needs more than the fields is imported where it is used.
+if TYPE_CHECKING:
+    from homebody.core import Method
+    from homebody.privacy import Budget
+    from homebody.reference import Reference
 
-__all__ = ["Recipe", "own_channel", "parse_fields"]
+__all__ = ["Recipe", "parse_fields"]
 
 SCHEMA_VERSION = 2
-"""From the second on, vocabularies are declared; those of a recipe of the first are taken as found."""
+"""A recipe of version 1 declares no vocabularies: its features take the values that the data have."""
 SELECT = "valid/ndcg@10"
-"""What chooses the round of whatever ranks."""
+"""The metric that chooses the round of a method that ranks."""
+DATA, TRAINING, EVALUATION, PRIVACY, OWN = "Data", "Training", "Evaluation", "Privacy", "A file of your own"
+"""The panels of `--help`."""
+COLUMNS = {
+    "user_col": "The column of users.",
+    "item_col": "The column of items.",
+    "time_col": "The column of times.",
+    "rating_col": "The column of ratings.",
+    "feature_cols": "The columns of features, such as age,genre; by default all others.",
+}
 
 
 @dataclass(frozen=True)
 class Recipe:
     """What to run.
+
+    To add a field, declare it here with `setting`: the option of `homebody run`, `compare`, `tune`, `leaderboard` and
+    `inspect`, its help, the key in TOML and the check of its type and bounds follow from the declaration. The order of
+    the fields is the order in TOML, which a run's fingerprint covers, so a new field goes last.
 
     >>> recipe = Recipe("fedmf", "ml-100k", fields={"factors": 8})
     >>> Recipe.from_toml(recipe.to_toml()) == recipe
@@ -41,82 +50,113 @@ class Recipe:
     8
     """
 
-    method: str
-    data: str
-    fields: dict[str, Any] = field(default_factory=dict)
-    """The method's fields that differ from its defaults."""
-    rounds: int | None = None
-    """None: what the method takes by default."""
-    seed: int = 0
-    split: str = "leave-one-out"
+    method: str = setting(doc="A name from `homebody methods`, or path/to/file.py:Class.")
+    data: str = setting(
+        doc="A dataset's name, a CSV or Parquet file, or synthetic[:…].", panel=DATA, path="name", assume="ml-100k"
+    )
+    fields: dict[str, Any] = setting({}, "The method's fields that differ from its defaults.")
+    rounds: int | None = setting(None, "Training rounds; by default what the method takes.", panel=TRAINING)
+    seed: int = setting(0, "All of a run's randomness derives from it.")
+    split: str = setting(
+        "leave-one-out",
+        "leave-one-out, ratio, held-out-users, cold-users, cold-items, cold-both, impressions.",
+        panel=EVALUATION,
+    )
     """What is held out: a name from `homebody.data.partitions.WAYS`, with its settings (ratio:test=0.2)."""
-    protocol: str = "strict"
-    held_out: str | None = None
-    """latest, latest-first or random; None: latest where there are times."""
-    negatives: int = 99
-    public: float = 0.0
-    """The share of people whose data is public: for stages that learn from nobody else. They are not asked."""
-    cohort: int | None = None
-    evaluate_every: int | None = None
-    """None: as often as the method says."""
-    select: str | None = None
-    """The metric that chooses the round; None: the method's own, by what it predicts."""
-    device: str = "cpu"
-    fused: bool = True
-    columns: dict[str, str] = field(default_factory=dict)
-    """For a file of one's own: user_col, item_col, time_col, rating_col, feature_cols (with commas)."""
-    data_dir: str | None = None
-    user_features: str | None = None
-    """A CSV or Parquet file, a row a user; likewise of items."""
-    item_features: str | None = None
-    kinds: dict[str, str] = field(default_factory=dict)
-    """What columns of features are: categorical, multi-hot, numeric or text."""
-    vocabularies: dict[str, str] = field(default_factory=dict)
-    """Where values of features come from, by name: see `homebody.data.vocabularies`. The data set says the others."""
-    impressions: str | None = None
-    """A CSV or Parquet file, a row an item that was shown."""
-    filters: dict[str, Any] = field(default_factory=dict)
-    """Which part of the data is used: see `homebody.data.filters.Filters`."""
-    cutoffs: list[int] = field(default_factory=lambda: [5, 10, 20])
-    """Lengths of the lists that metrics look at."""
-    slices: list[str] = field(default_factory=list)
-    """Users to report beside everyone, by how many interactions they have: 20-30."""
-    stages: list[str] = field(default_factory=list)
-    """What updates pass on their way out, in order: clip:norm=0.5, secure-sum, gaussian:z=1. None: the method's own."""
-    budget: str | None = None
-    """How much may be told: eps=8,delta=1e-6,unit=user,observer=public. Training ends before it is broken."""
-    calibrate: bool = False
-    """Whether the noise is yet to be found that spends the budget over the planned rounds."""
-    delta: float = DELTA
-    """What ε is stated at where there is no budget."""
+    protocol: str = setting(
+        "strict", "strict, isolated or published: see docs/evaluation.md.", panel=EVALUATION, rank=-1
+    )
+    held_out: str | None = setting(
+        None, "latest, latest-first or random; by default latest where there are times.", panel=EVALUATION
+    )
+    negatives: int = setting(99, "Items that the sampled metrics rank against.", panel=EVALUATION)
+    public: float = setting(
+        0.0,
+        "The share of people whose data is public, for stages that learn from them alone; they are not asked.",
+        panel=PRIVACY,
+        rank=1,
+    )
+    cohort: int | None = setting(
+        None, "Clients that take part in a round; by default all, or as many as the method says.", panel=TRAINING
+    )
+    evaluate_every: int | None = setting(
+        None,
+        "Rounds from one evaluation to the next; the last always is. By default every one, or as the method says.",
+        low=0,
+        min=1,
+        panel=EVALUATION,
+        rank=1,
+    )
+    """0 never evaluates, which only a server of devices may do."""
+    select: str | None = setting(None, "The metric that chooses the round; by default the method's own.")
+    device: str = setting("cpu", "cpu or cuda.", panel=TRAINING)
+    fused: bool = setting(True, "Run `client` under vmap, each device drawing its own noise: slower.", option="--plain")
+    columns: dict[str, str] = setting({}, "The columns of a file of your own.", panel=OWN, keys=COLUMNS)
+    data_dir: str | None = setting(
+        None,
+        "A folder with a folder per dataset; read before $HOMEBODY_DATA and the cache.",
+        panel=DATA,
+        path="folder",
+        rank=1,
+    )
+    user_features: str | None = setting(None, "A CSV or Parquet file, a row a user.", panel=OWN, path="file")
+    item_features: str | None = setting(None, "A CSV or Parquet file, a row an item.", panel=OWN, path="file")
+    kinds: dict[str, str] = setting(
+        {}, "column=categorical, multi-hot, numeric or text; guessed otherwise; repeat.", panel=OWN, option="--kind"
+    )
+    vocabularies: dict[str, str] = setting(
+        {},
+        "feature=where its values come from: A,B,C, file:PATH, hash:64, range:0:100, private:0.5 or found; repeat.",
+        panel=PRIVACY,
+        option="--vocabulary",
+        path="values",
+        rank=1,
+    )
+    """See `homebody.data.vocabularies`. The data set declares the features that are not named here."""
+    impressions: str | None = setting(
+        None, "A CSV or Parquet file, a row an item that was shown.", panel=OWN, path="file"
+    )
+    filters: dict[str, Any] = setting(
+        {}, "A part of the data: core=5, min_user=20, …; repeat.", panel=DATA, option="--filter"
+    )
+    """See `homebody.data.filters.Filters`."""
+    cutoffs: list[int] = setting([5, 10, 20], "Lengths of the lists that metrics look at.", low=1, panel=EVALUATION)
+    slices: list[str] = setting(
+        [], "Also users of so many interactions (20-30); repeat.", panel=EVALUATION, option="--slice"
+    )
+    stages: list[str] = setting(
+        [],
+        "What updates pass, in order: clip:norm=0.5, secure-sum, gaussian:z=1, …; repeat.",
+        panel=PRIVACY,
+        option="--stage",
+    )
+    """Without any, the method's own channel."""
+    budget: str | None = setting(
+        None, "eps=8,delta=1e-6,unit=user,observer=public: training ends before it is broken.", panel=PRIVACY
+    )
+    calibrate: bool = setting(False, "Find the noise that spends the budget.", panel=PRIVACY)
+    delta: float = setting(DELTA, "What ε is stated at where there is no budget.", panel=PRIVACY)
 
     def build(self) -> Method | Reference:
         """The method with its fields set."""
-        found = find(self.method)
-        known = [spec.name for spec in params(found)]
-        for name in self.fields:
-            if name not in known:
-                raise _no_field(self.method, name, known)
-        built: Method | Reference = found(**self.fields)
-        if not self.stages or not isinstance(built, Method):
-            return built
-        channel = parse_channel(with_noise(self.stages) if self.calibrate else self.stages)
-        if not any(spec.name == "uplink" for spec in fields(built)):  # type: ignore[arg-type]
-            raise HomebodyError(f"{self.method} has no field 'uplink', so no stage can be put on its way out.")
-        return replace(built, uplink=channel)  # type: ignore[type-var]
+        from homebody.methods import build
+        from homebody.privacy.specs import with_noise
+
+        return build(self.method, self.fields, with_noise(self.stages) if self.calibrate else self.stages)
 
     def unshuffled(self) -> list[str]:
-        """A note where stages were given that leave out the shuffle that the method's own reports pass."""
+        """A note where the given stages leave out the shuffle of the method's own channel."""
+        from homebody.methods import own_channel
+        from homebody.privacy.specs import split_stage
+
         given = [split_stage(text)[0] for text in self.stages]
-        shuffles = any(isinstance(stage, Shuffle) for stage in own_channel(self.method).stages)
-        if not shuffles or "one-bit" not in given or "shuffle" in given:
+        if not own_channel(self.method).facts.shuffled or "one-bit" not in given or "shuffle" in given:
             return []
         return [f"{self.short_method}'s own channel shuffles; these stages do not"]
 
     def every(self, method: Method | Reference) -> int:
         """Rounds from one evaluation to the next."""
-        own = method.default_evaluate_every if isinstance(method, Method) else 1
-        return own if self.evaluate_every is None else self.evaluate_every
+        return method.about.evaluate_every if self.evaluate_every is None else self.evaluate_every
 
     def selects(self) -> str:
         """The metric that the round is chosen by.
@@ -124,13 +164,12 @@ class Recipe:
         >>> Recipe("fedmf", "ml-1m").selects(), Recipe("privrec", "ml-1m", fields={"output": "explicit"}).selects()
         ('valid/ndcg@10', 'valid/rmse')
         """
-        if self.select is not None:
-            return self.select
-        built = self.build()
-        return built.default_select if isinstance(built, Method) else SELECT
+        return self.build().scoring.select if self.select is None else self.select
 
     def allowed(self) -> Budget | None:
         """The budget, read and checked."""
+        from homebody.privacy import Budget
+
         return None if self.budget is None else Budget.parse(self.budget)
 
     @property
@@ -140,28 +179,15 @@ class Recipe:
         return allowed.delta if allowed else self.delta
 
     def check(self) -> None:
-        """Refuse values of the wrong kind, in a sentence."""
-        for spec in fields(self):
-            value, wanted = getattr(self, spec.name), _TYPES[spec.name]
-            if value is None and spec.default is None:
-                continue
-            if type(value) is not wanted and not (wanted is float and type(value) is int):
-                kind = {**KINDS, list: "a list", dict: "a table"}[wanted]
-                raise HomebodyError(f"The recipe's {spec.name} must be {kind}, not {value!r}.")
-        for k in self.cutoffs:
-            if type(k) is not int or k < 1:
-                raise HomebodyError(f"A cut-off of the metrics is a whole number from 1, not {k!r}.")
-        if self.evaluate_every is not None and self.evaluate_every < 0:
-            raise HomebodyError(f"evaluate-every must be 0 (never) or more, not {self.evaluate_every}.")
+        """Refuse values of the wrong type, out of bounds, or that contradict one another."""
+        from homebody.data.vocabularies import parse
+        from homebody.privacy.limits import check_delta
+
+        settings.check(self, "The recipe's ")
         if not self.measured():
             raise HomebodyError("The metrics need a cut-off, such as cutoffs = [10].")
         check_delta(self.delta)
-        for spec_text in self.stages:
-            if type(spec_text) is not str:
-                raise HomebodyError(f"A stage is a text such as 'clip:norm=0.5', not {spec_text!r}.")
         for name, text in self.vocabularies.items():
-            if type(text) is not str:
-                raise HomebodyError(f"The vocabulary of '{name}' is a text such as 'hash:64', not {text!r}.")
             parse(name, text)
         if self.calibrate and self.budget is None:
             raise HomebodyError("--calibrate finds the noise that spends a budget: give one, such as --budget eps=8.")
@@ -186,57 +212,33 @@ class Recipe:
         >>> Recipe("fedmf", "ml-1m", select="valid/ndcg@10").options()
         ['--data', 'ml-1m']
         """
-        words = ["--data", self.data]
-        for spec in fields(self):
-            value = getattr(self, spec.name)
-            default = spec.default if spec.default_factory is MISSING else spec.default_factory()
-            if spec.name in ("method", "data", "fields") or value == default:
-                continue
-            if spec.name == "select" and value == replace(self, select=None).selects():
-                continue
-            option = f"--{spec.name.replace('_', '-')}"
-            if spec.name == "fused":
-                words.append("--plain")
-            elif spec.name == "calibrate":
-                words.append("--calibrate")
-            elif spec.name == "columns":
-                words += [word for name, one in value.items() for word in (f"--{name.replace('_', '-')}", one)]
-            elif spec.name in ("kinds", "filters", "vocabularies"):
-                single = "--vocabulary" if spec.name == "vocabularies" else option.removesuffix("s")
-                words += [word for name, one in value.items() for word in (single, f"{name}={one}")]
-            elif spec.name in ("slices", "stages"):
-                words += [word for one in value for word in (option.removesuffix("s"), one)]
-            else:
-                words += [option, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+        typed = dict(settings.words(self))
+        if self.select is not None and self.select == replace(self, select=None).selects():
+            del typed["select"]
+        words = [
+            *typed.pop("data"),
+            *(word for name, own in typed.items() if name not in ("method", "fields") for word in own),
+        ]
         for name, value in self.fields.items():
             words += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
         return words
 
     def to_toml(self) -> str:
-        known = {name: value for name, value in asdict(self).items() if value is not None}
-        return tomli_w.dumps({"schema": SCHEMA_VERSION, **known})
+        return settings.to_toml(self, SCHEMA_VERSION)
 
     @classmethod
-    def from_toml(cls, text: str) -> Recipe:
-        try:
-            values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise HomebodyError(f"The recipe is not valid TOML: {error}.") from error
-        schema = values.pop("schema", SCHEMA_VERSION)
-        if type(schema) is not int:
-            raise HomebodyError(f"The recipe's schema must be a whole number, not {schema!r}.")
-        if schema < 2:
+    def from_toml(cls, text: str) -> Self:
+        values, version = settings.load(text, "The recipe", SCHEMA_VERSION)
+        return cls.from_values(values, version)
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any], version: int = SCHEMA_VERSION) -> Self:
+        """A recipe from the values of a TOML table."""
+        if version < 2:
+            from homebody.data.vocabularies import ALL
+
             values = {"vocabularies": {ALL: "found"}, **values}
-        if schema > SCHEMA_VERSION:
-            raise HomebodyError("The recipe was written by a newer Homebody; update to run it.")
-        names = {spec.name for spec in fields(cls)}
-        for name in values:
-            if name not in names:
-                raise unknown_name("recipe field", name, names)
-        for name in ("method", "data"):
-            if name not in values:
-                raise HomebodyError(f"The recipe names no {name}.")
-        recipe = cls(**values)
+        recipe = settings.read(cls, values, "The recipe", "recipe field")
         recipe.check()
         return recipe
 
@@ -257,18 +259,7 @@ class Recipe:
         return "-".join(part.replace(":", "_").replace(",", "_").replace("=", "")[:40] for part in short)
 
 
-_TYPES: dict[str, type] = {
-    **dict.fromkeys(("method", "data", "split", "protocol", "held_out", "select", "device", "data_dir"), str),
-    **dict.fromkeys(("user_features", "item_features", "impressions", "budget"), str),
-    **dict.fromkeys(("rounds", "seed", "negatives", "cohort", "evaluate_every"), int),
-    **dict.fromkeys(("fields", "columns", "kinds", "filters", "vocabularies"), dict),
-    **dict.fromkeys(("cutoffs", "slices", "stages"), list),
-    **dict.fromkeys(("fused", "calibrate"), bool),
-    **dict.fromkeys(("delta", "public"), float),
-}
-
-
-def parse_fields(method: str, settings: Sequence[str]) -> dict[str, Any]:
+def parse_fields(method: str, given: Sequence[str]) -> dict[str, Any]:
     """`field=value` texts as the values of a method's fields.
 
     >>> parse_fields("fedmf", ["factors=8", "learning_rate=0.05"])
@@ -279,45 +270,25 @@ def parse_fields(method: str, settings: Sequence[str]) -> dict[str, Any]:
     homebody.errors.HomebodyError: There is no field of fedmf 'factor'; did you mean 'factors'? Known: batch_size, \
 dual, epochs, factors, item_rate, learning_rate, negatives.
     """
+    from homebody.methods import find, no_field
+    from homebody.params import params
+
     known = {spec.name: spec.default for spec in params(find(method))}
     values = {}
-    for setting in settings:
-        name, equals, text = setting.partition("=")
+    for pair in given:
+        name, equals, text = pair.partition("=")
         if not equals:
-            raise HomebodyError(f"--set takes field=value, not '{setting}'.")
+            raise HomebodyError(f"--set takes field=value, not '{pair}'.")
         if name not in known:
-            raise _no_field(method, name, known)
-        values[name] = _parse(name, text, type(known[name]))
+            raise no_field(method, name, known)
+        values[name] = settings.parse(name, text, type(known[name]))
     return values
-
-
-def own_channel(method: str) -> Channel:
-    """What updates of a method pass where no stages are given; of a reference, nothing."""
-    return getattr(find(method), "uplink", Channel())
-
-
-def _no_field(method: str, name: str, known: Iterable[str]) -> HomebodyError:
-    """Who looks among the fields for a setting of the method's own channel is told where it is."""
-    own = own_channel(method)
-    if any(spec.name == name and not spec.kw_only for stage in own.stages for spec in fields(stage)):  # type: ignore[arg-type]
-        stages = " ".join(f"--stage {text}" for text in stage_texts(own))
-        return HomebodyError(
-            f"{name} is no field of {method} but a setting of its channel: give all its stages, as in {stages}."
-        )
-    return unknown_name(f"field of {method}", name, known)
-
-
-def _parse(name: str, text: str, kind: type) -> Any:
-    try:
-        if kind is bool:
-            return {"true": True, "false": False}[text.lower()]
-        return kind(text)
-    except (ValueError, KeyError):
-        raise HomebodyError(f"{name} must be {KINDS.get(kind, kind.__name__)}, not '{text}'.") from None
 
 
 def fingerprint(parts: Mapping[str, bytes | memoryview]) -> str:
     """A short checksum of named buffers."""
+    import hashlib
+
     digest = hashlib.sha256()
     for name, part in parts.items():
         digest.update(name.encode())

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from homebody.core import Catalogue, Users
+from homebody.core import About, Catalogue, Method, Recommender, Users
 from homebody.errors import HomebodyError
-from homebody.params import check_params
 
-__all__ = ["Histories", "Reference", "Score", "ScoreNow"]
+__all__ = ["Histories", "Reference", "Score", "ScoreNow", "federated"]
 
 Score = Callable[[Users, Tensor], Tensor]
 """From users (B,) and items (N,) to how well each item fits each user (B, N)."""
@@ -59,21 +58,12 @@ class Histories(NamedTuple):
         return cls(ends, items, Catalogue(n_items), np.ones(len(histories), dtype=np.bool_))
 
 
-class Reference:
-    """A frozen dataclass of hyper-parameters, like a method; the ledger says *raw data collected, ε = ∞*."""
+class Reference(Recommender):
+    """A centralised recommender to compare with; the ledger says *raw data collected, ε = ∞*."""
 
-    needs: ClassVar[tuple[str, ...]] = ()
-    """What the data must have for it: ratings, times, user features, item features, impressions."""
-    default_rounds: ClassVar[int] = 1
+    about: ClassVar[About] = About(rounds=1)
     reads: ClassVar[bool] = True
     """Whether it looks at anyone's history. One that does not collects nothing, and is charged nothing."""
-    diagnostic: ClassVar[bool] = False
-    """Whether it is there to show something: a leaderboard has it only where it is named."""
-    title: ClassVar[str] = ""
-    paper: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        check_params(self)
 
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
         """Learn from the raw histories, one score function after each pass over them.
@@ -84,5 +74,12 @@ class Reference:
 
     def trained(self, histories: Histories, seed: int = 0, rounds: int | None = None) -> Score:
         """The score function after these passes, by default as many as the reference takes."""
-        *_, score = islice(self.fit(histories, seed), rounds or self.default_rounds)
+        *_, score = islice(self.fit(histories, seed), rounds or self.about.rounds)
         return score
+
+
+def federated(method: Recommender, name: str, why: str = "it has no clients") -> Method:
+    """The same method; a reference is refused, and `why` ends the sentence."""
+    if not isinstance(method, Method):
+        raise HomebodyError(f"{name} is a centralised reference: {why}.")
+    return method

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import resource
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from homebody.core import Cohort, Evaluated, Method
+from homebody.core import Cohort, Evaluated, Method, releases
 from homebody.counts import several
 from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
@@ -24,14 +22,15 @@ from homebody.errors import Diverged, HomebodyError
 from homebody.evaluation import describe, measure, sliced
 from homebody.fit import Fitted, diverged, fit, origin, phase_rng
 from homebody.methods import code_of, trust
-from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate, Shuffle
+from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
 from homebody.privacy.limits import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
 from homebody.privacy.specs import stage_texts, with_noise
 from homebody.progress import Best, Round, better
 from homebody.recipe import Recipe
-from homebody.reference import Reference
+from homebody.reference import Reference, federated
 from homebody.report import RunFolder
+from homebody.report.record import Parameters, Result
 from homebody.run_notes import (
     changes,
     counted,
@@ -41,9 +40,11 @@ from homebody.run_notes import (
     notes_of,
     parameters_of,
     refuse_found,
+    result_of,
     unheld,
 )
 from homebody.simulation import Simulator, usable_device
+from homebody.stopwatch import Stopwatch
 
 __all__ = [
     "Watcher",
@@ -61,14 +62,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Watcher:
-    """What wants to know how a run goes; each may do nothing."""
+    """Callbacks that report how a run proceeds. By default they do nothing."""
 
     say: Callable[[str], None] = lambda text: None
     begun: Callable[[Path], None] = lambda folder: None
     start: Callable[[int], None] = lambda rounds: None
     on_round: Callable[[Round], None] = lambda line: None
     looked: Callable[[int, int], None] = lambda done, steps: None
-    """How far something is that is done with the finished model, of how many steps."""
+    """Steps done, of how many, of an analysis of the finished model."""
     fetched: Callable[[int, int | None], None] | None = None
 
 
@@ -79,10 +80,10 @@ CHANGED = (
 )
 
 
-def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | None = None) -> dict[str, Any]:
-    """Run a recipe in a new folder below `out`. Nothing is written before everything given was checked.
+def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | None = None) -> Result:
+    """Run a recipe in a new folder below `out`. Nothing is written before the recipe is checked.
 
-    name: what the folder is called, exactly; by default after the recipe and the time.
+    name: the exact name of the folder; by default it is made from the recipe and the time.
     """
     method, split = prepare(recipe, watcher)
     recipe = replace(recipe, rounds=_rounds(recipe, method), cohort=cohort_of(recipe, method, split))
@@ -108,14 +109,14 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
 
 
 def check(recipe: Recipe, watcher: Watcher = QUIET) -> None:
-    """Refuse a recipe that could not run, as `execute` would; nothing is written."""
+    """Raise the error that `execute` would raise for a recipe that cannot run. Nothing is written."""
     prepare(recipe, watcher)
 
 
-def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) -> dict[str, Any]:
-    """Go on with a run that was cut short; a complete one just says its result.
+def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) -> Result:
+    """Continue a run that was interrupted, and return its result. A complete run is not run again.
 
-    trust_code: run the file that its recipe names as the method; without it, such a run is refused.
+    trust_code: allow a recipe whose method is a file to run that file; otherwise such a run is refused.
     """
     folder = RunFolder.open(path)
     if trust_code:
@@ -124,20 +125,20 @@ def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) ->
         watcher.begun(path)
         if (path / "result.json").exists():
             Ledger(folder.ledger_path).close()  # refuses a chain that is broken
-            return {**folder.read_json("result.json"), "run": str(path)}
+            return folder.result()
         recipe = Recipe.from_toml(folder.recipe_text())
         method, split = prepare(recipe, watcher)
         now = environment(recipe, method, split)
         if (path / "environment.json").exists():
             _insist_on_same(folder, now)
-        else:  # killed in its very first moment
+        else:  # killed before it was written
             folder.write_json("environment.json", now)
         folder.check_rounds()
         return _run(recipe, method, split, folder, now, watcher)
 
 
 def trust_folder(path: Path, say: Callable[[str], None] = QUIET.say) -> None:
-    """Let the code run that a run's recipe names as its method; which that is, is said first."""
+    """Allow the file that a run's recipe names as its method to run, and report which file that is."""
     recipe = Recipe.from_toml(RunFolder.open(path).recipe_text())
     if code := code_of(recipe.method):
         say(f"{path} runs the code of {code}.")
@@ -145,19 +146,18 @@ def trust_folder(path: Path, say: Callable[[str], None] = QUIET.say) -> None:
 
 
 def reopen(path: Path, *, trust_code: bool = False) -> tuple[Fitted, Population]:
-    """A finished run's model, ready to recommend, and the population it was trained on.
+    """The model of a finished run, ready to recommend, and the population it was trained on.
 
-    trust_code: run the file that its recipe names as the method; without it, such a run is refused.
+    trust_code: as in `resume`.
     """
     folder = RunFolder.open(path)
     if trust_code:
         trust_folder(path)
     folder.read_json("result.json")
     recipe = Recipe.from_toml(folder.recipe_text())
-    method, split = prepare(recipe, QUIET)
-    _insist_on_same(folder, environment(recipe, method, split))
-    if isinstance(method, Reference):
-        raise HomebodyError(f"{recipe.method} is a centralised reference: its run keeps figures, not a model.")
+    prepared, split = prepare(recipe, QUIET)
+    _insist_on_same(folder, environment(recipe, prepared, split))
+    method = federated(prepared, recipe.method, "its run keeps figures, not a model")
     progress = folder.read()
     if progress is None:
         raise HomebodyError(f"{path} holds no model.")
@@ -184,7 +184,7 @@ def _insist_on_same(folder: RunFolder, now: dict[str, Any]) -> None:
 
 
 def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
-    """The people that a recipe is about, with their features, after its filters."""
+    """The population of a recipe, with its features, after its filters."""
     return load(
         recipe.data,
         data_dir=recipe.data_dir,
@@ -201,16 +201,16 @@ def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
 
 
 def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Reference, Split]:
-    """What a recipe names: the method and the split population, all checked; nothing is written."""
+    """Build and check what a recipe names: the method, and the population after its split. Nothing is written."""
     recipe.check()
     usable_device(recipe.device)
     method = recipe.build()
     _rounds(recipe, method)
     population = population_of(recipe, watcher)
-    sliced(population, recipe.slices)  # refuses what it cannot read
+    sliced(population, recipe.slices)  # raises if a slice cannot be read
     if lacking := population.lacks(method.needs):
         raise HomebodyError(f"{recipe.method} needs {lacking}, which {population.name} does not have.")
-    if isinstance(method, Method) and method.predicts == "ratings":
+    if method.scoring.predicts == "ratings":
         _refuse_unrated(recipe, population)
     split = split_population(
         population,
@@ -229,7 +229,7 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
     if isinstance(method, Method):
         if any(phase.public for phase in method.phases) and not split.public.any():
             raise HomebodyError(f"{recipe.method} learns from public people here, and nobody is: give --public 0.1.")
-        # Charges that cannot be stated are refused now, and so is a budget that no round fits into.
+        # This refuses charges that cannot be stated, and a budget that is smaller than one round.
         planned = _planned(recipe, method, split)
         told = [charges for charges, _ in planned]
         refuse_found(method, split, told)
@@ -241,7 +241,7 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
 
 
 def _refuse_unrated(recipe: Recipe, population: Population) -> None:
-    """Ratings are predicted from ratings, and measured by ratings."""
+    """Refuse data without the ratings that a rating prediction is trained on and measured by."""
     if population.ratings is None:
         raise HomebodyError(
             f"{recipe.short_method} predicts ratings with these settings, and {population.name} has none: "
@@ -252,20 +252,20 @@ def _refuse_unrated(recipe: Recipe, population: Population) -> None:
 
 
 def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequence[Charge], int]]:
-    """What each phase's rounds will be charged, and how many there are; nothing where all is public."""
+    """The charges of one round of each phase, and its number of rounds. Public phases are left out."""
     members = int((split.learn & (split.lengths > 0)).sum())
     asked = cohort_of(recipe, method, split)
     size = asked or members
     cohort = Cohort(np.arange(size), "fixed" if asked else "all", size, members, split.n_items)
     rounds = _rounds(recipe, method)
     charged = [phase for phase in method.phases if not phase.public]
-    return [((phase.method or method).releases(cohort), phase.rounds or rounds) for phase in charged]
+    return [(releases(phase.method or method, cohort), phase.rounds or rounds) for phase in charged]
 
 
 def _calibrated(
     recipe: Recipe, method: Method | Reference, split: Split, watcher: Watcher
 ) -> tuple[Recipe, Method | Reference]:
-    """The recipe with the noise that spends its budget over all rounds, where that is asked for."""
+    """The recipe and method with the noise that spends the budget over all rounds, if calibration is asked for."""
     budget = recipe.allowed()
     if not recipe.calibrate or budget is None or not isinstance(method, Method):
         return recipe, method
@@ -281,15 +281,14 @@ def _calibrated(
     recipe = replace(recipe, stages=with_noise(stages, noise), calibrate=False)
     rounds = sum(count for _, count in _planned(recipe, method, split))
     watcher.say(f"calibrated: {' → '.join(recipe.stages)} spends ε = {budget.epsilon:g} in {several(rounds, 'round')}")
-    built = recipe.build()
-    assert isinstance(built, Method)
+    built = federated(recipe.build(), recipe.method)
     budget.refuse_hopeless(_planned(recipe, built, split)[0][0])
     return recipe, built
 
 
 def cohort_of(recipe: Recipe, method: Method | Reference, split: Split) -> int | None:
-    """Clients a round; a method's own number where nobody says, as far as there are so many."""
-    own = method.default_cohort if isinstance(method, Method) else None
+    """Clients a round: as the recipe says, else the method's default, but no more than there are."""
+    own = method.about.cohort
     if recipe.cohort is not None or own is None:
         return recipe.cohort
     return min(own, int((split.learn & (split.lengths > 0)).sum()))
@@ -298,7 +297,32 @@ def cohort_of(recipe: Recipe, method: Method | Reference, split: Split) -> int |
 def _rounds(recipe: Recipe, method: Method | Reference) -> int:
     if recipe.rounds is not None and recipe.rounds < 1:
         raise HomebodyError(f"Rounds must be at least 1, not {recipe.rounds}.")
-    return recipe.rounds or method.default_rounds
+    return recipe.rounds or method.about.rounds
+
+
+class _Job(NamedTuple):
+    """A run that is under way, in its folder."""
+
+    recipe: Recipe
+    split: Split
+    folder: RunFolder
+    ledger: Ledger
+    digest: str
+    """Of everything that shapes a release."""
+    watcher: Watcher
+
+    def record(self, line: Round) -> None:
+        self.folder.add_round(line)
+        self.watcher.on_round(line)
+
+
+class _Outcome(NamedTuple):
+    """The chosen round of a run."""
+
+    evaluated: Evaluated
+    chosen: int
+    parameters: Parameters | None = None
+    stopped: str | None = None
 
 
 def _run(
@@ -308,73 +332,28 @@ def _run(
     folder: RunFolder,
     now: dict[str, Any],
     watcher: Watcher,
-) -> dict[str, Any]:
-    cpu = time.process_time()
-    ledger = Ledger(folder.ledger_path)
-    try:
-        digest = digest_of(now)
-        _tell_of_changes(folder, ledger, now, digest, watcher)
-        if isinstance(method, Reference):
-            evaluated, chosen = _reference(recipe, method, split, folder, ledger, digest, watcher)
-            stopped, parameters = None, None
-        else:
-            fitted = _federated(recipe, method, split, folder, ledger, digest, watcher)
-            evaluated, chosen, stopped = fitted.evaluated, fitted.chosen, fitted.stopped
-            parameters = parameters_of(fitted, recipe.seed)
-            if stopped:
-                watcher.say(stopped)
-        folder.add_ranks(evaluated)
-        lines = folder.rounds()
-        per_client = sum(line["clients"] for line in lines)
-        result = {
-            "method": recipe.method,
-            "data": Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data,
-            "protocol": recipe.protocol,
-            "split": recipe.split,
-            "meaning": describe(recipe.protocol, split.how, split.negatives, recipe.split, split.enough),
-            "seed": recipe.seed,
-            "rounds": len(lines),
-            "chosen_round": chosen,
-            "passes": getattr(method, "passes", getattr(method, "epochs", 1)),
-            "parameters": parameters,
-            "metrics": {n: v for n, v in evaluated.metrics.items() if not n.startswith("valid/")},
-            "validation": {n.removeprefix("valid/"): v for n, v in evaluated.metrics.items() if n.startswith("valid/")},
-            "epsilon": ledger.epsilons(recipe.stated_at),
-            "epsilon_unit": "user",
-            "epsilon_delta": recipe.stated_at,
-            "reports": _reports(recipe, method, split, len(lines)),
-            "stages": recipe.stages,
-            "channel": stage_texts(method.uplink) if isinstance(method, Method) else None,
-            "budget": recipe.budget,
-            "stopped": stopped,
-            "bytes_up": round(sum(line["bytes_up"] for line in lines) / per_client),
-            "bytes_down": round(sum(line["bytes_down"] for line in lines) / per_client),
-            "seconds": sum(line["seconds"] + line["evaluation_seconds"] for line in lines),
-            "seconds_per_round": statistics.median(line["seconds"] for line in lines),
-            "cpu_seconds": time.process_time() - cpu,
-            "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-            "notes": [
-                *notes_of(method, split),
-                *recipe.unshuffled(),
-                *unheld(recipe, method),
-                *guessing(evaluated, split),
-                *([CHANGED] if len(ledger.digests()) > 1 else []),
-            ],
-            "run": str(folder.path),
-        }
+) -> Result:
+    """Train from the folder's last checkpoint, or from the start, and write the result. now: the environment."""
+    began = time.process_time()
+    with contextlib.closing(Ledger(folder.ledger_path)) as ledger:
+        job = _Job(recipe, split, folder, ledger, digest_of(now), watcher)
+        _report_changes(job, now)
+        outcome = _reference(job, method) if isinstance(method, Reference) else _federated(job, method)
+        folder.add_ranks(outcome.evaluated)
+        result = _result(job, method, outcome)
+        result["cpu_seconds"] = time.process_time() - began
         folder.write_json("result.json", result)
-        return folder.read_json("result.json")
-    finally:
-        ledger.close()
+        return folder.result()
 
 
-def _tell_of_changes(folder: RunFolder, ledger: Ledger, now: dict[str, Any], digest: str, watcher: Watcher) -> None:
-    """Before anything is charged: whether what follows is charged in full, and why."""
+def _report_changes(job: _Job, now: dict[str, Any]) -> None:
+    """Report, before anything is charged, if rounds are charged that were charged before, and why."""
+    folder, ledger = job.folder, job.ledger
     then = folder.read_json("environment.json")
     step, before = folder.stands()
-    if ledger.releases() and origin(digest, step, before, ledger) not in ledger.digests():
+    if ledger.releases() and origin(job.digest, step, before, ledger) not in ledger.digests():
         why = changes(then, now)
-        watcher.say(
+        job.watcher.say(
             f"What shapes a release is not as it was when this run was charged last{why and f' ({why})'}. What follows "
             f"is another release: its noise is new, and every round from {step + 1} on is charged in full, also where "
             "it was charged before."
@@ -383,35 +362,15 @@ def _tell_of_changes(folder: RunFolder, ledger: Ledger, now: dict[str, Any], dig
         folder.write_json("environment.json", now)
 
 
-def _reports(recipe: Recipe, method: Method | Reference, split: Split, rounds: int) -> dict[str, float] | None:
-    """Where devices send randomised reports: how many, what they add up to, and their bytes sealed one by one."""
-    if not isinstance(method, Method):
-        return None
-    found = tally(_planned(recipe, method, split)[0][0], rounds)
-    if found is not None and any(isinstance(stage, Shuffle) for stage in method.uplink.stages):
-        found["sealed_bytes"] = sealed_bytes(int(found["count"]))
-    return found
-
-
-def simulator(recipe: Recipe, split: Split) -> Simulator:
-    """The runtime of a recipe."""
-    return Simulator(split, device=recipe.device, fused=recipe.fused, cutoffs=recipe.measured(), slices=recipe.slices)
-
-
-def _federated(
-    recipe: Recipe, method: Method, split: Split, folder: RunFolder, ledger: Ledger, digest: str, watcher: Watcher
-) -> Fitted:
+def _federated(job: _Job, method: Method) -> _Outcome:
+    """Charge vocabularies that are counted with noise, then train."""
+    recipe, split, ledger = job.recipe, job.split, job.ledger
     assert recipe.rounds is not None
-    watcher.start(sum(phase.rounds or recipe.rounds for phase in method.phases))
-
-    def on_round(line: Round) -> None:
-        folder.add_round(line)
-        watcher.on_round(line)
-
-    told = [charges for charges, _ in _planned(recipe, method, split)]
-    for release, charges in counted(method, split, told).items():
-        ledger.charge(release, charges, repeat=True, digest=digest)
-    return fit(
+    job.watcher.start(sum(phase.rounds or recipe.rounds for phase in method.phases))
+    planned = [charges for charges, _ in _planned(recipe, method, split)]
+    for release, charges in counted(method, split, planned).items():
+        ledger.charge(release, charges, repeat=True, digest=job.digest)
+    fitted = fit(
         method,
         simulator(recipe, split),
         rounds=recipe.rounds,
@@ -422,53 +381,93 @@ def _federated(
         delta=recipe.stated_at,
         evaluate_every=recipe.every(method),
         select=recipe.selects(),
-        on_round=on_round,
-        checkpoints=folder,
-        digest=digest,
+        on_round=job.record,
+        checkpoints=job.folder,
+        digest=job.digest,
     )
+    if fitted.stopped:
+        job.watcher.say(fitted.stopped)
+    return _Outcome(fitted.evaluated, fitted.chosen, parameters_of(fitted, recipe.seed), fitted.stopped)
 
 
-def _reference(
-    recipe: Recipe, method: Reference, split: Split, folder: RunFolder, ledger: Ledger, digest: str, watcher: Watcher
-) -> tuple[Evaluated, int]:
-    """Every pass is evaluated like a round; the best on validation stands."""
+def simulator(recipe: Recipe, split: Split) -> Simulator:
+    """The runtime of a recipe."""
+    return Simulator(split, device=recipe.device, fused=recipe.fused, cutoffs=recipe.measured(), slices=recipe.slices)
+
+
+def _reference(job: _Job, method: Reference) -> _Outcome:
+    """Train a reference. Each pass is evaluated as a round is, and the best on validation is chosen."""
+    recipe, split, ledger = job.recipe, job.split, job.ledger
     assert recipe.rounds is not None
     every = recipe.every(method)
-    watcher.start(recipe.rounds)
-    raw = NonPrivate("raw data collected")
+    job.watcher.start(recipe.rounds)
     if method.reads:
-        told = [Charge(observer, "user", raw) for observer in OBSERVERS]
-        ledger.charge("collection", told, repeat=True, digest=digest)
-    folder.load()  # takes back what an interrupted attempt recorded
+        raw = NonPrivate("raw data collected")
+        collected = [Charge(observer, "user", raw) for observer in OBSERVERS]
+        ledger.charge("collection", collected, repeat=True, digest=job.digest)
+    job.folder.load()  # drops the rounds that an interrupted attempt recorded
     histories = split.histories()
     people = int((split.lengths > 0).sum())
     best, chosen, step = Evaluated({}), 0, 0
-    began = time.perf_counter()
+    watch = Stopwatch()
     for step, score in enumerate(islice(method.fit(histories, recipe.seed), recipe.rounds), start=1):
-        trained = time.perf_counter()
+        trained = watch.lap()
         due = every and (not chosen or step == recipe.rounds or step % every == 0)
         try:
-            found = measure(split, score, recipe.measured(), recipe.slices) if due else Evaluated({})
+            evaluated = measure(split, score, recipe.measured(), recipe.slices) if due else Evaluated({})
         except Diverged as error:
             raise diverged(method, step, "what items are ranked by") from error
-        if better(found, best if chosen else None, recipe.selects()):
-            best, chosen = found, step
+        if better(evaluated, best if chosen else None, recipe.selects()):
+            best, chosen = evaluated, step
         line = Round(
             phase="fit",
             round=step,
             step=step,
-            clients=people if step == 1 else 0,  # they send what they have once
+            clients=people if step == 1 else 0,  # they send their histories once
             loss=None,
-            metrics=found.metrics,
+            metrics={},
             epsilon=ledger.epsilons(recipe.stated_at),
             bytes_up=histories.items.nbytes if step == 1 and method.reads else 0,
             bytes_down=0,
-            seconds=trained - began,
-            evaluation_seconds=time.perf_counter() - trained,
+            seconds=trained.seconds,
+            evaluation_seconds=0.0,
             delta=recipe.stated_at,
             charged=method.reads,
+            compile_seconds=trained.compile_seconds,
         )
-        folder.add_round(line)
-        watcher.on_round(line)
-        began = time.perf_counter()
-    return best, chosen or step
+        job.record(line.measured(evaluated, line.epsilon, watch.lap()))
+        watch.lap()
+    return _Outcome(best, chosen or step)
+
+
+def _result(job: _Job, method: Method | Reference, outcome: _Outcome) -> Result:
+    """The result of a simulated run, from its record."""
+    recipe, split, evaluated, lines = job.recipe, job.split, outcome.evaluated, job.folder.rounds()
+    notes = (notes_of(method, split), recipe.unshuffled(), unheld(recipe, method), guessing(evaluated, split))
+    result = result_of(
+        recipe,
+        method,
+        lines,
+        evaluated,
+        job.ledger.epsilons(recipe.stated_at),
+        data=Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data,
+        meaning=describe(recipe.protocol, split.how, split.negatives, recipe.split, split.enough),
+        chosen=outcome.chosen,
+        stopped=outcome.stopped,
+        notes=[*chain(*notes), *([CHANGED] if len(job.ledger.digests()) > 1 else [])],
+        run=job.folder.path,
+    )
+    result["passes"] = getattr(method, "passes", getattr(method, "epochs", 1))
+    result["parameters"] = outcome.parameters
+    result["reports"] = _reports(recipe, method, split, len(lines))
+    return result
+
+
+def _reports(recipe: Recipe, method: Method | Reference, split: Split, rounds: int) -> dict[str, float] | None:
+    """If devices send randomised reports: their number, their total ε, and their bytes when each is sealed."""
+    if not isinstance(method, Method):
+        return None
+    found = tally(_planned(recipe, method, split)[0][0], rounds)
+    if found is not None and method.uplink.facts.shuffled:
+        found["sealed_bytes"] = sealed_bytes(int(found["count"]))
+    return found

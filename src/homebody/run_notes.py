@@ -1,4 +1,4 @@
-"""What a run tells beside its figures: where it ran, what it is made of, and what was guessed, missing or left out."""
+"""What a run records beside its rounds: its environment, its outcome, and notes on guesses and omissions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import platform
+import resource
 import secrets
+import statistics
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
@@ -18,16 +20,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from homebody.core import Evaluated, Method, Rows
+from homebody.core import Evaluated, Method, Recommender, Rows, stated_by
 from homebody.counts import several
 from homebody.data.splits import Split
 from homebody.data.vocabularies import Counted, Declaration, Found, found_in
 from homebody.errors import HomebodyError
 from homebody.fit import Fitted
-from homebody.privacy import OBSERVERS, Charge, NonPrivate, PureRelease
+from homebody.privacy import OBSERVERS, Channel, Charge, NonPrivate, PureRelease
+from homebody.privacy.specs import stage_texts
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
 from homebody.report.ledger_lines import VOCABULARY
+from homebody.report.record import Parameters, Result
 from homebody.rng import Rng
 
 __all__ = [
@@ -41,6 +45,7 @@ __all__ = [
     "notes_of",
     "parameters_of",
     "refuse_found",
+    "result_of",
     "unheld",
 ]
 
@@ -48,7 +53,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dict[str, Any]:
-    """What the numbers of a run may depend on."""
+    """Everything that the numbers of a run may depend on."""
     return {
         "homebody": version("homebody"),
         "python": platform.python_version(),
@@ -72,7 +77,7 @@ def environment(recipe: Recipe, method: Method | Reference, split: Split) -> dic
 
 
 def digest_of(environment: Mapping[str, Any]) -> str:
-    """A name for everything that shapes a release. Only under the same one is a round that is run again a repeat."""
+    """A digest of everything that shapes a release. A round that is run again repeats it only under the same."""
     shapes = {name: value for name, value in environment.items() if name != "cores"}
     return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -89,7 +94,7 @@ CHANGES = {
 
 
 def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What of an environment is not as it was, in words; empty where all is.
+    """The parts of an environment that changed, in words; empty if none did.
 
     >>> changes({"threads": 1, "python": "3.11"}, {"threads": 2, "python": "3.11"})
     'threads'
@@ -99,7 +104,7 @@ def changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 @cache
 def code_fingerprint() -> str:
-    """Of this package's own code."""
+    """A digest of this package's code."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         code = path.read_bytes()
@@ -109,8 +114,8 @@ def code_fingerprint() -> str:
 
 
 def _own_code(method: Method | Reference) -> str:
-    """Of the files that a method's classes come from, where they are not this package's; otherwise empty."""
-    classes = [one for one in type(method).__mro__ if issubclass(one, Method | Reference)]
+    """A digest of the files outside this package that a method's classes come from; empty if there are none."""
+    classes = [one for one in type(method).__mro__ if issubclass(one, Recommender)]
     modules = dict.fromkeys(one.__module__ for one in classes if not one.__module__.startswith("homebody."))
     files = [file for name in modules if (file := getattr(sys.modules[name], "__file__", None))]
     parts = {f"file{number or ''}": Path(file).read_bytes() for number, file in enumerate(files)}
@@ -118,15 +123,15 @@ def _own_code(method: Method | Reference) -> str:
 
 
 def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Everything that a model could learn from or be asked."""
+    """All data that a model could learn from or be tested on."""
     yield from (("bounds", split.bounds), ("items", split.items))
-    if getattr(method, "predicts", "") == "ratings" and (ratings := split.population.ratings) is not None:
+    if method.scoring.predicts == "ratings" and (ratings := split.population.ratings) is not None:
         yield "ratings", ratings
     for unit, encoded in split.encoded.items():
         yield from ((f"{unit}/{name}", column.values) for name, column in encoded.columns.items())
         for name, one in _features(split, unit).items():
             if not isinstance(one, Found):
-                # Its size shapes the model, also where nobody has some of its values.
+                # Its size shapes the model, even if nobody has some of its values.
                 text = json.dumps(encoded.codes[name].to_json())
                 yield f"{unit}/{name}/vocabulary", np.frombuffer(text.encode(), dtype=np.uint8)
     if split.shown is not None and (shown := split.population.impressions):
@@ -134,9 +139,9 @@ def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.
 
 
 def notes_of(method: Method | Reference, split: Split) -> list[str]:
-    """What was guessed, missing or left out on the way; of features, where the method looks at them."""
+    """Notes on what was guessed, missing or left out; on features only if the method reads them."""
     looked_at = {"user features": "users", "item features": "items", "contexts": "contexts"}
-    taken = dict.fromkeys((*method.needs, *getattr(method, "uses", ())))
+    taken = dict.fromkeys((*method.needs, *method.uses))
     features = [note for need in taken if need in looked_at for note in split.encoded[looked_at[need]].notes]
     return [
         *split.population.notes,
@@ -144,28 +149,24 @@ def notes_of(method: Method | Reference, split: Split) -> list[str]:
         *features,
         *_taken_as_public(method, split),
         *claimed(method),
-        *_own_notes(method),
+        *(phase.note for phase in method.phases if phase.note),
     ]
 
 
 def claimed(method: Method | Reference) -> list[str]:
-    """That what a method tells is its own claim, where nothing derives it."""
+    """A note for each method or stage that states its own charges, because Homebody does not derive them."""
     acting = [] if not isinstance(method, Method) else [method, *(one.method for one in method.phases if one.method)]
     return [
         f"{name} states itself what it tells each observer: that is its own claim, kept in the ledger's words. Nothing "
         "derives it, so nothing is certified: ε = ∞."
-        for name in dict.fromkeys(one.stated_by for one in acting)
+        for name in dict.fromkeys(map(stated_by, acting))
         if name
     ]
 
 
-def _own_notes(method: Method | Reference) -> Sequence[str]:
-    return getattr(method, "notes", ())
-
-
 def _taken_as_public(method: Method | Reference, split: Split) -> list[str]:
-    """What ε does not cover, where updates pass noise: the words that people are described in."""
-    if not isinstance(method, Method) or not method.uplink.stages:
+    """A note that ε does not cover the vocabularies of people's features, if updates pass a channel."""
+    if not isinstance(method, Method) or method.uplink == Channel():
         return []
     return _as_found(_found(method, split))
 
@@ -178,26 +179,26 @@ def _as_found(names: Collection[str]) -> list[str]:
 
 
 def _features(split: Split, unit: str) -> Mapping[str, Declaration]:
-    """What is declared of the features of `users`, `items` or `contexts`."""
+    """The declared vocabularies of `users`, `items` or `contexts`."""
     tables = {"users": "user_features", "items": "item_features", "contexts": "contexts"}
     table = getattr(split.population, tables[unit])
     return {} if table is None else table.declared
 
 
 def _taken(method: Method, split: Split) -> list[str]:
-    """The features of people and circumstances that any of its phases takes in."""
+    """The features of people and contexts that any phase of the method reads."""
     known = split.catalogue()
     return list(dict.fromkeys(name for phase in method.phases for name in (phase.method or method).takes_in(known)))
 
 
 def _found(method: Method, split: Split) -> dict[str, bool]:
-    """The features of people whose values come from those who train, and whether somebody said that they may."""
+    """The features of people whose vocabulary comes from training data, and whether the user accepted that."""
     population, taken = split.population, _taken(method, split)
     return {**found_in(population.user_features, taken), **found_in(population.contexts, taken)}
 
 
 def refuse_found(method: Method, split: Split, planned: Sequence[Sequence[Charge]]) -> None:
-    """Refuse to state a finite ε over values of people's features that nobody declared, and ε would leave out."""
+    """Refuse a finite ε that would not cover the undeclared vocabularies of people's features."""
     bare = [name for name, said in _found(method, split).items() if not said]
     if not bare or not any(_bounded(planned, observer) for observer in OBSERVERS):
         return
@@ -217,7 +218,7 @@ def refuse_found(method: Method, split: Split, planned: Sequence[Sequence[Charge
 
 
 def counted(method: Method, split: Split, planned: Sequence[Sequence[Charge]]) -> dict[str, list[Charge]]:
-    """What vocabularies that are counted with noise tell, by the name of the release; they are charged before training.
+    """The charges for vocabularies that are counted with noise, by release. They are charged before training.
 
     The server sees people's values before it adds the noise.
     """
@@ -232,7 +233,7 @@ def counted(method: Method, split: Split, planned: Sequence[Sequence[Charge]]) -
     relations = {charge.event.relation for charges in planned for charge in charges if charge.observer != "server"}
     out = {}
     for name, one in private.items():
-        # The noise is for two counts that change; where a person is added or removed, one does.
+        # The noise covers two counts that change. If a person is added or removed, only one does.
         event = (
             PureRelease(one.epsilon / 2, one.delta, "add-remove")
             if relations == {"add-remove"}
@@ -245,13 +246,13 @@ def counted(method: Method, split: Split, planned: Sequence[Sequence[Charge]]) -
 
 
 def _bounded(planned: Sequence[Sequence[Charge]], observer: str) -> bool:
-    """Whether rounds are charged to this observer, and all of them with noise."""
+    """Whether this observer is charged for rounds, and every charge is for noise."""
     events = [charge.event for charges in planned for charge in charges if charge.observer == observer]
     return bool(events) and not any(isinstance(event, NonPrivate) for event in events)
 
 
 def _outside(recipe: Recipe, method: Method | Reference, split: Split) -> list[str]:
-    """What of the data shapes a model without being charged, for the run's privacy statement."""
+    """Facts about the data that shape a model without being charged, for the privacy statement."""
     if not isinstance(method, Method):
         return []
     said = _as_found(_found(method, split))
@@ -268,7 +269,7 @@ def _outside(recipe: Recipe, method: Method | Reference, split: Split) -> list[s
 
 
 def guessing(evaluated: Evaluated, split: Split) -> list[str]:
-    """What predicted ratings stand beside: how wrong the mean of those in training is of those held out."""
+    """A baseline for predicted ratings: the error of always predicting the mean training rating."""
     ratings = split.population.ratings
     if "rmse" not in evaluated.metrics or ratings is None:
         return []
@@ -280,13 +281,58 @@ def guessing(evaluated: Evaluated, split: Split) -> list[str]:
 
 
 def unheld(recipe: Recipe, method: Method | Reference) -> list[str]:
-    """What a recipe asks for that a reference cannot give: in a table it stands beside methods that can."""
+    """A note that a reference ignores the recipe's stages and budget, for tables that show it beside methods."""
     if isinstance(method, Method) or not (recipe.stages or recipe.budget):
         return []
     return [f"{recipe.method} is centralised and collects raw data: stages and budget do not hold for it"]
 
 
-def parameters_of(fitted: Fitted, seed: int) -> dict[str, int]:
+def result_of(
+    recipe: Recipe,
+    method: Method | Reference,
+    lines: Sequence[Mapping[str, Any]],
+    evaluated: Evaluated,
+    epsilon: dict[str, float],
+    *,
+    data: str,
+    meaning: str,
+    chosen: int,
+    stopped: str | None,
+    notes: list[str],
+    run: Path,
+) -> Result:
+    """The outcome of a run, simulated or with real devices, from its recorded rounds and its chosen one."""
+    metrics, answers = evaluated.metrics, max(1, sum(line["clients"] for line in lines))
+    return {
+        "method": recipe.method,
+        "data": data,
+        "protocol": recipe.protocol,
+        "split": recipe.split,
+        "meaning": meaning,
+        "seed": recipe.seed,
+        "rounds": len(lines),
+        "chosen_round": chosen,
+        "metrics": {name: value for name, value in metrics.items() if not name.startswith("valid/")},
+        "validation": {n.removeprefix("valid/"): v for n, v in metrics.items() if n.startswith("valid/")},
+        "epsilon": epsilon,
+        "epsilon_unit": "user",
+        "epsilon_delta": recipe.stated_at,
+        "stages": recipe.stages,
+        "channel": stage_texts(method.uplink) if isinstance(method, Method) else None,
+        "budget": recipe.budget,
+        "stopped": stopped,
+        "bytes_up": round(sum(line["bytes_up"] for line in lines) / answers),
+        "bytes_down": round(sum(line["bytes_down"] for line in lines) / answers),
+        "seconds": sum(line["seconds"] + line["evaluation_seconds"] for line in lines),
+        "seconds_per_round": statistics.median([line["seconds"] for line in lines] or [0.0]),
+        "compile_seconds": sum(line.get("compile_seconds", 0.0) for line in lines),
+        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "notes": notes,
+        "run": str(run),
+    }
+
+
+def parameters_of(fitted: Fitted, seed: int) -> Parameters:
     """How many numbers are shared, how many a device that joins holds, and how many one device's model has of both.
 
     A device's own copy of a shared tensor counts once in the model, and rows of a table are part of the table.

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 import torch
 from numba.core.dispatcher import Dispatcher
 
-from homebody.core import Catalogue, Cohort, Tree
+from homebody.core import Catalogue, Cohort, Tree, releases
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.device import client
@@ -27,7 +27,7 @@ from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
 from homebody.federation.device.household import Household
 from homebody.federation.device.limits import answering_seconds, estimate
-from homebody.federation.server.keys import make_device_key
+from homebody.federation.service.certificates import make_device_key
 from homebody.federation.task import Task
 from homebody.methods import find
 from homebody.methods.fedmf import FedMF
@@ -74,7 +74,7 @@ class Attacker:
         fields = more.pop("fields", {"factors": 2})
         if shared is None:
             shared = find(method)(**fields).init_shared(Catalogue(N_ITEMS), Rng.of(0))  # type: ignore[union-attr]
-        content = wire.pack(shared)
+        content = wire.encode_tree(shared)
         header = {
             "run": "feedbeef00",
             "method": method,
@@ -98,14 +98,16 @@ class Attacker:
             "people": [0],
             "shared": wire.digest(content),
         }
-        return wire.seal({**header, **more}, {"items": json.dumps([0, ITEMS]).encode(), "shared": content})
+        return wire.encode_letter({**header, **more}, {"items": json.dumps([0, ITEMS]).encode(), "shared": content})
 
     def greeting(self, **more: Any) -> bytes:
-        header, _ = wire.open_letter(self.letter(**{"shared": {}, "do": "hello", "release": "", "people": [], **more}))
-        return wire.seal(header)
+        header, _ = wire.decode_letter(
+            self.letter(**{"shared": {}, "do": "hello", "release": "", "people": [], **more})
+        )
+        return wire.encode_letter(header)
 
     def send(self, body: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
-        return wire.open_letter(self.device.answer(body))
+        return wire.decode_letter(self.device.answer(body))
 
     def events(self) -> list[str]:
         return [one["event"] for one in self.logs]
@@ -114,9 +116,9 @@ class Attacker:
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
     with Home.create(tmp_path / "device", server="127.0.0.1:9092") as made:
-        ann = made.add_person("ann")
+        ann = made.people.add("ann")
         for when, item in enumerate(OWNED):
-            made.append(ann, ITEMS[item][0], time=when)
+            made.history.append(ann, ITEMS[item][0], time=when)
         yield made
 
 
@@ -153,17 +155,17 @@ def test_a_failure_after_the_charge_leaves_as_the_zero_update(
     body = attacker.letter(do=do, measures=do == "evaluate")
     header, parts = attacker.send(body)
     assert (header["declined"], list(parts)) == ([], ["0"])
-    for value in wire.unpack(parts["0"]).values():
+    for value in wire.decode_tree(parts["0"]).values():
         assert not bool((value if isinstance(value, torch.Tensor) else value.value).any())
     assert "nothing" in attacker.events()
     assert attacker.send(body)[1] == parts  # asked again it says the same, and is not charged again
     assert attacker.home.ledger(0).releases() == 1
-    assert attacker.home.state(0, "feedbeef00") is None
+    assert attacker.home.models.state(0, "feedbeef00") is None
 
 
 def test_a_zero_update_is_noised_as_any_other(attacker: Attacker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Household, "train", lambda *given: 1 / 0)
-    answers = [wire.unpack(attacker.send(attacker.letter(stages=PRIVATE))[1]["0"])["item"] for _ in range(2)]
+    answers = [wire.decode_tree(attacker.send(attacker.letter(stages=PRIVATE))[1]["0"])["item"] for _ in range(2)]
     assert not torch.equal(*answers)
     assert all(bool(one.any()) for one in answers)
 
@@ -172,16 +174,16 @@ def test_numbers_that_are_not_finite_leave_as_zeros_and_leave_no_state(attacker:
     """Steps as large as a server may choose lead anywhere."""
     fields = {"factors": 2, "learning_rate": 1e30}
     _, parts = attacker.send(attacker.letter("pfedrec", fields=fields))
-    assert len(wire.unpack(parts["0"])["item"].index) == 0
-    assert attacker.home.state(0, "feedbeef00") is None
+    assert len(wire.decode_tree(parts["0"])["item"].index) == 0
+    assert attacker.home.models.state(0, "feedbeef00") is None
     _, parts = attacker.send(attacker.letter("pfedrec"))
-    assert bool(torch.isfinite(wire.unpack(parts["0"])["item"].value).all())
-    assert len(wire.unpack(parts["0"])["item"].index) > 0
+    assert bool(torch.isfinite(wire.decode_tree(parts["0"])["item"].value).all())
+    assert len(wire.decode_tree(parts["0"])["item"].index) > 0
 
 
 def test_a_state_that_cannot_be_read_is_no_reason_to_decline(attacker: Attacker) -> None:
     attacker.send(attacker.letter("pfedrec"))
-    attacker.home.put_state(0, "feedbeef00", 1, None, b"broken")
+    attacker.home.models.put_state(0, "feedbeef00", 1, None, b"broken")
     header, parts = attacker.send(attacker.letter("pfedrec"))
     assert (header["declined"], len(parts)) == ([], 1)
 
@@ -215,7 +217,7 @@ def test_parameters_that_do_not_fit_are_not_kept(attacker: Attacker) -> None:
     for size in (3, 4, 5):
         header, _ = attacker.send(attacker.letter(shared={"item": torch.zeros(N_ITEMS, size), "user": torch.zeros(2)}))
         assert "another shape" in header["refused"]
-    assert attacker.home._ask("SELECT COUNT(*) FROM shared")[0][0] == 0
+    assert attacker.home.store.read("SELECT COUNT(*) FROM shared")[0][0] == 0
 
 
 @dataclass
@@ -248,9 +250,9 @@ def test_when_an_answer_leaves_does_not_depend_on_the_history(
     wanted = answering_seconds(estimate(method, Catalogue(N_ITEMS), 5_000, 1), 1)
     assert {answered(taken) for taken in (0.0, 0.001, 0.2, wanted / 2)} == {wanted}
     assert wanted == pytest.approx(round(wanted / 0.05) * 0.05)  # a multiple of 50 ms
-    assert attacker.home.overruns == 0
+    assert attacker.home.outbox.late() == 0
     assert answered(wanted * 1.5) == pytest.approx(2 * wanted)  # an overrun tells that it was one, and is counted
-    assert attacker.home.overruns == 1
+    assert attacker.home.outbox.late() == 1
     assert "late" in attacker.events()
 
 
@@ -277,12 +279,12 @@ def test_a_longer_history_counts_with_its_latest_interactions(attacker: Attacker
     seen = []
     for longest in (2, 6, 100):
         _, parts = attacker.send(attacker.letter("fedials", longest=longest))
-        seen.append(wire.unpack(parts["0"])["item"].index.tolist())
+        seen.append(wire.decode_tree(parts["0"])["item"].index.tolist())
     assert seen == [list(OWNED[-2:]), list(OWNED), list(OWNED)]
 
 
 def test_a_letter_of_the_version_before_names_no_longest_history(attacker: Attacker) -> None:
-    header, _ = wire.open_letter(attacker.letter())
+    header, _ = wire.decode_letter(attacker.letter())
     assert "longest" not in header
     task = Task.read(header)
     assert task.longest == 5_000
@@ -335,21 +337,21 @@ def test_limits_are_the_homes_own(attacker: Attacker) -> None:
         ("bytes", 10, "The answer takes up to 1 MB, and this device allows 1 MB"),
     ):
         usual = attacker.home.settings.limits
-        attacker.home.limit({name: value})
+        attacker.home.configure(limits={name: value})
         assert said in attacker.send(attacker.letter())[0]["refused"]
-        attacker.home.limit(usual)
+        attacker.home.configure(limits=usual)
     assert "refused" not in attacker.send(attacker.letter())[0]
     with pytest.raises(HomebodyError, match="There is no limit of a device 'time'"):
-        attacker.home.limit({"time": 3})
+        attacker.home.configure(limits={"time": 3})
     with pytest.raises(HomebodyError, match="A device's limit of memory must be a whole number above 0"):
-        attacker.home.limit({"memory": 0})
+        attacker.home.configure(limits={"memory": 0})
 
 
 def test_a_catalogue_cannot_fill_the_memory(attacker: Attacker) -> None:
-    attacker.home.limit({"memory": 20_000})
+    attacker.home.configure(limits={"memory": 20_000})
     header, _ = attacker.send(attacker.letter())
     assert "of memory" in header["refused"]
-    assert attacker.home.n_items() == 0
+    assert len(attacker.home.items) == 0
 
 
 def test_work_that_takes_too_long_is_given_up_and_leaves_as_zeros(
@@ -357,11 +359,11 @@ def test_work_that_takes_too_long_is_given_up_and_leaves_as_zeros(
 ) -> None:
     free = threading.Event()
     monkeypatch.setattr(Household, "train", lambda *given: free.wait(60))
-    attacker.home.limit({"seconds": 0.05})
+    attacker.home.configure(limits={"seconds": 0.05})
     try:
         header, parts = attacker.send(attacker.letter())
         assert (header["declined"], len(parts)) == ([], 1)
-        assert len(wire.unpack(parts["0"])["item"].index) == 0
+        assert len(wire.decode_tree(parts["0"])["item"].index) == 0
         assert attacker.device.stuck  # the client starts anew: no thread can be stopped
         assert "start anew" in attacker.send(attacker.letter())[0]["refused"]
     finally:
@@ -381,7 +383,7 @@ def test_compiled_kernels_let_other_threads_run(kernels: ModuleType) -> None:
 def test_a_greeting_that_takes_too_long_is_given_up(attacker: Attacker, monkeypatch: pytest.MonkeyPatch) -> None:
     free = threading.Event()
     monkeypatch.setattr(Household, "train", lambda *given: free.wait(60))
-    attacker.home.limit({"seconds": 0.05})
+    attacker.home.configure(limits={"seconds": 0.05})
     try:
         header, _ = attacker.send(attacker.greeting(fields={"factors": 2}))
         assert "took longer than this device allows" in header["refused"]
@@ -399,7 +401,7 @@ def test_a_client_whose_work_does_not_end_starts_itself_anew(
             one._device._in_time(lambda: free.wait(60))
 
     make_device_key(home.path)
-    home.limit({"seconds": 0.05})
+    home.configure(limits={"seconds": 0.05})
     monkeypatch.setattr(client._Client, "run", works)
     monkeypatch.setattr(client.os, "execv", lambda program, arguments: started.append((program, arguments)))
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -412,7 +414,7 @@ def test_a_client_whose_work_does_not_end_starts_itself_anew(
         for number, handler in handlers:
             signal.signal(number, handler)
     assert started == [(sys.executable, sys.orig_argv)]
-    assert not home.running()
+    assert not home.store.client_runs()
 
 
 @pytest.mark.parametrize("now", [-1e9, 0.0, 4e9, 1e11])
@@ -428,7 +430,7 @@ def test_a_clock_that_is_set_back_or_forward_changes_no_charge(
     answers = [attacker.send(attacker.letter(stages=stages)) for _ in range(2)]
     assert [len(parts) for _, parts in answers] == [1, 0]
     assert attacker.home.ledger(0).releases() == 2
-    assert len(attacker.home.marks(0)) == 2
+    assert len(attacker.home.outbox.sent(0)) == 2
 
 
 class Understated(FedMF):
@@ -439,13 +441,13 @@ class Understated(FedMF):
 
 
 class Silent(FedMF):
-    sends = False
+    about = replace(FedMF.about, sends=False)
 
 
 @pytest.mark.parametrize("noisy", [False, True])
 def test_what_a_method_file_states_of_itself_is_never_certified(noisy: bool) -> None:
     method = Understated(uplink=_channel()) if noisy else Understated()
-    stated = method.releases(Cohort(np.arange(9), "all", 9, 9))
+    stated = releases(method, Cohort(np.arange(9), "all", 9, 9))
     assert {one.observer for one in stated} == {"server", "clients", "public"}
     assert all(isinstance(one.event, NonPrivate) for one in stated)
 
@@ -455,7 +457,7 @@ def test_a_method_that_says_that_it_sends_nothing_cannot_send() -> None:
     from homebody.simulation import Simulator
     from homebody.testing import population
 
-    claimed = Silent().releases(Cohort(np.arange(9), "all", 9, 9))
+    claimed = releases(Silent(), Cohort(np.arange(9), "all", 9, 9))
     assert all(isinstance(one.event, NonPrivate) for one in claimed)
     with pytest.raises(HomebodyError, match="says that it sends nothing"):
         fit(Silent(factors=2), Simulator(population()), rounds=1)

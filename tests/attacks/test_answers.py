@@ -21,13 +21,14 @@ import torch
 from homebody.core import Rows, Tree
 from homebody.database import connect
 from homebody.errors import HomebodyError
-from homebody.federation import letters as correspondence
 from homebody.federation import wire
-from homebody.federation.runtime import Flower, telemetry
+from homebody.federation.server import letters as correspondence
 from homebody.federation.server.admin import report
-from homebody.federation.server.monitor import Rounds, exposition
-from homebody.federation.server.plan import Plan
+from homebody.federation.server.monitor import RoundSums, exposition
+from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
+from homebody.federation.server.runtime import Flower
+from homebody.federation.telemetry import telemetry
 from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.rng import Rng
@@ -106,10 +107,10 @@ class Street:
         return found
 
     def _answer(self, device: int, kind: str, body: bytes) -> bytes:
-        header, _ = wire.open_letter(body)
+        header, _ = wire.decode_letter(body)
         asked = Asked(kind, header.get("people", []), device, header.get("shared", ""), wire.digest(body))
         if device < self.honest:
-            return wire.seal(*self.right(asked))
+            return wire.encode_letter(*self.right(asked))
         self.fuzzed += 1
         given = self.change(self, asked, self.random)
         if self.random.random() < 0.01:
@@ -122,14 +123,14 @@ class Street:
         if asked.kind.startswith("query"):
             return header, {}
         wanted = self.wanted[asked.kind]
-        return header | {"declined": []}, {str(number): wire.pack(update(wanted)) for number in asked.people}
+        return header | {"declined": []}, {str(number): wire.encode_tree(update(wanted)) for number in asked.people}
 
     def log(self, event: str, **facts: Any) -> None:
         json.dumps(facts)
         self.events[event] += 1
 
     def train(self, recipe: Recipe, rounds: int, **more: Any) -> Any:
-        plan = Plan(recipe, quorum=0.01, least=self.honest, run="0123456789abcdef", **more)
+        plan = ServerPlan(recipe, quorum=0.01, least=self.honest, run="0123456789abcdef", **more)
         runtime = Flower(self, self.records, plan.describe(), plan.settings(), log=self.log)
         method = plan.method()
         shared = method.init_shared(runtime.catalogue, Rng.of(0))
@@ -179,7 +180,7 @@ def junk(rng: random.Random, depth: int = 0) -> Any:
 
 
 def sealed(header: Any, parts: Mapping[str, bytes], sizes: Any = None) -> bytes:
-    """As `wire.seal`, whatever is in it."""
+    """As `wire.encode_letter`, whatever is in it."""
     said = {"header": header, "parts": {name: len(part) for name, part in parts.items()} if sizes is None else sizes}
     text = written(said)
     return b"".join([struct.pack("<2sHI", b"HB", wire.VERSION, len(text)), text, *parts.values()])
@@ -194,7 +195,7 @@ def written(said: Any) -> bytes:
 
 def other_bytes(street: Street, asked: Asked, rng: random.Random) -> bytes:
     """A right answer, with some bytes changed, cut off, put in or said twice."""
-    body = bytearray(wire.seal(*street.right(asked)))
+    body = bytearray(wire.encode_letter(*street.right(asked)))
     for _ in range(rng.choice((1, 1, 2, 8))):
         at, what = rng.randrange(len(body) + 1), rng.randrange(6)
         if what == 0 and at < len(body):
@@ -245,7 +246,7 @@ def other_header(street: Street, asked: Asked, rng: random.Random) -> bytes:
 def other_parts(street: Street, asked: Asked, rng: random.Random) -> bytes:
     """Parts of others, of nobody, of the same person twice, of other lengths than they say; and too many."""
     header, parts = street.right(asked)
-    one = next(iter(parts.values()), wire.pack({}))
+    one = next(iter(parts.values()), wire.encode_tree({}))
     what = rng.randrange(8)
     if what == 0:
         parts = {str(rng.randrange(-2, street.devices + 5)): one}
@@ -273,7 +274,7 @@ def other_tree(street: Street, asked: Asked, rng: random.Random) -> bytes:
     """An update of other names, shapes, kinds, rows or numbers; or a list of tensors that is none."""
     header, parts = street.right(asked)
     if asked.kind.startswith("query"):
-        return sealed(header, {"0": wire.pack({"w": torch.ones(2)})})
+        return sealed(header, {"0": wire.encode_tree({"w": torch.ones(2)})})
     for name in parts:
         tree = update(street.wanted[asked.kind])
         for _ in range(rng.choice((1, 1, 2))):
@@ -283,7 +284,7 @@ def other_tree(street: Street, asked: Asked, rng: random.Random) -> bytes:
                 del tree[tensor]
             elif what == 1:
                 tree[rng.choice(("w", "item", "", "x" * 300, "a[1]", "\0"))] = torch.ones(1)
-        packed = wire.pack(tree)
+        packed = wire.encode_tree(tree)
         if rng.random() < 0.4:
             packed = other_head(packed, rng)
         parts[name] = packed
@@ -321,7 +322,7 @@ def other_tensor(value: Any, rng: random.Random) -> Any:
 
 def other_head(packed: bytes, rng: random.Random) -> bytes:
     """Other kinds and shapes than there are bytes for."""
-    header, parts = wire.open_letter(packed)
+    header, parts = wire.decode_letter(packed)
     head = header["tree"]
     entry = rng.choice(head) if head else []
     what = rng.randrange(6)
@@ -346,11 +347,11 @@ CHANGES: tuple[Change, ...] = (other_bytes, other_header, other_parts, other_tre
 def anything(street: Street, asked: Asked, rng: random.Random) -> bytes:
     """Most of the time something is wrong; sometimes nothing is."""
     if asked.kind == "query.hello" and rng.random() < 0.5:
-        return wire.seal(*street.right(asked))  # or it would be asked for nothing but greetings
+        return wire.encode_letter(*street.right(asked))  # or it would be asked for nothing but greetings
     return (
         rng.choice((*CHANGES, other_header, other_tree))(street, asked, rng)
         if rng.random() < 0.97
-        else wire.seal(*street.right(asked))
+        else wire.encode_letter(*street.right(asked))
     )
 
 
@@ -365,8 +366,8 @@ PLAIN = Recipe("fedials", "devices", {"factors": 2}, evaluate_every=0)
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("homebody.federation.runtime.time", made)
-    monkeypatch.setattr("homebody.federation.letters.time", made)
+    monkeypatch.setattr("homebody.federation.server.runtime.time", made)
+    monkeypatch.setattr("homebody.federation.server.letters.time", made)
     return made
 
 
@@ -420,7 +421,7 @@ def always(**facts: Any) -> Change:
 
     def change(street: Street, asked: Asked, rng: random.Random) -> bytes:
         header, parts = street.right(asked)
-        return wire.seal({**header, **facts} if asked.kind == "train" else header, parts)
+        return wire.encode_letter({**header, **facts} if asked.kind == "train" else header, parts)
 
     return change
 
@@ -428,7 +429,7 @@ def always(**facts: Any) -> Change:
 def tree_of(make: Callable[[Mapping[str, wire.Expected]], Tree]) -> Change:
     def change(street: Street, asked: Asked, rng: random.Random) -> bytes:
         header, parts = street.right(asked)
-        return wire.seal(header, {name: wire.pack(make(street.wanted[asked.kind])) for name in parts})
+        return wire.encode_letter(header, {name: wire.encode_tree(make(street.wanted[asked.kind])) for name in parts})
 
     return change
 
@@ -471,7 +472,7 @@ def test_who_breaks_the_servers_step_is_left_out_of_the_next_attempt(clock: Cloc
 
 def test_a_device_that_keeps_breaking_is_set_aside_until_the_operator_readmits_it(clock: Clock) -> None:
     street = Street(5, honest=4, change=always(people=[[0]]), clock=clock)
-    plan = Plan(FEDMF, run="0123456789abcdef", most_faults=3, least=4, quorum=0.5)
+    plan = ServerPlan(FEDMF, run="0123456789abcdef", most_faults=3, least=4, quorum=0.5)
 
     def looks(times: int) -> Flower:
         runtime = Flower(street, street.records, plan.describe(), plan.settings(), log=street.log)
@@ -507,12 +508,12 @@ def test_a_device_that_keeps_breaking_is_set_aside_until_the_operator_readmits_i
     assert street.fuzzed == asked, "It is not even greeted."
     found = report(plan, street.records)
     assert [one["set_aside"] is not None for one in found["devices"]] == [False] * 4 + [True]
-    assert "homebody_devices_aside 1\n" in exposition(Rounds(street.records))
-    assert "homebody_devices 4\n" in exposition(Rounds(street.records))
+    assert "homebody_devices_aside 1\n" in exposition(RoundSums(street.records))
+    assert "homebody_devices 4\n" in exposition(RoundSums(street.records))
     with pytest.raises(HomebodyError, match="is not set aside"):
         street.records.readmit_device("device 0")
     street.records.readmit_device("device 4")
-    street.change = lambda one, letter, rng: wire.seal(*one.right(letter))
+    street.change = lambda one, letter, rng: wire.encode_letter(*one.right(letter))
     assert runtime.available().tolist() in ([0, 1, 2, 3], [0, 1, 2, 3, 4])
     assert looks(1).available().tolist() == [0, 1, 2, 3, 4]
     assert street.records.devices()[4].faults == 0
@@ -520,7 +521,7 @@ def test_a_device_that_keeps_breaking_is_set_aside_until_the_operator_readmits_i
 
 def test_a_device_of_another_version_is_refused_and_not_set_aside(clock: Clock) -> None:
     def older(street: Street, asked: Asked, rng: random.Random) -> bytes:
-        body = wire.seal(*street.right(asked))
+        body = wire.encode_letter(*street.right(asked))
         return body[:2] + struct.pack("<H", wire.VERSION + 1) + body[4:]
 
     street = Street(5, honest=4, change=older, clock=clock)
@@ -536,7 +537,7 @@ def test_an_answer_counts_for_its_own_letter_round_and_device_alone(clock: Clock
     used: Counter[str] = Counter()
 
     def replay(street: Street, asked: Asked, rng: random.Random) -> bytes:
-        own = wire.seal(*street.right(asked))
+        own = wire.encode_letter(*street.right(asked))
         known = heard.setdefault(asked.kind, [])
         known.append(own)
         if len(known) > 1 and asked.kind == "train":

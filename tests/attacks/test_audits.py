@@ -109,8 +109,8 @@ class HalfOfBits(OneBit):
 
 
 class HalfOfAnswers(RandomisedResponse):
-    def told(self, entries: int) -> list[Charge]:
-        return RandomisedResponse(self.epsilon / 2).told(entries)
+    def charges_for(self, entries: int) -> list[Charge]:
+        return RandomisedResponse(self.epsilon / 2).charges_for(entries)
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def test_a_release_that_is_not_charged_is_found(simulator: Simulator, method: Me
 )
 def test_devices_that_hide_less_than_they_say_are_found(simulator: Simulator, method: Method) -> None:
     assert "server" in contradicted(
-        audited(method, simulator, rounds=method.default_rounds if method.uplink.reads else 4)
+        audited(method, simulator, rounds=method.about.rounds if method.uplink.reads else 4)
     )
 
 

@@ -19,9 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from homebody.federation import wire
-from homebody.federation.answers import read
 from homebody.federation.device.reporter import Reporter
 from homebody.federation.envelopes import signing_keys
+from homebody.federation.server.answers import read
 from homebody.federation.service import web
 
 BOMB = gzip.compress(bytes(64 << 20))
@@ -43,7 +43,7 @@ def frugal() -> Iterator[None]:
 
 def test_bodies_are_never_unpacked() -> None:
     """The common reader of proxy and intake gives the bytes that came, whatever they claim to be."""
-    room, sizes = web.Room(1 << 20), list[int]()
+    room, sizes = web.RequestMemory(1 << 20), list[int]()
 
     async def take(request: Request) -> Response:
         with room.holding() as share:
@@ -125,4 +125,4 @@ def test_a_tree_takes_no_more_than_its_bytes_say() -> None:
     ):
         empty: dict[str, Any] = {"0": b"", "1": b""} if head[0][1] else {"0": b""}
         with frugal(), pytest.raises(wire.Malformed):
-            wire.unpack(wire.seal({"tree": head}, empty))
+            wire.decode_tree(wire.encode_letter({"tree": head}, empty))

@@ -31,7 +31,7 @@ from homebody.report import RunFolder
 from homebody.report.statement import statement
 from homebody.run import Watcher, execute, reopen, resume
 from homebody.studies.cells import cell_key, run_cells
-from homebody.studies.tune import Study, tune
+from homebody.studies.tune import Search, tune
 from homebody.suggest import recommend_for, recommend_to
 
 DATA = "synthetic:users=20,items=30,mean=6"
@@ -405,7 +405,7 @@ def _server_lock(folder: Path, lock: Path) -> None:
 
 
 def _proxy_lock(folder: Path, lock: Path) -> None:
-    from homebody.federation.proxy.service import running
+    from homebody.federation.proxy.app import running
 
     running(folder)
 
@@ -417,7 +417,7 @@ def _fetch_lock(folder: Path, lock: Path) -> None:
 def _home_lock(folder: Path, lock: Path) -> None:
     home = Home(folder / "home")
     try:
-        home.alone().__enter__()
+        home.store.only_client().__enter__()
     finally:
         home.close()
 
@@ -525,17 +525,17 @@ class TestPermissions:
         assert modes(folder) == {}
 
     def test_so_are_studies_and_what_diverged(self, tmp_path: Path) -> None:
-        study = tune(Study(replace(NOISED, rounds=1), {"learning_rate": (0.05, 1e30)}, trials=2), tmp_path)
+        study = tune(Search(replace(NOISED, rounds=1), {"learning_rate": (0.05, 1e30)}, trials=2), tmp_path)
         assert modes(Path(study["study"])) == {}
         run_cells([replace(NOISED, rounds=1)], tmp_path / "cells")
         assert modes(tmp_path / "cells") == {}
 
     def test_so_is_a_device(self, tmp_path: Path) -> None:
         home = Home.create(tmp_path / "device", server="127.0.0.1:1")
-        person = home.add_person("ann")
-        home.append(person, "emma", 1)
+        person = home.people.add("ann")
+        home.history.append(person, "emma", 1)
         home.ledger(person)
-        with home.alone():
+        with home.store.only_client():
             assert modes(tmp_path / "device") == {}
         home.close()
 
@@ -681,14 +681,14 @@ class TestSpreadsheets:
     def test_nor_one_of_a_device(self, tmp_path: Path) -> None:
         home = Home.create(tmp_path / "device", server="127.0.0.1:1")
         for user, item in _pairs():
-            person = next((one for one in home.people() if one.name == user), None) or home.add_person(user)
-            home.append(person, item, -3)
-        home.export(tmp_path / "out.csv")
+            person = next((one for one in home.people.all() if one.name == user), None) or home.people.add(user)
+            home.history.append(person, item, -3)
+        home.history.export(tmp_path / "out.csv")
         home.close()
         _no_formulas(tmp_path / "out.csv")
         other = Home.create(tmp_path / "other", server="127.0.0.1:1")
-        other.import_csv(tmp_path / "out.csv")
-        other.export(tmp_path / "again.csv")
+        other.history.import_file(tmp_path / "out.csv")
+        other.history.export(tmp_path / "again.csv")
         other.close()
         assert (tmp_path / "again.csv").read_text() == (tmp_path / "out.csv").read_text()
 

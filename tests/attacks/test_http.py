@@ -30,7 +30,7 @@ from homebody.federation.flower.fleet import Fleet
 from homebody.federation.flower.protocol import fingerprint
 from homebody.federation.proxy import admin as proxy_admin
 from homebody.federation.server.admin import opened
-from homebody.federation.server.keys import make_device_key, read_public
+from homebody.federation.service.certificates import make_device_key, read_public
 from homebody.recipe import Recipe
 
 FOUR = 4

@@ -90,7 +90,7 @@ class Letters:
             else:
                 self._spoil_parts(header, parts)
         try:
-            body = wire.seal(header, parts)
+            body = wire.encode_letter(header, parts)
         except (wire.Malformed, ValueError, UnicodeError, RecursionError):
             body = self._last
         if self.chance(0.25):
@@ -105,7 +105,7 @@ class Letters:
         name = self.any(self._methods)
         items = int(self.any([12, 12, 12, 11, 2]))
         shared = self._shared(name, items)
-        parts = {"items": json.dumps([0, ITEMS[:items]]).encode(), "shared": wire.pack(shared)}
+        parts = {"items": json.dumps([0, ITEMS[:items]]).encode(), "shared": wire.encode_tree(shared)}
         header = {
             "run": self.any(["feedbeef00", "feedbeef01"]),
             "method": name,
@@ -173,7 +173,7 @@ class Letters:
         elif kind == 3:
             parts[name] = self.rng.bytes(int(self.rng.integers(0, 80)))
         else:
-            parts[name] = wire.pack(self._tree())
+            parts[name] = wire.encode_tree(self._tree())
         if self.chance(0.7) and name in ("shared", "features"):
             header[name] = wire.digest(parts.get(name, b""))
 
@@ -230,15 +230,15 @@ def _mapping(value: Any) -> dict[str, Any]:
 def furnished(folder: Path) -> Home:
     home = Home.create(folder, server="127.0.0.1:9092")
     for name, items in PEOPLE.items():
-        person = home.add_person(name)
+        person = home.people.add(name)
         for when, item in enumerate(items):
-            home.append(person, ITEMS[item][0], time=when)
+            home.history.append(person, ITEMS[item][0], time=when)
     return home
 
 
 def check(home: Home, folder: Path, letter: bytes, said: bytes, outcomes: Counter[str]) -> None:
     """What must hold of any answer."""
-    header, parts = wire.open_letter(said)
+    header, parts = wire.decode_letter(said)
     assert header["to"] == wire.digest(letter)
     assert not any(name in said for name in PRIVATE), said[:500]
     assert str(folder).encode() not in said

@@ -172,7 +172,7 @@ def test_a_batch_whose_acknowledgement_is_cut_is_counted_once(line: Line, new_po
     pairs = np.array([1, 4], dtype="<u4")
     watcher = connect(new_postgresql)
     epochs = Epochs(Records(connect(line.url)), tmp_path)
-    epoch = epochs.open("run/train/1", "digest", k=2, entries=3, seconds=3600)
+    epoch = epochs.open("run/train/1", "ab" * 16, k=2, entries=3, seconds=3600)
     told = cuts = 0
     for pieces in range(60):
         batch = pieces.to_bytes(16)

@@ -34,13 +34,13 @@ MODULES = (
     "homebody.federation.server.trainer",
     "homebody.methods.fedmf",
     "homebody.methods.pfedrec",
-    "homebody.federation.proxy.service",
-    "homebody.report.tables",
+    "homebody.federation.proxy.app",
+    "homebody.report.terminal",
     "homebody.run",
     "homebody.federation.flower.superlink",
     "homebody.studies.reproduce",
     "homebody.studies.tune",
-    "homebody.studies.worker",
+    "homebody.studies.workers",
     "flwr.superlink.main",
     "torch.func",
     "uvicorn",
@@ -60,7 +60,7 @@ PAUSES = {
     "homebody.federation.device.reporter": {"LONGEST_PAUSE": 0.5},
     "homebody.federation.server.supervisor": {"SLOWEST": 0.5},
     "homebody.federation.proxy.forward": {"_LONGEST_PAUSE": 0.5},
-    "homebody.federation.letters": {"LOOK_SECONDS": 0.2},
+    "homebody.federation.server.letters": {"LOOK_SECONDS": 0.2},
 }
 """Seconds that somebody waits: those who are killed all the time would mostly wait."""
 PR_SET_NAME = 15

@@ -120,9 +120,9 @@ def test_interval_by_hand() -> None:
 class Mean(FedMF):
     """Sends the mean of its rows alone."""
 
-    def cohort(self, shared, locals_, batches):  # type: ignore[no-untyped-def]
-        update, kept = super().cohort(shared, locals_, batches)
-        return {"mean": update["item"].value.mean(1)}, kept
+    def client(self, shared, local, batch):  # type: ignore[no-untyped-def]
+        update, kept = super().client(shared, local, batch)
+        return {"mean": update["item"].value.mean(0)}, kept
 
 
 def test_what_has_no_row_for_each_item_cannot_be_read(simulator: Simulator) -> None:

@@ -12,9 +12,19 @@ import pytest
 import torch
 
 from homebody.audit.interactions import area
-from homebody.audit.linkage import Batch, Linkage, Reported, _Content, _drawn, _Ranked, as_they_come, linkage, reported
+from homebody.audit.linkage import (
+    Linkage,
+    ReportBatch,
+    Reported,
+    _Content,
+    _drawn,
+    _Ranked,
+    as_they_come,
+    linkage,
+    reported,
+)
 from homebody.errors import HomebodyError
-from homebody.federation.aggregate import flat
+from homebody.federation.wire import report_numbers
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fmf_ldp import FMFLDP
 from homebody.privacy import Channel, Clip, OneBit, Shuffle
@@ -39,7 +49,7 @@ def others(count: int = 200) -> npt.NDArray[np.float32]:
     return np.tile(signs, ITEMS).astype(np.float32)
 
 
-def mixed(messages: list[Longs], seed: int, batch: int = 500, releases: int = 1) -> tuple[list[Batch], Longs]:
+def mixed(messages: list[Longs], seed: int, batch: int = 500, releases: int = 1) -> tuple[list[ReportBatch], Longs]:
     """Through a shuffle that is one: each release is of some devices, mixed, and cut into batches."""
     generator = np.random.default_rng(seed)
     view, whose = [], []
@@ -47,11 +57,11 @@ def mixed(messages: list[Longs], seed: int, batch: int = 500, releases: int = 1)
         said, who = np.concatenate([messages[one] for one in part]), np.repeat(part, len(messages[0]))
         order = generator.permutation(len(said))
         whose.append(who[order])
-        view += [Batch(float(len(view)), one) for one in np.array_split(said[order], -(-len(said) // batch))]
+        view += [ReportBatch(float(len(view)), one) for one in np.array_split(said[order], -(-len(said) // batch))]
     return view, np.concatenate(whose)
 
 
-def attack(view: list[Batch], truth: Longs, seed: int = 0, pairs: int = 6000) -> Linkage:
+def attack(view: list[ReportBatch], truth: Longs, seed: int = 0, pairs: int = 6000) -> Linkage:
     return linkage(view, truth, others(), EPSILON, pairs=pairs, seed=seed)
 
 
@@ -93,7 +103,7 @@ def test_a_shuffle_that_is_none_is_found_out(bad: str) -> None:
     elif bad == "whole messages are mixed":
         order = order.reshape(100, 40)[generator.permutation(100)].ravel()
     said = np.concatenate(messages)[order]
-    view, whose = [Batch(float(n), one) for n, one in enumerate(said.reshape(8, 500))], truth[order]
+    view, whose = [ReportBatch(float(n), one) for n, one in enumerate(said.reshape(8, 500))], truth[order]
     if bad == "two releases":  # each well mixed: but a device is in one of them alone
         view, whose = mixed(messages, 5, releases=2)
     found = attack(view, whose)
@@ -157,7 +167,7 @@ def test_reports_are_those_of_the_next_round(simulator: Simulator) -> None:
     assert np.abs(found.worked_out).max() <= 1
     drawn = np.random.default_rng(int(Rng.of(3, "linkage").fold("users").key) % 2**64).permutation(300)
     rng = Rng.of(3, "linkage").fold("round")
-    assert found.messages[4].tolist() == flat(simulator.message(method, shared, int(drawn[4]), rng)).tolist()
+    assert found.messages[4].tolist() == report_numbers(simulator.message(method, shared, int(drawn[4]), rng)).tolist()
     bare = FMFLDP(decoder="published", init_scale=1.0, uplink=Channel())
     whole = simulator.message(bare, shared, int(drawn[30]), rng)["item"]
     scale = min(1.0, 30.0 / float(whole.norm()))

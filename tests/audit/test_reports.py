@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from homebody.audit.inspection import inspect
-from homebody.audit.reports import Reports
+from homebody.audit.reports import ClientReports
 from homebody.core import Method
-from homebody.federation.aggregate import flat
+from homebody.federation.wire import report_numbers
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fmf_ldp import FMFLDP
@@ -29,7 +29,7 @@ from homebody.testing import population
 PUBLISHED = FMFLDP(decoder="published", uplink=Channel(OneBit(2.5, k=40), Shuffle()))
 
 
-def shown(method: Method, simulator: Simulator, user: int = 7, seed: int = 0) -> Reports:
+def shown(method: Method, simulator: Simulator, user: int = 7, seed: int = 0) -> ClientReports:
     found = inspect(method, simulator, user, seed=seed).reports
     assert found is not None
     return found
@@ -50,7 +50,7 @@ def test_reports_are_those_of_the_run(simulator: Simulator, method: Method) -> N
     rng = Rng.of(4, "train")
     simulator.begin(method, rng.fold("clients"))
     shared = method.init_shared(simulator.catalogue, rng.fold("shared"))
-    sent = flat(simulator.message(method, shared, 7, rng.fold("round", 1)))
+    sent = report_numbers(simulator.message(method, shared, 7, rng.fold("round", 1)))
     assert [2 * one.entry + one.bit for one in found.reports] == sent.tolist()
     assert [one.plain for one in found.reports] == [bytes(pair).hex() for pair in sent.astype("<u4")[:, None]]
     assert len(found.reports) == found.k

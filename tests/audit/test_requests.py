@@ -17,15 +17,15 @@ from homebody.audit.requests import ROUNDS, Always, read_requests
 from homebody.core import Batch, Catalogue, Cohort, Tree
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
-from homebody.privacy import AskRows, Channel, Clip, Gaussian, Laplace, OneBit, SecureSum
+from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
 CHANNELS = {
-    "alone": Channel(AskRows()),
-    "secure sum": Channel(Clip(0.5), SecureSum(), Gaussian(z=1), AskRows()),
-    "one-bit": Channel(AskRows(), OneBit(epsilon=1.0, k=13)),
-    "laplace": Channel(Clip(1.0, order=1), AskRows(), Laplace(b=1)),
+    "alone": Channel(asks_rows=True),
+    "secure sum": Channel(Clip(0.5), SecureSum(), Gaussian(z=1), asks_rows=True),
+    "one-bit": Channel(OneBit(epsilon=1.0, k=13), asks_rows=True),
+    "laplace": Channel(Clip(1.0, order=1), Laplace(b=1), asks_rows=True),
 }
 
 
@@ -35,7 +35,7 @@ def begun(method: FedMF | PFedRec, simulator: Simulator) -> Tree:
 
 
 def test_what_is_asked_every_time_by_counting_one_by_one(simulator: Simulator) -> None:
-    method = FedMF(factors=3, negatives=2, uplink=Channel(AskRows()))
+    method = FedMF(factors=3, negatives=2, uplink=Channel(asks_rows=True))
     shared, rng = begun(method, simulator), Rng.of(5)
     users = simulator.available()[[3, 4, 50, 299]]
     read = read_requests(method, simulator, shared, users, rng, rounds=(1, 3))["item"]
@@ -62,7 +62,7 @@ def test_precision_recall_and_who_is_read_by_hand() -> None:
 
 
 def test_people_are_read_in_parts_alike(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = FedMF(factors=3, uplink=Channel(AskRows()))
+    method = FedMF(factors=3, uplink=Channel(asks_rows=True))
     shared, users = begun(method, simulator), simulator.available()[:50]
     whole = read_requests(method, simulator, shared, users, Rng.of(1))["item"]
     monkeypatch.setattr(requests, "CELLS", 7 * simulator.catalogue.n_items)
@@ -123,7 +123,7 @@ class Halves(FedMF):
 
 
 def test_rows_that_are_no_items_are_counted_and_not_judged(simulator: Simulator) -> None:
-    found = inspect(Halves(factors=3, uplink=Channel(AskRows())), simulator, 0)
+    found = inspect(Halves(factors=3, uplink=Channel(asks_rows=True)), simulator, 0)
     (request,) = found.requests
     assert (request.own, request.always, request.rows_of) == (None, (), 60)
     assert found.tells[0].endswith(f"asks for {request.rows} of 60 rows of 'half': the server knows which they are.")
@@ -132,7 +132,7 @@ def test_rows_that_are_no_items_are_counted_and_not_judged(simulator: Simulator)
 def test_ten_requests_tell_nearly_every_history_of_movielens(real_data: Path) -> None:
     """What docs/auditing.md says of MovieLens-100K."""
     simulator = Simulator(hb.leave_one_out(hb.load("ml-100k", data_dir=str(real_data))))
-    method = PFedRec(factors=2, uplink=Channel(AskRows()))
+    method = PFedRec(factors=2, uplink=Channel(asks_rows=True))
     shared = begun(method, simulator)
     read = read_requests(method, simulator, shared, simulator.available(), Rng.of(0, "train"))["item"]
     assert {one.recall for one in read} == {1.0}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from homebody.core import Method
+from homebody.core import Method, Rows
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import Channel
 
@@ -33,10 +33,10 @@ class Forgetful(FedMF):
 class Poison(FedMF):
     """Its clients send what is no number."""
 
-    def cohort(self, shared, locals_, batches):
-        update, locals_ = super().cohort(shared, locals_, batches)
-        update["item"].value.fill_(torch.nan)
-        return update, locals_
+    def client(self, shared, local, batch):
+        update, local = super().client(shared, local, batch)
+        rows = update["item"]
+        return {"item": Rows(rows.index, rows.value * torch.nan, rows.size)}, local
 
 
 class Undecorated(Method):
@@ -61,9 +61,6 @@ class Doorless(Method):
 class Halfway(FedMF):
     def client(self, shared, local, batch):
         return Method.client(self, shared, local, batch)
-
-    def cohort(self, shared, locals_, batches):
-        return Method.cohort(self, shared, locals_, batches)
 
 
 def helper():

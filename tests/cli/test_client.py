@@ -51,9 +51,9 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
         (folder / "device.pub").write_text("ecdsa-sha2-nistp384 AAAA")
         return folder / "device.pub"
 
-    stub = types.ModuleType("homebody.federation.server.keys")
+    stub = types.ModuleType("homebody.federation.service.certificates")
     stub.make_device_key = make_device_key  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "homebody.federation.server.keys", stub)
+    monkeypatch.setitem(sys.modules, "homebody.federation.service.certificates", stub)
     return make_device_key
 
 
@@ -106,8 +106,8 @@ def test_answers_that_left_late_are_counted_in_the_status(device: Path) -> None:
     assert answered("status", device)["overruns"] == 0
     assert "left late" not in said("status", device)
     with Home(device) as home:
-        home.note_overrun()
-        home.note_overrun()
+        home.outbox.note_late()
+        home.outbox.note_late()
     assert answered("status", device)["overruns"] == 2
     assert "answers that left late, so that their time may tell something: 2" in said("status", device)
 
@@ -116,7 +116,7 @@ def test_init_takes_the_servers_certificate(tmp_path: Path, keys: object) -> Non
     ca = tmp_path / "ca.pem"
     ca.write_text("hello")
     folder = tmp_path / "device"
-    assert "no certificate" in refused("init", folder, "--server", "example.org:9092", "--ca", ca)
+    assert "is not a certificate" in refused("init", folder, "--server", "example.org:9092", "--ca", ca)
     assert "another machine" in refused("init", folder, "--server", "example.org:9092")
     assert not folder.exists()
     ca.write_text(CERTIFICATE)
@@ -159,8 +159,8 @@ def test_init_refuses_a_bad_proxy_and_makes_nothing(
 def test_reports_that_left_are_counted(filled: Path) -> None:
     with Home(filled) as home:
         for number in (1, 2):
-            home.finish(0, "run", f"train/{number}", "d", number, None, None, b"sealed", reports=20)
-        home.finish(1, "run", "train/1", "d", 1, None, None, b"plain")
+            home.outbox.finish(0, "run", f"train/{number}", "d", number, None, None, b"sealed", reports=20)
+        home.outbox.finish(1, "run", "train/1", "d", 1, None, None, b"plain")
     assert answered("status", filled)["reports"] == 40
     ann, bob = answered("ledger", filled)["people"]
     assert (ann["sent"]["reports"], ann["sent"]["lines"][0]["reports"], bob["sent"]["reports"]) == (40, 40, 0)
@@ -201,7 +201,7 @@ def test_pausing_and_opting_out(filled: Path) -> None:
     assert answered("resume", filled) == {"paused": False}
     assert answered("status", filled)["paused"] is False
     with Home(filled) as home:
-        home.finish("ann", "r", "train/1", "d", 1, None, b"state", b"answer")
+        home.outbox.finish("ann", "r", "train/1", "d", 1, None, b"state", b"answer")
     assert "stays until" in said("delete", filled, "ann", "emma")
     assert "the history stays (1 interaction)" in said("opt-out", filled, "ann")
     assert [row["active"] for row in answered("people", filled)["people"]] == [False, True]
@@ -212,9 +212,9 @@ def test_pausing_and_opting_out(filled: Path) -> None:
 
 
 def test_status_tells_of_the_model_and_of_a_client_that_runs(filled: Path) -> None:
-    with Home(filled) as home, home.alone():
-        home.put_model('{"method": "pfedrec"}', "d", "train/7", 7)
-        home.add_items(0, [("emma", "Emma")])
+    with Home(filled) as home, home.store.only_client():
+        home.models.rank_with('{"method": "pfedrec"}', "d", "train/7", 7)
+        home.items.add(0, [("emma", "Emma")])
         found = answered("status", filled)
         text = said("status", filled)
     assert found["model"] == {"description": {"method": "pfedrec"}, "digest": "d", "release": "train/7", "step": 7}
@@ -240,7 +240,7 @@ def test_the_ledger_tells_what_left_and_what_it_cost(filled: Path) -> None:
         home.configure(budget="eps=8,delta=1e-5,observer=public")
         for step in (1, 2, 3):
             home.ledger("ann").charge(f"train/{step}", told, number=step)
-            home.finish("ann", "r", f"train/{step}", "d", step, None, b"state", bytes(100 * step))
+            home.outbox.finish("ann", "r", f"train/{step}", "d", step, None, b"state", bytes(100 * step))
     (found,) = answered("ledger", filled, "--person", "ann")["people"]
     assert found["delta"] == 1e-5
     assert {name: found["sent"][name] for name in ("answers", "bytes")} == {"answers": 3, "bytes": 600}

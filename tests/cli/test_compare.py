@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_for_people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     table = output.partition("protocol strict: ")[0]
     rows = [line.strip() for line in table.splitlines() if "∞" in line]
     assert [row.split()[0] for row in rows] == ["popularity", "fedials"]
-    assert all("∞ / ∞" in row for row in rows)
+    assert all(re.search("∞ +∞", row) for row in rows)
     assert sum("best" in row for row in rows) == 1
     assert "training negatives are any items outside the person's training items" in output
     runs = sorted(str(path) for path in tmp_path.iterdir())

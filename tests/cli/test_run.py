@@ -200,7 +200,8 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_method_of_ones_own_is_found_again_from_anywhere(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from homebody.methods.fedmf import FedMF\n\n\nclass Mine(FedMF):\n    default_rounds = 3\n"
+        "from homebody.core import About\nfrom homebody.methods.fedmf import FedMF\n\n\n"
+        "class Mine(FedMF):\n    about = About(rounds=3)\n"
     )
     arguments = ["--data", "synthetic:users=20,items=30,mean=6", "--json"]
     found = result("compare", "mine.py:Mine", "--seeds", "1", *arguments, cwd=tmp_path)

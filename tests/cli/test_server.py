@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from homebody.cli import app
 from homebody.errors import HomebodyError
 from homebody.federation.server.admin import opened
-from homebody.federation.server.keys import make_device_key
+from homebody.federation.service.certificates import make_device_key
 from homebody.federation.service.keys import make_report_key
 from homebody.privacy import OBSERVERS, Charge, Reports
 from homebody.progress import Round
@@ -118,8 +118,8 @@ def test_every_option_reaches_the_plan(tmp_path: Path) -> None:
         (["--method", "fedmf", "--budget", "8"], "budget"),
         (["--method", "fedmf", "--budget", "eps=8"], "A budget of ε = 8 cannot hold: from the first round ε is ∞"),
         (["--method", "fedmf", "--listen", "example.org"], "An address is HOST:PORT"),
-        (["--method", "fedmf", "--quorum", 2], "The quorum is a share"),
-        (["--method", "fedmf", "--deadline", 0], "A round's deadline is 1 to 86,400 seconds, not 0."),
+        (["--method", "fedmf", "--quorum", 2], "The server's quorum must be at most 1, not 2.0."),
+        (["--method", "fedmf", "--deadline", 0], "The server's deadline must be at least 1 second, not 0.0."),
         (["--method", "fedmf", "--items", "nosuch.csv"], "nosuch.csv"),
         (["--method", "fedmf", "--held-out", "nosuch"], "There is no way to hold out 'nosuch'"),
         (["--method", "fedmf", "--no-tls", "--listen", "0.0.0.0:9092"], "leave out --no-tls"),

@@ -18,7 +18,7 @@ import pytest
 from homebody.cli import main
 from homebody.cli.cells import watching_cells
 from homebody.recipe import Recipe
-from homebody.studies.cells import Progress
+from homebody.studies.cells import CellProgress
 from homebody.studies.reproduce import work
 
 DATA = "synthetic:users=40,items=60,mean=12"
@@ -252,13 +252,13 @@ def test_the_time_left_is_guessed_from_runs_of_this_command_alone(
     recipe = Recipe("fedmf", DATA)
     with watching_cells("tiny", 6) as (watch, _):
         for cell in range(2):
-            watch(Progress(cell, recipe, done=0, planned=0, finished=cell + 1, result={}))
+            watch(CellProgress(cell, recipe, done=0, planned=0, finished=cell + 1, result={}))
         now[0] = 10.0
-        watch(Progress(2, recipe, done=1, planned=2, finished=2))
+        watch(CellProgress(2, recipe, done=1, planned=2, finished=2))
         now[0] = 40.0
-        watch(Progress(2, recipe, done=2, planned=2, finished=3, result={}))
+        watch(CellProgress(2, recipe, done=2, planned=2, finished=3, result={}))
         now[0] = 70.0
-        watch(Progress(3, recipe, done=1, planned=2, finished=3))
+        watch(CellProgress(3, recipe, done=1, planned=2, finished=3))
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("tiny: 2 of 6 runs · fedmf synthetic")
     assert lines[1].startswith("tiny: 3 of 6 runs · about 2 min 0 s left · fedmf synthetic")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from homebody.core import Data, Tree
+from homebody.core import Data, Scoring, Tree
 from homebody.data import Population
 from homebody.data.features import Features
 from homebody.data.partitions import split
@@ -36,8 +35,8 @@ class Threes(FedMF):
     """Says 3 of everything, and half as much more of item 4; by the weather, where there is any."""
 
     @property
-    def predicts(self) -> Literal["ranking", "ratings"]:
-        return "ratings"
+    def scoring(self) -> Scoring:
+        return Scoring("ratings")
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         around = data.now.get("weather", torch.tensor(0))
@@ -118,7 +117,7 @@ def test_the_round_of_least_error_is_chosen_where_ratings_are_predicted() -> Non
     done = split(TOY, "leave-one-out", how="latest", negatives=2)
     found = fit(Threes(factors=2), Simulator(done), rounds=2)
     assert found.chosen == 1  # no later one is better
-    assert Threes().default_select == "valid/rmse"
+    assert Threes().scoring.select == "valid/rmse"
     worse, best = (found.evaluated.__class__({"valid/rmse": value}) for value in (1.2, 1.1))
     assert better(best, worse, "valid/rmse")
     assert not better(worse, best, "valid/rmse")

@@ -21,7 +21,7 @@ class Ground:
     """A folder of keys, and a SuperLink that can be started, killed and started again on the same port."""
 
     def __init__(self, folder: Path) -> None:
-        from homebody.federation.server.keys import make_authority
+        from homebody.federation.service.certificates import make_authority
 
         self.folder = folder
         make_authority(folder)
@@ -35,7 +35,7 @@ class Ground:
 
     def device(self) -> tuple[bytes, bytes]:
         """The two halves of a new key: private, public."""
-        from homebody.federation.server.keys import make_device_key
+        from homebody.federation.service.certificates import make_device_key
 
         self._devices += 1
         public = make_device_key(self.folder / f"device{self._devices}")
@@ -192,12 +192,12 @@ class Town:
     ) -> None:
         from homebody.database import connect
         from homebody.federation.device.home import Home
-        from homebody.federation.server.plan import Plan
+        from homebody.federation.server.plan import ServerPlan
         from homebody.federation.server.records import Records
 
         self.population, self.recipe = population, plan
         self.clock = more.pop("clock")
-        self.plan = Plan(plan, **{"quorum": 1.0, "run": "0123456789abcdef", **more})
+        self.plan = ServerPlan(plan, **{"quorum": 1.0, "run": "0123456789abcdef", **more})
         self.records = Records(connect(folder / "server.sqlite"))
         self.grow(population.n_items if items is None else items)
         self.mail, self.logs = Mail(self.clock), list[dict[str, Any]]()
@@ -212,9 +212,9 @@ class Town:
                     lines.append(f"person-{one},item-{population.items[row]}{when}")
             if len(lines) > 1:
                 (folder / "history.csv").write_text("\n".join(lines) + "\n")
-                home.import_csv(folder / "history.csv")
-            for one in range(len(home.people()), size):
-                home.add_person(f"person-{user + one}")
+                home.history.import_file(folder / "history.csv")
+            for one in range(len(home.people.all()), size):
+                home.people.add(f"person-{user + one}")
             user += size
             self.homes.append(home)
             mark = f"mark{number}"
@@ -244,7 +244,7 @@ class Town:
         self.logs.append({"event": event, **facts})
 
     def runtime(self, keep: int | None = None) -> Any:
-        from homebody.federation.runtime import Flower
+        from homebody.federation.server.runtime import Flower
 
         return Flower(self.mail, self.records, self.plan.describe(), self.plan.settings(), keep=keep, log=self.log)
 
@@ -315,9 +315,9 @@ def town(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Town]]:
     """Makes towns, each in a folder of its own; time passes in them only where somebody waits."""
     made: list[Town] = []
     clock = Clock()
-    monkeypatch.setattr("homebody.federation.runtime.time", clock)
-    monkeypatch.setattr("homebody.federation.letters.time", clock)
-    monkeypatch.setattr("homebody.federation.aggregate.time", clock)
+    monkeypatch.setattr("homebody.federation.server.runtime.time", clock)
+    monkeypatch.setattr("homebody.federation.server.letters.time", clock)
+    monkeypatch.setattr("homebody.federation.server.aggregate.time", clock)
     # Homes write through to the disk at every step: in memory that costs nothing.
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as place:

@@ -14,8 +14,8 @@ import torch
 
 from homebody.core import Cohort, Collected, Method, Rows, Tree, Users
 from homebody.data.partitions import everything
-from homebody.federation import letters as correspondence
 from homebody.federation import wire
+from homebody.federation.server import letters as correspondence
 from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.rng import Rng
@@ -44,7 +44,9 @@ def changed(change: Callable[[Tree], Tree]) -> Callable[[dict[str, Any], dict[st
     """The answer with another update in it."""
 
     def twist(header: dict[str, Any], parts: dict[str, bytes]) -> bytes:
-        return wire.seal(header, {name: wire.pack(change(wire.unpack(part))) for name, part in parts.items()})
+        return wire.encode_letter(
+            header, {name: wire.encode_tree(change(wire.decode_tree(part))) for name, part in parts.items()}
+        )
 
     return twist
 
@@ -64,22 +66,24 @@ def rows_of(change: Callable[[Rows], Rows]) -> Callable[[Tree], Tree]:
 
 
 def renamed(*names: str) -> Callable[[dict[str, Any], dict[str, bytes]], bytes]:
-    return lambda header, parts: wire.seal(header, {name: parts[str(BAD)] for name in names})
+    return lambda header, parts: wire.encode_letter(header, {name: parts[str(BAD)] for name in names})
 
 
 def headed(**facts: Any) -> Callable[[dict[str, Any], dict[str, bytes]], bytes]:
-    return lambda header, parts: wire.seal({**header, **facts}, parts)
+    return lambda header, parts: wire.encode_letter({**header, **facts}, parts)
 
 
 def other_version(header: dict[str, Any], parts: dict[str, bytes]) -> bytes:
-    letter = wire.seal(header, parts)
+    letter = wire.encode_letter(header, parts)
     return letter[:2] + struct.pack("<H", wire.VERSION + 1) + letter[4:]
 
 
 def outside(header: dict[str, Any], parts: dict[str, bytes]) -> bytes:
     """A row behind the end of its table."""
     head = {"tree": [["item", 30, ["<i4", [1]], ["<f4", [1, 4]]]]}
-    return wire.seal(header, {str(BAD): wire.seal(head, {"0": struct.pack("<i", 30), "1": bytes(16)})})
+    return wire.encode_letter(
+        header, {str(BAD): wire.encode_letter(head, {"0": struct.pack("<i", 30), "1": bytes(16)})}
+    )
 
 
 SHAPE, FINITE, NUMBER = "'item' has another shape", "'item' has numbers that are not finite", "someone else's number"
@@ -108,11 +112,14 @@ TWISTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, bytes]], bytes], str
     "long number": (renamed("9" * 5000), NUMBER),
     "other version": (other_version, "another wire version"),
     "oversized": (
-        lambda header, parts: wire.seal(header, {str(BAD): parts[str(BAD)] + bytes(5_000_000)}),
+        lambda header, parts: wire.encode_letter(header, {str(BAD): parts[str(BAD)] + bytes(5_000_000)}),
         "The update is larger",
     ),
-    "cut": (lambda header, parts: wire.seal(header, parts)[:-1], "The parts' lengths do not add up"),
-    "cut update": (lambda header, parts: wire.seal(header, {str(BAD): parts[str(BAD)][:-1]}), "The parts' lengths"),
+    "cut": (lambda header, parts: wire.encode_letter(header, parts)[:-1], "The parts' lengths do not add up"),
+    "cut update": (
+        lambda header, parts: wire.encode_letter(header, {str(BAD): parts[str(BAD)][:-1]}),
+        "The parts' lengths",
+    ),
     "empty": (lambda header, parts: b"", "The letter is too short"),
     "noise": (lambda header, parts: b"HBnoise" * 50, "another wire version"),
     "another's letter": (headed(to="0" * 32), "an answer to another letter"),
@@ -129,7 +136,7 @@ TWISTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, bytes]], bytes], str
     "declines in an object": (headed(declined={"3": 1}), DECLINES),
     "declines for others": (headed(declined=[0]), DECLINES),
     "declines twice": (
-        lambda header, parts: wire.seal({**header, "declined": [BAD, BAD]}),
+        lambda header, parts: wire.encode_letter({**header, "declined": [BAD, BAD]}),
         DECLINES,
     ),
     "declines and answers": (headed(declined=[BAD]), "The answer declines for somebody and answers for them"),
@@ -141,7 +148,7 @@ TWISTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, bytes]], bytes], str
     "lacks in lists": (headed(lacks=[[1]]), "The answer lacks something that nobody is sent"),
     "lacks and answers": (headed(lacks="shared"), "The answer sends something that was not asked for"),
     "lacks for ever": (
-        lambda header, parts: wire.seal({**header, "lacks": "shared"}),
+        lambda header, parts: wire.encode_letter({**header, "lacks": "shared"}),
         "it lacks what it was given",
     ),
 }
@@ -153,7 +160,9 @@ def test_a_bad_answer_is_refused_and_harms_nobody(
 ) -> None:
     one = town(people(), SIZES, PLAN, quorum=0.5)
     change, reason = TWISTS[twist]
-    one.mail.twisted[MARK] = lambda kind, letter, given: change(*wire.open_letter(given)) if kind == "train" else given
+    one.mail.twisted[MARK] = lambda kind, letter, given: (
+        change(*wire.decode_letter(given)) if kind == "train" else given
+    )
     runtime = one.runtime()
     one.near(one.fit(runtime).shared, without())
     assert [line["clients"] for line in one.records.rounds()] == [6, 6, 6]
@@ -215,7 +224,7 @@ def test_a_person_is_called_by_one_name_alone(
     """Otherwise the same person could be there twice."""
     one = town(people(), SIZES, PLAN, quorum=0.5)
     one.mail.twisted[MARK] = lambda kind, letter, answer: (
-        renamed("3", other)(*wire.open_letter(answer)) if kind == "train" else answer
+        renamed("3", other)(*wire.decode_letter(answer)) if kind == "train" else answer
     )
     one.near(one.fit().shared, without())
     assert one.records.counters() == {f"refused: {NUMBER}": 1}
@@ -233,7 +242,9 @@ def test_who_is_silent_costs_one_deadline(
     assert 60 <= one.clock.now - began < 70
 
 
-@pytest.mark.parametrize("answer", [b"", b"nonsense", wire.seal({}), wire.seal({"refused": "too old"})])
+@pytest.mark.parametrize(
+    "answer", [b"", b"nonsense", wire.encode_letter({}), wire.encode_letter({"refused": "too old"})]
+)
 def test_a_bad_answer_to_a_greeting_is_refused_and_not_asked_for_again_at_once(
     town: Callable[..., Any], people: Callable[..., Any], answer: bytes
 ) -> None:
@@ -291,10 +302,10 @@ def test_half_of_a_household_may_answer_badly(town: Callable[..., Any], people: 
     one = town(people(), SIZES, replace(PLAN, rounds=1), quorum=0.5)
 
     def twist(kind: str, letter: bytes, answer: bytes) -> bytes:
-        header, parts = wire.open_letter(answer)
+        header, parts = wire.decode_letter(answer)
         if kind == "train":
-            parts["1"] = wire.pack(filled(float("nan"))(wire.unpack(parts["1"])))
-        return wire.seal(header, parts)
+            parts["1"] = wire.encode_tree(filled(float("nan"))(wire.decode_tree(parts["1"])))
+        return wire.encode_letter(header, parts)
 
     one.mail.twisted["mark0"] = twist
     runtime = one.runtime()
@@ -309,11 +320,11 @@ def test_bad_telemetry_is_refused(town: Callable[..., Any], people: Callable[...
     one, honest = (town(people(), SIZES, plan, quorum=0.5) for _ in range(2))
 
     def twist(kind: str, letter: bytes, answer: bytes) -> bytes:
-        header, parts = wire.open_letter(answer)
+        header, parts = wire.decode_letter(answer)
         if kind == "evaluate":
-            tree = wire.unpack(parts[str(BAD)])
-            parts[str(BAD)] = wire.pack({**tree, "metrics": torch.full_like(tree["metrics"], value)})
-        return wire.seal(header, parts)
+            tree = wire.decode_tree(parts[str(BAD)])
+            parts[str(BAD)] = wire.encode_tree({**tree, "metrics": torch.full_like(tree["metrics"], value)})
+        return wire.encode_letter(header, parts)
 
     one.mail.twisted[MARK] = twist
     honest.mail.twisted[MARK] = lambda kind, letter, answer: None if kind == "evaluate" else answer
@@ -336,18 +347,18 @@ def test_nothing_is_taken_that_the_channel_could_not_have_let_through(
     town: Callable[..., Any], people: Callable[..., Any], stages: list[str], value: float, taken: bool
 ) -> None:
     one = town(people(), SIZES, replace(PLAN, rounds=1, stages=stages), quorum=0.5)
-    grid = replace(PLAN, stages=stages).build().uplink.grid
+    grid = replace(PLAN, stages=stages).build().uplink.facts.grid
     step = grid.step if grid else 1.0
 
     def twist(kind: str, letter: bytes, answer: bytes) -> bytes:
-        header, parts = wire.open_letter(answer)
+        header, parts = wire.decode_letter(answer)
         if kind == "train":
-            tree = wire.unpack(parts[str(BAD)])
+            tree = wire.decode_tree(parts[str(BAD)])
             for numbers in tree.values():
                 numbers = numbers.value if isinstance(numbers, Rows) else numbers
                 numbers.view(-1)[-1] = value if numbers.is_floating_point() else round(value / step)
-            parts[str(BAD)] = wire.pack(tree)
-        return wire.seal(header, parts)
+            parts[str(BAD)] = wire.encode_tree(tree)
+        return wire.encode_letter(header, parts)
 
     one.mail.twisted[MARK] = twist
     one.fit()
@@ -361,14 +372,14 @@ def test_nobody_sends_more_reports_than_were_asked_for(
     one = town(people(), SIZES, replace(PLAN, rounds=1, stages=["one-bit:epsilon=1,k=3"]), quorum=0.5)
 
     def twist(kind: str, letter: bytes, answer: bytes) -> bytes:
-        header, parts = wire.open_letter(answer)
+        header, parts = wire.decode_letter(answer)
         if kind == "train":
-            tree = wire.unpack(parts[str(BAD)])
+            tree = wire.decode_tree(parts[str(BAD)])
             (name, rows) = next(iter(tree.items()))
             index = torch.cat([rows.index, torch.zeros(more, dtype=torch.int64)])
             tree[name] = Rows(index, torch.ones(len(index), dtype=torch.bool), rows.size)
-            parts[str(BAD)] = wire.pack(tree)
-        return wire.seal(header, parts)
+            parts[str(BAD)] = wire.encode_tree(tree)
+        return wire.encode_letter(header, parts)
 
     one.mail.twisted[MARK] = twist
     one.fit()

@@ -116,9 +116,9 @@ def test_the_page_by_copy_and_paste(real_data: Path, twenty: Population, tmp_pat
 
     # A person's own ledger is charged once for each, whatever was asked again.
     with Home(tmp_path / "device0") as home:
-        marks = home.marks("1")
+        marks = home.outbox.sent("1")
         assert {mark.release for mark in marks if "telemetry" not in mark.release} == rounds
         assert len({entry.release for entry in home.ledger("1").entries()}) == len(marks)
-        assert not home.running()
+        assert not home.store.client_runs()
     assert f"{len(marks)} answers left the device" in told
     assert "pfedrec, finished" in told

@@ -85,7 +85,7 @@ def test_the_page_by_copy_and_paste(real_data: Path, tmp_path: Path) -> None:
         assert records.counters()["reports_accepted"] == PEOPLE * ROUNDS * K
     with Home(tmp_path / "device0") as home:
         assert len({entry.release for entry in home.ledger("1").entries()}) == ROUNDS
-        assert home.reports() == 4 * ROUNDS * K
+        assert home.outbox.reports() == 4 * ROUNDS * K
     # Neither of the two knows a device by what the other knows it by, and nobody writes an address down.
     for number in range(3):
         other = read_report_pub(tmp_path / f"device{number}" / "reports.pub")

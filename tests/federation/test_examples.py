@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from homebody.cli import app
 from homebody.federation.flower.superlink import MOST_CONNECTIONS
-from homebody.federation.server.plan import Plan
+from homebody.federation.server.plan import ServerPlan
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "deploy"
 FILES = sorted(path for path in FOLDER.iterdir() if path.is_file())
@@ -133,7 +133,7 @@ def test_the_server_that_setup_asks_for_can_be_made(tmp_path: Path) -> None:
     words[2] = str(tmp_path / "server")
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert Plan.read(tmp_path / "server").host == "0.0.0.0"
+    assert ServerPlan.read(tmp_path / "server").host == "0.0.0.0"
 
 
 def test_the_image_copies_what_is_there() -> None:

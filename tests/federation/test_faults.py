@@ -328,12 +328,12 @@ def test_items_come_while_training_goes_on_and_a_device_was_away(few: Population
     with opened(federation.server) as (_, records):
         assert records.add_items([(f"new{number}", f"New {number}") for number in range(7)]) == (40, 7)
     with Home(federation.devices[0]) as near, Home(federation.devices[1]) as away:
-        federation.wait(lambda: near.n_items() == 47, "the device that is there knows the items")
-        assert away.n_items() == 40
-        near.append(near.person("person 0"), "new3")
+        federation.wait(lambda: len(near.items) == 47, "the device that is there knows the items")
+        assert len(away.items) == 40
+        near.history.append(near.people.find("person 0"), "new3")
         federation.start("device1")
-        federation.wait(lambda: away.n_items() == 47, "the device that was away learns of them")
-        assert away.items([43]) == near.items([43]) == [("new3", "New 3")]
+        federation.wait(lambda: len(away.items) == 47, "the device that was away learns of them")
+        assert away.items.all()[43] == near.items.all()[43] == ("new3", "New 3")
     together = federation.said("server", "round", clients=8)
     federation.wait_for("server", "round", together + 3, clients=8)
     assert federation.said("server", "refused") == 0

@@ -46,7 +46,7 @@ def test_twenty_people_on_four_devices_train_what_a_simulation_trains(
     assert told == rounds | {f"{name}/telemetry" for name in rounds}
     assert lines[-1]["metrics"]["hr@10"] == pytest.approx(last_metrics(plan, split)["hr@10"], abs=1e-6)
     with Home(federation.devices[0]) as home:
-        mine = [(one.item, one.score) for one in recommend(home, home.person("person 2"), 5)]
+        mine = [(one.item, one.score) for one in recommend(home, home.people.find("person 2"), 5)]
         assert len(home.ledger(2).entries()) == 3 * 2 * ROUNDS
     assert len(mine) == 5
     assert wanted.chosen == max(range(1, ROUNDS + 1), key=lambda n: lines[n - 1]["metrics"]["valid/ndcg@10"])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from homebody.core import Cohort
+from homebody.core import Cohort, releases
 from homebody.errors import Abandoned, HomebodyError
 from homebody.federation import wire
-from homebody.federation.aggregate import about
 from homebody.federation.device.device import Device
 from homebody.federation.device.household import Household
 from homebody.federation.device.reporter import Reporter
@@ -30,14 +29,15 @@ from homebody.federation.envelopes import (
     seal_reports,
     signing_keys,
 )
-from homebody.federation.letters import resting
-from homebody.federation.runtime import Flower, metric_names
+from homebody.federation.epoch import Epoch
 from homebody.federation.server.admin import report
 from homebody.federation.server.epochs import Epochs
 from homebody.federation.server.intake import Intake
-from homebody.federation.server.proxies import Proxies
+from homebody.federation.server.letters import resting
+from homebody.federation.server.runtime import Flower
 from homebody.federation.service.web import Refusal
-from homebody.federation.task import Task
+from homebody.federation.task import Task, asks
+from homebody.federation.telemetry import metric_names
 from homebody.privacy import ShuffledReports
 from homebody.privacy.events import Reports, event_from_json
 from homebody.recipe import Recipe
@@ -56,7 +56,7 @@ class Mixer:
         self.epochs = Epochs(one.records, one.folder, clock=lambda: one.clock.now)
         self.intake = Intake(self.epochs, threads=1)
         self.public, self._secret = signing_keys()
-        Proxies(one.records).add(self.public, "mixer")
+        one.records.add_proxy(self.public, "mixer")
         self.held: dict[bytes, bytes] = {}
         self.numbers: dict[bytes, bytes] = {}
         self.holding, self.broken = False, ""
@@ -66,7 +66,7 @@ class Mixer:
         mixer, made = self, Reporter("http://127.0.0.1:1", ca=None, secret=signing_keys()[1])
         seal = made.sealed
 
-        def sealed(epoch: Mapping[str, Any], pairs: Any) -> bytes:
+        def sealed(epoch: Epoch, pairs: Any) -> bytes:
             sent.append(pairs.tolist())
             return seal(epoch, pairs)
 
@@ -77,7 +77,7 @@ class Mixer:
     def answer(self, method: str, path: str, body: bytes | None) -> tuple[int, dict[str, Any], float]:
         if method == "GET":
             found = self.epochs.find(bytes.fromhex(path.rpartition("/")[2]))
-            return (404, {}, 0.0) if found is None else (200, {**found.told(), **self.lies}, 0.0)
+            return (404, {}, 0.0) if found is None else (200, {**found.to_json(), **self.lies}, 0.0)
         assert body is not None
         if self.broken:
             return 400, {"error": self.broken}, 0.0
@@ -118,7 +118,7 @@ def mixed(town: Callable[..., Any], people: People) -> Callable[..., Any]:
 
 
 def runtime(one: Any, mixer: Mixer) -> Flower:
-    return Flower(one.mail, one.records, one.plan.describe(), one.plan.settings(), intake=mixer.epochs, log=one.log)
+    return Flower(one.mail, one.records, one.plan.describe(), one.plan.settings(), epochs=mixer.epochs, log=one.log)
 
 
 def fit(one: Any, mixer: Mixer, **more: Any) -> Any:
@@ -150,8 +150,8 @@ def test_what_arrives_is_exactly_what_was_sent(mixed: Callable[..., Any]) -> Non
     assert closed.people == 7
     assert one.records.counters()["reports_accepted"] == 7 * K * 4
     # A letter says that its people reported, and nothing of what.
-    parts = [wire.open_letter(body)[1] for _, kind, body in one.mail.answers if kind == "train"]
-    assert all(part == wire.pack({}) for letter in parts for part in letter.values())
+    parts = [wire.decode_letter(body)[1] for _, kind, body in one.mail.answers if kind == "train"]
+    assert all(part == wire.encode_tree({}) for letter in parts for part in letter.values())
     assert not list((one.folder / "epochs").iterdir())
 
 
@@ -176,13 +176,13 @@ def test_the_server_counts_on_the_shuffle_and_a_device_does_not(mixed: Callable[
         for ledger in (one.records.ledger(), one.homes[0].ledger(0))
     ]
     assert charged == [{ShuffledReports(2.0, K, 7)}, {Reports(2.0, K)}]
-    assert one.homes[0].reports() == 3 * K
+    assert one.homes[0].outbox.reports() == 3 * K
 
 
 def test_people_who_may_be_missing_are_not_counted_on(mixed: Callable[..., Any]) -> None:
     one, _, _ = mixed(quorum=0.5)
     cohort = Cohort(np.arange(7), "all", 7, 7)
-    assert one.plan.method().releases(cohort)[0].event == ShuffledReports(2.0, K, 4)
+    assert releases(one.plan.method(), cohort)[0].event == ShuffledReports(2.0, K, 4)
     with pytest.raises(HomebodyError, match="shuffled among 5 people where 4 are enough"):
         one.plan.changed(recipe=replace(PLAN, stages=["one-bit:epsilon=2,k=3", "shuffle:users=5"])).method()
 
@@ -225,7 +225,7 @@ def test_a_round_whose_reports_do_not_come_is_abandoned_and_its_epoch_closed(mix
     assert "0 reports arrived before their epoch closed, and 84 must" in said["reason"]
     first, second = (mixer.epochs.named(f"{one.plan.run}/train/1{again}") for again in ("", "#2"))
     assert first.people == 7, "It is closed, and what opens its reports is gone."
-    assert first.public != second.public
+    assert first.key != second.key
     assert second.arrived == 7 * K
     # Sealed to another key they are other reports, and are charged anew: on the device too.
     assert one.told() == ["train/1", "train/1#2"]
@@ -262,33 +262,33 @@ def test_a_device_that_is_killed_sends_the_very_same_message_again(
 def test_a_large_household_sends_as_few_messages_as_it_can(
     mixed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homebody.federation.device.device.MOST_REPORTS", 2 * K + 1)
+    monkeypatch.setattr("homebody.federation.device.device.MESSAGE_REPORTS", 2 * K + 1)
     one, mixer, _ = mixed((5, 2))
     fit(one, mixer, rounds=2)
     assert sorted(open_envelope(body)[1].size for body in mixer.numbers.values()) == sorted(
         [2 * K, 2 * K, K, 2 * K] * 2
     )
-    assert one.homes[0].messages("nosuch") == []
+    assert one.homes[0].outbox.messages("nosuch") == []
 
 
 def test_who_joins_a_household_while_a_round_goes_on_has_a_message_of_their_own(mixed: Callable[..., Any]) -> None:
     one, mixer, _ = mixed()
     fit(one, mixer, rounds=1)
     device, home, (letter,) = one.mail.devices["mark0"], one.homes[0], letters(one, "mark0")
-    ask = Task.read(wire.open_letter(letter)[0]).ask
-    (before,) = home.messages(ask)
+    ask = Task.read(wire.decode_letter(letter)[0]).ask
+    (before,) = home.outbox.messages(ask)
     assert before.people == [0, 1, 2]
-    home.add_person("late")
+    home.people.add("late")
     mixer.epochs.closed = lambda name: None
     mixer.answer = lambda method, path, body: (  # the epoch is closed by now, and this proxy does not know it
-        (200, wire.open_letter(letter)[0]["epoch"], 0.0) if body is None else (200, {}, 0.0)
+        (200, wire.decode_letter(letter)[0]["epoch"], 0.0) if body is None else (200, {}, 0.0)
     )
     device.answer(changed(letter, people=[0, 1, 2, 3]))
-    assert [message.people for message in home.messages(ask)] == [[0, 1, 2], [3]]
-    assert home.messages(ask)[0] == before
+    assert [message.people for message in home.outbox.messages(ask)] == [[0, 1, 2], [3]]
+    assert home.outbox.messages(ask)[0] == before
     # Who opts out takes back what may not have left yet.
-    home.opt_out(3)
-    assert home.messages(ask) == []
+    home.people.opt_out(3)
+    assert home.outbox.messages(ask) == []
 
 
 @pytest.mark.parametrize(("more", "believed"), [(4, True), (5, False)], ids=["a few", "too many"])
@@ -304,7 +304,7 @@ def test_far_more_reports_than_people_can_send_are_not_believed(
         for epoch, reports in self.held.items():
             known = self.epochs.find(epoch)
             assert known is not None
-            self.held[epoch] = reports + seal_reports(np.zeros(more, dtype=np.int64), known.public)
+            self.held[epoch] = reports + seal_reports(np.zeros(more, dtype=np.int64), known.key)
         real(self)
 
     monkeypatch.setattr(Mixer, "release", stuffed)
@@ -371,11 +371,11 @@ def letters(one: Any, mark: str) -> list[bytes]:
 
 
 def changed(letter: bytes, **values: Any) -> bytes:
-    header, parts = wire.open_letter(letter)
+    header, parts = wire.decode_letter(letter)
     header = {**header, **values}
     if header["epoch"] is not None and "epoch" not in values:
-        header["epoch"] = {**header["epoch"], "shared": about(header)}
-    return wire.seal(header, parts)
+        header["epoch"] = {**header["epoch"], "shared": asks(header)}
+    return wire.encode_letter(header, parts)
 
 
 def test_a_key_of_ones_own_is_refused_before_anything_is_charged(
@@ -387,7 +387,7 @@ def test_a_key_of_ones_own_is_refused_before_anything_is_charged(
     with pytest.raises(Abandoned, match="0 of 7 clients answered"):
         fit(one, mixer)
     assert sent == [[], [], []]
-    assert all(home.reports() == 0 and one.own(number, 0) == [] for number, home in enumerate(one.homes))
+    assert all(home.outbox.reports() == 0 and one.own(number, 0) == [] for number, home in enumerate(one.homes))
     assert "names another key or another model than the proxy" in one.said("failed")[0]["reason"]
     # The server is not told why.
     assert {line["said"] for line in one.said("refused")} == {"The device cannot answer this now."}
@@ -399,11 +399,11 @@ def test_another_model_than_the_one_that_was_announced_is_refused(mixed: Callabl
     device, (letter,) = one.mail.devices["mark1"], letters(one, "mark1")
     before = mixer.epochs.named(f"{one.plan.run}/train/1")
     for values in ({"step": 7}, {"fields": {"learning_rate": 9.0}}, {"n_items": 29}, {"shared": "0" * 32}):
-        header, parts = wire.open_letter(letter)
-        answer, _ = wire.open_letter(device.answer(wire.seal({**header, **values}, parts)))
+        header, parts = wire.decode_letter(letter)
+        answer, _ = wire.decode_letter(device.answer(wire.encode_letter({**header, **values}, parts)))
         assert answer["refused"] == "The letter's epoch is about another letter."
         # One that names itself is not the one that the proxy knows.
-        answer, _ = wire.open_letter(device.answer(changed(letter, **values)))
+        answer, _ = wire.decode_letter(device.answer(changed(letter, **values)))
         assert "refused" in answer or "lacks" in answer
     assert mixer.epochs.named(f"{one.plan.run}/train/1") == before
     assert [len(messages) for messages in sent] == [3, 1, 3]
@@ -429,9 +429,9 @@ def test_a_letter_whose_epoch_makes_no_sense(mixed: Callable[..., Any], epoch: A
     one, mixer, _ = mixed()
     fit(one, mixer, rounds=1)
     (letter,) = letters(one, "mark1")
-    known = wire.open_letter(letter)[0]["epoch"]
+    known = wire.decode_letter(letter)[0]["epoch"]
     given = epoch if not epoch or epoch == {"epoch": "ab" * 16} else {**known, **epoch}
-    answer, parts = wire.open_letter(one.mail.devices["mark1"].answer(changed(letter, epoch=given)))
+    answer, parts = wire.decode_letter(one.mail.devices["mark1"].answer(changed(letter, epoch=given)))
     assert "epoch" in answer["refused"]
     assert parts == {}
 
@@ -440,11 +440,13 @@ def test_reports_of_another_size_than_the_methods_are_not_made(mixed: Callable[.
     one, mixer, _ = mixed()
     fit(one, mixer, rounds=1)
     (letter,) = letters(one, "mark1")
-    header, parts = wire.open_letter(letter)
+    header, parts = wire.decode_letter(letter)
     for name in ("k", "entries"):
         epoch = {**header["epoch"], name: header["epoch"][name] + 1}
         mixer.lies = epoch
-        answer, given = wire.open_letter(one.mail.devices["mark1"].answer(wire.seal({**header, "epoch": epoch}, parts)))
+        answer, given = wire.decode_letter(
+            one.mail.devices["mark1"].answer(wire.encode_letter({**header, "epoch": epoch}, parts))
+        )
         assert given == {}
         assert answer["refused"] == "The letter's epoch is about another update than the method's."
 
@@ -452,7 +454,7 @@ def test_reports_of_another_size_than_the_methods_are_not_made(mixed: Callable[.
 def test_a_device_without_a_proxy_takes_no_part_and_says_why(mixed: Callable[..., Any]) -> None:
     one, mixer, _ = mixed()
     device = Device(one.homes[0], one.log)
-    answer, _ = wire.open_letter(device.answer(runtime(one, mixer)._greeting()))
+    answer, _ = wire.decode_letter(device.answer(wire.encode_letter(runtime(one, mixer)._greeting().header())))
     assert "go through a proxy, and this device has none" in answer["refused"]
     assert "make it anew, with `homebody client init … --proxy" in one.said("refused")[0]["reason"]
 
@@ -461,7 +463,7 @@ def test_an_epoch_for_what_goes_through_no_proxy_is_refused(mixed: Callable[...,
     one, mixer, _ = mixed()
     fit(one, mixer, rounds=1)
     (letter,) = letters(one, "mark1")
-    answer, _ = wire.open_letter(one.mail.devices["mark1"].answer(changed(letter, stages=["one-bit:epsilon=2,k=12"])))
+    answer, _ = wire.decode_letter(one.mail.devices["mark1"].answer(changed(letter, stages=["one-bit:epsilon=2,k=12"])))
     assert "or one for something else" in answer["refused"]
 
 
@@ -543,5 +545,5 @@ def test_what_devices_measure_goes_the_same_way(mixed: Callable[..., Any], monke
     # t = 556 u, it is off by 49.6 at most.
     total = asked * sum(unclipped.get(name, share) for name, share in shares.items())
     assert abs(total - 308) < 49.6
-    parts = [wire.open_letter(body)[1] for _, kind, body in one.mail.answers if kind == "evaluate"]
-    assert all(part == wire.pack({}) for letter in parts for part in letter.values())
+    parts = [wire.decode_letter(body)[1] for _, kind, body in one.mail.answers if kind == "evaluate"]
+    assert all(part == wire.encode_tree({}) for letter in parts for part in letter.values())

@@ -13,9 +13,9 @@ import torch
 
 from homebody.core import Batch, Catalogue, Data, Method, Phase, Rows, Total, Tree
 from homebody.errors import Abandoned, HomebodyError
-from homebody.federation import letters as correspondence
 from homebody.federation import wire
 from homebody.federation.device.device import recommend
+from homebody.federation.server import letters as correspondence
 from homebody.privacy import Channel
 from homebody.recipe import Recipe
 from homebody.rng import Rng
@@ -192,11 +192,11 @@ def test_a_device_that_lost_what_it_was_given_is_given_it_again(
 
     class Forgetful:
         def answer(self, body: bytes) -> bytes:
-            header, parts = wire.open_letter(body)
+            header, parts = wire.decode_letter(body)
             if header["do"] == "evaluate" and "shared" not in parts:
                 lost.append(body)
             if header["do"] == "evaluate" and len(lost) == 1:
-                one.homes[0]._db.execute("DELETE FROM shared")
+                one.homes[0].store.connection.execute("DELETE FROM shared")
                 lost.append(body)
             given: bytes = real.answer(body)
             return given
@@ -208,10 +208,10 @@ def test_a_device_that_lost_what_it_was_given_is_given_it_again(
     # A model that a device has is not sent again, unless it is gone.
     known = runtime.publish(PLAN.build(), one.records.load().shared, 3, set())
     before = len(one.mail.letters)
-    one.homes[1]._db.execute("DELETE FROM shared")
+    one.homes[1].store.connection.execute("DELETE FROM shared")
     runtime.publish(PLAN.build(), one.records.load().shared, 3, set())
     sent = [
-        (mark, wire.open_letter(body)[0]["do"], "shared" in wire.open_letter(body)[1])
+        (mark, wire.decode_letter(body)[0]["do"], "shared" in wire.decode_letter(body)[1])
         for mark, _, body in one.mail.letters[before:]
     ]
     assert known == {"mark0", "mark1", "mark2"}
@@ -250,7 +250,7 @@ def test_items_may_come_while_training_goes_on(
     assert done == ([1, 1, 2, 2, 3, 3, 4, 4] if measured else [1, 2, 3, 4])
     assert [line["clients"] for line in one.records.rounds()] == [7] * 4
     assert len(one.records.load().shared["item"]) == 36
-    assert [home.n_items() for home in one.homes] == [36] * 3
+    assert [len(home.items) for home in one.homes] == [36] * 3
     if measured:
         assert all(line["metrics"] for line in one.records.rounds())
         assert len(fitted.shared["item"]) == 36
@@ -264,7 +264,7 @@ def test_items_may_come_while_training_goes_on(
 def test_a_device_that_was_away_learns_of_the_items_that_came(
     town: Callable[..., Any], people: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("homebody.federation.letters.ITEMS_AT_ONCE", 4)
+    monkeypatch.setattr("homebody.federation.server.letters.ITEMS_AT_ONCE", 4)
     one = town(people(), (3, 1, 3), replace(PLAN, rounds=4), items=20)
     one.mail.offline.add("mark1")
 
@@ -276,10 +276,12 @@ def test_a_device_that_was_away_learns_of_the_items_that_came(
 
     one.fit(on_round=on_round)
     assert [line["clients"] for line in one.records.rounds()] == [6, 6, 7, 7]
-    assert one.homes[1].n_items() == 30
-    told = [wire.open_letter(body)[1].get("items", b"[0, []]") for mark, _, body in one.mail.letters if mark == "mark1"]
+    assert len(one.homes[1].items) == 30
+    told = [
+        wire.decode_letter(body)[1].get("items", b"[0, []]") for mark, _, body in one.mail.letters if mark == "mark1"
+    ]
     assert max(len(json.loads(part)[1]) for part in told) == 4
-    assert one.homes[1].items([29]) == [("item-29", "Title of 29")]
+    assert one.homes[1].items.all()[29] == ("item-29", "Title of 29")
 
 
 def test_a_round_that_was_cut_short_and_would_ask_something_else_now_is_charged_anew(
@@ -347,7 +349,7 @@ def test_telemetry_leaves_through_a_noisy_channel_and_is_charged(
     assert mine.epsilon("server").epsilon == one.records.ledger().epsilon("server").epsilon < float("inf")
     # What leaves is noise in every coordinate, not what was measured.
     (body,) = [body for mark, kind, body in one.mail.answers if (mark, kind) == ("mark1", "evaluate")][:1]
-    told = wire.unpack(wire.open_letter(body)[1]["3"])
+    told = wire.decode_tree(wire.decode_letter(body)[1]["3"])
     assert told["metrics"].numel() >= 30
     assert (told["metrics"] == 0).double().mean() < 0.5
 
@@ -397,7 +399,7 @@ def test_a_person_whose_budget_is_spent_declines_and_is_left_alone(
     [
         (["secure-sum"], "SecureSum needs more than one letter a round"),
         (["one-bit:epsilon=1,k=1", "shuffle"], "Shuffle needs a proxy between devices and server"),
-        (["ask-rows"], "AskRows needs more than one letter a round"),
+        (["ask-rows"], "ask-rows needs more than one letter a round"),
     ],
 )
 def test_stages_that_devices_cannot_do_yet_are_refused_before_anything_is_charged(
@@ -466,7 +468,7 @@ def test_two_devices_of_the_same_data_and_seed_draw_other_noise(
         for one in twins:
             one.fit()
         answers = [
-            wire.open_letter(body)[1]["0"] for one in twins for _, kind, body in one.mail.answers if kind == "train"
+            wire.decode_letter(body)[1]["0"] for one in twins for _, kind, body in one.mail.answers if kind == "train"
         ]
         assert (answers[0] == answers[1]) == same
 
@@ -478,10 +480,10 @@ def test_opting_out_and_in_while_training_goes_on(town: Callable[..., Any], peop
     def on_round(line: Any) -> None:
         one.records.add_round(line)
         if line.step == 1:
-            one.homes[0].opt_out("person-1")
-            one.homes[1].opt_out("person-3")
+            one.homes[0].people.opt_out("person-1")
+            one.homes[1].people.opt_out("person-3")
         if line.step == 4:
-            one.homes[1].opt_in("person-3")
+            one.homes[1].people.opt_in("person-3")
             one.clock.sleep(correspondence.GREET_SECONDS + correspondence.REST_SECONDS)
 
     one.fit(on_round=on_round)
@@ -489,7 +491,7 @@ def test_opting_out_and_in_while_training_goes_on(town: Callable[..., Any], peop
     assert [line["clients"] for line in one.records.rounds()] == [7, 5, 5, 5, 6, 6]
     assert one.own(0, 1) == ["train/1"]
     assert one.own(1, 0) == ["train/1", "train/5", "train/6"]
-    assert one.homes[0].state(1, one.plan.run) is None
+    assert one.homes[0].models.state(1, one.plan.run) is None
 
 
 def test_a_device_that_rests_is_not_waited_for(town: Callable[..., Any], people: Callable[..., Any]) -> None:
@@ -599,8 +601,8 @@ def test_of_more_people_than_are_registered_the_first_take_part(
     town: Callable[..., Any], people: Callable[..., Any]
 ) -> None:
     one = town(people(), (3, 1, 3), replace(PLAN, rounds=1))
-    guest = one.homes[1].add_person("a guest")
-    one.homes[1].append(guest, "item-1")
+    guest = one.homes[1].people.add("a guest")
+    one.homes[1].history.append(guest, "item-1")
     one.near(one.fit().shared, one.simulated().shared)
     assert [line["clients"] for line in one.records.rounds()] == [7]
     assert not one.homes[1].ledger_file(guest).exists()
@@ -613,15 +615,15 @@ def test_whoever_has_no_history_answers_too_with_nothing(town: Callable[..., Any
     def on_round(line: Any) -> None:
         one.records.add_round(line)
         if line.step == 2:
-            one.homes[0].append("person-1", "item-3")
+            one.homes[0].history.append("person-1", "item-3")
 
     one.fit(on_round=on_round)
     assert [line["clients"] for line in one.records.rounds()] == [3, 3, 3]
     assert one.records.counters() == {}
     assert one.own(0, 1) == ["train/1", "train/2", "train/3"]
-    states = [one.homes[0].state(slot, one.plan.run) for slot in (0, 1)]
+    states = [one.homes[0].models.state(slot, one.plan.run) for slot in (0, 1)]
     assert [state.step for state in states] == [3, 3]
-    assert one.homes[0].state(1, one.plan.run, before=3) is None
+    assert one.homes[0].models.state(1, one.plan.run, before=3) is None
 
 
 def test_the_server_waits_for_as_many_people_as_it_was_told(
@@ -734,9 +736,9 @@ def test_devices_rank_with_the_last_phases_method(
         runtime = one.runtime()
         fitted = one.fit(runtime)
     assert runtime.publish(fitted.method, fitted.shared, fitted.chosen, set()) == {"mark0", "mark1", "mark2"}
-    best = recommend(one.homes[1], one.homes[1].person(0), 3)
+    best = recommend(one.homes[1], one.homes[1].people.find(0), 3)
     scores = -fitted.shared["total"].clone()
-    scores[one.homes[1].population().history(0).tolist()] = -torch.inf
+    scores[one.homes[1].history.population().history(0).tolist()] = -torch.inf
     assert [item.score for item in best] == pytest.approx(sorted(scores.tolist(), reverse=True)[:3])
     assert all(item.name.startswith("Title of ") for item in best)
 

@@ -71,12 +71,12 @@ def check(federation: Any, rounds: int, secrets: dict[str, bytes]) -> None:
     pairs: list[int] = []
     for folder in federation.devices:
         with Home(folder) as home:
-            for person in home.people():
-                (digest,) = home.knows(person, run, f"train/{rounds}")
-                own = home.answer_of(person, run, f"train/{rounds}", digest)
+            for person in home.people.all():
+                (digest,) = home.outbox.answered(person, run, f"train/{rounds}")
+                own = home.outbox.answer(person, run, f"train/{rounds}", digest)
                 assert len(own) == K * REPORT_BYTES
-                pairs += unseal_reports(own, last.public, secrets[last.id.hex()]).tolist()
-            assert home.reports() == rounds * K * len(home.people())
+                pairs += unseal_reports(own, last.key, secrets[last.id.hex()]).tolist()
+            assert home.outbox.reports() == rounds * K * len(home.people.all())
     assert closed.counts.tolist() == np.bincount(pairs, minlength=2 * last.entries).tolist()
     assert bool(torch.isfinite(federation.shared()["item"]).all())
 
@@ -104,7 +104,7 @@ def test_a_run_survives_the_kill_of_every_part_and_counts_every_report_once(few:
     assert federation.said("server", "intake ended") == 1
     check(federation, rounds, secrets)
     with Home(federation.devices[0]) as home:
-        assert len(recommend(home, home.person("person 2"), 5)) == 5
+        assert len(recommend(home, home.people.find("person 2"), 5)) == 5
         (line,) = {(entry.event, entry.unit) for entry in home.ledger(2).entries() if entry.unit == "user"}
         assert '"kind": "reports"' in line[0]
 

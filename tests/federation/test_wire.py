@@ -60,7 +60,7 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
 @settings(deadline=None)
 @given(headers, st.dictionaries(st.text(max_size=5), st.binary(max_size=20), max_size=4))
 def test_a_letter_comes_back(header: dict[str, Any], parts: dict[str, bytes]) -> None:
-    found, pieces = wire.open_letter(wire.seal(header, parts))
+    found, pieces = wire.decode_letter(wire.encode_letter(header, parts))
     assert (found, pieces) == (header, parts)
     assert list(pieces) == list(parts)
 
@@ -68,7 +68,7 @@ def test_a_letter_comes_back(header: dict[str, Any], parts: dict[str, bytes]) ->
 @settings(deadline=None)
 @given(trees)
 def test_a_tree_comes_back(tree: Tree) -> None:
-    again = wire.unpack(wire.pack(tree))
+    again = wire.decode_tree(wire.encode_tree(tree))
     assert again.keys() == tree.keys()
     for name, value in tree.items():
         if isinstance(value, Rows):
@@ -87,14 +87,14 @@ def test_the_same_tree_has_the_same_bytes(tree: Tree, random: Any) -> None:
     """A checkpoint gives names back in any order, and a device knows what it answered by these bytes."""
     names = list(tree)
     random.shuffle(names)
-    assert wire.pack({name: tree[name] for name in names}) == wire.pack(tree)
+    assert wire.encode_tree({name: tree[name] for name in names}) == wire.encode_tree(tree)
 
 
 @settings(deadline=None)
 @given(arrays.arrays(np.float32, st.integers(0, 8), elements=st.floats(-7e4, 7e4, width=32)))
 def test_half_precision_never_makes_a_number_infinite(values: np.ndarray) -> None:
     tree = {"w": torch.from_numpy(values), "n": torch.arange(3)}
-    again = wire.unpack(wire.pack(tree, half=True))
+    again = wire.decode_tree(wire.encode_tree(tree, half=True))
     assert same(again["n"], tree["n"])
     small = not len(values) or np.abs(values).max() < 65504
     assert again["w"].dtype == (torch.float16 if small and len(values) else torch.float32)
@@ -104,14 +104,14 @@ def test_half_precision_never_makes_a_number_infinite(values: np.ndarray) -> Non
 
 def test_half_precision_halves() -> None:
     tree = {"item": Rows(torch.arange(50), torch.ones(50, 20), 60)}
-    assert len(wire.pack(tree, half=True)) < len(wire.pack(tree)) - 1900
-    assert wire.unpack(wire.pack({"w": torch.tensor([float("nan")])}, half=True))["w"].isnan().all()
+    assert len(wire.encode_tree(tree, half=True)) < len(wire.encode_tree(tree)) - 1900
+    assert wire.decode_tree(wire.encode_tree({"w": torch.tensor([float("nan")])}, half=True))["w"].isnan().all()
 
 
 def test_tensors_that_are_views_are_packed_as_they_look() -> None:
     table = torch.arange(12.0).reshape(3, 4)
     tree = {"turned": table.t(), "part": table[:, 1:3], "grad": torch.ones(2, requires_grad=True)}
-    again = wire.unpack(wire.pack(tree))
+    again = wire.decode_tree(wire.encode_tree(tree))
     assert again["turned"].tolist() == table.t().tolist()
     assert again["part"].tolist() == [[1.0, 2.0], [5.0, 6.0], [9.0, 10.0]]
     again["grad"] += 1  # it is nobody else's memory
@@ -122,20 +122,20 @@ def test_tensors_that_are_views_are_packed_as_they_look() -> None:
 def test_noise_is_malformed(noise: bytes) -> None:
     for data in (noise, b"HB" + noise, struct.pack("<2sHI", b"HB", 1, max(0, len(noise))) + noise):
         with pytest.raises(wire.Malformed):
-            wire.open_letter(data)
+            wire.decode_letter(data)
         with pytest.raises(wire.Malformed):
-            wire.unpack(data)
+            wire.decode_tree(data)
 
 
 @settings(max_examples=300, deadline=None)
 @given(trees, st.data())
 def test_a_changed_tree_is_read_or_refused_and_nothing_else(tree: Tree, data: st.DataObject) -> None:
-    packed = bytearray(wire.pack(tree))
+    packed = bytearray(wire.encode_tree(tree))
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(packed) - 1))
         packed[place] = data.draw(st.integers(0, 255))
     try:
-        found = wire.unpack(bytes(packed))
+        found = wire.decode_tree(bytes(packed))
     except wire.Malformed:
         return
     for value in found.values():
@@ -146,11 +146,11 @@ def test_a_changed_tree_is_read_or_refused_and_nothing_else(tree: Tree, data: st
 @settings(deadline=None)
 @given(trees, st.data())
 def test_a_cut_or_longer_letter_is_malformed(tree: Tree, data: st.DataObject) -> None:
-    packed = wire.pack(tree)
+    packed = wire.encode_tree(tree)
     with pytest.raises(wire.Malformed):
-        wire.unpack(packed[: data.draw(st.integers(0, len(packed) - 1))])
+        wire.decode_tree(packed[: data.draw(st.integers(0, len(packed) - 1))])
     with pytest.raises(wire.Malformed):
-        wire.unpack(packed + b"\0")
+        wire.decode_tree(packed + b"\0")
 
 
 def letter(text: str | bytes, body: bytes = b"", *, length: int | None = None, version: int = 1) -> bytes:
@@ -194,18 +194,18 @@ def letter(text: str | bytes, body: bytes = b"", *, length: int | None = None, v
 )
 def test_a_malformed_letter_is_refused(bad: bytes) -> None:
     with pytest.raises(wire.Malformed) as refused:
-        wire.open_letter(bad)
+        wire.decode_letter(bad)
     assert not isinstance(refused.value, wire.OtherVersion)
 
 
 @pytest.mark.parametrize("version", [0, 2, 65535])
 def test_another_version_is_named(version: int) -> None:
     with pytest.raises(wire.OtherVersion, match=f"of wire version {version}, and this side reads 1: update the older"):
-        wire.open_letter(letter("{}", version=version))
+        wire.decode_letter(letter("{}", version=version))
 
 
 def tree_of(*entries: Any, bodies: tuple[bytes, ...] = ()) -> bytes:
-    return wire.seal({"tree": list(entries)}, {str(number): body for number, body in enumerate(bodies)})
+    return wire.encode_letter({"tree": list(entries)}, {str(number): body for number, body in enumerate(bodies)})
 
 
 F4, I4 = ["<f4", [1]], ["<i4", [1]]
@@ -214,8 +214,8 @@ F4, I4 = ["<f4", [1]], ["<i4", [1]]
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (wire.seal({}), "no list of its tensors"),
-        (wire.seal({"tree": {}}), "no list of its tensors"),
+        (wire.encode_letter({}), "no list of its tensors"),
+        (wire.encode_letter({"tree": {}}), "no list of its tensors"),
         (tree_of(*[[str(n), None, ["<f4", [0]]] for n in range(300)], bodies=(b"",) * 300), "a list too long"),
         (tree_of(["a", None, F4], ["a", None, F4], bodies=(bytes(4),) * 2), "An entry of the tree"),
         (tree_of([5, None, F4], bodies=(bytes(4),)), "An entry of the tree"),
@@ -249,7 +249,7 @@ F4, I4 = ["<f4", [1]], ["<i4", [1]]
 )
 def test_a_malformed_tree_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(wire.Malformed, match=said) as refused:
-        wire.unpack(data)
+        wire.decode_tree(data)
     assert "abc" not in str(refused.value)
 
 
@@ -265,7 +265,7 @@ def test_nothing_is_made_as_large_as_a_header_claims(shape: list[int]) -> None:
     try:
         for data in claims:
             with pytest.raises(wire.Malformed):
-                wire.unpack(data)
+                wire.decode_tree(data)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -274,15 +274,15 @@ def test_nothing_is_made_as_large_as_a_header_claims(shape: list[int]) -> None:
 
 def test_a_table_of_many_rows_is_named_and_not_made() -> None:
     """Rows of a table of two thousand million are two rows."""
-    tree = wire.unpack(wire.pack({"a": Rows(torch.tensor([0, 2**31 - 2]), torch.ones(2, 1), 2**31 - 1)}))
+    tree = wire.decode_tree(wire.encode_tree({"a": Rows(torch.tensor([0, 2**31 - 2]), torch.ones(2, 1), 2**31 - 1)}))
     assert (tree["a"].size, tree["a"].index.tolist()) == (2**31 - 1, [0, 2**31 - 2])
 
 
 def test_a_header_that_is_too_long_is_not_sent() -> None:
     with pytest.raises(wire.Malformed, match="A header has at most 1,048,576 bytes"):
-        wire.seal({"x": "a" * wire.HEADER_BYTES})
+        wire.encode_letter({"x": "a" * wire.HEADER_BYTES})
     with pytest.raises(ValueError, match="not JSON compliant"):
-        wire.seal({"x": float("nan")})
+        wire.encode_letter({"x": float("nan")})
 
 
 METHOD = FedMF(factors=2)
@@ -316,7 +316,7 @@ WANTED = {"item": wire.Expected((2,), 5, torch.float32)}
 )
 def test_a_good_update_passes(good: Tree) -> None:
     wire.check(good, WANTED, 10.0)
-    assert len(wire.pack(good)) < wire.longest(WANTED)
+    assert len(wire.encode_tree(good)) < wire.longest(WANTED)
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,8 @@ from homebody.federation.flower.protocol import fingerprint
 from homebody.federation.proxy import admin as proxy_admin
 from homebody.federation.proxy import settings as proxy_settings
 from homebody.federation.server.admin import make, opened
-from homebody.federation.server.keys import make_device_key, read_public
-from homebody.federation.server.plan import Plan
-from homebody.federation.server.proxies import Proxies
+from homebody.federation.server.plan import ServerPlan
+from homebody.federation.service.certificates import make_device_key, read_public
 from homebody.federation.service.keys import make_report_key, read_report_pub
 from homebody.fit import fit
 from homebody.recipe import Recipe
@@ -146,7 +145,7 @@ class World:
         self.proxy = folder / "proxy" if shuffling is not None else None
         if shuffling is not None:
             settings["reports"] = f"127.0.0.1:{free_port()}"
-        plan = Plan(
+        plan = ServerPlan(
             recipe,
             listen=f"127.0.0.1:{self.port}",
             **{"metrics": "", "quorum": 1.0, "least": population.n_users, "deadline": 30.0, **settings},
@@ -167,7 +166,7 @@ class World:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def _make_proxy(self, folder: Path, settings: dict[str, Any]) -> None:
-        chosen = proxy_settings.Settings(
+        chosen = proxy_settings.ProxySettings(
             next=f"https://127.0.0.1:{self.intake_port}",
             next_ca=True,
             listen=f"127.0.0.1:{self.proxy_port}",
@@ -175,7 +174,7 @@ class World:
         )
         public = proxy_admin.make(folder, chosen, next_ca=self.server / "keys" / "ca.pem")
         with opened(self.server) as (_, records):
-            Proxies(records).add(read_report_pub(public), "mixer")
+            records.add_proxy(read_report_pub(public), "mixer")
 
     def _device(self, number: int, people: list[int]) -> Path:
         folder = self.folder / f"device{number}"
@@ -191,11 +190,11 @@ class World:
         through = f"https://127.0.0.1:{self.proxy_port}" if self.proxy is not None else ""
         with Home.create(folder, server=f"127.0.0.1:{port}", proxy=through, furnish=furnish) as home:
             for user in people:
-                person = home.add_person(f"person {user}")
+                person = home.people.add(f"person {user}")
                 start, end = self.population.indptr[user : user + 2]
                 for row in range(start, end):
                     when = None if self.population.times is None else int(self.population.times[row])
-                    home.append(person, f"i{self.population.items[row]}", time=when)
+                    home.history.append(person, f"i{self.population.items[row]}", time=when)
         key = read_public(folder / "device.pub")
         with opened(self.server) as (_, records):
             records.add_device(fingerprint(key), key, folder.name, len(people))
@@ -311,11 +310,11 @@ class World:
         assert progress.step == rounds
         for folder in self.devices:
             with Home(folder) as home:
-                for person in home.people():
+                for person in home.people.all():
                     own = home.ledger(person).entries()
                     assert len({(entry.release, entry.observer, entry.unit) for entry in own}) == len(own)
                     told = {entry.release for entry in own}
-                    sent = [mark.release for mark in home.marks(person)]
+                    sent = [mark.release for mark in home.outbox.sent(person)]
                     assert len(set(sent)) == len(sent) == len(told), "Nothing is told twice."
                     assert not exact or set(sent) == {f"train/{number}" for number in range(1, rounds + 1)}
         if exact:

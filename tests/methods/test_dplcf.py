@@ -12,12 +12,12 @@ from torch.testing import assert_close
 
 from homebody.audit.inspection import inspect
 from homebody.audit.interactions import read_interactions
-from homebody.core import Catalogue, Cohort, Data, Total
+from homebody.core import Catalogue, Cohort, Data, Total, releases
 from homebody.errors import HomebodyError
 from homebody.federation.wire import refuse_unfit
 from homebody.fit import fit
 from homebody.methods.dplcf import DPLCF, _near, near_in_torch
-from homebody.privacy import OBSERVERS, AskRows, Channel, Clip, RandomisedResponse
+from homebody.privacy import OBSERVERS, Channel, Clip, RandomisedResponse
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import execute
@@ -116,7 +116,7 @@ def test_a_person_costs_epsilon_for_every_item() -> None:
         assert ledger.epsilon(observer, "report", delta=0.0).epsilon == 2.5
         assert 200 < ledger.epsilon(observer, "user", delta=1e-6).epsilon < 300
     with pytest.raises(HomebodyError, match="charged for every item of the catalogue"):
-        DPLCF().releases(Cohort(np.arange(3), "all", 3, 3))
+        releases(DPLCF(), Cohort(np.arange(3), "all", 3, 3))
 
 
 def test_another_way_out_is_refused() -> None:
@@ -124,7 +124,7 @@ def test_another_way_out_is_refused() -> None:
         with pytest.raises(HomebodyError, match="its last stage is randomised-response"):
             DPLCF(uplink=channel)
     with pytest.raises(HomebodyError, match="cannot ask for rows"):
-        DPLCF(uplink=Channel(AskRows(), RandomisedResponse(1.0)))
+        DPLCF(uplink=Channel(RandomisedResponse(1.0), asks_rows=True))
 
 
 def test_devices_refuse_it_in_a_sentence() -> None:

@@ -24,10 +24,11 @@ from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
 from homebody.methods.fedrecon import FedRecon
 from homebody.methods.item_table import ItemTable
+from homebody.methods.kernels import Kernel, kernel_of
 from homebody.methods.kernels.network import logits
 from homebody.methods.pfedrec import PFedRec
 from homebody.models.score import ScoreFunction
-from homebody.privacy import AskRows, Channel, Clip, SecureSum
+from homebody.privacy import Channel, Clip, SecureSum
 from homebody.progress import Round
 from homebody.recipe import Recipe
 from homebody.rng import Rng
@@ -184,7 +185,7 @@ def test_what_each_sends_and_keeps() -> None:
         assert set(update) - {"layers"} == {"item"}, name
         assert ("item" in kept) == method.dual, name
         assert ("layers" in kept) == (name == "fedncf+dual"), name
-        assert method.scores_from == ("base" if method.dual else "latest")
+        assert method.scoring.parameters == ("base" if method.dual else "latest")
 
 
 def mirrored() -> Split:
@@ -360,7 +361,7 @@ def test_someone_alone_tells_nothing_and_hears_nothing() -> None:
 
 
 def test_who_trains_alone_has_no_way_out_to_put_stages_on() -> None:
-    for channel in (Channel(Clip(1.0)), Channel(AskRows()), Channel(SecureSum())):
+    for channel in (Channel(Clip(1.0)), Channel(asks_rows=True), Channel(SecureSum())):
         with pytest.raises(HomebodyError, match="Nothing leaves a device that trains alone"):
             Alone(**FAST, uplink=channel)
 
@@ -420,8 +421,8 @@ class Frozen(FedMF):
 
 
 def test_a_round_that_was_written_anew_is_run_without_its_parents_kernel() -> None:
-    assert FedMF().kernel_of("client", "cohort")
-    assert not Frozen().kernel_of("client", "cohort")
+    assert kernel_of(FedMF()).train is not None
+    assert kernel_of(Frozen()) == Kernel()
     fitted = fit(Frozen(**FAST), Simulator(people()), rounds=2, evaluate_every=0)
     start = Frozen(**FAST).init_shared(Catalogue(50), Rng.of(0, "train").fold("shared"))
     assert torch.equal(fitted.shared["item"], start["item"])

@@ -16,6 +16,7 @@ from homebody.data.synthetic import Synthetic, synthetic
 from homebody.evaluation import measure
 from homebody.fit import fit
 from homebody.methods.fmf_ldp import DELTA, FMFLDP, RELIABLE
+from homebody.methods.kernels import train_many
 from homebody.methods.popularity import Popularity
 from homebody.privacy import Channel, Clip, OneBit, Shuffle
 from homebody.rng import Rng
@@ -253,7 +254,7 @@ def test_where_padding_stands_changes_nothing() -> None:
     acting, table = improved(factors=3), {"item": 0.3 * Rng.of(5).normal(9, 3)}
     items = torch.tensor([[4, 2, 4, 7], [2, 4, 4, 7]])
     valid = torch.tensor([[False, True, True, True], [True, True, False, True]])
-    update, _ = acting.cohort(table, {}, {"items": items, "valid": valid})
+    update, _ = train_many(acting, table, {}, {"items": items, "valid": valid})
     plain, _ = torch.func.vmap(acting.client, in_dims=(None, None, 0))(table, {}, {"items": items, "valid": valid})
     torch.testing.assert_close(update["item"].dense(), plain["item"], rtol=1e-4, atol=1e-5)
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.testing import assert_close
 
-from homebody.core import Batch, Method, Total, Tree
+from homebody.core import Batch, Total, Tree
 from homebody.errors import HomebodyError
-from homebody.methods import nn_self
+from homebody.methods.kernels import privrec as kernels
+from homebody.methods.kernels import train_many
 from homebody.methods.nn_self import NNSelf
 from homebody.methods.privrec import PrivRec
 from homebody.rng import Rng
@@ -152,9 +153,9 @@ def test_a_device_adapts_to_all_it_has_as_privrec_does() -> None:
 def test_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = Rng.of(4).fold(torch.arange(5)).key
     batches = torch.func.vmap(lambda key: TINY.prepare(client(OWN, 3), Rng(key)))(keys)
-    together, _ = Method.cohort(TINY, start(TINY), {}, batches)
-    monkeypatch.setattr(nn_self, "NUMBERS_AT_ONCE", 1)
-    apart, _ = TINY.cohort(start(TINY), {}, batches)
+    together, _ = train_many(TINY, start(TINY), {}, batches, fused=False)
+    monkeypatch.setattr(kernels, "NUMBERS_AT_ONCE", 1)
+    apart, _ = train_many(TINY, start(TINY), {}, batches)
     assert_close(apart["layers"], together["layers"])
     assert torch.equal(apart["item"].index, together["item"].index)
 

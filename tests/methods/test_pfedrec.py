@@ -162,7 +162,7 @@ def test_it_begins_as_the_authors_code_does() -> None:
 def test_the_settings_are_the_papers() -> None:
     method = PFedRec()
     assert (method.factors, method.learning_rate, method.item_rate) == (32, 0.1, 80.0)
-    assert (method.negatives, method.batch_size, method.epochs, method.default_rounds) == (4, 256, 1, 100)
+    assert (method.negatives, method.batch_size, method.epochs, method.about.rounds) == (4, 256, 1, 100)
     assert method.row_rate({"item": torch.zeros(1682, 2)}) == pytest.approx(0.1 * 1682 * 80)
 
 

@@ -64,7 +64,7 @@ def test_the_estimate_is_unbiased() -> None:
 def test_it_is_charged_like_fmf_ldp() -> None:
     charged = PrivatePopularity.uplink.stages
     assert charged == Channel(OneBit(epsilon=2.5, k=100), Shuffle()).stages
-    assert PrivatePopularity.default_rounds == 20
+    assert PrivatePopularity.about.rounds == 20
     fitted = fit(PrivatePopularity(), Simulator(population()), rounds=2, evaluate_every=0)
     by_user = {event_from_json(one.event) for one in fitted.ledger.entries() if one.unit == "user"}
     assert by_user == {ShuffledReports(2.5, 100, users=300)}

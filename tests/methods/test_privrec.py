@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from homebody.core import Batch, Catalogue, Column, Data, Method, Tree
+from homebody.methods.kernels import adapt_many, train_many
 from homebody.methods.privrec import PrivRec
 from homebody.models.dssm import Vocabulary
 from homebody.models.score import ScoreFunction
@@ -194,7 +195,7 @@ def test_the_kernel_is_what_a_module_and_an_optimiser_come_to(name: str) -> None
     shared["layers"] *= 2.0  # so that what is learnt shows in the rows too
     before = {name: value.clone() for name, value in shared.items()}
     each, batches = prepared(method, people)
-    (update, kept), adapted = method.cohort(shared, {}, batches), method.adapt_cohort(shared, {}, batches)
+    (update, kept), adapted = train_many(method, shared, {}, batches), adapt_many(method, shared, {}, batches)
     plain = torch.func.vmap(method.client, in_dims=(None, 0, 0))(shared, {}, batches)
     for number, data in enumerate(people):
         for part, change in plain[0].items():
@@ -232,7 +233,7 @@ def test_the_slopes_of_a_score_function_are_those_of_autograd(
 def test_who_has_nothing_changes_nothing() -> None:
     shared = SMALL.init_shared(catalogue(), Rng.of(3))
     _, batches = prepared(SMALL, [person(0, 4)])
-    update, kept = SMALL.cohort(shared, {}, batches)
+    update, kept = train_many(SMALL, shared, {}, batches)
     assert all(float(change.abs().max()) == 0 for change in update.values())
     assert float(kept["loss"]) == 0
 
@@ -240,7 +241,7 @@ def test_who_has_nothing_changes_nothing() -> None:
 def test_only_rows_that_were_met_move() -> None:
     shared = SMALL.init_shared(catalogue(), Rng.of(3))
     _, batches = prepared(SMALL, [person(6, 0)])
-    update, _ = SMALL.cohort(shared, {}, batches)
+    update, _ = train_many(SMALL, shared, {}, batches)
     met = torch.cat([batches["item"][0], batches["negative"][0, :, : SMALL.epochs].flatten()]).unique()
     assert update["item"][0].abs().sum(1).nonzero()[:, 0].tolist() == met.tolist()
     ages = update["feature"][0, :4].abs().sum(1)
@@ -293,7 +294,7 @@ def test_the_plain_client_does_without_features_of_any_side(left: str) -> None:
     data = data._replace(**{own[left]: {}}) if left in own else data
     shared = method.init_shared(known, Rng.of(0))
     _, stacked = prepared(method, [data])
-    plain, fused = Method.cohort(method, shared, {}, stacked)[0], method.cohort(shared, {}, stacked)[0]
+    plain, fused = train_many(method, shared, {}, stacked, fused=False)[0], train_many(method, shared, {}, stacked)[0]
     for name in shared:
         alike(fused[name], plain[name])
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
-from homebody.core import Cohort, Total, Update
+from homebody.core import Cohort, Total, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.privacy import (
     OBSERVERS,
@@ -22,14 +21,15 @@ from homebody.privacy import (
     LaplaceRelease,
     NonPrivate,
     OneBit,
+    RandomisedResponse,
     Reports,
     Sampling,
     SecureSum,
     Shuffle,
     ShuffledReports,
 )
-from homebody.privacy.channel import Stage
 from homebody.privacy.specs import parse_channel, stage_texts
+from homebody.privacy.stages import Stage
 from homebody.rng import Rng
 
 EVERYONE = Cohort(np.arange(3), "all", size=3, population=3)
@@ -38,7 +38,7 @@ DRAWN = Sampling("fixed", 30, 4800)
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(Stage):
     """Multiplies on the device, adds on the server: the order of stages can be read from the result."""
 
     by: float
@@ -52,7 +52,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class OnSum(Scale):
-    on_sum: ClassVar[bool] = True
+    on_sum = True
 
     def device(self, update: Update, rng: Rng) -> Update:
         return update
@@ -133,6 +133,90 @@ def test_nonsense_is_refused_when_it_is_built(stages: list[Stage], sentence: str
     with pytest.raises(HomebodyError, match=sentence) as refused:
         Channel(*stages)
     assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_stage_is_refused() -> None:
+    with pytest.raises(HomebodyError, match=r"str is not one: derive it from homebody\.privacy\.Stage"):
+        Channel("clip")  # type: ignore[arg-type]
+
+
+BITS, ANSWERS = OneBit(2.5, k=9), RandomisedResponse(1.0)
+
+
+@pytest.mark.parametrize(
+    ("stages", "known"),
+    [
+        ((), {"plain": True}),
+        ((Clip(3.0), Clip(2.0), Clip(5.0, order=1)), {"norms": {2: 2.0, 1: 5.0}, "plain": True}),
+        ((Clip(3.0), SecureSum()), {"norms": {2: 3.0}, "secret": True, "plain": True, "acts_on_sum": "SecureSum"}),
+        (
+            (Clip(3.0), Gaussian(1.0)),
+            {"noise": "gaussian", "noise_on_sum": True, "plain": True, "norms": {2: 3.0}, "acts_on_sum": "Gaussian"},
+        ),
+        (
+            (Clip(3.0, order=1), Laplace(1.0, where="sum")),
+            {"noise": "laplace", "noise_on_sum": True, "plain": True, "norms": {1: 3.0}, "acts_on_sum": "Laplace"},
+        ),
+        ((Clip(3.0, order=1), Laplace(1.0)), {"noise": "laplace", "noise_on_device": True, "norms": {1: 3.0}}),
+        ((Laplace(1.0, unbounded=True),), {"noise": "laplace", "noise_on_device": True}),
+        ((Clip(3.0), BITS), {"reports": BITS}),
+        ((BITS, Shuffle(4)), {"reports": BITS, "shuffled": True, "shuffle": Shuffle(4, reports=(2.5, 9))}),
+        ((ANSWERS,), {"responses": ANSWERS, "reader": ANSWERS}),
+        ((Clip(3.0), Scale(2.0)), {"unknown": "Scale"}),
+        ((Clip(3.0), OnSum(2.0)), {"unknown": "OnSum", "norms": {2: 3.0}, "plain": True, "acts_on_sum": "OnSum"}),
+        ((Scale(2.0), Clip(3.0)), {"unknown": "Scale", "norms": {2: 3.0}}),
+    ],
+    ids=lambda part: "-".join(type(one).__name__ for one in part) if isinstance(part, tuple) else "",
+)
+def test_a_channel_keeps_what_it_knows(stages: tuple[Stage, ...], known: dict[str, object]) -> None:
+    """Whatever is not named here is not so."""
+    facts = Channel(*stages).facts
+    nothing = {"norms": {}, "noise": "", "acts_on_sum": "", "unknown": ""} | dict.fromkeys(
+        ("noise_on_sum", "noise_on_device", "secret", "shuffled", "plain"), False
+    )
+    expected = nothing | dict.fromkeys(("reports", "shuffle", "responses", "reader")) | known
+    assert {name: getattr(facts, name) for name in expected} == expected
+    assert facts.clips == tuple(stage for stage in stages if isinstance(stage, Clip))
+    numbers_in_steps = [stage for stage in Channel(*stages).stages if stage.on_sum and hasattr(stage, "grid")]
+    assert facts.grid == (numbers_in_steps[0].grid if numbers_in_steps else None)  # type: ignore[attr-defined]
+
+
+class Whispers:
+    """No stage: it changes a half beside one."""
+
+    def device(self, update: Update, rng: Rng) -> Update:
+        return {}
+
+
+class Mixed(Whispers, Laplace): ...
+
+
+class Sums(Laplace):
+    def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
+        return sums
+
+
+class Draws(OneBit):
+    def device(self, update: Update, rng: Rng) -> Update:
+        return update
+
+
+class Again(Draws):
+    """It says nothing new, so it has nothing new either."""
+
+
+class Promises(Draws):
+    samples = True
+
+
+def test_a_promise_ends_where_its_half_is_changed() -> None:
+    assert Laplace.noise_adds_up
+    assert not any(kind.noise_adds_up for kind in (Mixed, Sums, Clip, Stage))
+    assert OneBit.samples
+    assert Promises.samples
+    assert not any(kind.samples for kind in (Draws, Again, Laplace))
+    assert Channel(OneBit(1.0)).samples
+    assert not Channel(Draws(1.0)).samples
 
 
 def events(channel: Channel, cohort: Cohort, unit: str = "user") -> dict[str, object]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from homebody.core import Total
-from homebody.federation.aggregate import Part, summed
+from homebody.federation.server.aggregate import LetterRoute
 from homebody.federation.wire import shapes
 from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle
 from homebody.rng import Rng
@@ -33,7 +33,8 @@ def test_the_standard_deviation_of_a_sum_is_what_the_channel_says(channel: Chann
     for number in range(TIMES):
         rng = Rng.of(3, number)
         sent = [channel.device(own, rng.fold("device", client)) for client in range(CLIENTS)]
-        total = summed([Part(client, tree) for client, tree in enumerate(sent)], shapes(sent[0]))
+        route = LetterRoute(shapes(sent[0]), (1e9, None), lambda tree: tree)
+        total, _ = route.sum(dict(enumerate(sent)), 1, len(sent))
         found.append(channel.server(Total(total, CLIENTS), rng.fold("server")).sum["w"] - CLIENTS * own["w"])
     deviation = channel.deviation(ENTRIES, CLIENTS)
     noise = torch.stack(found)

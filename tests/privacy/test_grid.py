@@ -192,14 +192,14 @@ def test_sums_of_messages_are_exact_in_any_order(name: str) -> None:
 
 def test_the_server_clips_what_came_in_steps() -> None:
     channel = CHANNELS["gaussian"]
-    assert channel.grid is not None
+    assert channel.facts.grid is not None
     honest = channel.device({"w": torch.tensor([30.0, 40.0])}, Rng.of(0))
     again = channel.bounded(honest)
     assert (again["w"] - honest["w"]).abs().max() <= 2**8  # a relative 2⁻²⁰ at most
     loud = {"w": honest["w"] * 5}
-    assert float(channel.grid.doubles(channel.bounded(loud)["w"]).norm()) <= 0.5
+    assert float(channel.facts.grid.doubles(channel.bounded(loud)["w"]).norm()) <= 0.5
     rows = {"w": Rows(torch.tensor([1]), loud["w"][None], 3)}
-    assert float(channel.grid.doubles(channel.bounded(rows)["w"].value).norm()) <= 0.5
+    assert float(channel.facts.grid.doubles(channel.bounded(rows)["w"].value).norm()) <= 0.5
 
 
 def test_without_noise_nothing_is_rounded() -> None:

@@ -262,7 +262,7 @@ def test_a_calibrated_run_spends_its_budget_and_keeps_the_noise(tmp_path: Path) 
         ({"stages": ["gaussian:z=1"]}, "needs a bound"),
         ({"stages": ["clip:norm=1", "gaussian"]}, "needs z"),
         ({"stages": ["clip:norm=1", "gaussian:z=1,relation=add-remove"]}, "accounted under replace-one"),
-        ({"stages": [3]}, "A stage is a text"),
+        ({"stages": [3]}, "Each of the recipe's stages must be a text, not 3"),
         ({"budget": None, "calibrate": True}, "give one, such as --budget eps=8"),
     ],
 )

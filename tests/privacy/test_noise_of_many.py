@@ -18,8 +18,8 @@ from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.fit import fit
 from homebody.methods.fedmf import FedMF
-from homebody.privacy import AskRows, Channel, Clip, Gaussian, Laplace, Ledger, OneBit, SecureSum
-from homebody.privacy.channel import Stage
+from homebody.privacy import Channel, Clip, Gaussian, Laplace, Ledger, OneBit, SecureSum
+from homebody.privacy.stages import Stage
 from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.simulation import Simulator
@@ -32,7 +32,7 @@ NOISY = {
 
 
 @dataclass(frozen=True)
-class Double:
+class Double(Stage):
     """Sends twice as much, and the server halves it."""
 
     def device(self, update: Update, rng: Rng) -> Update:
@@ -137,8 +137,7 @@ def test_one_message_has_its_own_noise_in_every_coordinate(split: Split) -> None
         ((Clip(1.0, order=1),), False),
         ((Clip(1.0, order=1), Laplace(1.0)), True),
         ((Clip(1.0, order=1), Laplace(1.0), SecureSum()), True),
-        ((Clip(1.0, order=1), Laplace(1.0), AskRows()), True),
-        ((AskRows(), Laplace(1.0, unbounded=True)), True),
+        ((Laplace(1.0, unbounded=True),), True),
         ((Clip(1.0, order=1), Laplace(1.0), Double()), False),
         ((Double(), Laplace(1.0, unbounded=True)), True),
         ((Clip(1.0, order=1), Laplace(1.0, where="sum")), False),
@@ -149,7 +148,7 @@ def test_one_message_has_its_own_noise_in_every_coordinate(split: Split) -> None
 )
 def test_only_noise_that_comes_last_is_drawn_at_once(stages: tuple[Stage, ...], ends: bool) -> None:
     channel = Channel(*stages)
-    assert channel.ends_in_noise == ends
+    assert channel.ends_in_noise == Channel(*stages, asks_rows=True).ends_in_noise == ends
     if not ends:
         with pytest.raises(HomebodyError, match="does not end in noise"):
             channel.noise_of_many({"w": torch.zeros(1)}, 2, Rng.of(0))

@@ -18,7 +18,6 @@ from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import (
-    AskRows,
     Channel,
     Charge,
     Clip,
@@ -30,8 +29,8 @@ from homebody.privacy import (
     SecureSum,
     Shuffle,
 )
-from homebody.privacy.channel import Stage
-from homebody.privacy.specs import parse_channel
+from homebody.privacy.specs import parse_channel, stage_texts
+from homebody.privacy.stages import Stage
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
@@ -59,23 +58,27 @@ def told(charge: Charge) -> bool:
 @pytest.mark.parametrize("name", REST)
 def test_the_server_is_told_everything_and_the_others_what_the_rest_tells(name: str) -> None:
     rest = Channel(*REST[name]).charges(SOME)
-    for place in range(len(REST[name]) + 1):  # it may stand anywhere
-        channel = Channel(*REST[name][:place], AskRows(), *REST[name][place:])
-        assert channel.asks
+    texts = stage_texts(Channel(*REST[name]))
+    for place in range(len(REST[name]) + 1):  # its text may stand anywhere, and stays there
+        spelt = [*texts[:place], "ask-rows", *texts[place:]]
+        channel = parse_channel(spelt)
+        assert channel == Channel(*REST[name], asks_rows=True)
+        assert stage_texts(channel) == spelt
+        assert channel.asks_rows
         charges = channel.charges(SOME)
         assert [(one.observer, one.unit) for one in charges] == [(one.observer, one.unit) for one in rest]
         assert all(told(one) for one in charges if one.observer == "server")
         if name != "nothing":
             others = [one for one in charges if one.observer != "server"]
             assert others == [one for one in rest if one.observer != "server"]
-    assert not Channel(*REST[name]).asks
+    assert not Channel(*REST[name]).asks_rows
 
 
 def test_no_budget_against_the_server_survives_a_request(split: Split) -> None:
     channel = Channel(Clip(0.5, order=1), Laplace(5.0))
     quiet, asking = (
         fit(FedMF(factors=2, uplink=one), Simulator(split), rounds=2, evaluate_every=0).epsilon
-        for one in (channel, Channel(AskRows(), *channel.stages))
+        for one in (channel, Channel(*channel.stages, asks_rows=True))
     )
     assert quiet["server"] < 1
     assert asking == {**quiet, "server": float("inf")}
@@ -85,8 +88,8 @@ def test_no_budget_against_the_server_survives_a_request(split: Split) -> None:
 @pytest.mark.parametrize("kind", [FedMF, PFedRec])
 def test_training_gives_the_same_numbers(split: Split, kind: type[FedMF | PFedRec], name: str) -> None:
     whole, asking = (
-        fit(kind(factors=3, item_rate=0.1, uplink=Channel(*stages)), Simulator(split), rounds=2, cohort=20)
-        for stages in (REST[name], (AskRows(), *REST[name]))
+        fit(kind(factors=3, item_rate=0.1, uplink=uplink), Simulator(split), rounds=2, cohort=20)
+        for uplink in (Channel(*REST[name]), Channel(*REST[name], asks_rows=True))
     )
     assert whole.metrics == asking.metrics
     assert all(torch.equal(whole.shared[one], asking.shared[one]) for one in whole.shared)
@@ -96,7 +99,7 @@ def test_bytes_by_hand() -> None:
     """Two training items of four, and negatives that touch the other two, all but surely."""
     items = np.array([0, 1, 2, 3], dtype=np.int32)
     split = leave_one_out(Population("toy", np.array([0, 4]), items, n_items=4), how="latest")
-    method = PFedRec(factors=2, negatives=20, uplink=Channel(AskRows()))
+    method = PFedRec(factors=2, negatives=20, uplink=Channel(asks_rows=True))
     runtime = Simulator(split)
     runtime.begin(method, Rng.of(0))
     shared = method.init_shared(runtime.catalogue, Rng.of(0))
@@ -107,7 +110,7 @@ def test_bytes_by_hand() -> None:
 
 @pytest.mark.parametrize("name", REST)
 def test_bytes_count_what_was_asked_for(split: Split, name: str) -> None:
-    whole, asking = (PFedRec(factors=3, uplink=Channel(*one)) for one in (REST[name], (*REST[name], AskRows())))
+    whole, asking = (PFedRec(factors=3, uplink=Channel(*REST[name], asks_rows=asks)) for asks in (False, True))
     users = np.array([1, 5, 6, 30])
     runtime = Simulator(split)
     rng = Rng.of(3)
@@ -128,9 +131,9 @@ def test_bytes_count_what_was_asked_for(split: Split, name: str) -> None:
 
 def test_a_method_that_needs_whole_tables_is_refused() -> None:
     with pytest.raises(HomebodyError, match="FedIALS needs its shared parameters whole and cannot ask for rows"):
-        FedIALS(uplink=Channel(AskRows()))
+        FedIALS(uplink=Channel(asks_rows=True))
     with pytest.raises(HomebodyError, match="cannot ask for rows"):
-        replace(FedIALS(), uplink=Channel(AskRows(), Clip(1.0)))
+        replace(FedIALS(), uplink=Channel(Clip(1.0), asks_rows=True))
 
 
 @dataclass(frozen=True)
@@ -143,18 +146,27 @@ class Mistaken(FedMF):
 
 def test_rows_of_a_table_that_is_not_there_are_an_error(split: Split) -> None:
     with pytest.raises(HomebodyError, match="asks for rows of 'items', but what is shared is item"):
-        fit(Mistaken(factors=2, uplink=Channel(AskRows())), Simulator(split), rounds=1)
+        fit(Mistaken(factors=2, uplink=Channel(asks_rows=True)), Simulator(split), rounds=1)
 
 
 def test_once_is_enough() -> None:
-    with pytest.raises(HomebodyError, match="second AskRows"):
-        Channel(AskRows(), Clip(1.0), AskRows())
+    with pytest.raises(HomebodyError, match="second ask-rows"):
+        parse_channel(["ask-rows", "clip:norm=1", "ask-rows"])
 
 
 def test_as_text() -> None:
-    assert parse_channel(["clip:norm=1", "secure-sum", "ask-rows"]) == Channel(Clip(1.0), SecureSum(), AskRows())
+    assert parse_channel(["clip:norm=1", "secure-sum", "ask-rows"]) == Channel(Clip(1.0), SecureSum(), asks_rows=True)
     with pytest.raises(HomebodyError, match="no setting of the stage ask-rows 'rows'"):
         parse_channel(["ask-rows:rows=3"])
+
+
+def test_other_stages_leave_the_requests_as_they_were() -> None:
+    channel = parse_channel(["one-bit:epsilon=1,k=2", "ask-rows", "shuffle"])
+    assert channel.facts.shuffle is not None
+    fewer = channel.with_stages(*channel.stages[:1])
+    assert fewer == Channel(OneBit(1.0, k=2), asks_rows=True)
+    assert stage_texts(fewer) == ["one-bit:epsilon=1,k=2", "ask-rows"]
+    assert channel.before(channel.facts.shuffle) == fewer
 
 
 @dataclass(frozen=True)
@@ -172,7 +184,7 @@ def test_a_method_that_states_its_own_charges_is_charged_for_its_requests_too(to
     cohort = Cohort(np.arange(4), "all", 4, 4)
     quiet, asking = (
         [(one.observer, one.event) for one in method.uplink.with_requests(method.charges(cohort))]
-        for method in (Stated(factors=2, to=to, uplink=one) for one in (Channel(), Channel(AskRows())))
+        for method in (Stated(factors=2, to=to, uplink=one) for one in (Channel(), Channel(asks_rows=True)))
     )
     assert quiet == [(who, LaplaceRelease(5.0, "replace-one")) for who in to]
     assert {who for who, event in asking if isinstance(event, NonPrivate)} == {"server"}

@@ -17,7 +17,6 @@ from homebody.errors import HomebodyError
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import (
     OBSERVERS,
-    AskRows,
     Channel,
     Clip,
     Gaussian,
@@ -28,9 +27,9 @@ from homebody.privacy import (
     SecureSum,
     Shuffle,
 )
-from homebody.privacy.channel import Stage
 from homebody.privacy.responses import products_in_torch
 from homebody.privacy.specs import parse_channel
+from homebody.privacy.stages import Stage
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.testing import population
@@ -72,9 +71,9 @@ def test_the_ratio_of_probabilities_is_exactly_what_is_charged() -> None:
         apart = sum(a != b for a, b in zip(one, two, strict=True))
         worst = max(chance(message, one) / chance(message, two) for message in everything)
         assert math.log(worst) == pytest.approx(1.25 * apart, abs=1e-9)
-    charged = {(one.observer, one.unit): one for one in stage.told(entries=3)}
+    charged = {(one.observer, one.unit): one for one in stage.charges_for(entries=3)}
     ledger = Ledger()
-    ledger.charge("one", stage.told(entries=3))
+    ledger.charge("one", stage.charges_for(entries=3))
     for observer in OBSERVERS:
         assert ledger.epsilon(observer, "user", delta=0.0).epsilon == pytest.approx(3 * 1.25)
         assert ledger.epsilon(observer, "report", delta=0.0).epsilon == pytest.approx(1.25)
@@ -204,7 +203,7 @@ def test_only_a_method_that_knows_its_entries_can_be_charged() -> None:
     with pytest.raises(HomebodyError, match="only a method that says how many there are can use it"):
         Channel(RandomisedResponse(1.0)).charges(ONE)
     with pytest.raises(HomebodyError, match="such as dplcf"):
-        FedMF(uplink=Channel(AskRows(), RandomisedResponse(1.0))).releases(ONE)
+        FedMF(uplink=Channel(RandomisedResponse(1.0), asks_rows=True)).releases(ONE)
 
 
 def test_channels_that_only_sum_have_nothing_to_read() -> None:

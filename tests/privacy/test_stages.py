@@ -103,8 +103,10 @@ def test_a_tensor_without_a_norm_is_refused() -> None:
 
 
 def test_sensitivities() -> None:
-    assert (Clip(3.0).sensitivity("add-remove"), Clip(3.0).sensitivity("replace-one")) == (3.0, 6.0)
-    assert Clip({"a": 3.0, "b": 4.0}, order=1).sensitivity("replace-one") == 14.0
+    for relation, expected in (("add-remove", 3.0), ("replace-one", 6.0)):
+        assert Channel(Clip(3.0), Gaussian(1.0, relation)).stages[1].sensitivity == expected  # type: ignore
+    clips = Clip({"a": 3.0, "b": 4.0}, order=1)
+    assert Channel(clips, Laplace(1.0)).stages[1].sensitivity == 14.0  # type: ignore[attr-defined]
 
 
 @settings(max_examples=100, deadline=None)
@@ -274,7 +276,7 @@ def test_two_clients_through_a_channel_by_hand(few: Split) -> None:
     got = collect(method, few, [3, 5])
     clipped = sum(one * min(1.0, bound / float(one.norm())) for one in alone)
     stream = Rng.of(0, "round").private.fold("server").fold(2).fold("item")
-    grid = method.uplink.grid
+    grid = method.uplink.facts.grid
     assert grid is not None
     assert grid.step * 2**grid.depth == pytest.approx(0.01 * 2 * bound)
     noise = grid.doubles(gaussian(stream, grid.depth, *alone[0].shape))

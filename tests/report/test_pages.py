@@ -10,15 +10,16 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from homebody.errors import HomebodyError
 from homebody.report import pages
 from homebody.report.charts import convergence_charts, privacy_chart, sweep_charts
-from homebody.report.markdown import leaderboard_markdown
+from homebody.report.markdown import leaderboard_markdown, reproduction_markdown
 from homebody.report.pages import leaderboard_page
-from homebody.report.reproduction import reproduction_markdown
+from homebody.report.reproduction import picture
 from homebody.report.reproduction_page import reproduction_page
 
 EVIL = '<script>alert("x")</script>|*a*'
@@ -192,12 +193,31 @@ class Page(HTMLParser):
 class TestMarkdown:
     def test_a_row_a_method_and_data_set(self) -> None:
         text = reproduction_markdown(reproduction())
-        assert "| Short | toy | 70.00 | 55.00 ± 7.07 (2) | 40.00 (1 of 2) | ▼ −15.00 |" in text
-        assert "| Fine | toy | 50.00 | 52.00 ± 1.41 (2) | failed | +2.00 |" in text
-        assert "| Away+Long | toy | 25.00 | not run | not run | – |" in text
-        assert "- Away+Long, toy: not run: nobody wrote it." in text
-        assert "- Fine, toy: failed (strict): It broke." in text
-        assert "- Short, toy: ▼ short by more than 1.5 points. because" in text
+        assert (
+            "| method | HR@10<br>published | HR@10<br>obtained, published protocol | HR@10<br>obtained, strict | "
+            "HR@10<br>difference |" in text
+        )
+        assert "| Short <sup>[1](#notes)</sup> | 70.00 | 55.00 ± 7.07 | 40.00 (1 of 2) | ▼ −15.00 |" in text
+        assert "| Fine <sup>[2](#notes)</sup> | 50.00 | 52.00 ± 1.41 | failed | +2.00 |" in text
+        assert "| Away+Long <sup>[3](#notes)</sup> | 25.00 | not run | not run | – |" in text
+        assert "\n3. not run: nobody wrote it." in text
+        assert "\n2. failed (strict): It broke." in text
+        assert "\n1. because" in text
+        assert "1 of 2 obtained figures reach the published ones" in text
+        assert "**toy**, × 100, 2 seeds:" in text
+
+    def test_the_picture_stands_above_the_tables(self) -> None:
+        text = reproduction_markdown(reproduction())
+        assert text.index("](results.svg)") < text.index("## ")
+        drawing = picture(reproduction())
+        assert drawing is not None
+        assert (drawing.count('class="ours"'), drawing.count('class="theirs"')) == (3, 4), "with the key's"
+        assert "<script" not in drawing
+        ElementTree.fromstring(drawing)
+        result = reproduction()
+        result["studies"][0]["data"] = {}
+        assert picture(result) is None
+        assert "results.svg" not in reproduction_markdown(result)
 
     def test_its_making(self) -> None:
         text = reproduction_markdown(reproduction())
@@ -207,13 +227,13 @@ class TestMarkdown:
 
     def test_curves_and_sweeps_as_tables(self) -> None:
         text = reproduction_markdown(reproduction())
-        assert "| method | protocol | metric | round 1 | round 2 | best (round) |" in text
-        assert "| published | HR@10 | 10.00 | 30.00 | 30.00 (2) |" in text
-        assert "| Other |  | not run | – | – | – |" in text
-        assert "| Swept | 2 | published | 30.00 |" in text
-        assert "| Swept | 2 | obtained, published protocol | 30.00 ± 14.14 |" in text
-        assert "| Swept | 4 | obtained, published protocol | 50.00 ± 0.00 |" in text
-        assert "| Swept | 4 | obtained, strict | not finished |" in text
+        assert "| method | protocol | metric | round 1 | round 2 | best | in round |" in text
+        assert "| published | HR@10 | 10.00 | 30.00 | 30.00 | 2 |" in text
+        assert "| Other <sup>[4](#notes)</sup> |  | not run | – | – | – | – |" in text
+        assert "| method | source | 2 | 4 |" in text
+        assert "| Swept | published | 30.00 | – |" in text
+        assert "| Swept | obtained, published protocol | 30.00 ± 14.14 | 50.00 ± 0.00 |" in text
+        assert "| Swept | obtained, strict | not finished | not finished |" in text
 
     def test_what_came_from_outside_stays_a_text(self) -> None:
         for text in (reproduction_markdown(reproduction()), leaderboard_markdown(board())):
@@ -233,13 +253,15 @@ class TestMarkdown:
 
 class TestPage:
     def test_the_table_has_every_figure(self) -> None:
-        rows = {row[0]: row[1:] for row in Page(reproduction_page(reproduction())).rows if row}
+        text = reproduction_page(reproduction())
+        rows = {row[0]: row[1:] for row in Page(text).rows if row}
         short = next(cells for name, cells in rows.items() if name.startswith("Short"))
         assert short == ["70.00", "55.00 ± 7.07", "40.00 (1 of 2)", "▼ −15.00"]
         away = next(cells for name, cells in rows.items() if name.startswith("Away+Long"))
         assert away == ["25.00", "not run", "not run", "–"]
-        assert any("not run: nobody wrote it" in name for name in rows)
-        assert any("failed (strict): It broke." in name for name in rows)
+        assert '<li id="note-3">not run: nobody wrote it.</li>' in text
+        assert '<li id="note-2">failed (strict): It broke.</li>' in text
+        assert 'title="seeds: 50.00, 60.00"' in text
 
     @pytest.mark.parametrize("make", [lambda: reproduction_page(reproduction()), lambda: leaderboard_page(board())])
     def test_nothing_is_loaded_and_nothing_injected(self, make: Any) -> None:
@@ -262,14 +284,15 @@ class TestPage:
         page = Page(text)
         assert '<html lang="en">' in text
         assert page.tags.count("table") == page.tags.count("caption")
-        assert page.tags.count("figure") == page.tags.count("figcaption") == text.count('role="img" aria-label="')
+        assert page.tags.count("figure") == page.tags.count("figcaption") == 2
+        assert text.count('role="img" aria-label="') == 2 + 1, "the charts and the picture"
         assert "the band reaches from the lowest to the highest seed" in text
 
     def test_equals_to_the_digits_shown_are_both_best(self) -> None:
         result = board()
         row = result["methods"][1]
         row["metrics"] = {metric: {"mean": 0.400001, "sd": 0.01} for metric in row["metrics"]}
-        assert leaderboard_page(result).count('class="best"') == 8
+        assert leaderboard_page(result).count("class=best") == 8
 
     def test_a_part_that_is_not_complete_says_so(self) -> None:
         result = reproduction()

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from homebody.report.charts import sweep_charts
-from homebody.report.grids import rounds_grid, state, sweep_grid, values_grid
-from homebody.report.reproduction import reproduction_markdown
+from homebody.report.markdown import reproduction_markdown
+from homebody.report.reproduction import rounds_table, state, sweep_table, values_table
 from homebody.report.reproduction_page import reproduction_page
-from homebody.report.reproduction_terminal import print_reproduction
+from homebody.report.terminal import print_reproduction
 
 BOTH = ["published", "strict"]
 
@@ -176,12 +176,11 @@ def on_terminal(result: dict[str, Any], tmp_path: Path, labels: list[str], width
 class TestPairs:
     def test_markdown(self) -> None:
         text = reproduction_markdown(paper(pairs()))
-        assert "| One | toy | 50.00 ± 1.25 | 48.00 ± 1.00 (2) | 50.00 (1 of 2) | ▼ −2.00 |" in text
-        assert "| Two | toy | 60.00 | not run | not run | – |" in text
-        assert "| improvement on One | toy | +20.00 % | not run | not run | – |" in text
-        assert "| improvement on Zero | toy | – | −10.00 % ± 5.00 (2) | −10.00 % ± 5.00 (2) | – |" in text
-        assert "- Two, toy: not run: nobody wrote it." in text
-        assert "- improvement" not in text
+        assert "| One | 50.00 ± 1.25 | 48.00 ± 1.00 | 50.00 (1 of 2) | ▼ −2.00 |" in text
+        assert "| Two <sup>[1](#notes)</sup> | 60.00 | not run | not run | – |" in text
+        assert "| improvement on One | +20.00 % | not run | not run | – |" in text
+        assert "| improvement on Zero | – | −10.00 % ± 5.00 | −10.00 % ± 5.00 | – |" in text
+        assert text.count("nobody wrote it") == text.count("\n1. not run: nobody wrote it.") == 1
 
     def test_page(self) -> None:
         rows = {row[0]: row[1:] for row in Cells(reproduction_page(paper(pairs()))).rows if row}
@@ -190,7 +189,7 @@ class TestPairs:
 
     def test_terminal(self, tmp_path: Path) -> None:
         text = on_terminal(paper(pairs()), tmp_path, ["Table 2"])
-        assert re.search(r"One +HR@10 +50\.00 ± 1\.25 +48\.00 ± 1\.00 +50\.00 +▼ −2\.00", text)
+        assert re.search(r"One +HR@10 +50\.00 ± 1\.25 +48\.00 ± 1\.00 +50\.00 \(1 of 2\) +▼ −2\.00", text)
         assert "▼ short by more than 1.5 points" in text
         assert "RESULTS.md" in text
         one = pairs()
@@ -207,23 +206,34 @@ class TestCosts:
         for part in study["data"].values():
             part["notes"] = ["2 of 5 runs were made on another machine, of 16 cores."]
         text = reproduction_markdown(paper(study))
-        names = ", ".join(study["data"])
-        assert text.count(f"- {names}: 2 of 5 runs were made on another machine, of 16 cores.") == 1
+        assert "<summary>Notes on the runs on toy</summary>" in text
+        assert text.count("\n- 2 of 5 runs were made on another machine, of 16 cores.\n") == 1
+
+    def test_a_note_that_holds_for_some_studies_names_them(self) -> None:
+        first, second, third = costs(), noise(), pairs()
+        for study in (first, second, third):
+            study["data"]["toy"]["notes"] = ["Of all."]
+        second["data"]["toy"]["notes"].append("Of one.")
+        text = reproduction_markdown(paper(first, second, third))
+        assert text.count("\n- Of all.\n- Of one. (Table 7)\n") == 1
 
     def test_a_footnote_is_everywhere(self, tmp_path: Path) -> None:
         said = "ε of one holds behind a proxy"
         one = costs()
         one["data"]["toy"]["footnotes"] = [said]
-        assert reproduction_markdown(paper(one)).count(f"- toy: {said}") == 1
+        assert reproduction_markdown(paper(one)).count(f"\n- {said}") == 1
         assert reproduction_page(paper(one)).count(f"<li>{said}</li>") == 1
         assert on_terminal(paper(one), tmp_path, ["Table 5"]).count(said) == 1
 
     def test_markdown_has_no_differences(self) -> None:
         text = reproduction_markdown(paper(costs()))
-        assert "| method | data | published | obtained, published protocol |" in text
-        assert "| PFedRec | toy | 53,857 / 61 / 854 | 53,857 / 61.5 ± 2.2 / 23.5 ± 0.3 (2) |" in text
-        assert "| Central | toy | – | – / – / 2.0 (1 of 2) |" in text
-        assert "parameters / epochs / seconds." in text
+        assert (
+            "| method | parameters<br>published | parameters<br>obtained, published protocol | epochs<br>published |"
+            in text
+        )
+        assert "| PFedRec | 53,857 | 53,857 | 61 | 61.5 ± 2.2 | 854 | 23.5 ± 0.3 |" in text
+        assert "| Central | – | – | – | – | – | 2.0 (1 of 2) |" in text
+        assert "difference" not in text
         assert "× 100" not in text
 
     def test_page_has_no_differences(self) -> None:
@@ -256,8 +266,9 @@ class TestOurOwn:
 
     def test_markdown(self) -> None:
         text = reproduction_markdown(paper(self.ours()))
-        assert "| method | data | obtained, published protocol | obtained, isolated | obtained, strict |" in text
-        assert "| Alone | toy | 100.00 ± 1.00 (2) | 10.00 ± 1.00 (2) | 20.00 ± 1.00 (2) |" in text
+        heads = ("obtained, published protocol", "obtained, isolated", "obtained, strict")
+        assert f"| method | {' | '.join(f'HR@10<br>{head}' for head in heads)} |" in text
+        assert "| Alone | 100.00 ± 1.00 | 10.00 ± 1.00 | 20.00 ± 1.00 |" in text
 
     def test_page(self) -> None:
         rows = {row[0]: row[1:] for row in Cells(reproduction_page(paper(self.ours()))).rows if row}
@@ -277,7 +288,7 @@ class TestOurOwn:
 class TestSweeps:
     def test_a_table_has_a_column_a_value(self) -> None:
         one = noise()
-        grid = sweep_grid(one, one["data"]["toy"])
+        grid = sweep_table(one, one["data"]["toy"])
         assert grid.columns == ["method", "metric", "source", "λ = 0", "λ = 1"]
         assert grid.rows == [
             ["Ours", "HR@10", "published", "70.00 ± 2.00", "50.00"],
@@ -292,17 +303,17 @@ class TestSweeps:
         one = noise()
         points = one["data"]["toy"]["rows"][0]["points"]
         points[1]["obtained"]["strict"] = points[1]["obtained"]["published"]
-        rows = [row[2:] for row in sweep_grid(one, one["data"]["toy"]).rows if row[1] == "ε, server"]
+        rows = [row[2:] for row in sweep_table(one, one["data"]["toy"]).rows if row[1] == "ε, server"]
         assert rows == [["obtained", "∞", "2.45"]]
         # Metrics that happen to agree are said of each.
         for point in points:
             point["short"] = []
-        both = [row[2] for row in sweep_grid(one, one["data"]["toy"]).rows if row[1] == "HR@10"]
+        both = [row[2] for row in sweep_table(one, one["data"]["toy"]).rows if row[1] == "HR@10"]
         assert both == ["published", "obtained, published protocol", "obtained, strict"]
 
     def test_a_figure_has_a_line_a_value(self) -> None:
         one = noise("Figure 7")
-        grid = values_grid(one, one["data"]["toy"])
+        grid = values_table(one, one["data"]["toy"])
         assert grid.columns == ["method", "noise", "source", "HR@10", "ε, server"]
         assert grid.rows[:3] == [
             ["Ours", "λ = 0", "published", "70.00 ± 2.00", "–"],
@@ -315,31 +326,30 @@ class TestSweeps:
         one = noise()
         part = one["data"]["toy"]
         part["protocols"] = ["published"]
-        assert {row[2] for row in sweep_grid(one, part).rows} >= {"obtained, strict"}
+        assert {row[2] for row in sweep_table(one, part).rows} >= {"obtained, strict"}
         for point in part["rows"][0]["points"]:
             point["obtained"]["strict"] = found()
-        assert "obtained, strict" not in {row[2] for row in sweep_grid(one, part).rows}
+        assert "obtained, strict" not in {row[2] for row in sweep_table(one, part).rows}
         assert state(part, BOTH) == ["Asked for under published only; of the rest what had been run before."]
         assert state({**part, "protocols": BOTH}, BOTH) == []
 
     def test_markdown(self) -> None:
         text = reproduction_markdown(paper(noise()))
-        assert "HR@10 × 100 / ε, server. By noise." in text
+        assert "A column for each value of: noise." in text
+        assert "**toy**, × 100, 2 seeds:" in text
         assert "| Ours | HR@10 | obtained, published protocol | ▼ 60.00 ± 1.00 | 55.00 ± 1.00 |" in text
-        assert "- Ours, toy: failed (strict): It broke." in text
-        assert "- Ours, toy: ▼ short by more than 1.5 points. A remark." in text
-        assert "- Away, toy: not run: nobody wrote it." in text
+        assert "| Ours <sup>[1](#notes), [2](#notes)</sup> | HR@10 | published | 70.00 ± 2.00 | 50.00 |" in text
+        assert "\n1. failed (strict): It broke.\n2. A remark.\n3. not run: nobody wrote it.\n" in text
 
     def test_page(self) -> None:
         text = reproduction_page(paper(noise()))
         rows = Cells(text).rows
-        assert rows[0] == ["noise", "λ = 0", "λ = 1"]
-        assert rows[1][0].startswith("Ours")
-        assert rows[2] == ["HR@10published", "70.00 ± 2.00", "50.00"]
-        assert rows[5] == ["ε, serverobtained, published protocol", "∞", "2.45"]
-        assert "Table 7 on toy <span class=soft>× 100</span>" in text
+        assert rows[0] == ["method", "metric", "source", "λ = 0", "λ = 1"]
+        assert rows[1] == ["Ours1, 2", "HR@10", "published", "70.00 ± 2.00", "50.00"]
+        assert rows[4] == ["Ours", "ε, server", "obtained, published protocol", "∞", "2.45"]
+        assert "Table 7 on toy <span class=soft>× 100, 2 seeds</span>" in text
         assert "1 of 2 obtained figures reach the published ones" in text
-        assert text.count("class=down>▼ 60.00") == 1
+        assert text.count('class="down">▼ 60.00') == 1
 
     def test_terminal(self, tmp_path: Path) -> None:
         text = on_terminal(paper(noise()), tmp_path, ["Table 7"])
@@ -379,8 +389,8 @@ def test_curves_at_the_same_rounds() -> None:
         {"name": "Third", "note": "", "missing": "", "curves": {"strict": {"hr@10": some}}, "errors": ["It broke."]},
     ]
     one = study("Figure 4", "convergence", rows)
-    grid = rounds_grid(one, one["data"]["toy"])
-    assert grid.columns[3:] == [*(f"round {step}" for step in (10, 20, 40, 60, 80, 100)), "best (round)"]
+    grid = rounds_table(one, one["data"]["toy"])
+    assert grid.columns[3:] == [*(f"round {step}" for step in (10, 20, 40, 60, 80, 100)), "best", "in round"]
     assert grid.rows[1] == [
         "Every",
         "strict",
@@ -391,9 +401,10 @@ def test_curves_at_the_same_rounds() -> None:
         "30.00",
         "40.00",
         "50.00",
-        "50.00 (100)",
+        "50.00",
+        "100",
     ]
     assert grid.rows[2][:3] == ["Third", "published", "failed"]
     # At the last round before that was evaluated; after its own last one a curve says nothing.
-    assert grid.rows[3] == ["Third", "strict", "HR@10", "10.00", "10.00", "10.00", "–", "–", "–", "90.00 (1)"]
-    assert rounds_grid(one, one["data"]["toy"], shares=(1.0,)).columns[3:] == ["round 100", "best (round)"]
+    assert grid.rows[3] == ["Third", "strict", "HR@10", "10.00", "10.00", "10.00", "–", "–", "–", "90.00", "1"]
+    assert rounds_table(one, one["data"]["toy"], shares=(1.0,)).columns[3:] == ["round 100", "best", "in round"]

@@ -36,7 +36,7 @@ from homebody.report import RunFolder
 from homebody.report.ledger_lines import lines_of, releases_of
 from homebody.report.statement import SELECTION, SIMULATED, statement
 from homebody.report.statement_page import print_statement, statement_page, write_statement
-from homebody.report.tables import print_run
+from homebody.report.terminal import print_run
 from homebody.run import Watcher, execute
 
 DATA = "synthetic:users=30,items=20,mean=8"
@@ -471,6 +471,8 @@ class TestFiles:
         (["one-bit:epsilon=1,k=1"], "sends 1 report of one bit"),
         (["one-bit:epsilon=1,k=1", "shuffle:users=20"], "mixed with those of at least 20 people"),
         (["one-bit:epsilon=1,k=1", "shuffle"], "mixed with those of the whole cohort"),
+        (["clip:norm=1", "ask-rows"], "Each device tells the server which rows of the shared tables it works on"),
+        (["ask-rows", "secure-sum"], "The server learns the sum over the cohort and no single update"),
     ],
 )
 def test_each_stage_in_a_sentence(tmp_path: Path, stages: list[str], words: str) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from homebody.core import Batch, Catalogue, Cohort, Data, Method, Rows, Total, Tree, Update
+from homebody.core import Batch, Catalogue, Cohort, Data, Method, Rows, Scoring, Total, Tree, Update
 from homebody.data import Population, load
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
@@ -33,8 +32,8 @@ class Wish(Method):
     uplink: Channel = Channel()
 
     @property
-    def scores_from(self) -> Literal["base"]:
-        return "base"
+    def scoring(self) -> Scoring:
+        return Scoring(parameters="base")
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         return {"item": -torch.arange(float(catalogue.n_items))[:, None]}

@@ -16,7 +16,6 @@ from homebody.fit import Fitted, choose, fit
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import (
-    AskRows,
     Channel,
     Clip,
     Gaussian,
@@ -136,7 +135,7 @@ def test_bytes_are_those_of_the_cohort(cohort: int) -> None:
 @pytest.mark.parametrize("cohort", [None, COHORT, 40])
 def test_a_draw_amplifies_against_those_who_do_not_see_it(cohort: int | None, asks: bool) -> None:
     stages = (Clip(0.5), SecureSum(), Gaussian(1.0))
-    method = FedMF(factors=2, uplink=Channel(*stages, AskRows()) if asks else Channel(*stages))
+    method = FedMF(factors=2, uplink=Channel(*stages, asks_rows=asks))
     fitted = fit(method, Simulator(split()), rounds=2, cohort=cohort, seed=SEED, evaluate_every=0)
     entries = fitted.ledger.entries()
     assert [(entry.release, entry.observer) for entry in entries] == [

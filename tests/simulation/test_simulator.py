@@ -18,7 +18,7 @@ from homebody.fit import fit
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
-from homebody.privacy import Channel
+from homebody.privacy import Channel, Stage
 from homebody.rng import Rng
 from homebody.simulation import Simulator, clients, simulator
 from homebody.simulation import states as stores
@@ -396,7 +396,7 @@ def test_ranks_by_hand() -> None:
 
 
 @dataclass(frozen=True)
-class Fifth:
+class Fifth(Stage):
     """Sends a fifth, draws a number for each client, and gives the server the sum five times."""
 
     def device(self, update: Update, rng: Rng) -> Update:

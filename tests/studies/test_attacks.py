@@ -17,13 +17,13 @@ from homebody.errors import HomebodyError
 from homebody.fit import fit
 from homebody.methods.privrec import PrivRec
 from homebody.recipe import Recipe
-from homebody.report.reproduction_terminal import print_reproduction
+from homebody.report.terminal import print_reproduction
 from homebody.run import prepare, reopen
 from homebody.simulation import Simulator
 from homebody.simulation.ablations import Unadapted
-from homebody.studies import adaptation, cells, membership, probes, reproduce, run_cells
+from homebody.studies import cells, probes, reproduce, run_cells
 from homebody.studies.papers import read_paper
-from homebody.studies.planning import plan
+from homebody.studies.plan import plan
 
 Write = Callable[..., Path]
 DATA = "synthetic:users=160,items=60,mean=12"
@@ -126,10 +126,10 @@ def test_adaptations_of_one_model(tmp_path: Path, write_paper: Write, begun: lis
     charts = json.loads(page.split('id="charts">')[1].split("</script>")[0])
     assert charts[0]["views"]["strict"]["series"][0]["x"] == [0, 1, 3]
     assert charts[0]["views"]["strict"]["series"][0]["mean"] == pytest.approx([sum(one) / 2 for one in found])
-    assert "the common start as it was sent" in page
+    assert "the shared model as it was sent" in page
     text = (out / "reproduce" / "tiny" / "RESULTS.md").read_text(encoding="utf-8")
-    assert "the common start as it was sent" in text
-    assert "| PrivRec | 1000 | obtained, strict |" in text
+    assert "the shared model as it was sent" in text
+    assert "| method | 0 | 2 | 1000 |" in text
     console = Console(width=80, file=io.StringIO())
     print_reproduction(result, out, ["Figure items"], console)
     assert f"{by_items[1]:.4f}" in console.file.getvalue()  # type: ignore[attr-defined]
@@ -141,7 +141,7 @@ def test_zero_is_the_common_start() -> None:
     method = PrivRec(factors=4, hidden="8", epochs=2, learning_rate=0.5, adapt_epochs=0, adapt_rate=0.0)
     runtime = Simulator(split)
     fitted = fit(method, runtime, rounds=1, cohort=10, evaluate_every=0)
-    found = adaptation.adapted(method, runtime, fitted.shared, "adapt_epochs=0,2")
+    found = probes.adaptation(method, runtime, fitted.shared, "adapt_epochs=0,2")
     assert found["people"] == len(split.asked())
     still = runtime.evaluate(PrivRec(**{**vars(method), "adapt_rate": 1e-30}), fitted.shared).metrics
     assert found["metrics"]["0"] == pytest.approx({n: v for n, v in still.items() if not n.startswith("valid/")})
@@ -248,7 +248,7 @@ def test_figures_of_an_attack_that_could_not_be_tried() -> None:
         "likelihood_ratio": {"auc": [0.5, 0.4, 0.6], "rates": [{"false_positives": 0.001, "true": [0.1, 0.0, 0.2]}]},
         "allowed": {"accuracy": 0.9},
     }
-    told = membership.told(found)
+    told = probes.membership_figures(found)
     assert [name for name, value in told["metrics"].items() if not math.isnan(value)] == ["lira/auc", "attack/allowed"]
     assert told["intervals"]["lira/auc"] == [0.4, 0.6]
 

@@ -23,7 +23,7 @@ from homebody.methods import trust
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.run import execute, reopen, resume
-from homebody.studies import Progress, cell_key, cells, code_version, commit, run_cells
+from homebody.studies import CellProgress, cell_key, cells, code_version, commit, run_cells
 
 DATA = "synthetic:users=30,items=40,mean=8"
 FEDIALS = Recipe("fedials", DATA, fields={"factors": 4}, rounds=5)
@@ -123,7 +123,7 @@ class TestOneProcess:
     ) -> None:
         monkeypatch.setattr(RunFolder, "due", lambda self: True)
 
-        def stop(progress: Progress) -> None:
+        def stop(progress: CellProgress) -> None:
             if progress.done == 4:
                 raise Stop
 
@@ -143,7 +143,7 @@ class TestOneProcess:
         assert not (left / ".recipe.toml.partial").exists()
 
     def test_what_is_told(self, tmp_path: Path) -> None:
-        told: list[Progress] = []
+        told: list[CellProgress] = []
         recipes = [replace(FEDIALS, rounds=2), POPULARITY, replace(FEDIALS, rounds=2)]
         results = run_cells(recipes, tmp_path, watch=told.append)
         assert [(p.cell, p.done, p.planned, p.finished) for p in told if p.cell != 2] == [
@@ -310,7 +310,7 @@ class TestKeys:
 class TestProcesses:
     def test_they_give_the_same_results(self, tmp_path: Path) -> None:
         recipes = [FEDIALS, DIVERGING, POPULARITY, FEDIALS, replace(FEDIALS, seed=1)]
-        told: list[Progress] = []
+        told: list[CellProgress] = []
         here = run_cells(recipes, tmp_path / "here", on_error="keep")
         apart = run_cells(recipes, tmp_path / "apart", jobs=2, on_error="keep", keep_state=False, watch=told.append)
         assert [timeless(r) for r in apart if "error" not in r] == [timeless(r) for r in here if "error" not in r]

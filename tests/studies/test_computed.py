@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from rich.console import Console
 from homebody.data import load
 from homebody.errors import HomebodyError
 from homebody.privacy.papers import PRIVREC_DELTAS, PRIVREC_TABLES, paper
-from homebody.report.reproduction_terminal import print_reproduction
-from homebody.studies import cells, computed, reproduce
+from homebody.report.terminal import print_reproduction
+from homebody.studies import cells, reproduce
+from homebody.studies.figures import NoisyRelease, binned
 from homebody.studies.papers import read_paper
-from homebody.studies.planning import plan
+from homebody.studies.plan import plan
 
 ROOT = Path(__file__).parents[2]
 DATA = "synthetic:users=40,items=60,mean=12"
@@ -97,7 +99,7 @@ def test_an_account(made: tuple[dict[str, Any], Path]) -> None:
     result, folder = made
     drawn, once = rows(result, "Table 4")
     figures = [point["obtained"]["certified"]["metrics"]["epsilon_public"]["mean"] for point in drawn["points"]]
-    release = computed.Release(1.0, 5, 4800)
+    release = NoisyRelease(1.0, 5, 4800)
     assert figures == ["inf", release.epsilon(100, 1e-6), release.epsilon(100, 0.01)]
     assert 0 < release.epsilon(100, 0.01) < release.epsilon(100, 1e-6) < release.epsilon(1000, 1e-6)
     assert [point["published"] for point in drawn["points"]] == [
@@ -115,9 +117,9 @@ def test_an_account(made: tuple[dict[str, Any], Path]) -> None:
     assert (part["planned"], part["finished"], part["seeds"], study["protocols"]) == (0, 0, 0, ["certified"])
 
     text = (folder / "RESULTS.md").read_text(encoding="utf-8")
-    assert "| method | metric | source | δ = 0 | δ = 1e-6 | δ = 0.01 |" in text
-    assert "| 5 of 4800 | ε, public | published | ∞ | 1.5 | – |" in text
-    assert f"| 5 of 4800 | ε, public | certified | ∞ | {figures[1]:.3g} |" in text
+    assert "| method | source | δ = 0 | δ = 1e-6 | δ = 0.01 |" in text
+    assert "| 5 of 4800 | published | ∞ | 1.5 | – |" in text
+    assert f"| 5 of 4800 | certified | ∞ | {figures[1]:.3g} |" in text
     assert "- *certified*: ε of one person" in text
     assert "seed" not in text.partition("## Table 4")[2].partition("## ")[0]
     page = (folder / "index.html").read_text(encoding="utf-8")
@@ -147,13 +149,16 @@ def test_lengths_of_histories(made: tuple[dict[str, Any], Path]) -> None:
     (chart,) = json.loads(page.split('id="charts">')[1].split("</script>")[0])
     assert chart["views"]["counted"]["series"][0]["mean"] == expected
     assert chart["views"]["counted"]["series"][0]["x"] == ["0–4", "5", "6–14", "15 or more"]
-    assert "| different items | 5 | counted |" in (folder / "RESULTS.md").read_text(encoding="utf-8")
+    text = (folder / "RESULTS.md").read_text(encoding="utf-8")
+    assert "| method | 0–4 | 5 | 6–14 | 15 or more |" in text
+    counts = " | ".join(map(str, expected))
+    assert re.search(rf"\| different items <sup>.*</sup> \| {re.escape(counts)} \|", text)
 
 
 @given(st.lists(st.integers(0, 300), min_size=1), st.sets(st.integers(0, 200), min_size=1))
 def test_groups_hold_everyone_from_the_least_on(counts: list[int], least: set[int]) -> None:
     edges = sorted(least)
-    found = computed.binned(np.array(counts), edges)
+    found = binned(np.array(counts), edges)
     ends = [*edges[1:], math.inf]
     assert found == [sum(low <= one < high for one in counts) for low, high in zip(edges, ends, strict=True)]
 
@@ -225,7 +230,7 @@ def test_privrecs_account_is_the_one_of_the_audit() -> None:
         listed = {row.release["cohort"]: row for row in study.rows if row.published}
         assert {cohort: tuple(one for (one,) in row.published[data][1:]) for cohort, row in listed.items()} == printed
         for row in study.rows:
-            release = computed.Release.of({**study.release, **row.release})
+            release = NoisyRelease.of({**study.release, **row.release})
             assert release.population == population
             same = [one for one in claims if one.event == release.event() and one.count == study.rounds]
             assert same, row.name

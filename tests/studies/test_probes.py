@@ -26,7 +26,7 @@ from homebody.fit import Fitted, fit
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel, Ledger
 from homebody.recipe import Recipe
-from homebody.report.reproduction_terminal import print_reproduction
+from homebody.report.terminal import print_reproduction
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.simulation.ablations import item_tables
@@ -294,7 +294,7 @@ def test_the_same_people_and_items_in_every_panel(tmp_path: Path) -> None:
 def test_nothing_to_look_at(probe: str, method: Method, expected: str) -> None:
     fitted = held(method)
     with pytest.raises(HomebodyError, match=expected):
-        probes.PROBES[probe](probes.Opened(fitted, fitted.runtime.split.population, PFEDREC, ""))  # type: ignore[attr-defined]
+        probes.PROBES[probe](probes.ProbedRun(fitted, fitted.runtime.split.population, PFEDREC, ""))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,8 @@ def test_figures_from_the_runs_of_a_table(tmp_path: Path, write_paper: Callable[
             assert found["metrics"]["hr@10"]["values"] == [one["hr@10"] for one in files]
             assert found["metrics"]["hr@10"]["sd"] is not None
     markdown = (out / "reproduce" / "tiny" / "RESULTS.md").read_text(encoding="utf-8")
-    assert "| PFedRec&lt;x> | global | obtained, strict |" in markdown
+    assert "| method | metric | source | own | global | other |" in markdown
+    assert "| PFedRec&lt;x> | HR@10 | obtained, strict |" in markdown
     assert markdown.count("| FedMF | published | shared |") == 1
     page = (out / "reproduce" / "tiny" / "index.html").read_text(encoding="utf-8")
     charts = json.loads(page.split('id="charts">')[1].split("</script>")[0])
@@ -378,7 +379,9 @@ def test_figures_from_the_runs_of_a_table(tmp_path: Path, write_paper: Callable[
             places = {n: group["place"] for group in view["groups"] for n in group["at"]}
             assert [places[n] for n in range(60)] == panel["mark"]
     assert "Figure 2 on" in page
-    assert "Figure 2 on synthetic:users=40,items=60,mean=12, mean over seeds</caption>" in page, "it has no scale"
+    assert "Figure 2 on synthetic:users=40,items=60,mean=12 <span class=soft>2 seeds</span></caption>" in page, (
+        "it has no scale"
+    )
     figure[1]["name"] = "A rather long name"
     for panel in figure[1]["panels"].values():
         panel["people"]["held_out"]["sd"] = panel["people"]["training"]["sd"] = 0.0123
@@ -419,12 +422,12 @@ def test_runs_that_nobody_looked_into_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").touch()
     there, never = {"run": str(tmp_path)}, {"run": str(tmp_path / "other")}
     failed, refused = {"error": "It broke."}, {"run": str(tmp_path), "refused": {"tables": "It has none."}}
-    assert probes.looked("tables", [never, there, failed, refused]) == [
+    assert probes.probed("tables", [never, there, failed, refused]) == [
         {**there, "probe": {"metrics": {}}},
         failed,
         {**refused, "error": "It has none."},
     ]
-    assert probes.looked("embedding", [refused]) == []
+    assert probes.probed("embedding", [refused]) == []
 
 
 def test_a_refusal_is_kept_and_trains_nothing_again(
@@ -439,5 +442,5 @@ def test_a_refusal_is_kept_and_trains_nothing_again(
     for _ in range(3):
         (result,) = run_cells([PFEDREC], tmp_path, keep_state=False, probes=[["tables"]])
         assert "error" not in result
-        assert probes.looked("tables", [result])[0]["error"] == "There is nothing to see."
+        assert probes.probed("tables", [result])[0]["error"] == "There is nothing to see."
     assert len(counted) == 2  # the run, and once more for the probe

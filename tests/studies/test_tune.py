@@ -18,14 +18,14 @@ from homebody.params import Range
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.run import Watcher, execute
-from homebody.studies import Progress, cells
-from homebody.studies.tune import Study, command, tune
+from homebody.studies import CellProgress, cells
+from homebody.studies.tune import Search, command, tune
 
 DATA = "synthetic:users=60,items=40,mean=10"
 FEDIALS = Recipe("fedials", DATA, fields={"init_scale": 0.2}, rounds=2)
 SPACE = {"factors": (2, 4, 8), "regularisation": Range(0.1, 100.0, log=True)}
-STUDY = Study(FEDIALS, SPACE, trials=4)
-DIVERGING = Study(Recipe("fedmf", DATA, fields={"factors": 4}, rounds=2), {"learning_rate": (0.05, 1e30)}, trials=3)
+STUDY = Search(FEDIALS, SPACE, trials=4)
+DIVERGING = Search(Recipe("fedmf", DATA, fields={"factors": 4}, rounds=2), {"learning_rate": (0.05, 1e30)}, trials=3)
 
 
 def timeless(record: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Stop(BaseException):
     """Ends a study from inside, as Ctrl-C does."""
 
 
-class TestStudy:
+class TestSearch:
     def test_trials_begin_with_the_defaults_and_go_on_from_there(self) -> None:
         settings = STUDY.settings()
         assert settings[0] == {"factors": 16, "regularisation": 1.0}
@@ -104,11 +104,11 @@ class TestTune:
             "from homebody.params import param\n\n\n"
             "@dataclass(frozen=True)\nclass Same(Popularity):\n    number: int = param(4, 'nothing', low=1)\n"
         )
-        study = Study(Recipe(trust(f"{file}:Same"), DATA), {"number": (1, 2, 3)}, trials=3)
+        study = Search(Recipe(trust(f"{file}:Same"), DATA), {"number": (1, 2, 3)}, trials=3)
         assert tune(study, tmp_path)["best"]["trial"] == 0
 
     def test_a_stopped_study_goes_on_and_ends_the_same(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def stop(progress: Progress, record: dict[str, Any]) -> None:
+        def stop(progress: CellProgress, record: dict[str, Any]) -> None:
             if progress.cell == 2 and progress.done:
                 raise Stop
 
@@ -150,7 +150,7 @@ class TestTune:
     def test_a_study_of_failures_says_so(self, tmp_path: Path) -> None:
         recipe = replace(DIVERGING.recipe, fields={"factors": 4, "learning_rate": 1e38})
         with pytest.raises(HomebodyError, match="None of 2 trials came to an end; the first: Training diverged"):
-            tune(Study(recipe, {"item_rate": (1e30, 1e31)}, trials=2), tmp_path)
+            tune(Search(recipe, {"item_rate": (1e30, 1e31)}, trials=2), tmp_path)
 
     def test_processes_give_the_same_study(self, tmp_path: Path) -> None:
         assert timeless(tune(STUDY, tmp_path / "two", jobs=2)) == timeless(tune(STUDY, tmp_path / "one"))
@@ -175,12 +175,12 @@ class TestTune:
             (replace(STUDY, seeds=0), "Seeds must be at least 1, not 0."),
             (replace(STUDY, recipe=replace(FEDIALS, select="ndcg@10")), "Trials are chosen on validation"),
             (replace(STUDY, space={"init_scale": (1.0, 2.0)}), "init_scale is fixed and searched at once"),
-            (Study(Recipe("popularity", DATA), {}), "There is nothing to vary in popularity"),
+            (Search(Recipe("popularity", DATA), {}), "There is nothing to vary in popularity"),
             (replace(STUDY, recipe=replace(FEDIALS, data="ml-10k")), "There is no dataset 'ml-10k'"),
         ],
     )
     def test_what_makes_no_sense_is_refused_before_anything_is_written(
-        self, study: Study, sentence: str, tmp_path: Path
+        self, study: Search, sentence: str, tmp_path: Path
     ) -> None:
         with pytest.raises(HomebodyError) as error:
             tune(study, tmp_path / "out")

@@ -26,7 +26,7 @@ from homebody.privacy import GaussianRelease
 from homebody.privacy.accountant import epsilon as epsilon_of
 
 __all__ = [
-    "Counted",
+    "CountedGuesses",
     "Curve",
     "Lower",
     "clopper_pearson",
@@ -67,7 +67,7 @@ class Lower:
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedGuesses:
     """How many guesses were right, beside how many a claim allows."""
 
     guesses: int
@@ -123,7 +123,7 @@ def one_run_p_value(coins: int, guesses: int, right: int, epsilon: float, delta:
     return min(1.0, reached + 2 * coins * delta * float(near.max()))
 
 
-def count_guesses(scores: Scores, coins: Coins, curve: Curve, confidence: float = 0.95) -> Counted:
+def count_guesses(scores: Scores, coins: Coins, curve: Curve, confidence: float = 0.95) -> CountedGuesses:
     """Right guesses beside the most that a claimed curve allows, where scores are independent of one another.
 
     Guesses are withheld as in `one_run`. Every pair of the curve bounds the same probability, so the smallest of these
@@ -139,7 +139,7 @@ def count_guesses(scores: Scores, coins: Coins, curve: Curve, confidence: float 
     total, tried = len(scores), _useful(len(scores), curve, 1 - confidence)
     ladder = [(guesses, right) for guesses, right in _ladder(scores, coins) if guesses in tried]
     _, guesses, right = min((_allowed_by(total, guesses, right, curve), guesses, right) for guesses, right in ladder)
-    return Counted(guesses, right, _most(total, guesses, curve, (1 - confidence) / len(tried)), total)
+    return CountedGuesses(guesses, right, _most(total, guesses, curve, (1 - confidence) / len(tried)), total)
 
 
 def independent_p_value(coins: int, guesses: int, right: int, epsilon: float, delta: float) -> float:

@@ -33,7 +33,7 @@ from torch.func import vmap
 
 from homebody.audit.bounds import (
     FEWEST,
-    Counted,
+    CountedGuesses,
     Lower,
     clopper_pearson,
     count_guesses,
@@ -55,26 +55,20 @@ from homebody.core import (
     Tree,
     Update,
     Users,
+    releases,
 )
 from homebody.errors import HomebodyError
 from homebody.fit import fit
 from homebody.privacy import (
     OBSERVERS,
-    AskRows,
     Channel,
     Charge,
-    Clip,
     Event,
-    Gaussian,
     GaussianRelease,
-    Laplace,
     Ledger,
     NonPrivate,
     Observer,
-    OneBit,
-    RandomisedResponse,
     Relation,
-    SecureSum,
 )
 from homebody.privacy.events import event_from_json
 from homebody.privacy.ledger import DELTA
@@ -119,7 +113,7 @@ class Finding:
     """None: nothing this observer sees can be held against the canaries' directions."""
     gaussian: Lower | None = None
     """Where all that the observer is charged for is Gaussian noise on sums over everyone."""
-    counted: Counted | None = None
+    counted: CountedGuesses | None = None
     """Right guesses beside what the ledger allows at all δ together; None where it allows all."""
     visible: Visible | None = None
     relation: Relation = "replace-one"
@@ -283,10 +277,12 @@ class _Nest:
             order = np.random.default_rng(int(rng.fold("places").key) % 2**64).permutation(size)
             places = torch.from_numpy(order[: count * each].reshape(count, each))
         # Far over any bound, so that the clip, of the whole or of each tensor, brings it to exactly that.
-        clipped = any(isinstance(stage, Clip) for stage in channel.stages)
+        clipped = bool(channel.facts.clips)
         scale = 1e6 if clipped else 1.0 if _reports(channel) else length * each**-0.5
         relations = {
-            one.event.relation for one in method.releases(_everyone(simulator)) if not isinstance(one.event, NonPrivate)
+            one.event.relation
+            for one in releases(method, _everyone(simulator))
+            if not isinstance(one.event, NonPrivate)
         }
         values, tails = (scale * signs).float(), 0 if relations == {"add-remove"} else -1
         nest = cls(names, shapes, places, values, values, coins, tails, channel)
@@ -304,10 +300,7 @@ class _Nest:
     @property
     def random(self) -> bool:
         """Whether a device adds noise: then a canary sends something else in each round."""
-        return any(
-            not isinstance(stage, AskRows | Clip | SecureSum | Gaussian) and not getattr(stage, "on_sum", False)
-            for stage in self.channel.stages
-        )
+        return not self.channel.facts.plain
 
     def tree(self, flat: Tensor) -> Update:
         """Updates (…, entries) as the method's tensors."""
@@ -345,8 +338,7 @@ class _Nest:
 
     def told_by(self, found: Tensor) -> Tensor:
         """What a round says of the coins: Laplace noise tells no more beyond what the two sides would send."""
-        peaked = any(isinstance(stage, Laplace) for stage in self.channel.stages)
-        return found.clamp(float(self.tails), 1.0) if peaked else found
+        return found.clamp(float(self.tails), 1.0) if self.channel.facts.noise == "laplace" else found
 
     def beside(self, sums: Tree, known: Tensor) -> list[Tensor]:
         """What is released beside the update's own tensors and has the shape of one, laid out in its place, less as
@@ -370,9 +362,8 @@ class _Nest:
         kept = []
         for some in self.chunks(torch.arange(len(self.values))):
             update = self.tree(self.laid_out(some))
-            for stage in self.channel.stages:
-                if isinstance(stage, Clip):
-                    update = vmap(lambda own, clip=stage: clip.device(own, Rng.of(0)))(update)
+            for clip in self.channel.facts.clips:
+                update = vmap(lambda own, clip=clip: clip.device(own, Rng.of(0)))(update)
             flat = self.flat(update, batched=True)
             kept.append(flat if self.places is None else flat.gather(1, self.places[some]))
         return torch.cat(kept)
@@ -382,7 +373,7 @@ class _Joined(Channel):
     """A channel whose sum other messages join before the server's half; it remembers the sum as the server had it."""
 
     def __init__(self, channel: Channel, messages: Sequence[Update]) -> None:
-        super().__init__(*channel.stages)
+        super().__init__(*channel.stages, asks_rows=channel.asks_rows)
         object.__setattr__(self, "_messages", messages)
         object.__setattr__(self, "joined", {})
         object.__setattr__(self, "others", {})
@@ -545,7 +536,7 @@ def _evidence(shown: Tensor, rate: float, tails: int) -> Tensor:
 
 def _reports(channel: Channel) -> bool:
     """Whether devices tell bits of their entries, each on its own."""
-    return any(isinstance(stage, OneBit | RandomisedResponse) for stage in channel.stages)
+    return channel.facts.reports is not None or channel.facts.responses is not None
 
 
 def _entries_each(channel: Channel, size: int, count: int) -> int:
@@ -553,8 +544,7 @@ def _entries_each(channel: Channel, size: int, count: int) -> int:
     is in one entry; Gaussian noise is the same in any direction."""
     if _reports(channel):
         return size
-    noise = any(isinstance(stage, Laplace) and not stage.unbounded for stage in channel.stages)
-    return 1 if noise else size // count
+    return 1 if channel.facts.noise == "laplace" and channel.facts.norms else size // count
 
 
 def _room(channel: Channel, size: int) -> int:
@@ -571,7 +561,7 @@ def _model(method: Method, simulator: Simulator, rng: Rng) -> tuple[Update, floa
     simulator.begin(plain, rng.fold("clients"))
     shared = plain.init_shared(simulator.catalogue, rng.fold("shared"))
     shared = {name: value.to(simulator.device) for name, value in shared.items()}
-    bounded = any(isinstance(stage, Clip) for stage in method.uplink.stages) or _reports(method.uplink)
+    bounded = bool(method.uplink.facts.clips) or _reports(method.uplink)
     people = simulator.available()[: 1 if bounded else MEASURED]
     trees = [
         {name: whole(value) for name, value in simulator.message(plain, shared, int(user), rng).items()}

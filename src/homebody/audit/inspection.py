@@ -12,34 +12,34 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from homebody.audit.reports import Reports, take_apart
+from homebody.audit.reports import ClientReports, take_apart
 from homebody.audit.requests import read_requests
 from homebody.audit.views import hides_senders, sees
-from homebody.core import Cohort, Method, Rows, Tree, Update
+from homebody.core import Cohort, Method, Rows, Tree, Update, releases
 from homebody.errors import HomebodyError
-from homebody.privacy import Channel, OneBit, RandomisedResponse, SecureSum
+from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["Inspection", "Part", "Request", "View", "encode", "inspect"]
+__all__ = ["Inspection", "MessagePart", "Request", "View", "encode", "inspect"]
 
 EXCERPT = 24
 """Bytes of each part that are shown."""
 
 
 @dataclass(frozen=True)
-class Part:
+class MessagePart:
     """One tensor of a message."""
 
     name: str
     shape: tuple[int, ...]
-    """Of the rows sent, where it is rows of a table."""
+    """The shape of the tensor, or of the rows that are sent of it."""
     dtype: str
     rows_of: int | None
-    """How many rows the table has of which these are some; None: it is sent whole."""
+    """How many rows the table has, if some of them are sent; None: it is sent whole."""
     bytes: int
     hex: str
-    """How it begins."""
+    """Its first bytes."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Request:
     table: str
     rows: int
     rows_of: int
-    """How many the table has."""
+    """How many rows the table has."""
     own: int | None
     """How many are items that this person trains on; None where the table has no row for each item."""
     always: tuple[dict[str, Any], ...]
@@ -72,17 +72,17 @@ class Inspection:
     """A message, taken apart."""
 
     user: str
-    """As the data calls them."""
-    parts: tuple[Part, ...]
+    """The user's name in the data."""
+    parts: tuple[MessagePart, ...]
     """What leaves the device, requests first."""
     bytes: int
     observers: dict[str, View]
     tells: tuple[str, ...]
     """What can be read from it as it is."""
     requests: tuple[Request, ...] = ()
-    """Where the device asks for rows instead of downloading tables."""
-    reports: Reports | None = None
-    """Where the message is one-bit reports: each of them."""
+    """Empty unless devices ask for rows."""
+    reports: ClientReports | None = None
+    """Each one-bit report of the message; None: it has none."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -106,14 +106,14 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     shared = acting.init_shared(simulator.catalogue, rng.fold("shared"))
     shared = {name: value.to(simulator.device) for name, value in shared.items()}
     update = simulator.message(acting, shared, user, rng.fold("round", 1))
-    requests = tuple(_requests(acting, simulator, shared, user, rng)) if acting.uplink.asks else ()
+    requests = tuple(_requests(acting, simulator, shared, user, rng)) if acting.uplink.asks_rows else ()
     sent = {**{f"request for {one.table}": rows for one, rows in requests}, **update}
     everyone = simulator.available()
     drawn = len(everyone) if cohort is None else cohort
     sampling: Literal["all", "fixed"] = "all" if cohort is None else "fixed"
     planned = Cohort(everyone[:drawn], sampling, drawn, len(everyone), simulator.catalogue.n_items)
     charged: dict[str, list[str]] = {}
-    for charge in acting.releases(planned):
+    for charge in releases(acting, planned):
         charged.setdefault(charge.observer, []).append(f"one {charge.unit}: {charge.event}")
     told = sees(acting, planned)
     return Inspection(
@@ -172,10 +172,10 @@ def _bits(value: Tensor | Rows) -> int:
     return width * numbers.numel()
 
 
-def _part(name: str, value: Tensor | Rows) -> Part:
+def _part(name: str, value: Tensor | Rows) -> MessagePart:
     data = encode(value)
     numbers = value.value[value.index >= 0] if isinstance(value, Rows) else value
-    return Part(
+    return MessagePart(
         name,
         tuple(numbers.shape),
         str(numbers.dtype).removeprefix("torch."),
@@ -187,19 +187,19 @@ def _part(name: str, value: Tensor | Rows) -> Part:
 
 def _told(update: Update, channel: Channel) -> list[str]:
     """What a message gives away by its form alone, and how its numbers are to be read."""
-    steps = [f"Its numbers are whole steps of {channel.grid.step:.3g}."] if channel.grid else []
+    grid = channel.facts.grid
+    steps = [f"Its numbers are whole steps of {grid.step:.3g}."] if grid else []
     return [*_given_away(update, channel), *steps]
 
 
 def _given_away(update: Update, channel: Channel) -> list[str]:
-    if any(isinstance(stage, SecureSum) for stage in channel.stages):
+    if channel.facts.secret:
         return ["Behind the secure sum nobody reads this message alone; a simulation just sums it."]
-    if any(isinstance(stage, OneBit) for stage in channel.stages):
+    if channel.facts.reports:
         entries = "Each report is the number of an entry, drawn without looking at the data, and a randomised bit of it"
         return [f"{entries}{'; the proxy sends them on one by one.' if hides_senders(channel) else '.'}"]
-    for stage in channel.stages:
-        if isinstance(stage, RandomisedResponse):
-            return [f"Each bit says whether an entry is there, and is true with probability {stage.truth:.3f}."]
+    if responses := channel.facts.responses:
+        return [f"Each bit says whether an entry is there, and is true with probability {responses.truth:.3f}."]
     lines = []
     for name, value in update.items():
         if isinstance(value, Rows):

@@ -11,7 +11,7 @@ factor go together. No shuffle can hide that; it is what the ε of a report is f
 first attacker does no better than the second.
 
 Both judge content by the likelihood ratio of two bits under *same* and *different*, from what some other people's
-devices work out with the same shared parameters. The first also learns, from devices whose reports it knows, how batch,
+devices compute with the same shared parameters. The first also learns, from devices whose reports it knows, how batch,
 place and time differ between the two kinds of pairs, and how much each is worth; it is measured on the others.
 """
 
@@ -27,17 +27,18 @@ import numpy.typing as npt
 from homebody.audit.views import whole
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
-from homebody.federation.aggregate import flat
-from homebody.privacy import Channel, OneBit
+from homebody.federation.wire import report_numbers
+from homebody.privacy import OneBit
+from homebody.privacy.reports import counts_name
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["Area", "Batch", "Linkage", "Reported", "as_they_come", "linkage", "reported"]
+__all__ = ["Area", "Linkage", "ReportBatch", "Reported", "as_they_come", "linkage", "reported"]
 
 PAIRS = 20_000
-"""Of each kind, same and different, for learning and for measuring alike."""
+"""Pairs of each kind, same and different device, to learn from and to measure on."""
 FEWEST = 20
-"""Devices, half of which are measured."""
+"""The fewest devices, half of which are measured."""
 BINS = 24
 BOOTSTRAPS = 400
 AT_ONCE = 4096
@@ -45,11 +46,11 @@ Longs = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Batch(NamedTuple):
-    """What the server gets at once."""
+class ReportBatch(NamedTuple):
+    """Reports that arrive at the server together."""
 
     arrived: float
-    """When."""
+    """The time of arrival."""
     pairs: Longs
     """Twice an entry's number plus the bit, in the order they stand in."""
 
@@ -94,12 +95,12 @@ class Reported(NamedTuple):
     messages: list[Longs]
     """One for each attacked device."""
     worked_out: npt.NDArray[np.float32]
-    """(people, entries): what some others' devices work out, on [−1, 1]."""
+    """(people, entries): what some other devices compute, on [−1, 1]."""
     epsilon: float
 
 
 def linkage(
-    view: Sequence[Batch],
+    view: Sequence[ReportBatch],
     truth: Longs,
     worked_out: npt.NDArray[np.float32],
     epsilon: float,
@@ -146,10 +147,12 @@ def linkage(
     return Linkage(len(devices), len(said), len(view), *figures)
 
 
-def as_they_come(messages: Sequence[Longs], *, together: int = 1, seconds: float = 1.0) -> tuple[list[Batch], Longs]:
+def as_they_come(
+    messages: Sequence[Longs], *, together: int = 1, seconds: float = 1.0
+) -> tuple[list[ReportBatch], Longs]:
     """A view without a shuffle: so many messages in a batch, one behind the other; and who sent each report."""
     groups = [messages[start : start + together] for start in range(0, len(messages), together)]
-    view = [Batch(seconds * number, np.concatenate(group)) for number, group in enumerate(groups)]
+    view = [ReportBatch(seconds * number, np.concatenate(group)) for number, group in enumerate(groups)]
     return view, np.repeat(np.arange(len(messages)), [len(message) for message in messages])
 
 
@@ -163,7 +166,7 @@ def reported(
     step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Reported:
     """The reports of some clients in the next round of a trained model, and what as many others work out."""
-    stage = next((stage for stage in method.uplink.stages if isinstance(stage, OneBit)), None)
+    stage = method.uplink.facts.reports
     if stage is None:
         raise HomebodyError("Only reports of one bit can be linked: this run's channel makes none.")
     if stage.k < 2:
@@ -173,13 +176,11 @@ def reported(
     attacked, others = drawn[:users], drawn[users : 2 * users]
     if len(others) < users:
         attacked, others = drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]
-    before: Method = replace(  # type: ignore[type-var]
-        method, uplink=Channel(*method.uplink.stages[: method.uplink.stages.index(stage)])
-    )
+    before: Method = replace(method, uplink=method.uplink.before(stage))  # type: ignore[type-var]
     messages, known = [], []
     for done, user in enumerate((*attacked, *others), start=1):
         if done <= len(attacked):
-            messages.append(flat(simulator.message(method, shared, int(user), rng.fold("round"))))
+            messages.append(report_numbers(simulator.message(method, shared, int(user), rng.fold("round"))))
         else:
             known.append(_entries(simulator.message(before, shared, int(user), rng.fold("round")), stage))
         step(done, len(attacked) + len(others))
@@ -188,7 +189,7 @@ def reported(
 
 def _entries(update: Update, stage: OneBit) -> npt.NDArray[np.float32]:
     """All entries, projected, in the order that reports number them in."""
-    tables = {f"{name}[{','.join(map(str, whole(value).shape))}]": whole(value) for name, value in update.items()}
+    tables = {counts_name(name, whole(value).shape): whole(value) for name, value in update.items()}
     return np.concatenate(
         [stage.projected(table).float().flatten().cpu().numpy() for _, table in sorted(tables.items())]
     )

@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from homebody.audit.outsiders import NEGATIVES, Outsider, by_features
 from homebody.audit.rates import Allowed, Rate, allowed, balanced, ceiling, delong, rate_at
-from homebody.audit.shadows import Lab, Model, Released, whole_histories
-from homebody.core import Method, Users
+from homebody.audit.shadows import Lab, Released, ShadowModel, whole_histories
+from homebody.core import Method, Users, releases
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.fit import choose
@@ -40,9 +40,9 @@ __all__ = ["RATES", "SHADOWS", "Released", "attack", "leaves_some_out", "likelih
 
 SHADOWS = 8
 FEWEST_SHADOWS = 4
-"""Half of them without a person, and a deviation takes two."""
+"""The fewest shadow models: half are trained without a person, and a deviation takes two."""
 FEWEST = 20
-"""People of each kind."""
+"""The fewest people of each kind."""
 SHADOW_PEOPLE = 1000
 """Whom the attacker of lists has for itself, as in the paper; at most a third of all."""
 IN_SHADOW = 0.8
@@ -194,7 +194,7 @@ def _log_normal(apart: Floats, variance: Floats) -> Floats:
     return density
 
 
-def _from_lists(lab: Lab, target: Model, shadow: Users, asked: Users) -> tuple[Bools, npt.NDArray[np.int64], int]:
+def _from_lists(lab: Lab, target: ShadowModel, shadow: Users, asked: Users) -> tuple[Bools, npt.NDArray[np.int64], int]:
     """The forest's guesses about these people; which of them are told the same about; and whom the shadow has."""
     from sklearn.ensemble import RandomForestClassifier
 
@@ -219,7 +219,7 @@ def _from_lists(lab: Lab, target: Model, shadow: Users, asked: Users) -> tuple[B
     return guesses, np.unique(told, axis=0, return_inverse=True)[1].reshape(-1), len(inside)
 
 
-def _ratios(lab: Lab, target: Model, private: Users, asked: Users, shadows: int) -> tuple[Floats, Floats]:
+def _ratios(lab: Lab, target: ShadowModel, private: Users, asked: Users, shadows: int) -> tuple[Floats, Floats]:
     """(asked) the logarithms of likelihood ratios, and the preferences in the target that they judge."""
     generator = lab.generator("halves")
     known, took = np.empty((len(asked), shadows)), np.empty((len(asked), shadows), dtype=np.bool_)
@@ -272,7 +272,7 @@ def _relation(method: Method, split: Split, size: int | None) -> str:
     who = np.flatnonzero(split.learn & (split.lengths > 0))
     cohort = choose(who, None if size is None else min(size, len(who)), Rng.of(0), split.n_items)
     acting = [phase.method or method for phase in method.phases]
-    events = [charge.event for one in acting for charge in one.releases(cohort)]
+    events = [charge.event for one in acting for charge in releases(one, cohort)]
     relations = {event.relation for event in events if not isinstance(event, NonPrivate)}
     return "add-remove" if relations == {"add-remove"} else "replace-one"
 

@@ -1,4 +1,4 @@
-"""What somebody who has a released model, and data about a person, can work out with it: without training anew."""
+"""What an attacker with a released model and data about a person can compute, without training again."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Outsider(Simulator):
         """
         out = np.empty(len(users))
         order = np.argsort(users)
-        samples = max(1, AT_ONCE // (self._method.numbers_a_score * (1 + NEGATIVES)))
+        samples = max(1, AT_ONCE // (self._method.scoring.numbers * (1 + NEGATIVES)))
         for some, width in self._store.groups(users, samples):
             data = self._data(some, width)
             locals_ = self._fresh(self._method, shared, some)

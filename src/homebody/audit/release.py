@@ -16,7 +16,7 @@ from homebody.audit.canaries import Finding
 from homebody.audit.views import decoded, whole
 from homebody.core import Cohort, Total, Update
 from homebody.errors import HomebodyError
-from homebody.privacy import OBSERVERS, Channel, Clip, Ledger, NonPrivate, OneBit
+from homebody.privacy import OBSERVERS, Channel, Ledger, NonPrivate
 from homebody.privacy.ledger import DELTA
 from homebody.rng import Rng
 
@@ -33,8 +33,8 @@ def draw_releases(
     >>> server.certified, round(clients.certified, 2), clients.contradicted
     (inf, 1.99, False)
     """
-    clips = [stage for stage in channel.stages if isinstance(stage, Clip) and not isinstance(stage.norm, dict)]
-    if not clips and not any(isinstance(stage, OneBit) for stage in channel.stages):
+    clips = [clip for clip in channel.facts.clips if not isinstance(clip.norm, dict)]
+    if not clips and channel.facts.reports is None:
         raise HomebodyError(
             "One release is drawn at the bound of its channel: it needs a Clip with one norm, or OneBit."
         )

@@ -18,12 +18,12 @@ import torch
 from homebody.audit.views import whole
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
-from homebody.federation.aggregate import flat
-from homebody.privacy import Channel, OneBit, Shuffle
+from homebody.federation.wire import report_numbers
+from homebody.privacy.reports import parse_counts_name
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["Report", "Reports", "Sealed", "take_apart"]
+__all__ = ["ClientReports", "Report", "Sealed", "take_apart"]
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class Report:
 
     table: str
     place: tuple[int, ...]
-    """Of the entry that was drawn."""
+    """The position of the drawn entry in its table."""
     item: str | None
     """As the data calls it; None where the table has no row for each item."""
     title: str | None
     entry: int
     """Its number over all tables, in the order of their names."""
     value: float
-    """What the device worked out for it."""
+    """The entry of the update, as the device computed it."""
     projected: float
-    """The same, on [−1, 1]."""
+    """The value projected on [−1, 1]."""
     chance: float
-    """That the bit is 1."""
+    """The probability that the bit is 1."""
     bit: int
     plain: str
     """The four bytes, in hexadecimal: twice the entry and the bit, lowest byte first."""
@@ -71,9 +71,9 @@ class Sealed:
     device: str
     """The key that a proxy knows the device by."""
     number: str
-    """Of the message: a repetition has the same."""
+    """The number of the message; a repetition has the same."""
     bytes: int
-    """Of the message, signature included."""
+    """The size of the message, signature included."""
     report_bytes: int
     proxy_opened: int
     """How many of the reports open with a key that is not the server's."""
@@ -82,13 +82,13 @@ class Sealed:
 
 
 @dataclass(frozen=True)
-class Reports:
-    """All that one client reports in a round."""
+class ClientReports:
+    """All reports of one client in a round."""
 
     epsilon: float
     k: int
     entries: int
-    """How many there are to draw from."""
+    """How many entries there are to draw from."""
     reports: tuple[Report, ...]
     sealed: Sealed | None
     """None where nothing is shuffled, or PyNaCl is not installed."""
@@ -103,19 +103,19 @@ class Reports:
         return told
 
 
-def take_apart(method: Method, simulator: Simulator, shared: Tree, user: int, rng: Rng, sent: Update) -> Reports | None:
+def take_apart(
+    method: Method, simulator: Simulator, shared: Tree, user: int, rng: Rng, sent: Update
+) -> ClientReports | None:
     """What is in the message `sent` of this client and round; None where its channel makes no reports of it."""
-    stages = method.uplink.stages
-    number = next((place for place, stage in enumerate(stages) if isinstance(stage, OneBit)), None)
-    if number is None:
+    channel = method.uplink
+    stage = channel.facts.reports
+    if stage is None:
         return None
-    stage = stages[number]
-    assert isinstance(stage, OneBit)
-    before: Method = replace(method, uplink=Channel(*stages[:number]))  # type: ignore[type-var]
+    before: Method = replace(method, uplink=channel.before(stage))  # type: ignore[type-var]
     worked_out = {name: whole(value) for name, value in simulator.message(before, shared, user, rng).items()}
-    tables = [(name.removesuffix("]").rpartition("[")[0], rows.size) for name, rows in sorted(sent.items())]
+    tables = [(parse_counts_name(name)[0], rows.size) for name, rows in sorted(sent.items())]
     starts = np.cumsum([0, *(size for _, size in tables)])
-    pairs, found = flat(sent), []
+    pairs, found = report_numbers(sent), []
     own = set(simulator.split.training(user).tolist())
     for pair in pairs.tolist():
         number = int(np.searchsorted(starts, pair, side="right")) - 1
@@ -139,8 +139,8 @@ def take_apart(method: Method, simulator: Simulator, shared: Tree, user: int, rn
                 own=called[0] is not None and place[0] in own,
             )
         )
-    every = Reports(stage.epsilon, stage.k, int(starts[-1]) // 2, tuple(found), None)
-    return _sealed(every, pairs) if any(isinstance(one, Shuffle) for one in stages) else every
+    every = ClientReports(stage.epsilon, stage.k, int(starts[-1]) // 2, tuple(found), None)
+    return _sealed(every, pairs) if channel.facts.shuffled else every
 
 
 def _called(simulator: Simulator, shape: torch.Size, place: tuple[int, ...]) -> tuple[str | None, str | None]:
@@ -152,8 +152,8 @@ def _called(simulator: Simulator, shape: torch.Size, place: tuple[int, ...]) -> 
     return population.item_id(place[0]), title
 
 
-def _sealed(found: Reports, pairs: npt.NDArray[np.int64]) -> Reports:
-    """As a device would send it, to keys made for this alone."""
+def _sealed(found: ClientReports, pairs: npt.NDArray[np.int64]) -> ClientReports:
+    """The reports as a device would send them, sealed to keys that are generated here and thrown away."""
     try:
         from homebody.federation import envelopes as seals
     except HomebodyError as error:

@@ -18,9 +18,9 @@ from homebody.simulation import Simulator
 __all__ = ["ROUNDS", "Always", "read_requests"]
 
 ROUNDS = (1, 2, 3, 5, 10)
-"""After how many requests the server looks."""
+"""Numbers of requests after which the server guesses."""
 CELLS = 1 << 26
-"""People × items that are looked at together."""
+"""The most people × items that are processed together."""
 Counts = npt.NDArray[np.int64]
 
 

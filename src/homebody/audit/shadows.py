@@ -18,23 +18,25 @@ from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["Lab", "Model", "Released", "trained_for", "whole_histories"]
+__all__ = ["Lab", "Released", "ShadowModel", "trained_for", "whole_histories"]
 
 Bools = npt.NDArray[np.bool_]
 
 
 class Released(NamedTuple):
-    """A model that was trained before, on those of the split who learn."""
+    """A model that was trained before, on the people of the split who learn."""
 
     method: Method
-    """That of its last phase."""
+    """The method of its last phase."""
     shared: Tree
     seed: int
     epsilon: float
     """Certified for the public, at the δ that `attack` is given."""
 
 
-class Model(NamedTuple):
+class ShadowModel(NamedTuple):
+    """A model of some of the people, and who of them took part."""
+
     method: Method
     shared: Tree
     split: Split
@@ -45,7 +47,7 @@ class Model(NamedTuple):
 
 @dataclass
 class Lab:
-    """Where models are trained on some of the people, all in the same way."""
+    """Trains models on some of the people, all in the same way."""
 
     method: Method
     split: Split
@@ -63,7 +65,7 @@ class Lab:
     def generator(self, what: str) -> np.random.Generator:
         return np.random.default_rng(int(self.rng.fold(what).key) % 2**64)
 
-    def trained(self, who: Users, name: str) -> Model:
+    def trained(self, who: Users, name: str) -> ShadowModel:
         """A model of these people alone, as the run would make it; the last round stands."""
         seed = int(self.rng.fold("training", name).key)
         split = replace(self.split, learn=_marked(who, self.split.n_users))
@@ -86,15 +88,15 @@ class Lab:
         )
         self.done += 1
         took = _took(method, who, self.split.n_users, self.rounds, size, seed)
-        return Model(fitted.method, fitted.shared, split, took, fitted.epsilon["public"])
+        return ShadowModel(fitted.method, fitted.shared, split, took, fitted.epsilon["public"])
 
-    def as_released(self, released: Released) -> Model:
+    def as_released(self, released: Released) -> ShadowModel:
         who = np.flatnonzero(self.split.learn & (self.split.lengths > 0))
         took = _took(self.method, who, self.split.n_users, self.rounds, self.cohort, released.seed)
-        return Model(released.method, released.shared, self.split, took, released.epsilon)
+        return ShadowModel(released.method, released.shared, self.split, took, released.epsilon)
 
-    def outsider(self, model: Model) -> Outsider:
-        """Who reads it; of every model in the same way."""
+    def outsider(self, model: ShadowModel) -> Outsider:
+        """The attacker that reads a model, the same way for every model."""
         return Outsider(model.split, model.method, self.rng.fold("reading"), device=self.device, fused=self.fused)
 
     def _size(self, members: int, name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What each observer sees of a round, as its channel is built."""
+"""What each observer sees of a round, by its channel."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ from torch import Tensor
 
 from homebody.core import Cohort, Method, Rows, Total, Tree, Update
 from homebody.counts import several
-from homebody.privacy import Channel, Gaussian, Laplace, OneBit, RandomisedResponse, SecureSum, Shuffle
+from homebody.privacy import Channel
 from homebody.privacy.grid import STEPS
 from homebody.rng import Rng
 
-__all__ = ["decoded", "hides_senders", "noise_on_sum", "sees", "whole"]
+__all__ = ["decoded", "hides_senders", "sees", "whole"]
 
 
 def hides_senders(channel: Channel) -> bool:
     """Whether the server gets a sum, or reports without senders, instead of each client's message."""
-    return any(isinstance(stage, SecureSum | Shuffle) for stage in channel.stages)
-
-
-def noise_on_sum(channel: Channel) -> bool:
-    """Whether the server adds noise of its own."""
-    return any(isinstance(stage, Gaussian | Laplace) and stage.on_sum for stage in channel.stages)
+    return channel.facts.secret or channel.facts.shuffled
 
 
 def whole(value: Tensor | Rows) -> Tensor:
-    """The table that rows were sent of, in numbers that can be summed."""
+    """A tensor, or the whole table that rows were sent of, in a type that can be summed."""
     table = value.value if isinstance(value, Rows) else value
     kind = torch.int64 if table.dtype in STEPS else torch.promote_types(table.dtype, torch.float32)
     numbers = table.to(kind)
@@ -33,7 +28,7 @@ def whole(value: Tensor | Rows) -> Tensor:
 
 
 def decoded(channel: Channel, sums: Update) -> Tree:
-    """What the server makes of one message, or of a sum of them, before it adds noise of its own.
+    """A message, or a sum of messages, as the server decodes it before it adds noise of its own.
 
     >>> reports = Channel(OneBit(epsilon=20.0, k=400))
     >>> sent = reports.device({"w": torch.tensor([1.0, -1.0])}, Rng.of(0))
@@ -42,9 +37,9 @@ def decoded(channel: Channel, sums: Update) -> Tree:
     """
     total = Total({name: whole(value) for name, value in sums.items()}, 1)
     for stage in reversed(channel.stages):
-        if not getattr(stage, "on_sum", False):
+        if not stage.on_sum:
             total = stage.server(total, Rng.of(0))
-    grid = channel.grid
+    grid = channel.facts.grid
     return {name: grid.values(value) for name, value in total.sum.items()} if grid else total.sum
 
 
@@ -54,32 +49,31 @@ def sees(method: Method, cohort: Cohort) -> dict[str, str]:
     people = f"the {several(cohort.size, 'person', 'people')} of the round"
     if cohort.sampling == "fixed":
         people = f"{people}, drawn from {cohort.population:,}"
-    summed = "the noised sum" if noise_on_sum(channel) else "the sum"
+    summed = "the noised sum" if channel.facts.noise_on_sum else "the sum"
     told = {
         "server": _server(channel, cohort, people),
         "clients": f"the shared parameters of the next round, computed from {summed} over {people}; no one's message",
         "public": f"the final model alone, computed from every round's {summed.removeprefix('the ')}; no one's message",
     }
     sentences = {name: f"{text[0].upper()}{text[1:]}." for name, text in told.items()}
-    if channel.asks:
+    if channel.asks_rows:
         sentences["server"] += " And before that, which rows this device asks for."
     return sentences
 
 
 def _server(channel: Channel, cohort: Cohort, people: str) -> str:
-    shuffle = next((stage for stage in channel.stages if isinstance(stage, Shuffle)), None)
-    own = ", without the noise, which it adds itself" if noise_on_sum(channel) else ""
-    if shuffle is not None:
-        among = cohort.size if shuffle.users is None else shuffle.users
+    facts = channel.facts
+    own = ", without the noise, which it adds itself" if channel.facts.noise_on_sum else ""
+    if facts.shuffle is not None:
+        among = cohort.size if facts.shuffle.users is None else facts.shuffle.users
         whose = several(among, "person", "people")
         return f"single randomised reports without a sender, among those of {whose}, if the proxy is honest"
-    if any(isinstance(stage, SecureSum) for stage in channel.stages):
+    if facts.secret:
         return f"only the sum over {people}{own}, and who they are; not this message"
-    for stage in channel.stages:
-        if isinstance(stage, OneBit):
-            return f"this message of {several(stage.k, 'randomised bit')}, and whose it is"
-        if isinstance(stage, RandomisedResponse):
-            return f"this message of {cohort.items:,} randomised bits, one for each item, and whose it is"
-        if isinstance(stage, Laplace) and not stage.on_sum:
-            return "this message, with the noise that was added on the device, and whose it is"
+    if facts.reports is not None:
+        return f"this message of {several(facts.reports.k, 'randomised bit')}, and whose it is"
+    if facts.responses is not None:
+        return f"this message of {cohort.items:,} randomised bits, one for each item, and whose it is"
+    if facts.noise_on_device:
+        return "this message, with the noise that was added on the device, and whose it is"
     return f"this message, every number of it, and whose it is{own}"

@@ -106,7 +106,7 @@ def audit(
     if trust_code:
         from homebody.run import trust_folder
 
-        trust_folder(run, options.told)
+        trust_folder(run, options.warn)
     attacks = {"interactions": _interactions, "canary": _canary, "linkage": _linkage, "membership": _membership}
     found = attacks[attack](run, given, seed, as_json)
     if as_json:
@@ -138,8 +138,8 @@ def _interactions(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> d
 
 def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
     from homebody.audit.canaries import plant
-    from homebody.core import Method
     from homebody.recipe import Recipe
+    from homebody.reference import federated
     from homebody.report import RunFolder
     from homebody.run import reopen
     from homebody.simulation import Simulator
@@ -148,8 +148,7 @@ def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[st
     folder = RunFolder.open(run)
     recipe = Recipe.from_toml(folder.recipe_text())
     rounds = int(folder.read_json("result.json")["rounds"])
-    method = recipe.build()
-    assert isinstance(method, Method)
+    method = federated(recipe.build(), recipe.method)
     assert isinstance(fitted.runtime, Simulator)
     wanted = {"trials": 1, "confidence": 0.95, **given}
     with _bar("rounds with canaries", quiet) as step:
@@ -177,7 +176,7 @@ def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[st
 
 
 def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
-    from homebody.audit.linkage import Batch, as_they_come, linkage, reported
+    from homebody.audit.linkage import ReportBatch, as_they_come, linkage, reported
     from homebody.audit.views import hides_senders
     from homebody.federation.proxy.rehearsal import rehearse_reports
     from homebody.recipe import Recipe
@@ -193,7 +192,7 @@ def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[s
     views = {"as they come": as_they_come(round_.messages)}
     if hides_senders(fitted.method.uplink):
         batches, whose = rehearse_reports(round_.messages)
-        views = {"through a proxy": ([Batch(float(at), one) for at, one in enumerate(batches)], whose), **views}
+        views = {"through a proxy": ([ReportBatch(float(at), one) for at, one in enumerate(batches)], whose), **views}
     attacked = {
         name: linkage(view, truth, round_.worked_out, round_.epsilon, seed=seed).as_dict()
         for name, (view, truth) in views.items()
@@ -208,16 +207,15 @@ def _membership(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dic
     from homebody.audit.membership import Released, attack, leaves_some_out
     from homebody.audit.shadows import trained_for
     from homebody.cli.audit_membership import print_membership
-    from homebody.core import Method
     from homebody.recipe import Recipe
+    from homebody.reference import federated
     from homebody.report import RunFolder
     from homebody.run import reopen
     from homebody.simulation import Simulator
 
     fitted, _ = reopen(run)
     recipe = Recipe.from_toml(RunFolder.open(run).recipe_text())
-    method = recipe.build()
-    assert isinstance(method, Method)
+    method = federated(recipe.build(), recipe.method)
     assert isinstance(fitted.runtime, Simulator)
     assert recipe.rounds is not None
     released, cut = None, given.pop("rounds", None)
@@ -263,7 +261,7 @@ def _print_reading(found: dict[str, Any], method: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from homebody.report.tables import epsilon_text
+    from homebody.report.words import epsilon as epsilon_text
 
     console = Console()
     title = f"{method}: whose items are whose? {several(found['users'], 'client')}, one round"
@@ -326,7 +324,7 @@ def _print_findings(findings: list[Finding], found: dict[str, Any], method: str)
     from rich.console import Console
     from rich.table import Table
 
-    from homebody.report.tables import epsilon_text
+    from homebody.report.words import epsilon as epsilon_text
 
     console = Console()
     canaries, trainings = several(found["canaries"], "canary", "canaries"), several(found["trials"], "training")

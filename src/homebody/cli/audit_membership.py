@@ -50,7 +50,7 @@ def _at_most(bound: float) -> str:
 
 
 def _remarks(found: dict[str, Any]) -> Iterator[str]:
-    from homebody.report.tables import epsilon_text
+    from homebody.report.words import epsilon as epsilon_text
 
     most, lists = found["allowed"], found["lists"]
     drawn = f"{found['took_part']:,} of {found['trained_on']:,} members were in a round"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from homebody.cli.progress import EVERY, Interrupted
 
 if TYPE_CHECKING:
-    from homebody.studies.cells import Progress
+    from homebody.studies.cells import CellProgress
 
 __all__ = ["watching_cells"]
 
@@ -29,7 +29,7 @@ def left(seconds: float, done: int, todo: int) -> str:
 @contextmanager
 def watching_cells(
     label: str, total: int, *, quiet: bool = False
-) -> Iterator[tuple[Callable[[Progress], None], Callable[[str], None]]]:
+) -> Iterator[tuple[Callable[[CellProgress], None], Callable[[str], None]]]:
     """A bar over runs on the error stream, narrow enough for 80 columns; Ctrl-C says how to go on."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -50,7 +50,7 @@ def watching_cells(
     finished, last = 0, time.monotonic()
     began, before, took = last, set[int](), 0.0
 
-    def watch(progress: Progress) -> None:
+    def watch(progress: CellProgress) -> None:
         nonlocal finished, last, took
         if progress.finished > finished:
             took = time.monotonic() - began  # until then: a long cell in the middle does not make the rest longer

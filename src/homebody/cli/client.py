@@ -59,15 +59,16 @@ def init(
 ) -> None:
     """Make a device: its folder, its keys and its empty store."""
     from homebody.errors import HomebodyError
-    from homebody.federation.device.home import Home, authority, read_certificate
+    from homebody.federation.device.home import Home
+    from homebody.federation.device.settings import read_certificate, server_certificate
 
-    certificate = authority(server, ca)
+    certificate = server_certificate(server, ca)
     if proxy_ca is not None and not proxy.startswith("https://"):
         raise HomebodyError("--proxy-ca is the certificate of a proxy at https://…: give --proxy too.")
     proxys = None if proxy_ca is None else read_certificate(proxy_ca)
 
     def furnish(inside: Path) -> None:
-        from homebody.federation.server.keys import make_device_key
+        from homebody.federation.service.certificates import make_device_key
 
         if certificate is not None:
             (inside / "ca.pem").write_bytes(certificate)
@@ -118,7 +119,7 @@ def import_history(
     from homebody.federation.device.home import Home
 
     with Home(folder) as home:
-        done = home.import_csv(
+        done = home.history.import_file(
             file,
             person,
             user_col=user_col,
@@ -147,10 +148,11 @@ def append(
     as_json: options.Json = False,
 ) -> None:
     """Note an interaction as it happens."""
-    from homebody.federation.device.home import Home, moment
+    from homebody.federation.device.history import read_time
+    from homebody.federation.device.home import Home
 
     with Home(folder) as home:
-        noted = home.append(person, item, None if time is None else moment(time), rating)
+        noted = home.history.append(person, item, None if time is None else read_time(time), rating)
     _say(noted._asdict(), as_json, f"{noted.item} noted for {person}, time {noted.time}.")
 
 
@@ -164,11 +166,12 @@ def delete(
     as_json: options.Json = False,
 ) -> None:
     """Delete what a person did: with one item, or all of it."""
-    from homebody.federation.device.home import Home, moment
+    from homebody.federation.device.history import read_time
+    from homebody.federation.device.home import Home
 
     with Home(folder) as home:
-        count = home.delete(person, item, all=everything, before=None if before is None else moment(before))
-        learnt = home.has_states(person)
+        count = home.history.delete(person, item, all=everything, before=None if before is None else read_time(before))
+        learnt = home.models.has_states(person)
     text = f"{several(count, 'interaction')} deleted."
     if learnt:
         text += f" What the private state learnt from them stays until `homebody client opt-out {folder} {person}`."
@@ -186,7 +189,7 @@ def export(
     from homebody.federation.device.home import Home
 
     with Home(folder) as home:
-        count = home.export(file, person)
+        count = home.history.export(file, person)
     _say({"rows": count, "file": str(file)}, as_json, f"{several(count, 'interaction')} written to {file}.")
 
 
@@ -201,7 +204,7 @@ def people(
 
     with Home(folder) as home:
         for name in add or []:
-            home.add_person(name)
+            home.people.add(name)
         rows = _people(home)
     if as_json:
         typer.echo(json.dumps({"people": rows}))
@@ -222,20 +225,20 @@ def profile(
     """What a person says of themselves: the model here takes it in, and it never leaves the device."""
     from homebody.errors import HomebodyError
     from homebody.federation.device.home import Home
-    from homebody.federation.schema import Sheet
+    from homebody.federation.schema import FeatureSchema
 
     said = options.pairs(settings, "--set")
     if both := sorted(said.keys() & set(forget or [])):
         raise HomebodyError(f"'{both[0]}' is set and taken back at once: leave out --set or --forget.")
     with Home(folder) as home:
-        known = home.profile(person)
+        known = home.people.profile(person)
         for name in forget or []:
             if name not in known:
                 raise HomebodyError(f"{person} says nothing of '{name}', so there is nothing to take back.")
-        content = home.sheet()
-        notes = [] if content is None else Sheet.read(content).notes(said)
+        content = home.items.schema()
+        notes = [] if content is None else FeatureSchema.read(content).notes(said)
         if said or forget:
-            known = home.describe(person, {**said, **dict.fromkeys(forget or [])})
+            known = home.people.describe(person, {**said, **dict.fromkeys(forget or [])})
     if as_json:
         typer.echo(json.dumps({"person": person, "profile": known, "notes": notes}))
         return
@@ -254,11 +257,14 @@ def ledger(
     as_json: options.Json = False,
 ) -> None:
     """What left the device, what it told whom, and the ε that was spent."""
-    from homebody.federation.device.disclosures import told
+    from homebody.federation.device.disclosures import disclosure
     from homebody.federation.device.home import Home
 
     with Home(folder) as home:
-        found = [told(home, one, delta) for one in ([home.person(person)] if person is not None else home.people())]
+        found = [
+            disclosure(home, one, delta)
+            for one in ([home.people.find(person)] if person is not None else home.people.all())
+        ]
     if as_json:
         typer.echo(json.dumps({"people": found}))
         return
@@ -293,7 +299,7 @@ def limits(
 
     with Home(folder) as home:
         if settings:
-            home.limit(_limits(settings))
+            home.configure(limits=_limits(settings))
         found = home.settings.limits
     _say(found, as_json, "\n".join(f"{name}: {value:g}" for name, value in found.items()))
 
@@ -310,7 +316,7 @@ def recommend(
     from homebody.federation.device.home import Home
 
     with Home(folder) as home:
-        best = ranked(home, home.person(person), k)
+        best = ranked(home, home.people.find(person), k)
     if as_json:
         typer.echo(json.dumps({"person": person, "items": [one._asdict() for one in best]}))
         return
@@ -347,8 +353,8 @@ def opt_out(
     from homebody.federation.device.home import Home
 
     with Home(folder) as home:
-        found = home.opt_out(person, delete_history=delete_history)
-        left = home.lengths()[found.slot]
+        found = home.people.opt_out(person, delete_history=delete_history)
+        left = home.history.lengths()[found.slot]
     history = "the history too" if delete_history else f"the history stays ({several(left, 'interaction')})"
     _say(found._asdict(), as_json, f"{found.name} takes no part any more; the private state is deleted, {history}.")
 
@@ -359,7 +365,7 @@ def opt_in(folder: Dir, person: Name, as_json: options.Json = False) -> None:
     from homebody.federation.device.home import Home
 
     with Home(folder) as home:
-        found = home.opt_in(person)
+        found = home.people.opt_in(person)
     _say(found._asdict(), as_json, f"{found.name} takes part again.")
 
 
@@ -369,8 +375,13 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
     from homebody.federation.device.home import Home
 
     with Home(folder) as home:
-        settings, model, rows = home.settings, home.model(), _people(home)
-        running, items, reports, overruns = home.running(), home.n_items(), home.reports(), home.overruns
+        settings, model, rows = home.settings, home.models.ranking(), _people(home)
+        running, items, reports, overruns = (
+            home.store.client_runs(),
+            len(home.items),
+            home.outbox.reports(),
+            home.outbox.late(),
+        )
     if as_json:
         known = None if model is None else {**model._asdict(), "description": json.loads(model.description)}
         found = {"folder": str(folder), **asdict(settings), "running": running, "items": items, "model": known}
@@ -412,8 +423,8 @@ def _rest(folder: Path, paused: bool, as_json: bool, text: str) -> None:
 
 
 def _people(home: Home) -> list[dict[str, Any]]:
-    lengths = home.lengths()
-    return [{**one._asdict(), "interactions": lengths[one.slot]} for one in home.people()]
+    lengths = home.history.lengths()
+    return [{**one._asdict(), "interactions": lengths[one.slot]} for one in home.people.all()]
 
 
 def _print_people(rows: list[dict[str, Any]]) -> None:

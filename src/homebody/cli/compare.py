@@ -14,7 +14,7 @@ from homebody.errors import HomebodyError
 __all__ = ["compare"]
 
 
-@options.about_data
+@options.recipe_options
 def compare(
     given: options.Given,
     methods: Annotated[list[str], typer.Argument(help="Names from `homebody methods`, or path/to/file.py:Class.")],
@@ -44,6 +44,6 @@ def compare(
         typer.echo(json.dumps(comparison))
         return
 
-    from homebody.report.tables import print_comparison
+    from homebody.report.terminal import print_comparison
 
     print_comparison(comparison)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homebody.cli import options
-from homebody.errors import HomebodyError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from homebody.audit.inspection import Inspection, Request
-    from homebody.audit.reports import Report, Reports
+    from homebody.audit.reports import ClientReports, Report
 
 __all__ = ["inspect"]
 
@@ -23,10 +22,10 @@ SHOWN = 6
 """Reports in the table."""
 
 
-@options.about_data
+@options.recipe_options
 def inspect(
     given: options.Given,
-    method: Annotated[str, typer.Argument(help="A name from `homebody methods`, or path/to/file.py:Class.")],
+    method: Annotated[str, options.METHOD],
     user: Annotated[
         str | None, typer.Option("--user", help="The person, as the data set calls them; by default the first.")
     ] = None,
@@ -36,28 +35,24 @@ def inspect(
 ) -> None:
     """The message that one person's device would send in the first round: fields, bytes, and what it tells whom."""
     from homebody.cli.progress import watching
-    from homebody.methods import find, trust
+    from homebody.methods import trust
     from homebody.recipe import parse_fields
-    from homebody.reference import Reference
+    from homebody.reference import federated
 
     trust(method)
     recipe = given.recipe(method, fields=parse_fields(method, settings or []), seed=seed)
-    if issubclass(find(method), Reference):
-        raise HomebodyError(
-            f"{method} is a centralised reference: it collects whole histories, no device sends it any."
-        )
+    federated(recipe.build(), method, "it collects whole histories, no device sends it any")
     from homebody.audit.inspection import inspect as look
-    from homebody.core import Method
     from homebody.run import cohort_of, prepare, simulator
 
     with watching(recipe.short_method, quiet=as_json) as watcher:
-        built, split = prepare(recipe, watcher)
-    assert isinstance(built, Method)
+        prepared, split = prepare(recipe, watcher)
+    built = federated(prepared, method)
     runtime = simulator(recipe, split)
     number = int(runtime.available()[0]) if user is None else split.population.user(user)
     found = look(built, runtime, number, cohort=cohort_of(recipe, built, split), seed=seed)
     if as_json:
-        typer.echo(json.dumps({"method": recipe.method, "data": given.data, "seed": seed, **found.as_dict()}))
+        typer.echo(json.dumps({"method": recipe.method, "data": given.typed["data"], "seed": seed, **found.as_dict()}))
         return
     _print(found, recipe.short_method)
 
@@ -93,7 +88,7 @@ def _print(found: Inspection, method: str) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def _print_reports(console: Console, found: Reports) -> None:
+def _print_reports(console: Console, found: ClientReports) -> None:
     """The first few, bit by bit; and on their way through a proxy."""
     from rich import box
     from rich.table import Table

@@ -25,7 +25,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Make a server's authority, certificate and operator's secret; `homebody server init` does it by itself."""
-    from homebody.federation.server.keys import make_authority
+    from homebody.federation.service.certificates import make_authority
 
     files = make_authority(folder, host or ())
     if as_json:
@@ -42,7 +42,7 @@ def device(
     as_json: Json = False,
 ) -> None:
     """Make a device's key; `homebody client init` does it by itself."""
-    from homebody.federation.server.keys import make_device_key
+    from homebody.federation.service.certificates import make_device_key
 
     public = make_device_key(folder)
     private = public.with_suffix(".key")

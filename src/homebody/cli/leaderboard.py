@@ -10,13 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from homebody.cli import options
-from homebody.counts import several
 from homebody.errors import HomebodyError
 
 __all__ = ["leaderboard"]
 
 
-@options.about_data
+@options.recipe_options
 def leaderboard(
     given: options.Given,
     seeds: Annotated[int, typer.Option("--seeds", help="Run each method with seeds 0 to this less 1.")] = 3,
@@ -39,8 +38,8 @@ def leaderboard(
     from homebody.run import Watcher, population_of
     from homebody.studies.leaderboard import fitting
     from homebody.studies.leaderboard import leaderboard as run_all
-    from homebody.studies.made import without_paths
-    from homebody.studies.pool import cores
+    from homebody.studies.provenance import without_paths
+    from homebody.studies.workers import cores
 
     if seeds < 1:
         raise HomebodyError(f"Seeds must be at least 1, not {seeds}.")
@@ -73,42 +72,20 @@ def leaderboard(
 
 
 def _print(result: dict[str, Any]) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
-    from homebody.report.markdown import p_text
-    from homebody.report.tables import kilobytes, spread
-    from homebody.report.words import epsilon
+    from homebody.report.terminal import comparison_table, unlike_public
 
     console = Console()
-    seeds = len(result["seeds"])
-    title = f"{result['data']}, protocol {result['protocol']}, {several(seeds, 'seed')}"
-    # Narrow enough for a terminal of 80 columns: headings and deviations go below one another.
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("method", overflow="fold", min_width=10)
-    observers = result["observers"]
-    headings = ("HR\n@10", "NDCG\n@10", "full\nHR\n@10", "full\nNDCG\n@10", "p", "ε", "KB\nup", "KB\ndown", "time\ns")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=heading != "ε")
-    for row in result["methods"]:
-        values = [epsilon(row["epsilon"][observer]) for observer in observers]
-        one = set(values)
-        told = one.pop() if len(one) == 1 else "\n".join(f"{w[0]} {v}" for w, v in zip(observers, values, strict=True))
-        table.add_row(
-            row["name"] + (" (c)" if row["kind"] == "centralised" else ""),
-            *(spread(row["metrics"].get(name)) for name in ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")),
-            p_text(row["p_against_best"]),
-            told,
-            kilobytes(row["bytes_up"]),
-            kilobytes(row["bytes_down"]),
-            f"{row['seconds']:.1f}",
-        )
-    console.print(table)
+    marked = [
+        {**row, "name": row["name"] + (" (c)" if row["kind"] == "centralised" else "")} for row in result["methods"]
+    ]
+    comparison_table({**result, "methods": marked}, console)
     folder = Path(result["folder"])
     page = "index.html" if (folder / "index.html").exists() else "LEADERBOARD.md"
     for line in (
-        f"(c): centralised; ε against {', '.join(observers)}, one value where they agree",
+        "(c): centralised",
+        *unlike_public(marked),
         *result["legend"],
         *(f"not in the table: {one['name']}: {one['reason']}" for one in result["skipped"]),
         f"page: {folder / page}",

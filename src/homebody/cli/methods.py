@@ -61,10 +61,9 @@ def methods(
 
 def _describe(name: str) -> dict[str, Any]:
     from homebody.core import Method
-    from homebody.methods import find
+    from homebody.methods import find, own_channel
     from homebody.params import params
     from homebody.privacy.specs import stage_texts
-    from homebody.recipe import own_channel
     from homebody.studies.space import search_space, space_text
 
     found = find(name)
@@ -73,16 +72,16 @@ def _describe(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "kind": "federated" if federated else "centralised",
-        "title": found.title,
-        "paper": found.paper,
-        "default_rounds": found.default_rounds,
+        "title": found.about.title,
+        "paper": found.about.paper,
+        "default_rounds": found.about.rounds,
         "channel": stage_texts(own_channel(name)),
         "search_declared": declared,
         "fields": [
             {
                 "name": spec.name,
                 "default": spec.default,
-                **spec.metadata,
+                **{name: spec.metadata[name] for name in ("doc", "low", "high", "choices")},
                 "search": space_text(space[spec.name]) if spec.name in space else None,
             }
             for spec in params(found)

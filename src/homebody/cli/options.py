@@ -1,233 +1,176 @@
-"""Options that several commands share."""
+"""Options that several commands share; those of a recipe come from the fields of `homebody.recipe.Recipe`."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
+from homebody import settings
 from homebody.errors import HomebodyError
+from homebody.recipe import Recipe
 
-if TYPE_CHECKING:
-    from homebody.recipe import Recipe
-
-__all__ = ["DataDir", "Given", "Json", "Out", "Settings", "TrustCode", "about_data", "folder_anywhere", "pairs", "told"]
+__all__ = [
+    "METHOD",
+    "DataDir",
+    "Given",
+    "Json",
+    "Out",
+    "Settings",
+    "TrustCode",
+    "folder_anywhere",
+    "from_settings",
+    "of_recipe",
+    "pairs",
+    "recipe_options",
+    "warn",
+]
 
 Out = Annotated[Path, typer.Option("--out", help="The folder that run folders are made in.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="A folder with a folder per dataset; read before $HOMEBODY_DATA and the cache."),
-]
 TrustCode = Annotated[
     bool,
     typer.Option("--trust-code", help="Run the file that the folder's recipe names as its method; it is named first."),
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="field=value of the method; repeat.")]
-TRAINING, PRIVACY, ASKED, DATA, OWN = "Training", "Privacy", "Evaluation", "Data", "A file of your own"
 
 
-@dataclass(frozen=True)
+def _option(spec: Field[Any], name: str = "", **changes: Any) -> Any:
+    of = spec.metadata
+    words = {"help": of["doc"], "rich_help_panel": of["panel"] or None, "min": of.get("min"), **changes}
+    return typer.Option(name or settings.option(spec), **words)
+
+
+def of_recipe(name: str, **changes: Any) -> Any:
+    """The option of a single field of a recipe, for a command that takes only some of them, or with other texts."""
+    return _option(settings.declared(Recipe)[name][0], **{"rich_help_panel": None, **changes})
+
+
+METHOD = typer.Argument(help=settings.declared(Recipe)["method"][0].metadata["doc"])
+DataDir = Annotated[Path | None, of_recipe("data_dir")]
+
+
 class Given:
-    """What was said of the data and of how a model is asked about it: the part of a recipe that commands share."""
+    """What was typed for the settings of a dataclass."""
 
-    data: Annotated[
-        str,
-        typer.Option("--data", help="A dataset's name, a CSV or Parquet file, or synthetic[:…].", rich_help_panel=DATA),
-    ] = "ml-100k"
-    rounds: Annotated[
-        int | None, typer.Option(help="Training rounds; by default what the method takes.", rich_help_panel=TRAINING)
-    ] = None
-    protocol: Annotated[
-        str, typer.Option(help="strict, isolated or published: see docs/evaluation.md.", rich_help_panel=ASKED)
-    ] = "strict"
-    split: Annotated[
-        str,
-        typer.Option(
-            help="leave-one-out, ratio, held-out-users, cold-users, cold-items, cold-both, impressions.",
-            rich_help_panel=ASKED,
-        ),
-    ] = "leave-one-out"
-    held_out: Annotated[
-        str | None,
-        typer.Option(
-            help="latest, latest-first or random; by default latest where there are times.", rich_help_panel=ASKED
-        ),
-    ] = None
-    negatives: Annotated[
-        int, typer.Option(help="Items that the sampled metrics rank against.", rich_help_panel=ASKED)
-    ] = 99
-    cutoffs: Annotated[str, typer.Option(help="Lengths of the lists that metrics look at.", rich_help_panel=ASKED)] = (
-        "5,10,20"
-    )
-    slices: Annotated[
-        list[str] | None,
-        typer.Option("--slice", help="Also users of so many interactions (20-30); repeat.", rich_help_panel=ASKED),
-    ] = None
-    cohort: Annotated[
-        int | None,
-        typer.Option(
-            help="Clients that take part in a round; by default all, or as many as the method says.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = None
-    evaluate_every: Annotated[
-        int | None,
-        typer.Option(
-            help="Rounds from one evaluation to the next; the last always is. By default every one, or as the method "
-            "says.",
-            min=1,
-            rich_help_panel=ASKED,
-        ),
-    ] = None
-    stages: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--stage",
-            help="What updates pass, in order: clip:norm=0.5, secure-sum, gaussian:z=1, …; repeat.",
-            rich_help_panel=PRIVACY,
-        ),
-    ] = None
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            help="eps=8,delta=1e-6,unit=user,observer=public: training ends before it is broken.",
-            rich_help_panel=PRIVACY,
-        ),
-    ] = None
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Find the noise that spends the budget.", rich_help_panel=PRIVACY)
-    ] = False
-    delta: Annotated[
-        float, typer.Option(help="What ε is stated at where there is no budget.", rich_help_panel=PRIVACY)
-    ] = 1e-6
-    public: Annotated[
-        float,
-        typer.Option(
-            help="The share of people whose data is public, for stages that learn from them alone; they are not asked.",
-            rich_help_panel=PRIVACY,
-        ),
-    ] = 0.0
-    device: Annotated[str, typer.Option(help="cpu or cuda.", rich_help_panel=TRAINING)] = "cpu"
-    filters: Annotated[
-        list[str] | None,
-        typer.Option("--filter", help="A part of the data: core=5, min_user=20, …; repeat.", rich_help_panel=DATA),
-    ] = None
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder with a folder per dataset; read before $HOMEBODY_DATA and the cache.", rich_help_panel=DATA
-        ),
-    ] = None
-    user_col: Annotated[str | None, typer.Option(help="The column of users.", rich_help_panel=OWN)] = None
-    item_col: Annotated[str | None, typer.Option(help="The column of items.", rich_help_panel=OWN)] = None
-    time_col: Annotated[str | None, typer.Option(help="The column of times.", rich_help_panel=OWN)] = None
-    rating_col: Annotated[str | None, typer.Option(help="The column of ratings.", rich_help_panel=OWN)] = None
-    feature_cols: Annotated[
-        str | None,
-        typer.Option(help="The columns of features, such as age,genre; by default all others.", rich_help_panel=OWN),
-    ] = None
-    user_features: Annotated[
-        Path | None, typer.Option(help="A CSV or Parquet file, a row a user.", rich_help_panel=OWN)
-    ] = None
-    item_features: Annotated[
-        Path | None, typer.Option(help="A CSV or Parquet file, a row an item.", rich_help_panel=OWN)
-    ] = None
-    kinds: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--kind",
-            help="column=categorical, multi-hot, numeric or text; guessed otherwise; repeat.",
-            rich_help_panel=OWN,
-        ),
-    ] = None
-    vocabularies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--vocabulary",
-            help="feature=where its values come from: A,B,C, file:PATH, hash:64, range:0:100, private:0.5 or found; "
-            "repeat.",
-            rich_help_panel=PRIVACY,
-        ),
-    ] = None
-    impressions: Annotated[
-        Path | None, typer.Option(help="A CSV or Parquet file, a row an item that was shown.", rich_help_panel=OWN)
-    ] = None
+    def __init__(self, owner: Any, typed: dict[str, Any]) -> None:
+        self.owner, self.typed = owner, typed
+
+    def values(self) -> dict[str, Any]:
+        """The value of each setting. Paths become absolute, so that a run can be resumed from any folder."""
+        values: dict[str, Any] = {}
+        for spec, kind in _typed(self.owner):
+            if "keys" in spec.metadata:
+                typed = {key: self.typed[key] for key in spec.metadata["keys"]}
+                values[spec.name] = {key: text for key, text in typed.items() if text is not None}
+            else:
+                values[spec.name] = _value(spec, kind, self.typed[spec.name])
+        return values
 
     def recipe(self, method: str, **rest: Any) -> Recipe:
-        """The recipe for a method that was typed here: its file is trusted. Files go by their whole paths, so that a
-        run can be resumed from any folder."""
+        """The recipe for a method that was typed here, whose file is trusted."""
         from homebody.methods import trust
-        from homebody.recipe import Recipe
 
-        named = ("user_col", "item_col", "time_col", "rating_col", "feature_cols")
-        columns = {name: getattr(self, name) for name in named}
-        return Recipe(
-            method=trust(method),
-            data=_file_anywhere(self.data),
-            rounds=self.rounds,
-            split=self.split,
-            protocol=self.protocol,
-            held_out=self.held_out,
-            negatives=self.negatives,
-            public=self.public,
-            cohort=self.cohort,
-            evaluate_every=self.evaluate_every,
-            device=self.device,
-            columns={name: value for name, value in columns.items() if value is not None},
-            data_dir=folder_anywhere(self.data_dir),
-            user_features=_optional(self.user_features),
-            item_features=_optional(self.item_features),
-            kinds=pairs(self.kinds, "--kind"),
-            vocabularies=_vocabularies(self.vocabularies),
-            impressions=_optional(self.impressions),
-            filters={name: _number(value) for name, value in pairs(self.filters, "--filter").items()},
-            cutoffs=[_cutoff(text) for text in self.cutoffs.split(",")],
-            slices=list(self.slices or []),
-            stages=list(self.stages or []),
-            budget=self.budget,
-            calibrate=self.calibrate,
-            delta=self.delta,
-            **rest,
-        )
+        recipe: Recipe = self.owner(method=trust(method), **self.values(), **rest)
+        return recipe
 
 
-def about_data(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `Given`, which it gets as its parameter `given`."""
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    hints = get_type_hints(Given, include_extras=True)
-    shared = [
-        inspect.Parameter(spec.name, inspect.Parameter.KEYWORD_ONLY, default=spec.default, annotation=hints[spec.name])
-        for spec in fields(Given)
-    ]
-    mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own if p.name != "given"]
+def from_settings(owner: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every setting of a dataclass that has a panel. The command gets them as `given`."""
+    shared = [parameter for spec, kind in _typed(owner) for parameter in _parameters(spec, kind)]
 
-    @functools.wraps(command)
-    def wrapped(**values: Any) -> None:
-        given = Given(**{spec.name: values.pop(spec.name) for spec in fields(Given)})
-        command(given=given, **values)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        everything: list[inspect.Parameter] = []
+        for own in inspect.signature(command, eval_str=True).parameters.values():
+            everything += shared if own.name == "given" else [own.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
 
-    everything = [*mine, *shared]
-    wrapped.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in everything}
-    return wrapped
+        @functools.wraps(command)
+        def wrapped(**values: Any) -> None:
+            given = Given(owner, {parameter.name: values.pop(parameter.name) for parameter in shared})
+            command(given=given, **values)
+
+        wrapped.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in everything}
+        return wrapped
+
+    return decorate
 
 
-def pairs(given: list[str] | None, option: str) -> dict[str, str]:
-    """What a repeated NAME=VALUE option says.
+def _typed(owner: Any) -> list[tuple[Field[Any], settings.Kind]]:
+    """The settings that are options, in the order of `--help`: panels as they are first named, then ranks."""
+    shown = [one for one in settings.declared(owner).values() if one[0].metadata["panel"]]
+    panels = list(dict.fromkeys(spec.metadata["panel"] for spec, _ in shown))
+    return sorted(shown, key=lambda one: (panels.index(one[0].metadata["panel"]), one[0].metadata.get("rank", 0)))
+
+
+def _parameters(spec: Field[Any], kind: settings.Kind) -> Iterator[inspect.Parameter]:
+    """A field as parameters of a command: one, or one for each key of a table whose keys are known."""
+
+    def parameter(name: str, annotation: Any, default: Any, option: Any) -> inspect.Parameter:
+        whole = Annotated[annotation, option]
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=whole)
+
+    for key, text in spec.metadata.get("keys", {}).items():
+        yield parameter(key, str | None, None, _option(spec, f"--{key.replace('_', '-')}", help=text))
+    if "keys" in spec.metadata:
+        return
+    default = settings.default_of(spec)
+    annotation: Any = kind.outer
+    if default is MISSING:
+        default = spec.metadata.get("assume", ...)
+    if kind.outer is dict or kind.inner is str:
+        annotation, default = list[str] | None, None
+    elif kind.outer is list:
+        annotation, default = str, ",".join(map(str, default))
+    elif spec.metadata.get("path") in ("file", "folder"):
+        annotation = Path | None
+    elif kind.optional:
+        annotation = kind.outer | None
+    yield parameter(spec.name, annotation, default, _option(spec))
+
+
+def _value(spec: Field[Any], kind: settings.Kind, typed: Any) -> Any:
+    """The value of a field from what was typed for it."""
+    name, path = settings.option(spec), spec.metadata.get("path")
+    if kind.outer is dict:
+        return _table(typed, name, kind, files=path == "values")
+    if kind.inner is str:
+        return list(typed or [])
+    if kind.outer is list:
+        return [_whole(text, name) for text in typed.split(",")]
+    if typed is None or not path:
+        return typed
+    return folder_anywhere(typed) if path == "folder" else _file_anywhere(str(typed))
+
+
+def _table(typed: list[str] | None, name: str, kind: settings.Kind, *, files: bool) -> dict[str, Any]:
+    """What a repeated NAME=VALUE option says: numbers where the values of the table may be numbers; with `files`, the
+    path after file: made absolute."""
+    found = pairs(typed, name, first=files)
+    if kind.inner is Any:
+        return {key: _number(text) for key, text in found.items()}
+    if not files:
+        return dict(found)
+    parts = {key: text.partition("file:") for key, text in found.items()}
+    own = {key for key, (before, file, _) in parts.items() if file and before in ("", "many:", "text:")}
+    return {key: f"{a}{b}{_file_anywhere(c) if key in own else c}" for key, (a, b, c) in parts.items()}
+
+
+def pairs(given: list[str] | None, option: str, *, first: bool = False) -> dict[str, str]:
+    """What a repeated NAME=VALUE option says. It is split at the last equals sign, or at the first one.
 
     >>> pairs(["core=5", "seed=1"], "--filter")
     {'core': '5', 'seed': '1'}
     """
     found: dict[str, str] = {}
     for text in given or []:
-        # A column's name may hold an equals sign, a kind or a number may not.
-        name, equals, value = (part.strip() for part in text.rpartition("="))
+        # A column's name may hold an equals sign; a kind or a number may not.
+        name, equals, value = (part.strip() for part in (text.partition("=") if first else text.rpartition("=")))
         if not equals or not name or not value:
             raise HomebodyError(f"{option} takes NAME=VALUE, not '{text}'.")
         if name in found:
@@ -236,31 +179,13 @@ def pairs(given: list[str] | None, option: str) -> dict[str, str]:
     return found
 
 
-def _vocabularies(given: list[str] | None) -> dict[str, str]:
-    """What is said of features; files by their whole paths.
-
-    >>> _vocabularies(["town=hash:64", "job=cook,vet"])
-    {'town': 'hash:64', 'job': 'cook,vet'}
-    """
-    found: dict[str, str] = {}
-    for text in given or []:
-        name, equals, said = (part.strip() for part in text.partition("="))
-        if not equals or not name or not said:
-            raise HomebodyError(f"--vocabulary takes FEATURE=VALUES, such as town=hash:64, not '{text}'.")
-        if name in found:
-            raise HomebodyError(f"--vocabulary says twice what '{name}' is; leave one out.")
-        before, file, path = said.partition("file:")
-        found[name] = f"{before}file:{_file_anywhere(path)}" if file and before in ("", "many:", "text:") else said
-    return found
-
-
-def told(text: str) -> None:
-    """Say something that must not be missed, whatever is printed otherwise."""
+def warn(text: str) -> None:
+    """Print a warning to the error stream, whatever else is printed."""
     typer.echo(f"homebody: {text}", err=True)
 
 
 def _number(text: str) -> int | float | str:
-    """A number where it is one; what makes no sense is for the filter itself to refuse."""
+    """A number where the text is one. The filter refuses other texts that make no sense."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -269,20 +194,20 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def _cutoff(text: str) -> int:
+def _whole(text: str, name: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
-        raise HomebodyError(f"--cutoffs takes whole numbers such as 5,10,20, not '{text}'.")
+        raise HomebodyError(f"{name} takes whole numbers such as 5,10,20, not '{text}'.")
     return int(text)
 
 
 def _file_anywhere(file: str) -> str:
-    """One that is not there stays as it was typed, for the error to name."""
+    """The absolute path of a file. A file that does not exist stays as it was typed, for the error to name."""
     return str(Path(file).resolve()) if Path(file).is_file() else file
-
-
-def _optional(file: Path | None) -> str | None:
-    return None if file is None else _file_anywhere(str(file))
 
 
 def folder_anywhere(folder: Path | None) -> str | None:
     return None if folder is None else str(folder.resolve() if folder.is_dir() else folder)
+
+
+recipe_options = from_settings(Recipe)
+"""Give a command the options of a recipe."""

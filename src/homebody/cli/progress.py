@@ -31,7 +31,7 @@ class Interrupted(Exception):
 @contextmanager
 def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") -> Iterator[Watcher]:
     """A bar with round, time left, loss, validation metric and ε, narrow enough for 80 columns."""
-    from homebody.report.tables import epsilon_text
+    from homebody.report.words import epsilon as epsilon_text
     from homebody.run import Watcher
 
     run: Path | None = None

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from homebody.cli import options
 from homebody.cli.options import Json
+from homebody.federation.proxy.settings import ProxySettings
 
 __all__ = ["app"]
 
@@ -21,54 +23,33 @@ Keys = Annotated[list[Path], typer.Argument(help="Files reports.pub.", metavar="
 
 
 @app.command()
+@options.from_settings(ProxySettings)
 def init(
     folder: Annotated[Path, typer.Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
-    next_hop: Annotated[
-        str, typer.Option("--next", help="Whom to pass reports to: the server's intake or another proxy, https://…")
-    ],
+    given: options.Given,
     next_ca: Annotated[
         Path | None, typer.Option("--next-ca", help="The authority of the next hop's certificate, ca.pem.")
     ] = None,
-    listen: Annotated[
-        str, typer.Option(help="Where to listen, HOST:PORT; 0.0.0.0:PORT for other machines too.")
-    ] = "127.0.0.1:9445",
     host: Annotated[
         list[str] | None,
         typer.Option(help="A name or address by which devices reach the proxy, for its certificate; repeat."),
     ] = None,
-    hold: Annotated[float, typer.Option(help="Seconds that the first report waits for others.")] = 60.0,
-    least_devices: Annotated[int, typer.Option(help="Devices that must have reported before anything goes out.")] = 10,
-    most: Annotated[int, typer.Option(help="Reports that a person may send in an epoch, at most.")] = 1000,
-    lead: Annotated[float, typer.Option(help="Seconds to close an epoch ahead of the next hop.")] = 5.0,
-    most_held: Annotated[int, typer.Option(help="Reports to hold on the disk, at most.")] = 5_000_000,
-    tls: Annotated[
-        bool, typer.Option("--tls/--no-tls", help="Encrypt; to leave it out, listen on this machine alone.")
-    ] = True,
     cert: Annotated[Path | None, typer.Option(help="A certificate of your own, PEM; by default one is made.")] = None,
     key: Annotated[Path | None, typer.Option(help="The key of your certificate, PEM.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make a proxy: its settings, its database, its certificate and its key."""
     from homebody.federation.proxy.admin import make
-    from homebody.federation.proxy.settings import Settings
 
-    settings = Settings(
-        next=next_hop,
-        listen=listen,
-        hold=hold,
-        least_devices=least_devices,
-        most=most,
-        lead=lead,
-        most_held=most_held,
-        tls=tls,
-        next_ca=next_ca is not None,
-    )
+    settings = ProxySettings(**given.values(), next_ca=next_ca is not None)
     public = make(folder, settings, hosts=host or (), next_ca=next_ca, cert=cert, key=key)
     if as_json:
-        typer.echo(json.dumps({"folder": str(folder), "listen": listen, "next": next_hop, "public": str(public)}))
+        typer.echo(
+            json.dumps({"folder": str(folder), "listen": settings.listen, "next": settings.next, "public": str(public)})
+        )
         return
-    typer.echo(f"A proxy is in {folder}. Give {public} to the operator of {next_hop}, who lets it send there.")
-    if tls and cert is None:
+    typer.echo(f"A proxy is in {folder}. Give {public} to the operator of {settings.next}, who lets it send there.")
+    if settings.tls and cert is None:
         typer.echo(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its reports.pub:")
     typer.echo(f"  homebody proxy allow {folder} reports.pub")
     typer.echo(f"Then start it: homebody proxy run {folder}")
@@ -123,7 +104,7 @@ def forbid(folder: Dir, keys: Keys, as_json: Json = False) -> None:
 @app.command()
 def run(folder: Dir) -> None:
     """Run the proxy until it is told to stop. What was accepted survives, however it ends."""
-    from homebody.federation.proxy.service import run
+    from homebody.federation.proxy.app import run
 
     run(folder)
 

@@ -54,7 +54,7 @@ def recommend(
             "Say whom it is for: --user NAME for one of the run's people, or --clicks ITEM,ITEM for somebody new."
         )
     if trust_code:
-        trust_folder(run, options.told)
+        trust_folder(run, options.warn)
     around = options.pairs(now, "--now")
     if user is not None:
         said = {"--feature": feature, "--ratings": ratings}

@@ -32,7 +32,12 @@ def reproduce(
     jobs: Annotated[
         int | None, typer.Option("--jobs", help="Runs at a time; by default as many as processors.")
     ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Copy RESULTS.md beside the paper's recipe.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write RESULTS.md, its picture and results.json beside the paper's recipe.")
+    ] = False,
+    rewrite: Annotated[
+        bool, typer.Option("--rewrite", help="Run nothing: write RESULTS.md again from results.json beside the recipe.")
+    ] = False,
     out: options.Out = Path("runs"),
     data_dir: options.DataDir = None,
     trust_code: options.TrustCode = False,
@@ -52,16 +57,21 @@ def reproduce(
     from homebody.methods import code_of, trust
     from homebody.report.pages import NEEDS, has_plotly
     from homebody.studies.cells import check_jobs
-    from homebody.studies.pool import cores
-    from homebody.studies.reproduce import plan, work
+    from homebody.studies.reproduce import plan, publish, work
     from homebody.studies.reproduce import reproduce as run_plan
+    from homebody.studies.reproduce import rewrite as write_again
+    from homebody.studies.workers import cores
 
-    check_jobs(jobs := jobs if jobs is not None else cores())
     folder = find_paper(paper)
+    if rewrite:
+        result = write_again(folder)
+        typer.echo(json.dumps({**result, "folder": str(folder)}) if as_json else f"page: {folder / 'RESULTS.md'}")
+        return
+    check_jobs(jobs := jobs if jobs is not None else cores())
     if trust_code:
         for method in read_paper(folder, load=False).methods:
             if code := code_of(method):
-                options.told(f"{folder} runs the code of {code}.")
+                options.warn(f"{folder} runs the code of {code}.")
                 trust(method, code.sha256)
     planned = plan(
         read_paper(folder),
@@ -79,27 +89,16 @@ def reproduce(
         result = run_plan(planned, out, jobs=jobs, watch=watch, say=say)
     made = out / "reproduce" / planned.paper.name
     if write:
-        _copy(made / "RESULTS.md", folder / "RESULTS.md")
+        publish(result, folder)
     if as_json:
         typer.echo(json.dumps({**result, "folder": str(made)}))
     else:
-        from homebody.report.reproduction_terminal import print_reproduction
+        from homebody.report.terminal import print_reproduction
 
         print_reproduction(result, made, [study.label for study, _ in planned.studies])
     if not has_plotly():
         typer.echo(f"homebody: {NEEDS}", err=True)
     _complain(result, planned.command)
-
-
-def _copy(source: Path, target: Path) -> None:
-    from homebody.files import SHARED, replacing
-
-    try:
-        content = source.read_bytes()
-    except OSError as error:
-        raise HomebodyError(f"{source} cannot be read: {error.strerror}.") from error
-    with replacing(target, mode=SHARED) as file:
-        file.write(content)
 
 
 def _complain(result: dict[str, Any], command: str) -> None:
@@ -120,11 +119,11 @@ def _complain(result: dict[str, Any], command: str) -> None:
 
 def _errors(row: dict[str, Any]) -> list[str]:
     """What went wrong, and not because the recipe shows that it does."""
-    from homebody.report.grids import known_to_diverge
+    from homebody.report.reproduction import diverged_as_known
 
     groups = [row, *row.get("points", [])]
     obtained = [one for group in groups for one in group.get("obtained", {}).values()]
-    found = [error for one in obtained if not known_to_diverge(row, one) for error in one["errors"]]
+    found = [error for one in obtained if not diverged_as_known(row, one) for error in one["errors"]]
     return [*found, *row.get("errors", [])]
 
 

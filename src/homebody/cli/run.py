@@ -16,17 +16,13 @@ from homebody.errors import HomebodyError
 __all__ = ["run"]
 
 
-@options.about_data
+@options.recipe_options
 def run(
     given: options.Given,
-    method: Annotated[
-        str | None, typer.Argument(help="A name from `homebody methods`, or path/to/file.py:Class.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="All of a run's randomness derives from it.")] = 0,
+    method: Annotated[str | None, options.METHOD] = None,
+    seed: Annotated[int, options.of_recipe("seed")] = 0,
     settings: options.Settings = None,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Run `client` under vmap, each device drawing its own noise: slower.")
-    ] = False,
+    plain: Annotated[bool, options.of_recipe("fused")] = False,
     out: options.Out = Path("runs"),
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Go on with this run's folder; takes no method.")
@@ -49,7 +45,7 @@ def run(
     if resume is not None:
         _refuse_others()
         if trust_code:
-            runs.trust_folder(resume, options.told)
+            runs.trust_folder(resume, options.warn)
         with watching("resumed", quiet=as_json) as watcher:
             result = runs.resume(resume, watcher)
     else:
@@ -69,7 +65,7 @@ def run(
         typer.echo(json.dumps(result))
         return
 
-    from homebody.report.tables import print_result
+    from homebody.report.terminal import print_result
 
     print_result(result)
 

@@ -97,7 +97,7 @@ def init(
 ) -> None:
     """Make a server: its plan, its database, its catalogue and its keys."""
     from homebody.federation.server.admin import make
-    from homebody.federation.server.plan import Plan
+    from homebody.federation.server.plan import ServerPlan
     from homebody.recipe import Recipe, parse_fields
 
     recipe = Recipe(
@@ -113,7 +113,7 @@ def init(
         budget=budget,
         delta=delta,
     )
-    plan = Plan(
+    plan = ServerPlan(
         recipe,
         listen=listen,
         metrics=metrics,
@@ -266,17 +266,16 @@ def add_key(
     from homebody.federation.server.admin import opened
 
     if proxy:
-        from homebody.federation.server.proxies import Proxies
         from homebody.federation.service.keys import read_report_pub
 
         key = read_report_pub(public_key)
         with opened(folder) as (_, records):
-            Proxies(records).add(key, name)
+            records.add_proxy(key, name)
         typer.echo(json.dumps({"name": name, "proxy": True}) if as_json else f"{name} may bring reports.")
         return
 
     from homebody.federation.flower.protocol import fingerprint
-    from homebody.federation.server.keys import read_public
+    from homebody.federation.service.certificates import read_public
 
     key = read_public(public_key)
     with opened(folder) as (_, records):
@@ -300,9 +299,7 @@ def remove_key(
 
     with opened(folder) as (_, records):
         if proxy:
-            from homebody.federation.server.proxies import Proxies
-
-            Proxies(records).remove(which)
+            records.remove_proxy(which)
             typer.echo(f"{which} may bring reports no more.")
             return
         gone = records.remove_device(which)

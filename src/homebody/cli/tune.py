@@ -17,7 +17,7 @@ from homebody.counts import several
 
 if TYPE_CHECKING:
     from homebody.run import Watcher
-    from homebody.studies.cells import Progress
+    from homebody.studies.cells import CellProgress
 
 __all__ = ["tune"]
 
@@ -25,10 +25,10 @@ TOP = 10
 """Trials that the table shows."""
 
 
-@options.about_data
+@options.recipe_options
 def tune(
     given: options.Given,
-    method: Annotated[str, typer.Argument(help="A name from `homebody methods`, or path/to/file.py:Class.")],
+    method: Annotated[str, options.METHOD],
     trials: Annotated[int, typer.Option("--trials", help="Settings to try; the first is the defaults.")] = 8,
     search: Annotated[
         list[str] | None,
@@ -51,10 +51,10 @@ def tune(
     """
     from homebody.methods import find, trust
     from homebody.recipe import parse_fields
-    from homebody.studies.pool import cores
     from homebody.studies.space import parse_search, search_space, space_text
-    from homebody.studies.tune import Study
-    from homebody.studies.tune import tune as run_study
+    from homebody.studies.tune import Search
+    from homebody.studies.tune import tune as run_trials
+    from homebody.studies.workers import cores
 
     found = find(trust(method))
     fixed = parse_fields(method, settings or [])
@@ -62,12 +62,12 @@ def tune(
     space, declared = search_space(found)
     recipe = given.recipe(method, fields=fixed, seed=seed)
     varied = {**{name: where for name, where in space.items() if name not in fixed}, **asked}
-    study = Study(recipe, varied, trials, seeds)
+    wanted = Search(recipe, varied, trials, seeds)
     with _watching(recipe.short_method, recipe.selects(), quiet=as_json) as (watcher, watch):
         if not declared and varied:
             looked = ", ".join(f"{name} {space_text(where)}" for name, where in varied.items())
             watcher.say(f"{found.__name__} declares no search ranges; looking around its defaults: {looked}.")
-        record = run_study(study, out, jobs=jobs if jobs is not None else cores(), watch=watch, watcher=watcher)
+        record = run_trials(wanted, out, jobs=jobs if jobs is not None else cores(), watch=watch, watcher=watcher)
     if as_json:
         typer.echo(json.dumps(record))
         return
@@ -77,7 +77,7 @@ def tune(
 @contextmanager
 def _watching(
     label: str, select: str, *, quiet: bool
-) -> Iterator[tuple[Watcher, Callable[[Progress, dict[str, Any]], None]]]:
+) -> Iterator[tuple[Watcher, Callable[[CellProgress, dict[str, Any]], None]]]:
     """A bar over all rounds of all trials, with the best so far; lines where there is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -22,16 +22,16 @@ from homebody.data.encode import Encoded, EncodedColumn
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 
-__all__ = ["Sheet"]
+__all__ = ["FeatureSchema"]
 
 
 @dataclass(frozen=True, eq=False)
-class Sheet:
+class FeatureSchema:
     """Features as a server and its devices know them.
 
-    >>> sheet = Sheet({"job": Code("one", ("cook", "vet"))}, {"colour": Code("one", ("red",))},
+    >>> sheet = FeatureSchema({"job": Code("one", ("cook", "vet"))}, {"colour": Code("one", ("red",))},
     ...     {"colour": np.array([1, 0, 1])})
-    >>> again = Sheet.read(sheet.content)
+    >>> again = FeatureSchema.read(sheet.content)
     >>> again.people == sheet.people, again.catalogue(4).items["colour"].values.tolist()
     (True, [1, 0, 1, 0])
     """
@@ -49,7 +49,7 @@ class Sheet:
             for whose, known in (("people", self.people), ("items", self.items))
         }
         numbers = {name: torch.from_numpy(values) for name, values in self.numbers.items()}
-        return wire.seal({}, {"codes": json.dumps(codes).encode(), "items": wire.pack(numbers)})
+        return wire.encode_letter({}, {"codes": json.dumps(codes).encode(), "items": wire.encode_tree(numbers)})
 
     @cached_property
     def digest(self) -> str:
@@ -57,15 +57,15 @@ class Sheet:
         return wire.digest(self.content) if self.people or self.items else ""
 
     @classmethod
-    def read(cls, content: bytes) -> Sheet:
+    def read(cls, content: bytes) -> FeatureSchema:
         """Refuses, as a malformed letter, what is none: a code beyond its table would be another's row."""
-        _, parts = wire.open_letter(content)
+        _, parts = wire.decode_letter(content)
         try:
             told = json.loads(parts["codes"])
             people, items = (
                 {str(name): Code.from_json(one) for name, one in told[whose].items()} for whose in ("people", "items")
             )
-            numbers = wire.unpack(parts["items"])
+            numbers = wire.decode_tree(parts["items"])
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError, HomebodyError) as error:
             raise wire.Malformed("The sheet of features is not as it should be.") from error
         if numbers.keys() != items.keys() or len({len(values) for values in numbers.values()}) > 1:

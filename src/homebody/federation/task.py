@@ -1,28 +1,35 @@
-"""What a letter from the server asks of a device, read and checked."""
+"""What a letter asks of a device: the server writes it, the device reads and checks it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
 from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation import wire
-from homebody.federation.aggregate import about
+from homebody.federation.epoch import BadEpoch, Epoch
 from homebody.federation.service.text import one_line
-from homebody.methods import METHODS
-from homebody.recipe import Recipe
+from homebody.methods import METHODS, build
 
-__all__ = ["Task", "acting"]
+__all__ = ["DO", "Task", "acting", "asks"]
 
 LONGEST = 5_000
 """Interactions of a person that count where the plan does not say how many."""
 MOST_INTERACTIONS = 10_000_000
 MOST_ITEMS = 2**31
 """No row has a number on the wire that is as large."""
+MOST_OF_A_FIELD = 1_000_000
+"""A method's sizes: a server must not make a device run out of memory."""
+DO = ("hello", "train", "evaluate", "adapt")
+MOST_OF_A_NAME = 900
+"""Characters: a home keeps a thousand, and telemetry has a longer name than its round."""
+MOST_NEGATIVES = 100_000
+MOST_CUTOFFS = 100
+MOST_STAGES = 16
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "do": str,
     "run": str,
@@ -43,36 +50,39 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "measures": bool,
     "keep": (int, type(None)),
 }
-_OPTIONAL: dict[str, tuple[type | tuple[type, ...], Any]] = {
-    "first": (int, 0),
-    "people": (list, []),
-    "shared": (str, ""),
-    "epoch": ((dict, type(None)), None),
-    "features": (str, ""),
-    "longest": (int, LONGEST),
+_OPTIONAL: dict[str, type | tuple[type, ...]] = {
+    "first": int,
+    "people": list,
+    "shared": str,
+    "epoch": (dict, type(None)),
+    "features": str,
+    "longest": int,
 }
-MOST_OF_A_FIELD = 1_000_000
-"""A method's sizes: a server must not make a device run out of memory."""
-DO = ("hello", "train", "evaluate", "adapt")
-MOST_OF_A_NAME = 900
-"""Characters: a home keeps a thousand, and telemetry has a longer name than its round."""
-MOST_NEGATIVES = 100_000
-MOST_CUTOFFS = 100
-MOST_STAGES = 16
+_TO_ONE_DEVICE = frozenset({"first", "people", "epoch", "keep"})
+"""What a letter says to one device alone, or of something else than the work."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
-    """One letter. A server is believed in what is to be computed, and in nothing that could harm the device."""
+    """One letter. A server is believed in what is to be computed, and in nothing that could harm the device.
+
+    Fields stand in the order of a letter's header.
+    """
 
     do: str
-    run: str
     release: str
+    """The round, as the ledger names it."""
     step: int
     key: int
     clients_key: int
+    keep: int | None
+    """The round that devices may have to return to."""
     n_items: int
     half: bool
+    """Whether floats travel in 16 bits."""
+    largest: float | None = None
+    """The largest number that the server accepts in an update; devices do not use it."""
+    run: str
     method: str
     fields: dict[str, Any]
     stages: list[str]
@@ -83,22 +93,21 @@ class Task:
     cutoffs: list[int]
     measures: bool
     """Whether devices hold interactions out to measure themselves."""
-    keep: int | None
-    """The round that may be come back to."""
-    first: int
-    """The number of this device's first person."""
-    people: list[int]
-    shared: str
-    """What the shared parameters are called."""
-    epoch: dict[str, Any] | None
-    """What reports are sealed to, where they go through a proxy."""
-    features: str = ""
-    """What the sheet of features is called; empty: the method takes none in."""
     longest: int = LONGEST
-    """How many interactions of a person count, the latest: what a task takes is reckoned with so many."""
+    """How many interactions of a person count, the latest ones: the device's estimate of the work relies on it."""
+    features: str = ""
+    """The digest of the feature schema; empty: the method uses no features."""
+    epoch: Epoch | None = None
+    """What reports are sealed to, where they go through a proxy."""
+    first: int = 0
+    """The number of this device's first person."""
+    people: list[int] = field(default_factory=list)
+    shared: str = ""
+    """The digest of the shared parameters."""
 
     @classmethod
     def read(cls, header: Mapping[str, Any]) -> Task:
+        """The task of a letter's header, with every field checked; unknown names are ignored."""
         values: dict[str, Any] = {}
         for name, kind in _KINDS.items():
             value = header.get(name)
@@ -106,33 +115,65 @@ class Task:
             if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
                 raise wire.Malformed(f"The letter's '{name}' is missing or of another kind.")
             values[name] = value
-        for name, (kind, default) in _OPTIONAL.items():
-            values[name] = header.get(name, default)
-            if not isinstance(values[name], kind):
+        for name, kind in _OPTIONAL.items():
+            if name not in header:
+                continue
+            if not isinstance(header[name], kind):
                 raise wire.Malformed(f"The letter's '{name}' is of another kind.")
-        numbers = [*values["people"], *values["cutoffs"], values["step"], values["n_items"], values["first"]]
-        numbers += [] if values["keep"] is None else [values["keep"]]
+            values[name] = header[name]
+        if (said := values.get("epoch")) is not None:
+            try:
+                values["epoch"] = epoch = Epoch.read(said)
+            except BadEpoch as error:
+                raise wire.Malformed("The letter's epoch is not as it should be.") from error
+            if epoch.to_json() != said or type(epoch.closes) is not int:
+                raise wire.Malformed("The letter's epoch is not as it should be.")
+            if epoch.asks != asks(header):
+                raise wire.Malformed("The letter's epoch is about another letter.")
+        task = cls(**values)
+        task._check()
+        return task
+
+    def _check(self) -> None:
+        """Refuse values that no server of ours writes, or that could harm a device."""
+        numbers = [*self.people, *self.cutoffs, self.step, self.n_items, self.first]
+        numbers += [] if self.keep is None else [self.keep]
         if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
             raise wire.Malformed("The letter has numbers that are none.")
-        words = [values["key"], values["clients_key"], values["seed"]]
-        if not all(-(2**63) <= word < 2**63 for word in words) or not 1 <= values["negatives"] <= MOST_NEGATIVES:
+        sizes = all(
+            (
+                all(-(2**63) <= word < 2**63 for word in (self.key, self.clients_key, self.seed)),
+                1 <= self.negatives <= MOST_NEGATIVES,
+                self.n_items < MOST_ITEMS,
+                type(self.longest) is int and 1 <= self.longest <= MOST_INTERACTIONS,
+                not any(type(value) is int and abs(value) > MOST_OF_A_FIELD for value in self.fields.values()),
+            )
+        )
+        if not sizes:
             raise wire.Malformed("The letter has numbers that are too large.")
-        if values["n_items"] >= MOST_ITEMS:
-            raise wire.Malformed("The letter has numbers that are too large.")
-        if type(values["longest"]) is not int or not 1 <= values["longest"] <= MOST_INTERACTIONS:
-            raise wire.Malformed("The letter has numbers that are too large.")
-        for name in ("run", "release") if values["do"] != "hello" else ("run",):  # a greeting is of no round
-            _check_name(values[name])
-        right = all(type(stage) is str for stage in values["stages"]) and len(values["stages"]) <= MOST_STAGES
-        if not right or len(values["cutoffs"]) > MOST_CUTOFFS:
+        for name in (self.run, self.release) if self.do != "hello" else (self.run,):  # a greeting is of no round
+            _check_name(name)
+        right = all(type(stage) is str for stage in self.stages) and len(self.stages) <= MOST_STAGES
+        if not right or len(self.cutoffs) > MOST_CUTOFFS:
             raise wire.Malformed("The letter's stages or cut-offs are not as they should be.")
-        if any(type(value) is int and abs(value) > MOST_OF_A_FIELD for value in values["fields"].values()):
-            raise wire.Malformed("The letter has numbers that are too large.")
-        if values["do"] not in DO:
+        if self.do not in DO:
             raise wire.Malformed("The letter asks for something that this client does not know: update it.")
-        if values["epoch"] is not None:
-            _check_epoch(values["epoch"], about(header))
-        return cls(**values)
+
+    def header(self) -> dict[str, Any]:
+        """The inverse of `read`."""
+        left_out = {
+            "largest": self.largest is None,
+            "features": not self.features,
+            "epoch": self.epoch is None,
+            **dict.fromkeys(("first", "people", "shared"), not self.shared),  # a greeting is to everyone
+        }
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self) if not left_out.get(spec.name)}
+        return values if self.epoch is None else {**values, "epoch": self.epoch.to_json()}
+
+    @property
+    def kind(self) -> str:
+        """What Flower calls a message that asks this."""
+        return self.do if self.do in ("train", "evaluate") else f"query.{self.do}"
 
     @property
     def phase(self) -> str:
@@ -155,8 +196,20 @@ class Task:
         """A name for all that an answer depends on: asked the same again, a person answers the same."""
         asked: list[Any] = [self.do, self.described(), self.shared, self.key, self.step, self.half]
         if self.epoch is not None:  # sealed to another key, the same reports would be others to the server
-            asked.append(self.epoch)
+            asked.append(self.epoch.to_json())
         return wire.digest(json.dumps(asked, sort_keys=True).encode())
+
+
+def asks(header: Mapping[str, Any]) -> str:
+    """A digest of all that a letter asks, whomever it is written to: every device must be asked the same.
+
+    Names that are not known here count too: a newer server may ask more by them.
+
+    >>> asks({"do": "train", "first": 0}) == asks({"first": 7, "do": "train"})
+    True
+    """
+    common = {name: value for name, value in header.items() if name not in _TO_ONE_DEVICE}
+    return wire.digest(json.dumps(common, sort_keys=True).encode())
 
 
 def acting(described: Mapping[str, Any], phase: str) -> Method:
@@ -166,7 +219,7 @@ def acting(described: Mapping[str, Any], phase: str) -> Method:
         raise HomebodyError(f"A server may name methods that come with Homebody, not '{name[:60]}'.")
     if name not in METHODS:  # nor one of another package that is installed here
         raise unknown_name("method", name[:60], METHODS)
-    built = Recipe(name, "devices", fields=described["fields"], stages=described["stages"]).build()
+    built = build(name, described["fields"], described["stages"])
     if not isinstance(built, Method):
         raise HomebodyError(f"{name} collects raw data: no device takes part in that.")
     found = next((one for one in built.phases if one.name == phase), None)
@@ -183,18 +236,3 @@ def _check_name(text: str) -> None:
         right = False
     if not right:
         raise wire.Malformed("The letter's run or release is not named as it should be.")
-
-
-def _check_epoch(epoch: Mapping[str, Any], asked: str) -> None:
-    digits = {"epoch": 32, "key": 64, "shared": 32}
-    numbers = {"k": 2**31, "entries": 2**30, "among": 2**40, "closes": 2**40}
-    right = epoch.keys() == digits.keys() | numbers.keys()
-    right = right and all(
-        type(epoch[name]) is str and len(epoch[name]) == count and not epoch[name].strip("0123456789abcdef")
-        for name, count in digits.items()
-    )
-    right = right and all(type(epoch[name]) is int and 0 < epoch[name] < most for name, most in numbers.items())
-    if not right:
-        raise wire.Malformed("The letter's epoch is not as it should be.")
-    if epoch["shared"] != asked:
-        raise wire.Malformed("The letter's epoch is about another letter.")

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from homebody.core import Catalogue, Data, Method, Rows, Tree
 from homebody.errors import HomebodyError
-from homebody.privacy import AskRows, SecureSum, Shuffle
 from homebody.rng import Rng
 
 __all__ = [
@@ -28,15 +28,18 @@ __all__ = [
     "Malformed",
     "OtherVersion",
     "check",
+    "decode_letter",
+    "decode_tree",
+    "decode_update",
     "digest",
+    "encode_letter",
+    "encode_tree",
     "expected",
     "longest",
-    "open_letter",
-    "pack",
+    "nothing",
     "refuse_unfit",
-    "seal",
+    "report_numbers",
     "shapes",
-    "unpack",
 ]
 
 VERSION = 1
@@ -67,10 +70,10 @@ class OtherVersion(Malformed):
     """It was written for another version of the wire format."""
 
 
-def seal(header: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) -> bytes:
+def encode_letter(header: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) -> bytes:
     """A letter.
 
-    >>> open_letter(seal({"do": "train"}, {"shared": b"123"}))
+    >>> decode_letter(encode_letter({"do": "train"}, {"shared": b"123"}))
     ({'do': 'train'}, {'shared': b'123'})
     """
     parts = parts or {}
@@ -81,7 +84,7 @@ def seal(header: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) ->
     return b"".join([_PREFIX.pack(MAGIC, VERSION, len(text)), text, *parts.values()])
 
 
-def open_letter(letter: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+def decode_letter(letter: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Its header and its parts; refused where the lengths do not add up."""
     if len(letter) < _PREFIX.size:
         raise Malformed("The letter is too short to be one.")
@@ -124,13 +127,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def pack(tree: Tree, *, half: bool = False) -> bytes:
+def encode_tree(tree: Tree, *, half: bool = False) -> bytes:
     """A tree as bytes; padding of rows is left out, indices take 32 bits. half: floats take 16, where they fit.
 
     Names stand in order: trees that are the same have the same bytes, wherever they come from.
 
     >>> tree = {"item": Rows(torch.tensor([2, -1]), torch.tensor([[0.5], [9.0]]), size=3), "bias": torch.ones(2)}
-    >>> again = unpack(pack(tree))
+    >>> again = decode_tree(encode_tree(tree))
     >>> again["item"].index.tolist(), again["item"].value.tolist(), again["bias"].tolist()
     ([2], [[0.5]], [1.0, 1.0])
     """
@@ -151,12 +154,12 @@ def pack(tree: Tree, *, half: bool = False) -> bytes:
         else:
             head.append([name, None])
             add(value)
-    return seal({"tree": head}, parts)
+    return encode_letter({"tree": head}, parts)
 
 
-def unpack(data: bytes) -> Tree:
-    """The inverse of `pack`; refused unless every length, kind and shape fits."""
-    header, parts = open_letter(data)
+def decode_tree(data: bytes) -> Tree:
+    """The inverse of `encode_tree`; refused unless every length, kind and shape fits."""
+    header, parts = decode_letter(data)
     head = header.get("tree")
     tree: Tree = {}
     if not isinstance(head, list) or len(head) > TENSORS:
@@ -255,6 +258,20 @@ def shapes(update: Tree) -> dict[str, Expected]:
     }
 
 
+def report_numbers(update: Tree) -> npt.NDArray[np.int64]:
+    """The one-bit reports of an update as numbers over all its tensors, which stand in the order of their names.
+
+    >>> ones = torch.ones(2)
+    >>> report_numbers({"b[2]": Rows(torch.tensor([3, -1]), ones, 4), "a[1]": Rows(torch.tensor([-1, 1]), ones, 2)})
+    array([1, 5])
+    """
+    numbers, start = [], 0
+    for _, rows in sorted(update.items()):
+        numbers.append(start + rows.index[rows.index >= 0].numpy())
+        start += rows.size
+    return np.concatenate(numbers)
+
+
 def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
     """Refuse a channel that needs more than one letter a round: by the server, and by every device for itself.
 
@@ -265,17 +282,17 @@ def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
             f"{type(method).__name__}'s server reads each message before it sums them, which is not done with devices: "
             "run it in a simulation."
         )
-    for stage in method.uplink.stages:
-        if isinstance(stage, Shuffle) and not proxied:
-            raise HomebodyError(
-                "Shuffle needs a proxy between devices and server: give the server an address for reports "
-                "(--reports 127.0.0.1:9093) and every device a proxy (--proxy), or leave the stage out."
-            )
-        if isinstance(stage, SecureSum | AskRows):
-            raise HomebodyError(
-                f"{type(stage).__name__} needs more than one letter a round, which devices do not exchange: leave it "
-                "out, and the ledger says what the server learns."
-            )
+    if method.uplink.facts.shuffled and not proxied:
+        raise HomebodyError(
+            "Shuffle needs a proxy between devices and server: give the server an address for reports "
+            "(--reports 127.0.0.1:9093) and every device a proxy (--proxy), or leave the stage out."
+        )
+    if method.uplink.facts.secret or method.uplink.asks_rows:
+        name = "SecureSum" if method.uplink.facts.secret else "ask-rows"
+        raise HomebodyError(
+            f"{name} needs more than one letter a round, which devices do not exchange: leave it out, and the ledger "
+            "says what the server learns."
+        )
 
 
 def check(update: Tree, wanted: Mapping[str, Expected], largest: float, rows: int | None = None) -> None:
@@ -304,6 +321,15 @@ def check(update: Tree, wanted: Mapping[str, Expected], largest: float, rows: in
             raise Malformed(f"'{name}' has numbers that are not finite.")
         if most > largest:
             raise Malformed(f"'{name}' has numbers over {largest:g}.")
+
+
+def decode_update(part: bytes, wanted: Mapping[str, Expected], largest: float, rows: int | None = None) -> Tree:
+    """What one person sent, if `check` finds it right; whatever is too long is not even decoded."""
+    if len(part) > longest(wanted):
+        raise Malformed("The update is larger than any of its method's.")
+    update = decode_tree(part)
+    check(update, wanted, largest, rows)
+    return update
 
 
 def longest(wanted: Mapping[str, Expected]) -> int:

@@ -10,16 +10,20 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from dataclasses import is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
+from homebody.params import params
+from homebody.privacy import Channel
+from homebody.privacy.specs import parse_channel, stage_texts
 from homebody.reference import Reference
 
-__all__ = ["METHODS", "Code", "code_of", "find", "trust"]
+__all__ = ["METHODS", "MethodFile", "build", "code_of", "find", "no_field", "own_channel", "trust"]
 
 METHODS: dict[str, str] = {
     "alone": "homebody.methods.alone:Alone",
@@ -50,10 +54,10 @@ SIX = ("init_shared", "init_local", "prepare", "client", "server", "score")
 
 GROUP = "homebody.methods"
 _TRUSTED: dict[Path, str] = {}
-"""Files whose code may run in this process, each with the SHA-256 of what it held when it was named."""
+"""Files whose code may run in this process, each with the SHA-256 of its content when it was named."""
 
 
-class Code(NamedTuple):
+class MethodFile(NamedTuple):
     """A file that a method's name asks to run."""
 
     path: Path
@@ -64,7 +68,7 @@ class Code(NamedTuple):
 
 
 def find(name: str) -> type[Method] | type[Reference]:
-    """The class of a known name, of an installed entry point, or of a file that was trusted: `path/to/file.py:Class`.
+    """The class that a name stands for: a shipped method, an entry point, or a trusted `path/to/file.py:Class`.
 
     >>> find("fedmf").__name__
     'FedMF'
@@ -80,8 +84,44 @@ def find(name: str) -> type[Method] | type[Reference]:
     raise unknown_name("method", name, METHODS)
 
 
+def build(name: str, given: Mapping[str, Any], stages: Sequence[str] = ()) -> Method | Reference:
+    """The method or reference of this name with these fields, and with these stages as its channel if there are any.
+
+    >>> build("fedmf", {"factors": 8}, ["clip:norm=1"]).factors
+    8
+    """
+    kind = find(name)
+    known = [spec.name for spec in params(kind)]
+    for field in given:
+        if field not in known:
+            raise no_field(name, field, known)
+    built: Method | Reference = kind(**given)
+    if not stages or not isinstance(built, Method):
+        return built
+    channel = parse_channel(stages)
+    if not any(spec.name == "uplink" for spec in fields(built)):  # type: ignore[arg-type]
+        raise HomebodyError(f"{name} has no field 'uplink', so no stage can be put on its way out.")
+    return replace(built, uplink=channel)  # type: ignore[type-var]
+
+
+def own_channel(name: str) -> Channel:
+    """What updates of a method pass where no stages are given; of a reference, nothing."""
+    return getattr(find(name), "uplink", Channel())
+
+
+def no_field(method: str, name: str, known: Iterable[str]) -> HomebodyError:
+    """The error for an unknown field; it says where a setting of the method's own channel belongs."""
+    own = own_channel(method)
+    if any(spec.name == name and not spec.kw_only for stage in own.stages for spec in fields(stage)):  # type: ignore[arg-type]
+        texts = " ".join(f"--stage {text}" for text in stage_texts(own))
+        return HomebodyError(
+            f"{name} is no field of {method} but a setting of its channel: give all its stages, as in {texts}."
+        )
+    return unknown_name(f"field of {method}", name, known)
+
+
 def trust(name: str, sha256: str | None = None) -> str:
-    """Let `find` run the file that this name gives, as it is now; answer the name with its whole path.
+    """Let `find` run the file that this name gives, as it is now; return the name with its absolute path.
 
     A name that is no file's stays as it is. sha256: what the file must hold.
 
@@ -97,10 +137,10 @@ def trust(name: str, sha256: str | None = None) -> str:
     return f"{code.path}:{place[1]}"
 
 
-def code_of(name: str) -> Code | None:
+def code_of(name: str) -> MethodFile | None:
     """The file that a method's name asks to run; None where the method is installed."""
     place = _place(name)
-    return None if place is None else Code(place[0], hashlib.sha256(_source(*place)).hexdigest())
+    return None if place is None else MethodFile(place[0], hashlib.sha256(_source(*place)).hexdigest())
 
 
 def _place(name: str) -> tuple[Path, str] | None:
@@ -135,7 +175,7 @@ def _loaded(name: str, installed: Any) -> Any:
 
 def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
     source = _source(path, attribute)
-    code = Code(path, hashlib.sha256(source).hexdigest())
+    code = MethodFile(path, hashlib.sha256(source).hexdigest())
     if _TRUSTED.get(path) != code.sha256:
         raise HomebodyError(
             f"This would run the code of {code}, which nobody here named. Read that file. If you trust it, name it on "
@@ -162,7 +202,7 @@ def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
 
 
 def _checked(found: Any) -> type[Method] | type[Reference]:
-    """The class; one that cannot run is refused, before anything else is done."""
+    """The class, if it can run; otherwise it is refused before anything else is done."""
     if not isinstance(found, type) or not issubclass(found, Method | Reference):
         raise HomebodyError(f"{found!r} is not a class of a method or of a reference.")
     _check(found)

@@ -1,4 +1,4 @@
-"""Everyone's data in one place, and the scores of a model that each person adapts to their own before it ranks."""
+"""Everyone's data in one place, and the scores of a model that each person adapts to their own history first."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.func import vmap
 
 from homebody.core import Batch, Data, Method, Tree, Users
 from homebody.data import split_kernels
+from homebody.methods.kernels import adapt_many
 from homebody.methods.kernels.mf import avoided
 from homebody.models.dssm import Described, Vocabulary
 from homebody.reference import Histories
@@ -20,12 +21,12 @@ from homebody.rng import Rng
 __all__ = ["Adapted", "Everyone", "at"]
 
 ADAPTED_BYTES = 64 << 20
-"""Of parameters that people hold while they are scored, once they have adapted to what they have."""
+"""Limit on the adapted parameters of the people who are scored together."""
 SCORES_AT_ONCE = 1 << 21
 
 
 class Everyone:
-    """All that is collected, ready to be looked up: people, their interactions, and the items."""
+    """Everything that is collected: people, their interactions, and the items."""
 
     def __init__(self, histories: Histories, features: str) -> None:
         self.catalogue, self.known = histories.catalogue, Vocabulary.of(histories.catalogue, features)
@@ -34,7 +35,7 @@ class Everyone:
         self.items = torch.from_numpy(histories.items.astype(np.int64))
         self.owner = torch.from_numpy(np.repeat(np.arange(len(self.lengths)), self.lengths))
         self.taught = torch.from_numpy(np.flatnonzero(np.repeat(histories.learn, self.lengths)))
-        """The interactions that are learnt from."""
+        """Positions of the interactions that training uses."""
         self.features, self.contexts = (
             {name: torch.from_numpy(values) for name, values in columns.items()}
             for columns in (histories.features, histories.contexts)
@@ -48,7 +49,7 @@ class Everyone:
         self._avoided = avoided(histories)
 
     def data(self, users: Users) -> tuple[Tensor, ...]:
-        """What these people's devices would hold, padded to a common length: what `one` takes, a row for each."""
+        """The data of these people, padded to a common length, as the arguments of `one`, a row for each person."""
         start, stop = self.histories.indptr[:-1], self.histories.indptr[1:]
         places = np.empty((len(users), int(self.lengths[users].max(initial=0))), dtype=np.int64)
         valid = np.empty(places.shape, dtype=np.bool_)
@@ -66,7 +67,7 @@ class Everyone:
         )
 
     def one(self, items: Tensor, valid: Tensor, excluded: Tensor, *others: Tensor) -> Data:
-        """One person's own."""
+        """One person's data."""
         features = dict(zip(self.features, others, strict=False))
         contexts = dict(zip(self.contexts, others[len(features) :], strict=True))
         return Data(items, valid, excluded, self.catalogue, features, contexts)
@@ -74,14 +75,14 @@ class Everyone:
 
 @dataclass(frozen=True)
 class Adapted:
-    """Scores by what each person makes of common parameters, by the steps that a method's device would take."""
+    """Scores after each person has adapted the common parameters as a device of the method would."""
 
     method: Method
     shared: Tree
     everyone: Everyone
     rng: Rng
     adapts: bool = True
-    """Whether anybody takes any step."""
+    """False: nobody adapts, and the common parameters rank."""
 
     def __call__(self, users: Users, items: Tensor) -> Tensor:
         return self.now(users, torch.arange(len(users)), {}, items)
@@ -90,7 +91,7 @@ class Adapted:
         """As `homebody.reference.ScoreNow` says; people of similar length adapt together."""
         out = torch.empty(len(owner), len(items))
         size = max(1, ADAPTED_BYTES // sum(value.nbytes for value in self.shared.values()))
-        questions = max(1, SCORES_AT_ONCE // max(1, len(items) * self.method.numbers_a_score))
+        questions = max(1, SCORES_AT_ONCE // max(1, len(items) * self.method.scoring.numbers))
         order = torch.from_numpy(np.argsort(self.everyone.lengths[users], kind="stable"))
         for start in range(0, len(users), size):
             chosen = order[start : start + size]
@@ -115,7 +116,7 @@ class Adapted:
             return self.method.prepare(self.everyone.one(*own), Rng(key))
 
         batches = vmap(prepare)(self.rng.fold(torch.from_numpy(users)).key, *data)
-        return self.method.adapt_cohort(self.shared, {}, batches)
+        return adapt_many(self.method, self.shared, {}, batches)
 
     def _scores(self, mine: Tree, items: Tensor, now: Mapping[str, Tensor], *data: Tensor) -> Tensor:
         def score(own: Tree, around: Mapping[str, Tensor], *parts: Tensor) -> Tensor:
@@ -126,5 +127,5 @@ class Adapted:
 
 
 def at(described: Described, place: Tensor) -> Described:
-    """Some of what is described."""
+    """The descriptions at these places."""
     return described._replace(row=described.row[place], weight=described.weight[place])

@@ -8,14 +8,15 @@ Every client keeps a whole table of its own, so this is for small populations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
-from homebody.core import Batch, Catalogue, Data, Method, Total, Tree, Update, Work
+from homebody.core import About, Batch, Catalogue, Data, Scoring, Total, Tree, Update, Work
 from homebody.errors import HomebodyError
 from homebody.methods.pfedrec import PFedRec
+from homebody.privacy import Channel
 from homebody.rng import Rng
 
 __all__ = ["Alone"]
@@ -25,19 +26,22 @@ __all__ = ["Alone"]
 class Alone(PFedRec):
     """A score function and an item table on each device, from a common start; nothing is averaged."""
 
-    title: ClassVar[str] = "federation switched off: each device trains its own table and score function"
-    paper: ClassVar[str] = ""
-    diagnostic: ClassVar[bool] = True
-    sends: ClassVar[bool] = False
+    about: ClassVar[About] = replace(
+        PFedRec.about,
+        title="federation switched off: each device trains its own table and score function",
+        paper="",
+        diagnostic=True,
+        sends=False,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.uplink.stages:
+        if self.uplink != Channel():
             raise HomebodyError("Nothing leaves a device that trains alone: leave out the stages.")
 
     @property
-    def scores_from(self) -> Literal["latest", "base", "adapted"]:
-        return "latest"
+    def scoring(self) -> Scoring:
+        return Scoring()
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         return super().work(catalogue, longest) + Work(memory=24 * self.shared_numbers(catalogue))  # a table of its own
@@ -48,9 +52,6 @@ class Alone(PFedRec):
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         update, kept = super().client({**shared, "item": local["item"]}, local, batch)
         return {}, {**kept, "item": local["item"] + update["item"].dense()}
-
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        return Method.cohort(self, shared, locals_, batches)
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         return shared, state

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import Users
+from homebody.core import About, Users
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
 
@@ -30,9 +30,8 @@ class Chance(Reference):
     (torch.Size([2, 3]), False, True)
     """
 
-    title: ClassVar[str] = "random scores: reads nobody's history"
+    about: ClassVar[About] = About(title="random scores: reads nobody's history", diagnostic=True, rounds=1)
     reads: ClassVar[bool] = False
-    diagnostic: ClassVar[bool] = True
 
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
         def score(users: Users, items: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from homebody import ops
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import CALL, About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.models.sequences import GRU, FeedForward
 from homebody.params import Range
 from homebody.privacy import Channel
@@ -35,13 +35,13 @@ from homebody.rng import Rng
 __all__ = ["Contrastive"]
 
 NEVER = -1e9
-"""The score of what is not there, finite so that slopes are."""
+"""The score of padding: finite, so that gradients are finite."""
 VIEWS = ("sequence", "item", "segment")
 
 
 @dataclass(frozen=True)
 class Contrastive(Method):
-    """Item vectors that tell a masked item, and a masked segment, from others by what stands around it."""
+    """Item vectors that distinguish a masked item, or a masked segment, from others by its context."""
 
     uplink: Channel = Channel()
     factors: int = param(64, "size of an item's vector, and of a sequence's", low=1, search=(16, 32, 64))
@@ -57,8 +57,10 @@ class Contrastive(Method):
     segment_weight: float = param(1.0, "λ_SM, of the masked segment's loss", low=0)
     init_scale: float = param(0.1, "standard deviation of the initial rows", low=0, search=Range(0.01, 1, log=True))
 
-    title: ClassVar[str] = "item vectors from the order of items: the first stage of dp-privrec"
-    paper: ClassVar[str] = "Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021"
+    about: ClassVar[About] = About(
+        title="item vectors from the order of items: the first stage of dp-privrec",
+        paper="Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021",
+    )
 
     @property
     def gru(self) -> GRU:
@@ -73,7 +75,7 @@ class Contrastive(Method):
         return {"item": item, **self.init_encoders(rng)}
 
     def init_encoders(self, rng: Rng) -> Tree:
-        """Σ and Ψ."""
+        """The initial weights of the encoders Σ and Ψ."""
         return {"gru": self.gru.start(rng.fold("gru")), "encoder": self.encoder.start(rng.fold("encoder"))}
 
     def shared_numbers(self, catalogue: Catalogue) -> int:
@@ -87,10 +89,8 @@ class Contrastive(Method):
         F, numbers, listed = self.factors, self.shared_numbers(catalogue), self.listed
         rows = min(self.steps * listed, catalogue.n_items)
         held = 6 * numbers + 12 * rows * F + 24 * longest + 8 * catalogue.n_items * F
-        operations = catalogue.n_items * 8 * F * F + 400 * CALL
-        return self.sequence_work(self.steps) + Work(
-            memory=4 * held, operations=operations, bytes=4 * (numbers + 2 * rows) + HEAD_BYTES
-        )
+        operations = catalogue.n_items * 8 * F * F
+        return self.sequence_work(self.steps) + Work.of(held, operations, calls=400, sent=numbers + 2 * rows)
 
     @property
     def listed(self) -> int:
@@ -99,7 +99,7 @@ class Contrastive(Method):
         return self.windows * (2 * self.window + 1 + self.item_negatives + segments)
 
     def sequence_work(self, steps: int) -> Work:
-        """Of drawing the views of so many steps, and of the steps on them; the items' rows apart."""
+        """The work of drawing the views of so many steps and of taking the steps, without the items' rows."""
         F, listed, encoders = self.factors, self.listed, self.encoder_numbers
         return Work(
             memory=4 * (24 * steps * listed + listed * (80 * F + 40) + 24 * encoders),
@@ -108,7 +108,7 @@ class Contrastive(Method):
 
     @property
     def calls(self) -> int:
-        """On tensors, in one step."""
+        """Calls on tensors in one step."""
         return 100 * (self.window + self.segment) + 400
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
@@ -136,7 +136,7 @@ class Contrastive(Method):
         return {name: value + self.meta_rate * mean[name] for name, value in shared.items()}, state
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
-        """How well an item would fit into the latest window: this stage is there for its vectors, not for this."""
+        """How well an item fits the latest window. The phase is trained for its vectors, not for these scores."""
         held, place = data.valid.sum(), torch.arange(self.window, device=data.items.device)
         latest = _at(data, (held - self.window).clamp(min=0) + place, place < held)
         rows = shared["item"][latest.clamp(min=0)]
@@ -144,7 +144,7 @@ class Contrastive(Method):
         return self.encoder.encode(shared["encoder"], shared["item"][items]) @ person
 
     def views(self, data: Data, rng: Rng, steps: int) -> Batch:
-        """For each step and window the two masked sequences, and what is to be told apart, the truth first.
+        """For each step and window the two masked sequences and their candidates, the true one first.
 
         Items by their numbers; -1 where there is nothing, and everywhere in the window of a person with one item.
         """
@@ -205,30 +205,30 @@ class Contrastive(Method):
 
 
 def _apart(joined: Tensor, view: Batch) -> Tree:
-    """What stands for all views one after the other, by view and in its shape."""
+    """Split what was concatenated over all views, and restore each view's shape."""
     ends = list(accumulate(view[name].numel() for name in VIEWS))[:-1]
     parts = zip(VIEWS, joined.tensor_split(ends), strict=True)
     return {name: part.reshape(*view[name].shape, *joined.shape[1:]) for name, part in parts}
 
 
 def _among(score: Tensor, real: Tensor) -> Tensor:
-    """The cross-entropy of the first among all that are there."""
+    """The cross-entropy of the first candidate among all that are not padding."""
     score = torch.where(real, score, NEVER)
     return score.logsumexp(-1) - score[..., 0]
 
 
 def _below(uniform: Tensor, count: Tensor) -> Tensor:
-    """Whole numbers from 0 to count - 1, and 0 where there is none to choose."""
+    """Integers from 0 to count - 1, and 0 where count is 0."""
     return torch.minimum((uniform * count).long(), count - 1).clamp(min=0)
 
 
 def _at(data: Data, place: Tensor, real: Tensor) -> Tensor:
-    """The items at these places of the history; -1 where that is not real."""
+    """The items at these positions of the history; -1 outside it."""
     items = torch.cat([data.items, data.items.new_zeros(1)])  # a history may be empty
     found = ops.take_rows(items[:, None], place.clamp(max=len(data.items)).flatten()).reshape(place.shape)
     return torch.where(real, found, -1)
 
 
 def _drawn(rng: Rng, data: Data, *shape: int) -> Tensor:
-    """Items that this person does not have; -1 where there are none."""
+    """Random items that this person does not have; -1 if they have all."""
     return ops.negatives(rng, data, torch.Size(shape).numel()).reshape(shape)

@@ -28,10 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
-from torch.func import vmap
-
-from homebody.core import Batch, Catalogue, Data, Phase, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Phase, Tree, Update, Work, param
 from homebody.methods.contrastive import VIEWS, Contrastive
 from homebody.methods.privrec import PrivRec
 from homebody.params import Range
@@ -61,24 +58,24 @@ class DPPrivRec(PrivRec):
     segment_weight: float = param(1.0, "λ_SM, of the masked segment's loss", low=0)
     joint: float = param(0.0, "weight of stage 1's loss in stage 2 (1 / λ_DSSM); 0: left out", low=0)
 
-    default_cohort: ClassVar[int | None] = 30
-    title: ClassVar[str] = "PrivRec with clipped, noised updates; item vectors from sequences first, if wanted"
+    about: ClassVar[About] = replace(
+        PrivRec.about,
+        title="PrivRec with clipped, noised updates; item vectors from sequences first, if wanted",
+        cohort=30,
+    )
 
     @property
     def phases(self) -> Sequence[Phase]:
         if not self.pretrain_rounds:
             return (Phase("train"),)
         public = self.pretraining == "public"
-        first = Phase("pretrain", self.sequences, self.pretrain_rounds, evaluated=False, public=public)
+        note = ""
+        if public:
+            note = "stage 1 learns from public people alone: nothing is charged for it, and ε is stage 2's"
+        elif self.pretraining == "noiseless":
+            note = "stage 1 learns from everyone's sequences without noise, as published: ε is ∞ whatever stage 2 adds"
+        first = Phase("pretrain", self.sequences, self.pretrain_rounds, evaluated=False, public=public, note=note)
         return (first, Phase("train"))
-
-    @property
-    def notes(self) -> Sequence[str]:
-        if not self.pretrain_rounds or self.pretraining == "private":
-            return ()
-        if self.pretraining == "public":
-            return ("stage 1 learns from public people alone: nothing is charged for it, and ε is stage 2's",)
-        return ("stage 1 learns from everyone's sequences without noise, as published: ε is ∞ whatever stage 2 adds",)
 
     @property
     def sequences(self) -> Contrastive:
@@ -131,19 +128,4 @@ class DPPrivRec(PrivRec):
             stepped, loss = self.stepped(mine, once, 1, self.learning_rate, batch["valid"])
             view = {name: batch[f"view/{name}"][epoch] for name in VIEWS}
             mine, _ = first.step({**mine, **stepped}, view, self.joint * self.learning_rate)
-        return {name: mine[name] - shared[name] for name in shared}, {"loss": loss}
-
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        """PrivRec's, pass by pass where a step on the sequences follows each."""
-        if not self.joint or shared["item"].device.type != "cpu":
-            return super().cohort(shared, locals_, batches)
-        valid, rate = batches["valid"], self.learning_rate
-        mine = {name: value.expand(len(valid), *value.shape) for name, value in shared.items()}
-        loss, first = torch.zeros(len(valid)), self.sequences
-        for epoch in range(self.epochs):
-            now = slice(epoch, epoch + 1)
-            once = {**batches, "order": batches["order"][:, now], "negative": batches["negative"][:, :, now]}
-            stepped, loss = self._trained(mine, once, valid, rate, 1)
-            view = {name: batches[f"view/{name}"][:, epoch] for name in VIEWS}
-            mine = vmap(lambda own, seen: first.step(own, seen, self.joint * rate)[0])({**mine, **stepped}, view)
         return {name: mine[name] - shared[name] for name in shared}, {"loss": loss}

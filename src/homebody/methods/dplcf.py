@@ -26,21 +26,7 @@ import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import (
-    CALL,
-    HEAD_BYTES,
-    Batch,
-    Catalogue,
-    Cohort,
-    Data,
-    Method,
-    Rows,
-    Total,
-    Tree,
-    Update,
-    Work,
-    param,
-)
+from homebody.core import About, Batch, Catalogue, Cohort, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.errors import HomebodyError
 from homebody.methods.kernels import dplcf as kernels
 from homebody.params import Range
@@ -50,12 +36,12 @@ from homebody.rng import Rng
 __all__ = ["DPLCF"]
 
 ROWS = 256
-"""Items whose neighbours are sought together."""
+"""Items whose neighbours are computed together."""
 
 
 @dataclass(frozen=True)
 class DPLCF(Method):
-    """Item neighbours from randomised histories, told once."""
+    """Item neighbours from histories that each device reports once, through randomised response."""
 
     uplink: Channel = Channel(RandomisedResponse(epsilon=2.5))
     neighbours: int = param(50, "how many an item has", low=1, search=(20, 50, 100, 200))
@@ -63,14 +49,16 @@ class DPLCF(Method):
         20.0, "added below the similarity, in standard errors of an estimated count", low=0, search=Range(2, 50)
     )
 
-    title: ClassVar[str] = "item neighbours from whole histories told once by randomised response"
-    paper: ClassVar[str] = "Gao et al., DPLCF: Differentially Private Local Collaborative Filtering, SIGIR 2020"
-    default_rounds: ClassVar[int] = 1
-    draws_negatives: ClassVar[bool] = False
+    about: ClassVar[About] = About(
+        title="item neighbours from whole histories told once by randomised response",
+        paper="Gao et al., DPLCF: Differentially Private Local Collaborative Filtering, SIGIR 2020",
+        rounds=1,
+        draws_negatives=False,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.uplink.stages or not isinstance(self.uplink.stages[-1], RandomisedResponse):
+        if self.uplink.facts.responses is None:
             raise HomebodyError(
                 "DPLCF counts pairs of items in each person's message: its last stage is randomised-response, as in "
                 "--stage randomised-response:epsilon=2.5."
@@ -78,7 +66,8 @@ class DPLCF(Method):
 
     @property
     def response(self) -> RandomisedResponse:
-        found: RandomisedResponse = self.uplink.stages[-1]  # type: ignore[assignment]
+        found = self.uplink.facts.responses
+        assert found is not None
         return found
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
@@ -91,11 +80,8 @@ class DPLCF(Method):
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         numbers, n_items = self.shared_numbers(catalogue), catalogue.n_items
-        return Work(
-            memory=16 * numbers + 64 * (n_items + longest),
-            operations=8 * numbers + 100 * (n_items + longest) + 200 * CALL,
-            bytes=4 * max(n_items, 2 * longest) + HEAD_BYTES,
-        )
+        held, operations = 4 * numbers + 16 * (n_items + longest), 8 * numbers + 100 * (n_items + longest)
+        return Work.of(held, operations, calls=200, sent=max(n_items, 2 * longest))
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
@@ -116,9 +102,9 @@ class DPLCF(Method):
         return {"neighbour": neighbour, "weight": weight}, state
 
     def similarity(self, both: Tensor, counts: Tensor, rows: slice, clients: int) -> Tensor:
-        """Of some items with all others: not negative, and 0 with themselves.
+        """The similarity of some items to all items: not negative, and 0 to themselves.
 
-        A count that is smaller than its error says nothing: what is added below keeps it small.
+        A count below its standard error carries no information: the shrinkage in the denominator keeps it small.
         """
         sizes = counts.clamp(min=1)
         error = self.response.spread * clients**0.5
@@ -137,12 +123,12 @@ class DPLCF(Method):
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         if not cohort.items:
             raise HomebodyError("DPLCF is charged for every item of the catalogue: state how many there are.")
-        return self.response.told(cohort.items)
+        return self.response.charges_for(cohort.items)
 
 
 @ops.for_cohort
 def _near(owned: Tensor, items: Tensor, neighbour: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-    """For each person, item by item, the weights of the neighbours that they have."""
+    """For each person and item, the sum of the weights of the item's neighbours that the person has."""
     own = (owned, items, neighbour, weight)
     if len(owned) > 1 and any(part.stride(0) for part in own[1:]):  # not all ask the same
         each = (_near.cohort(*(part[one : one + 1] for part in own)) for one in range(len(owned)))
@@ -156,6 +142,6 @@ def _near(owned: Tensor, items: Tensor, neighbour: Tensor, weight: Tensor) -> tu
 
 
 def near_in_torch(owned: Tensor, items: Tensor, neighbour: Tensor, weight: Tensor) -> Tensor:
-    """As the kernel, on any device."""
+    """What the kernel computes, on any device."""
     table = torch.zeros(len(items), owned.shape[1], device=owned.device)
     return owned @ table.scatter_add_(1, neighbour[items].long(), weight[items]).T

@@ -30,7 +30,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.errors import HomebodyError
 from homebody.methods.fedials import FedIALS
 from homebody.params import Range
@@ -56,10 +56,12 @@ class FCF(Method):
     eps: float = param(1e-8, "ε: added to the root of Adam's mean squared gradient", low=1e-30)
     init_scale: float = param(0.1, "spread of the initial item factors, over √factors", low=1e-9)
 
-    title: ClassVar[str] = "implicit matrix factorisation: clients solve their vectors, the server steps with Adam"
-    paper: ClassVar[str] = "Ammad-ud-din et al., Federated Collaborative Filtering, 2019"
-    default_rounds: ClassVar[int] = 50
-    draws_negatives: ClassVar[bool] = False
+    about: ClassVar[About] = About(
+        title="implicit matrix factorisation: clients solve their vectors, the server steps with Adam",
+        paper="Ammad-ud-din et al., Federated Collaborative Filtering, 2019",
+        rounds=50,
+        draws_negatives=False,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +71,7 @@ class FCF(Method):
 
     @property
     def device(self) -> FedIALS:
-        """The half that is the same in implicit ALS: where factors begin, and a person's own vector."""
+        """The part shared with implicit ALS: the initial factors, and a person's vector."""
         return FedIALS(
             factors=self.factors,
             confidence=self.confidence,
@@ -88,9 +90,8 @@ class FCF(Method):
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         F, n_items = self.factors, catalogue.n_items
         held = 3 * n_items * F + longest * (8 * F + 32) + 24 * F * F
-        operations = 4 * (n_items + longest) * F * F + 8 * F**3 + 40 * longest * F + 300 * CALL
-        sent = 4 * (F * F + max(longest, n_items) * (F + 1)) + HEAD_BYTES
-        return Work(memory=4 * held, operations=operations, bytes=sent)
+        operations = 4 * (n_items + longest) * F * F + 8 * F**3 + 40 * longest * F
+        return Work.of(held, operations, calls=300, sent=F * F + max(longest, n_items) * (F + 1))
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}

@@ -38,7 +38,7 @@ from torch.func import grad_and_value
 from torch.nn.functional import leaky_relu, softplus
 
 from homebody import ops
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -46,7 +46,7 @@ from homebody.rng import Rng
 __all__ = ["FedGNN"]
 
 SLOPE = 0.2
-"""LeakyReLU's below zero, as in GAT."""
+"""The slope of LeakyReLU below zero, as in GAT."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class FedGNN(Method):
     negatives: int = param(4, "negatives drawn for each positive, anew each round", low=1, search=Range(1, 8))
     init_scale: float = param(0.3, "spread of the initial embeddings", low=1e-9, search=Range(0.1, 1, log=True))
 
-    title: ClassVar[str] = "graph attention over one's own items: private user embeddings, shared items and weights"
-    paper: ClassVar[str] = (
-        "Wu et al., FedGNN: Federated Graph Neural Network for Privacy-Preserving Recommendation, 2021"
+    about: ClassVar[About] = About(
+        title="graph attention over one's own items: private user embeddings, shared items and weights",
+        paper="Wu et al., FedGNN: Federated Graph Neural Network for Privacy-Preserving Recommendation, 2021",
     )
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
@@ -84,10 +84,10 @@ class FedGNN(Method):
         F, samples, n_items = self.factors, longest * (1 + self.negatives), catalogue.n_items
         numbers = n_items * F + F * F + 3 * F
         held = 3 * numbers + samples * (24 * F + 64) + longest * 32 * F + 24 * F * F + n_items * (2 * F + 8)
-        operations = self.steps * (samples * 100 * (F + 4) + (12 * longest + 40) * F * F + 300 * CALL)
-        operations += samples * 400 + n_items * 8 * F + 400 * CALL
+        operations = self.steps * (samples * 100 * (F + 4) + (12 * longest + 40) * F * F)
+        operations += samples * 400 + n_items * 8 * F
         rows = min(longest, n_items) + min(samples, n_items)
-        return Work(memory=4 * held, operations=operations, bytes=4 * (numbers + rows * (F + 1)) + HEAD_BYTES)
+        return Work.of(held, operations, calls=300 * self.steps + 400, sent=numbers + rows * (F + 1))
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {"user": shared["user"]}
@@ -137,32 +137,32 @@ class FedGNN(Method):
 
 
 def _counted(items: Tensor, valid: Tensor, n_items: int) -> tuple[Tensor, Tensor]:
-    """The distinct items, -1 behind them, and how often each is there."""
+    """The distinct items, padded with -1, and how often each occurs."""
     index, slot = ops.touched(items, valid, n_items)
     count = ops.add_rows(torch.zeros_like(index[:, None], dtype=torch.float32), slot, valid[:, None].float())
     return index, count[:, 0]
 
 
 def _strengths(user: Tensor, mine: Tensor, real: Tensor, transform: Tensor, attention: Tensor) -> Tensor:
-    """How much the person's node attends to each of their items, before the softmax."""
+    """The attention of the person's node to each of their items, before the softmax."""
     to_user, to_items = (attention.view(2, -1) @ transform).unbind()
     return torch.where(real, leaky_relu(user @ to_user + mine @ to_items, SLOPE), -torch.inf)
 
 
 def _weights(strength: Tensor) -> Tensor:
-    """The softmax before it is divided by its sum, which is at least 1: the largest is. Of no items at all it is 0."""
+    """The numerators of the softmax, the largest of which is 1; 0 if there are no items."""
     return (strength - strength.detach().amax().clamp(min=-1e30)).exp()
 
 
 def _message(weight: Tensor, mine: Tensor, transform: Tensor) -> Tensor:
-    """What a node hears: Σ_j α_j W e_j."""
+    """The message to a node: Σ_j α_j W e_j."""
     return transform @ (weight @ mine) / weight.sum().clamp(min=0.5)
 
 
 def _logits(
     user: Tensor, mine: Tensor, real: Tensor, theirs: Tensor, transform: Tensor, attention: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of the person's own items, each with its own edge taken out of the user's node; and of items drawn for them."""
+    """The logits of the person's items, each without its own edge in the user's node, and of the drawn negatives."""
     strength = _strengths(user, mine, real, transform, attention)
     weight = _weights(strength)
     # Taken off the sums, any item but the strongest leaves about 1 or more; without that one they are formed anew. The

@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -47,9 +47,11 @@ class FedIALS(Method):
     scaling: float = param(0.0, "ν: a row with n members has λ (n + others / α)^ν; 0: λ for all", low=0, high=1)
     init_scale: float = param(0.1, "spread of the initial item factors, over √factors", low=1e-9)
 
-    title: ClassVar[str] = "implicit ALS: clients add sufficient statistics, the server solves; exact"
-    paper: ClassVar[str] = "Hu et al., ICDM 2008; Ammad-ud-din et al., Federated Collaborative Filtering, 2019"
-    default_rounds: ClassVar[int] = 5
+    about: ClassVar[About] = About(
+        title="implicit ALS: clients add sufficient statistics, the server solves; exact",
+        paper="Hu et al., ICDM 2008; Ammad-ud-din et al., Federated Collaborative Filtering, 2019",
+        rounds=5,
+    )
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         item = rng.normal(catalogue.n_items, self.factors) * (self.init_scale * self.factors**-0.5)
@@ -59,10 +61,8 @@ class FedIALS(Method):
         F, n_items = self.factors, catalogue.n_items
         row = F + F * (F + 1) // 2 + 3
         held = 3 * n_items * F + longest * (4 * F + 3 * row + 16) + 24 * F * F
-        operations = 4 * (n_items + longest) * F * F + 8 * F**3 + 8 * longest * row + 300 * CALL
-        return Work(
-            memory=4 * held, operations=operations, bytes=4 * (F * F + max(longest, n_items) * row) + HEAD_BYTES
-        )
+        operations = 4 * (n_items + longest) * F * F + 8 * F**3 + 8 * longest * row
+        return Work.of(held, operations, calls=300, sent=F * F + max(longest, n_items) * row)
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
@@ -89,17 +89,17 @@ class FedIALS(Method):
         return shared["item"][items] @ self.user_vector(shared["item"], data.items, data.valid)
 
     def user_vector(self, table: Tensor, items: Tensor, valid: Tensor) -> Tensor:
-        """x_u, from what the server sent and the person's own items; zeros where these have no solution."""
+        """x_u, from the server's table and the person's items; zeros if the system has no solution."""
         own = table[items] * valid[:, None]
         x = self._solve(table.T @ table, own.T @ own, own.sum(0), valid.sum(), len(table))
         return torch.where(torch.isfinite(x).all(), x, 0.0)
 
     def ridge(self, members: Tensor, others: int) -> Tensor:
-        """The λ of rows with so many members, among so many on the other side."""
+        """λ for rows with so many members, out of so many on the other side."""
         return self.regularisation * (members + others / max(self.confidence, TINY)) ** self.scaling
 
     def _solve(self, gram: Tensor, squares: Tensor, vectors: Tensor, members: Tensor, others: int) -> Tensor:
-        """(G + α Σ yyᵀ + λI)⁻¹ (1 + α) Σ y, for one row or many; not finite where the system is singular.
+        """(G + α Σ yyᵀ + λI)⁻¹ (1 + α) Σ y, for one row or many; not finite if the system is singular.
 
         Nothing is raised then: whether a client fails would tell what it has.
         """

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import Batch, Catalogue, Data, Rows, Tree, Update
+from homebody.core import About, Batch, Catalogue, Data, Rows, Tree, Update
 from homebody.methods.item_table import ItemTable
-from homebody.methods.kernels import factors
 from homebody.models.logistic import logistic
 from homebody.rng import Rng
 
@@ -38,8 +37,10 @@ __all__ = ["FedMF"]
 class FedMF(ItemTable):
     """Matrix factorisation with private user vectors and a shared item table."""
 
-    title: ClassVar[str] = "matrix factorisation: private user vectors, one shared item table"
-    paper: ClassVar[str] = "Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020"
+    about: ClassVar[About] = About(
+        title="matrix factorisation: private user vectors, one shared item table",
+        paper="Chai et al., Secure Federated Matrix Factorization, IEEE Intelligent Systems 2020",
+    )
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         # One common start: it travels with the table, for whoever joins, and never changes.
@@ -70,13 +71,3 @@ class FedMF(ItemTable):
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         return self.linear_score(shared, local, local["user"], items)
-
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        if shared["item"].device.type != "cpu":
-            return super().cohort(shared, locals_, batches)
-        user = locals_["user"].clone()
-        rates = (self.learning_rate, self.row_rate(shared))
-        change, loss = factors.train(
-            shared["item"], user, None, batches, rates, self.batch_size, self.epochs, self.dual
-        )
-        return {"item": change}, {"user": user, "loss": loss, **self.tuned(change)}

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import Batch, Catalogue, Rows, Tree, Update, param
+from homebody.core import About, Batch, Catalogue, Rows, Tree, Update, param
 from homebody.methods.item_table import ItemTable
 from homebody.methods.kernels import network
 from homebody.models.logistic import slopes
@@ -44,8 +44,10 @@ class FedNCF(ItemTable):
     )
     hidden: str = param("32,16,8", "widths of the hidden layers")
 
-    title: ClassVar[str] = "neural collaborative filtering: private user vectors, shared layers and item table"
-    paper: ClassVar[str] = "Perifanis and Efraimidis, Federated Neural Collaborative Filtering, KBS 2022"
+    about: ClassVar[About] = About(
+        title="neural collaborative filtering: private user vectors, shared layers and item table",
+        paper="Perifanis and Efraimidis, Federated Neural Collaborative Filtering, KBS 2022",
+    )
 
     @property
     def function(self) -> ScoreFunction:
@@ -89,28 +91,17 @@ class FedNCF(ItemTable):
                 total = total + loss
         change = Rows(batch["index"], rows - base, len(shared["item"]))
         mean_loss = total / (self.epochs * batch["valid"].sum()).clamp(min=1)
-        return self._sent(change, layers, start), {**self._kept(change, layers, user), "loss": mean_loss}
+        return self.sent(change, layers, start), {**self.kept(change, layers, user), "loss": mean_loss}
 
     def _layers(self, shared: Tree, local: Tree) -> Tensor:
         layers: Tensor = local["layers"] if self.dual else shared["layers"]
         return layers
 
-    def _sent(self, change: Rows, layers: Tensor, start: Tensor) -> Update:
+    def sent(self, change: Rows, layers: Tensor, start: Tensor) -> Update:
         return {"item": change} if self.dual else {"item": change, "layers": layers - start}
 
-    def _kept(self, change: Rows, layers: Tensor, user: Tensor) -> Tree:
+    def kept(self, change: Rows, layers: Tensor, user: Tensor) -> Tree:
         return {"user": user, **({"layers": layers} if self.dual else {}), **self.tuned(change)}
 
     def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:
         return network.logits(self.function, self._layers(shared, local), rows, local["user"])
-
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        if shared["item"].device.type != "cpu":
-            return super().cohort(shared, locals_, batches)
-        user = locals_["user"].clone()
-        start = locals_["layers"] if self.dual else shared["layers"]
-        layers = start.expand(len(user), -1).clone()
-        rates = (self.learning_rate, self.row_rate(shared), self.learning_rate * self.user_rate)
-        steps = (self.batch_size, self.epochs, self.dual)
-        change, loss = network.train(self.function, shared["item"], layers, user, batches, rates, *steps)
-        return self._sent(change, layers, start), {**self._kept(change, layers, user), "loss": loss}

@@ -17,16 +17,15 @@ training is the same with and without, for the rows step after the vector in any
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import Batch, Data, Rows, Tree, Update, param
+from homebody.core import About, Batch, Data, Rows, Scoring, Tree, Update, param
 from homebody.errors import HomebodyError
 from homebody.methods.item_table import ItemTable
-from homebody.methods.kernels import factors
 from homebody.models.logistic import logistic
 from homebody.params import Range
 from homebody.rng import Rng
@@ -41,8 +40,10 @@ class FedRecon(ItemTable):
     rebuild: int = param(5, "k_r: passes over the support part that build the user vector", low=1, search=Range(1, 10))
     support: float = param(0.5, "share of a round's samples that build it; the others step the rows", low=0, high=1)
 
-    title: ClassVar[str] = "matrix factorisation: user vectors rebuilt each round, one shared item table"
-    paper: ClassVar[str] = "Singhal et al., Federated Reconstruction, NeurIPS 2021"
+    about: ClassVar[About] = About(
+        title="matrix factorisation: user vectors rebuilt each round, one shared item table",
+        paper="Singhal et al., Federated Reconstruction, NeurIPS 2021",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,8 +53,8 @@ class FedRecon(ItemTable):
             )
 
     @property
-    def scores_from(self) -> Literal["latest", "base", "adapted"]:
-        return "adapted"
+    def scoring(self) -> Scoring:
+        return Scoring(parameters="adapted")
 
     @property
     def passes(self) -> int:
@@ -74,18 +75,18 @@ class FedRecon(ItemTable):
         place = torch.arange(len(batch["valid"]), device=batch["valid"].device)
         first = place < batch["support"]
         change, user, loss = self._round(shared, batch, batch["valid"] & first, batch["valid"] & ~first)
-        return {"item": change}, self._kept(local, user, loss)
+        return {"item": change}, self.kept(local, user, loss)
 
     def adapt(self, shared: Tree, local: Tree, batch: Batch) -> Tree:
         change, user, loss = self._round(shared, batch, batch["valid"], batch["valid"])
         return {"user": user, "loss": loss, **self.tuned(change)}
 
-    def _kept(self, local: Tree, user: Tensor, loss: Tensor) -> Tree:
-        """Rows are tuned anew for ranking, so a round keeps none of them."""
+    def kept(self, local: Tree, user: Tensor, loss: Tensor) -> Tree:
+        """What a round keeps. Rows are tuned again for ranking, so none of them is kept."""
         return {"user": user, "loss": loss, **({"item": local["item"]} if self.dual else {})}
 
     def _round(self, shared: Tree, batch: Batch, support: Tensor, query: Tensor) -> tuple[Rows, Tensor, Tensor]:
-        """Build the user vector on the one part, then step the rows on the other; the loss is of the last pass."""
+        """Rebuild the user vector on the support part, then step the rows on the query part; the last pass's loss."""
         base = rows = shared["item"][batch["index"]]
         user = torch.zeros_like(base[0])
         total = torch.zeros_like(user[0])
@@ -103,21 +104,3 @@ class FedRecon(ItemTable):
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         return self.linear_score(shared, local, local["user"], items)
-
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        if shared["item"].device.type != "cpu":
-            return super().cohort(shared, locals_, batches)
-        change, user, loss = self._rounds(shared, batches, batches["support"], batches["support"])
-        return {"item": change}, self._kept(locals_, user, loss)
-
-    def adapt_cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> Tree:
-        if shared["item"].device.type != "cpu":
-            return super().adapt_cohort(shared, locals_, batches)
-        count = batches["valid"].sum(1)
-        change, user, loss = self._rounds(shared, batches, count, torch.zeros_like(count))
-        return {"user": user, "loss": loss, **self.tuned(change)}
-
-    def _rounds(self, shared: Tree, batches: Batch, until: Tensor, after: Tensor) -> tuple[Rows, Tensor, Tensor]:
-        rates = (self.learning_rate, self.row_rate(shared))
-        steps = (self.batch_size, self.rebuild, self.epochs)
-        return factors.rebuild(shared["item"], batches, until, after, rates, *steps)

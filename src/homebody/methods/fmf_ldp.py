@@ -36,8 +36,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
-from homebody.methods.kernels import reports
+from homebody.core import About, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
 from homebody.params import Range
 from homebody.privacy import Channel, OneBit, Shuffle
 from homebody.rng import Rng
@@ -45,11 +44,11 @@ from homebody.rng import Rng
 __all__ = ["FMFLDP"]
 
 DELTA = 0.1
-"""δ: small enough that tastes do not carry x·v beyond 0 and 1, where a report's question would turn over."""
+"""δ: so small that tastes do not move x·v out of [0, 1], where a report would change its sign."""
 RELIABLE = 0.9
 TINY = 1e-12
 LARGEST = 1e18
-"""Of s: its square has a place in 32 bits."""
+"""The largest s: its square still fits into a 32-bit float."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,13 @@ class FMFLDP(Method):
     init_scale: float = param(0.1, "published: spread of the first V", low=1e-9, search=Range(0.01, 1, log=True))
     ridge: float = param(0.1, "improved: regularisation of ranking", low=1e-9, search=Range(0.01, 1, log=True))
 
-    title: ClassVar[str] = "implicit matrix factorisation from one-bit ε-LDP reports through a shuffling proxy"
-    paper: ClassVar[str] = "Minto et al., Stronger Privacy for Federated Collaborative Filtering, RecSys 2021"
-    default_rounds: ClassVar[int] = 20
-    draws_negatives: ClassVar[bool] = False
-    computes: ClassVar[bool] = True
+    about: ClassVar[About] = About(
+        title="implicit matrix factorisation from one-bit ε-LDP reports through a shuffling proxy",
+        paper="Minto et al., Stronger Privacy for Federated Collaborative Filtering, RecSys 2021",
+        rounds=20,
+        draws_negatives=False,
+        dense=True,
+    )
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         size = catalogue.n_items, self.factors
@@ -89,9 +90,9 @@ class FMFLDP(Method):
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         F, n_items = self.factors, catalogue.n_items
-        held = (8 * F + 64) * n_items + longest * (8 * F + 16) + 24 * F * F
-        operations = (n_items + longest) * (4 * F * F + 20 * F + 100) + 8 * F**3 + 300 * CALL
-        return Work(memory=8 * held, operations=operations, bytes=4 * n_items * F + HEAD_BYTES)
+        held = 2 * ((8 * F + 64) * n_items + longest * (8 * F + 16) + 24 * F * F)
+        operations = (n_items + longest) * (4 * F * F + 20 * F + 100) + 8 * F**3
+        return Work.of(held, operations, calls=300, sent=n_items * F)
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
@@ -117,7 +118,7 @@ class FMFLDP(Method):
         return {"item": V}, state
 
     def _sketch(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
-        """Popularity and a sketch of the items' covariance; and what to ask next."""
+        """Update popularity and the sketch of the items' covariance, and choose the next V."""
         m, V, kept = total.mean["item"], shared["item"], dict(state)
         told = {"item": m, **total.told}["item"]
         popular = bool((V - self.scale).abs().max() == 0)
@@ -147,7 +148,7 @@ class FMFLDP(Method):
 
     @property
     def scale(self) -> float:
-        """s: so small that f is projected nearly everywhere, so large that λ is not felt."""
+        """s: so small that nearly every entry of f is projected, so large that λ does not matter."""
         return min((0.01 * self.regularisation) ** 0.5, LARGEST)
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
@@ -156,7 +157,7 @@ class FMFLDP(Method):
         return V[items] @ x
 
     def user_vector(self, V: Tensor, items: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """r, how often each item is in the person's history; and x, from that and from what the server sent."""
+        """r, how often each item is in the person's history, and x, which solves for it against V."""
         r = torch.zeros(len(V), device=V.device).scatter_add(0, items, valid.to(V.dtype))
         whole, own = V.double(), V[items].double() * valid[:, None]
         ridge = self.regularisation * torch.eye(self.factors, dtype=whole.dtype, device=V.device)
@@ -167,51 +168,9 @@ class FMFLDP(Method):
         x = x.to(V.dtype)
         return r, torch.where(torch.isfinite(x).all(), x, 0.0)
 
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        if shared["item"].device.type != "cpu":
-            return super().cohort(shared, locals_, batches)
-        return {"item": _Gradients(self, shared["item"], batches)}, locals_
-
-
-class _Gradients:
-    """Many clients' f: user vectors are solved at once, entries worked out when they are asked for."""
-
-    def __init__(self, method: FMFLDP, table: Tensor, batches: Batch) -> None:
-        self.shape = tuple(table.shape)
-        self._confidence, self._table = method.confidence, table.contiguous().numpy()
-        self._items, self._valid = batches["items"].numpy(), batches["valid"].numpy()
-        self._vectors = torch.empty(len(self._items), method.factors)
-        whole = table.double()
-        reports.user_vectors(
-            self._table,
-            (whole.T @ whole).numpy(),
-            self._items,
-            self._valid,
-            self._confidence,
-            method.regularisation,
-            self._vectors.numpy(),
-        )
-
-    def at(self, entries: Tensor) -> Tensor:
-        out = torch.empty(entries.shape)
-        reports.entries(
-            self._table,
-            self._vectors.numpy(),
-            self._items,
-            self._valid,
-            self._confidence,
-            entries.contiguous().numpy(),
-            out.numpy(),
-        )
-        return out
-
-    def dense(self) -> Tensor:
-        places = torch.arange(self.shape[0] * self.shape[1]).expand(len(self._items), -1)
-        return self.at(places).view(-1, *self.shape)
-
 
 def _orthonormal(columns: Tensor, others: Tensor | None = None) -> Tensor:
-    """The columns made orthogonal to others and to one another, of length 1, each in its own direction."""
+    """The columns made orthonormal, and orthogonal to others, without turning any to the opposite direction."""
     first = columns if others is None else torch.cat([others, columns], 1)
     q, r = torch.linalg.qr(first.double())
     turned = q * torch.where(r.diagonal() < 0, -1.0, 1.0)

@@ -5,10 +5,10 @@ REPTILE on the ids of items alone: PrivRec without any feature, as its authors c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from homebody.core import param
+from homebody.core import About, param
 from homebody.methods.privrec import PrivRec
 
 __all__ = ["FOFLSelf"]
@@ -20,5 +20,8 @@ class FOFLSelf(PrivRec):
 
     features: str = param("none", "features it takes in, such as age,genres; none: items' own rows")
 
-    title: ClassVar[str] = "PrivRec on the ids of items alone: a common start that each device adapts (REPTILE)"
-    paper: ClassVar[str] = "Jalalirad et al., A Simple and Efficient Federated Recommender System, BDCAT 2019"
+    about: ClassVar[About] = replace(
+        PrivRec.about,
+        title="PrivRec on the ids of items alone: a common start that each device adapts (REPTILE)",
+        paper="Jalalirad et al., A Simple and Efficient Federated Recommender System, BDCAT 2019",
+    )

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homebody.core import Users, param
+from homebody.core import About, Users, param
 from homebody.methods.fedials import FedIALS
 from homebody.methods.kernels.ials import half_sweep
 from homebody.params import Range
@@ -39,9 +39,11 @@ class IALS(Reference):
     scaling: float = param(1.0, "ν: a row with n members has λ (n + others / α)^ν; 0: λ for all", low=0, high=1)
     init_scale: float = param(0.1, "spread of the initial item factors, over √factors", low=1e-9)
 
-    default_rounds: ClassVar[int] = 10
-    title: ClassVar[str] = "implicit ALS on everyone's histories, in one place"
-    paper: ClassVar[str] = "Hu et al., Collaborative Filtering for Implicit Feedback Datasets, ICDM 2008"
+    about: ClassVar[About] = About(
+        title="implicit ALS on everyone's histories, in one place",
+        paper="Hu et al., Collaborative Filtering for Implicit Feedback Datasets, ICDM 2008",
+        rounds=10,
+    )
 
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
         same = FedIALS(Channel(), self.factors, self.confidence, self.regularisation, self.scaling, self.init_scale)

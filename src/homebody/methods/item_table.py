@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Rows, Total, Tree, Work, param
+from homebody.core import Batch, Catalogue, Data, Method, Rows, Scoring, Total, Tree, Work, param
 from homebody.errors import HomebodyError
 from homebody.params import Range
 from homebody.privacy import Channel
@@ -30,7 +29,7 @@ __all__ = ["ItemTable"]
 
 @dataclass(frozen=True)
 class ItemTable(Method):
-    """A shared item table; a method adds its score function, and what a round does with both."""
+    """A shared item table. A method adds its score function and its round."""
 
     uplink: Channel = Channel()
     factors: int = param(32, "size of an item's vector", low=1, search=(16, 32, 64))
@@ -47,8 +46,8 @@ class ItemTable(Method):
     dual: bool = param(False, "dual personalisation: private score function, item rows tuned per user")
 
     @property
-    def scores_from(self) -> Literal["latest", "base", "adapted"]:
-        return "base" if self.dual else "latest"
+    def scoring(self) -> Scoring:
+        return Scoring(parameters="base" if self.dual else "latest")
 
     @property
     def passes(self) -> int:
@@ -62,12 +61,12 @@ class ItemTable(Method):
 
     @property
     def all_passes(self) -> int:
-        """Passes over a client's samples in a round, of whatever kind."""
+        """Passes over a client's samples in a round, all kinds together."""
         return self.epochs
 
     @property
     def weights(self) -> int:
-        """How many the score function has."""
+        """The number of weights of the score function."""
         return sum((low + 1) * high for low, high in pairwise(self.layers))
 
     def shared_numbers(self, catalogue: Catalogue) -> int:
@@ -80,25 +79,25 @@ class ItemTable(Method):
         steps = self.all_passes * -(-samples // self.batch_size)
         held = 4 * numbers + 16 * weights + (16 * rows + 8 * samples) * self.factors
         held += 24 * batch * units + (4 * self.factors + 2 * units) * n_items + 40 * samples
-        operations = self.all_passes * samples * (40 * weights + 100) + steps * (20 + 40 * len(self.layers)) * CALL
-        operations += samples * 400 + n_items * (4 * weights + 20) + 400 * CALL
-        return Work(memory=4 * held, operations=operations, bytes=4 * (numbers + 2 * rows) + HEAD_BYTES)
+        operations = self.all_passes * samples * (40 * weights + 100) + samples * 400 + n_items * (4 * weights + 20)
+        calls = steps * (20 + 40 * len(self.layers)) + 400
+        return Work.of(held, operations, calls, sent=numbers + 2 * rows)
 
     def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:
-        """What the client's score function makes of these rows; where it is linear, `linear_score` is faster."""
+        """The client's score function at these rows. `linear_score` is faster if it is linear."""
         raise HomebodyError(f"{type(self).__name__} must define logit(), or score().")
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         return {"item": rng.normal(catalogue.n_items, self.factors)}
 
     def untuned(self, shared: Tree, rng: Rng) -> Tree:
-        """The part of a fresh client's state that tuned rows will take."""
+        """The empty place for tuned rows in a new client's state."""
         if not self.dual:
             return {}
         return {"item": Rows(rng.integers(1, 0), shared["item"][:0], len(shared["item"]))}
 
     def tuned(self, change: Rows) -> Tree:
-        """What a client keeps of the rows it tuned."""
+        """The part of a client's state that holds the rows it tuned."""
         return {"item": change} if self.dual else {}
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
@@ -122,7 +121,7 @@ class ItemTable(Method):
         return ops.overlay(common, items, tuned.index, own, tuned.size)
 
     def linear_score(self, shared: Tree, local: Tree, weight: Tensor, items: Tensor) -> Tensor:
-        """The same where the logit is a product: what a row's change adds can be added apart."""
+        """`score` if the logit is a product: the change of a row then adds to its score."""
         common = shared["item"][items] @ weight
         if not self.dual:
             return common

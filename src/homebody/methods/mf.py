@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import Users, param
+from homebody.core import About, Users, param
 from homebody.methods.kernels.mf import Embeddings, draw, train
 from homebody.params import Range
 from homebody.reference import Histories, Reference, Score
@@ -48,9 +48,11 @@ class MF(Reference):
     )
     init_scale: float = param(0.01, "standard deviation of the initial vectors", low=0)
 
-    default_rounds: ClassVar[int] = 50
-    title: ClassVar[str] = "matrix factorisation on everyone's histories, in one place"
-    paper: ClassVar[str] = "Koren et al., IEEE Computer 2009; log-loss as in He et al., WWW 2017"
+    about: ClassVar[About] = About(
+        title="matrix factorisation on everyone's histories, in one place",
+        paper="Koren et al., IEEE Computer 2009; log-loss as in He et al., WWW 2017",
+        rounds=50,
+    )
 
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
         rng, late = Rng.of(seed, "mf"), ~histories.learn

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from homebody.core import Users, param
+from homebody.core import About, Users, param
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods.kernels.mf import Embeddings, Samples, draw
 from homebody.models.ncf import Network
@@ -40,7 +40,7 @@ ONLY = torch.zeros(1, dtype=torch.int64)
 
 
 class Learnt(NamedTuple):
-    """All that is learnt; the layers are one row that every step touches."""
+    """All parameters. The layers are one row, which every step touches."""
 
     users: Embeddings
     items: Embeddings
@@ -49,7 +49,7 @@ class Learnt(NamedTuple):
 
 @dataclass(frozen=True)
 class NCF(Reference):
-    """What a network makes of a user's and an item's embedding, on everyone's histories."""
+    """A network on a user's and an item's embedding, trained on everyone's histories."""
 
     model: str = param("neumf", "gmf, mlp, or neumf: both", search=("gmf", "mlp", "neumf"))
     factors: int = param(32, "size of GMF's vectors", low=1, search=(8, 16, 32))
@@ -59,9 +59,11 @@ class NCF(Reference):
     batch_size: int = param(1024, "samples in a step", low=1)
     init_scale: float = param(0.01, "standard deviation of the initial embeddings", low=0)
 
-    default_rounds: ClassVar[int] = 30
-    title: ClassVar[str] = "neural collaborative filtering on everyone's histories, in one place"
-    paper: ClassVar[str] = "He et al., Neural Collaborative Filtering, WWW 2017"
+    about: ClassVar[About] = About(
+        title="neural collaborative filtering on everyone's histories, in one place",
+        paper="He et al., Neural Collaborative Filtering, WWW 2017",
+        rounds=30,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,7 +102,7 @@ class NCF(Reference):
             yield score
 
     def _train(self, network: Network, samples: Samples, learnt: Learnt, steps: int, frozen: bool) -> int:
-        """A pass of mini-batches; with `frozen`, of the users' rows alone. Answers how many steps there were by now."""
+        """One pass of mini-batches; frozen: only users' rows move. Returns the number of steps so far."""
         users, items, labels = (torch.from_numpy(part) for part in samples)
         for start in range(0, len(labels), self.batch_size):
             batch = slice(start, start + self.batch_size)

@@ -16,34 +16,31 @@ sends zeros. Before it ranks, a device takes such steps on all it has, `adapt_ep
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value, vmap
+from torch.func import grad, grad_and_value
 from torch.nn.functional import softplus
 
 from homebody import ops
-from homebody.core import CALL, Batch, Catalogue, Data, Rows, Tree, Update, Work, param
+from homebody.core import CALL, About, Batch, Catalogue, Data, Rows, Tree, Update, Work, param
 from homebody.errors import HomebodyError
-from homebody.methods.privrec import PARTS, PrivRec
-from homebody.models.dssm import Described, Vocabulary, vectors
-from homebody.models.score import read_widths
+from homebody.methods.privrec import PrivRec
+from homebody.models.dssm import PARTS, Described, Vocabulary, vectors
 from homebody.params import Range
 from homebody.rng import Rng
 
 __all__ = ["NNSelf"]
 
-NUMBERS_AT_ONCE = 1 << 28
-"""Held by all the steps of clients that work together."""
 NUMBERS_A_UNIT = 8
-"""Held for a unit of the network and a sample of a step, roughly, until it is differentiated twice."""
+"""Numbers held for one unit and one sample of a step, roughly, until it is differentiated twice."""
 
 
 @dataclass(frozen=True)
 class NNSelf(PrivRec):
-    """A network on features, and a start from which a few steps on one part of the data serve the other (MAML)."""
+    """A network on features, and a start from which a few steps on one part of the data fit the other (MAML)."""
 
     support: float = param(0.5, "share of a device's interactions that the inner steps take in", low=0, high=1)
     first_order: bool = param(False, "take the inner steps as given, without their derivatives (FOMAML)")
@@ -51,9 +48,10 @@ class NNSelf(PrivRec):
     batch_size: int = param(0, "interactions in a step, each with its negatives; 0: all in one step", low=0)
     meta_rate: float = param(1.0, "β, the server's step down the mean gradient", low=0, search=Range(0.1, 10, log=True))
 
-    title: ClassVar[str] = "PrivRec's network, and a common start by second-order meta-learning (MAML)"
-    paper: ClassVar[str] = (
-        "Chen et al., Federated Meta-Learning with Fast Convergence and Efficient Communication, 2018"
+    about: ClassVar[About] = replace(
+        PrivRec.about,
+        title="PrivRec's network, and a common start by second-order meta-learning (MAML)",
+        paper="Chen et al., Federated Meta-Learning with Fast Convergence and Efficient Communication, 2018",
     )
 
     def __post_init__(self) -> None:
@@ -66,7 +64,7 @@ class NNSelf(PrivRec):
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         """Every inner step is held until the last is differentiated."""
         known = Vocabulary.of(catalogue, self.features)
-        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
+        network = self.network_for(known)
         samples, size = longest * self.per_item, self.batch_size or longest
         steps = 1 + self.epochs * -(-longest // max(1, size))
         units = sum(network.widths) + self.factors * (1 + known.values)
@@ -95,7 +93,7 @@ class NNSelf(PrivRec):
         }
 
     def _supporting(self, count: Tensor) -> Tensor:
-        """How many of so many interactions the inner steps take in: of two or more neither none nor all."""
+        """The size of the support set out of `count` interactions: at least 1 and at most count - 1, if count > 1."""
         share = (count.double() * self.support + 1e-9).long()
         return share.clamp(min=1).minimum(count - 1).clamp(min=0)
 
@@ -120,16 +118,8 @@ class NNSelf(PrivRec):
         update: Update = {name: -slope for name, slope in slopes.items()}
         return update | {"item": Rows(index, update["item"], n_items)}, {"loss": loss}
 
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        """So many clients at a time as all of whose steps fit into memory."""
-        blocks = 1 + sum(batches[f"{name}/block"].shape[1] for name in PARTS)
-        width = blocks * self.factors + sum(read_widths("hidden", self.hidden))
-        steps = (1 + self.epochs) * batches["support/place"].shape[1] * self.per_item
-        size = max(1, NUMBERS_AT_ONCE // max(1, NUMBERS_A_UNIT * width * steps))
-        return vmap(self.client, in_dims=(None, 0, 0), chunk_size=size)(shared, locals_, batches)
-
     def _part(self, batch: Batch, part: str, drawn: Tensor) -> Samples:
-        """The interactions of one part, and with them those that were drawn for each pass."""
+        """The interactions of the support or query set, with the negatives of each pass."""
         place, valid = batch[f"{part}/place"], batch[f"{part}/valid"]
         own = take(batch["item"], place)[:, None, None]
         drawn = ops.take_rows(drawn, place).reshape(len(place), -1, self.negatives)
@@ -145,7 +135,7 @@ class NNSelf(PrivRec):
         return label
 
     def _inner(self, tree: Tree, batch: Batch, support: Samples) -> Tree:
-        """Where SGD on the support set leads from here, so that it can be differentiated."""
+        """The parameters after SGD on the support set, as a differentiable function of `tree`."""
         size = self.batch_size or max(1, len(support.place))
         for epoch in range(self.epochs):
             for (chosen,) in ops.minibatches(size, batch["support/order"][epoch]):
@@ -159,7 +149,7 @@ class NNSelf(PrivRec):
         return tree
 
     def _loss(self, tree: Tree, batch: Batch, samples: Samples) -> Tensor:
-        """The mean loss of some samples, by rows of the touched items alone."""
+        """The mean loss of some samples; `tree["item"]` holds the touched rows alone."""
         person, around, items = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
         given = (person, _some(around, samples.place), _some(items, samples.item.flatten()))
         who, where, what = (vectors(tree["feature"], one) for one in given)
@@ -176,30 +166,30 @@ class Samples(NamedTuple):
     """Interactions, each with its negatives."""
 
     place: Tensor
-    """(N,) where they stand among a person's own."""
+    """(N,) positions in the person's history."""
     item: Tensor
-    """(N, passes, samples of one), or (N, samples of one)."""
+    """(N, passes, samples of one interaction), or without passes."""
     real: Tensor
     """As `item`."""
     label: Tensor
-    """(N, samples of one)."""
+    """(N, samples of one interaction)."""
     slot: Tensor
-    """As `item`: where it stands among those touched."""
+    """As `item`: its place among the touched items."""
 
     def with_slots(self, slot: Tensor) -> Samples:
         return self._replace(slot=slot.reshape(self.item.shape))
 
     def of(self, epoch: int) -> Samples:
-        """Those of one pass."""
+        """The samples of one pass."""
         return self._replace(item=self.item[:, epoch], real=self.real[:, epoch], slot=self.slot[:, epoch])
 
     def at(self, chosen: Tensor) -> Samples:
-        """Some of them."""
+        """The samples at these places."""
         return Samples(take(self.place, chosen), *(ops.take_rows(part, chosen) for part in self[1:]))
 
 
 def take(values: Tensor, place: Tensor) -> Tensor:
-    """`values[place]` of one column, as `ops.take_rows` does it."""
+    """`values[place]` for a vector, by `ops.take_rows`."""
     return ops.take_rows(values[:, None], place)[:, 0]
 
 

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import Batch, Catalogue, Data, Rows, Tree, Update, param
+from homebody.core import About, Batch, Catalogue, Data, Rows, Tree, Update, param
 from homebody.methods.item_table import ItemTable
-from homebody.methods.kernels import factors, network
+from homebody.methods.kernels import network
 from homebody.models.logistic import slopes
 from homebody.models.score import ScoreFunction, read_widths
 from homebody.rng import Rng
@@ -43,8 +43,10 @@ class PFedRec(ItemTable):
     dual: bool = param(True, "false: a joint step, and everyone ranks with the shared table")
     hidden: str = param("", "widths of the score function's hidden layers, such as 16,8; empty: one linear layer")
 
-    title: ClassVar[str] = "dual personalisation: private score function, item table tuned per user"
-    paper: ClassVar[str] = "Zhang et al., Dual Personalization on Federated Recommendation, IJCAI 2023"
+    about: ClassVar[About] = About(
+        title="dual personalisation: private score function, item table tuned per user",
+        paper="Zhang et al., Dual Personalization on Federated Recommendation, IJCAI 2023",
+    )
 
     @property
     def function(self) -> ScoreFunction:
@@ -90,17 +92,3 @@ class PFedRec(ItemTable):
 
     def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:
         return network.logits(self.function, torch.cat([local["weight"], local["bias"][None]]), rows, None)
-
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        if shared["item"].device.type != "cpu":
-            return super().cohort(shared, locals_, batches)
-        weight, bias = locals_["weight"].clone(), locals_["bias"].clone()
-        rates = (self.learning_rate, self.row_rate(shared))
-        steps = (self.batch_size, self.epochs, self.dual)
-        if self.function.hidden:
-            theta = torch.cat([weight, bias[:, None]], dim=1)
-            change, loss = network.train(self.function, shared["item"], theta, None, batches, (*rates, 0.0), *steps)
-            weight, bias = theta[:, :-1], theta[:, -1]
-        else:
-            change, loss = factors.train(shared["item"], weight, bias, batches, rates, *steps)
-        return {"item": change}, {"weight": weight, "bias": bias, "loss": loss, **self.tuned(change)}

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from homebody.core import About
 from homebody.reference import Histories, Reference, Score
 
 __all__ = ["Popularity"]
@@ -23,7 +24,7 @@ class Popularity(Reference):
     tensor([[0., 2., 1.]])
     """
 
-    title: ClassVar[str] = "the same list for everyone, by number of interactions"
+    about: ClassVar[About] = About(title="the same list for everyone, by number of interactions", rounds=1)
 
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
         learnt = np.repeat(histories.learn, np.diff(histories.indptr))

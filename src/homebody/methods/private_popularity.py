@@ -12,8 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from homebody.core import Batch, Catalogue, Data, Method, Total, Tree, Update
-from homebody.methods.kernels import reports
+from homebody.core import About, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, plain_work
 from homebody.privacy import Channel, OneBit, Shuffle
 from homebody.rng import Rng
 
@@ -26,16 +25,18 @@ class PrivatePopularity(Method):
 
     uplink: Channel = Channel(OneBit(epsilon=2.5, k=100), Shuffle())
 
-    title: ClassVar[str] = "popularity from one-bit reports, at the budget of fmf-ldp"
-    default_rounds: ClassVar[int] = 20
-    draws_negatives: ClassVar[bool] = False
-    computes: ClassVar[bool] = True
+    about: ClassVar[About] = About(
+        title="popularity from one-bit reports, at the budget of fmf-ldp",
+        rounds=20,
+        draws_negatives=False,
+        dense=True,
+    )
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         return {"taken": torch.zeros(catalogue.n_items)}
 
-    def shared_numbers(self, catalogue: Catalogue) -> int:
-        return catalogue.n_items
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        return plain_work(catalogue.n_items, catalogue, longest)
 
     def init_server(self, shared: Tree) -> Tree:
         # Rounds are counted for each item: one that comes later is averaged over fewer.
@@ -60,24 +61,3 @@ class PrivatePopularity(Method):
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         return shared["taken"][items]
-
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        if shared["taken"].device.type != "cpu":
-            return super().cohort(shared, locals_, batches)
-        return {"taken": _Taken(len(shared["taken"]), batches)}, locals_
-
-
-class _Taken:
-    """Many clients' tables, looked at only where their reports are about."""
-
-    def __init__(self, n_items: int, batches: Batch) -> None:
-        self.shape = (n_items,)
-        self._items, self._valid = batches["items"].numpy(), batches["valid"].numpy()
-
-    def at(self, entries: Tensor) -> Tensor:
-        out = torch.empty(entries.shape)
-        reports.taken(self.shape[0], self._items, self._valid, entries.contiguous().numpy(), out.numpy())
-        return out
-
-    def dense(self) -> Tensor:
-        return self.at(torch.arange(self.shape[0]).expand(len(self._items), -1))

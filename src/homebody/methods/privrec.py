@@ -22,7 +22,7 @@ with its negatives. With `output=explicit` there are none: the network predicts 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,9 +30,9 @@ from torch.nn.functional import softplus
 
 from homebody import ops
 from homebody.bags import Bags, spread_rows, sum_rows
-from homebody.core import CALL, HEAD_BYTES, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
+from homebody.core import About, Batch, Catalogue, Data, Method, Scoring, Total, Tree, Update, Work, param
 from homebody.methods.kernels import privrec as kernels
-from homebody.models.dssm import Described, Vocabulary, vectors
+from homebody.models.dssm import PARTS, Described, Vocabulary, vectors
 from homebody.models.score import ScoreFunction, read_widths
 from homebody.params import Range
 from homebody.privacy import Channel
@@ -71,24 +71,21 @@ class PrivRec(Method):
     init_scale: float = param(0.3, "standard deviation of the initial rows", low=0, search=Range(0.01, 1, log=True))
 
     uses: ClassVar[tuple[str, ...]] = ("user features", "item features", "contexts", "ratings")
-    default_rounds: ClassVar[int] = 200
-    default_cohort: ClassVar[int | None] = 100
-    default_evaluate_every: ClassVar[int] = 20
-    numbers_a_score: ClassVar[int] = 64
-    title: ClassVar[str] = "a network on features, and a common start that each device adapts quickly (REPTILE)"
-    paper: ClassVar[str] = "Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021"
+    about: ClassVar[About] = About(
+        title="a network on features, and a common start that each device adapts quickly (REPTILE)",
+        paper="Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021",
+        rounds=200,
+        cohort=100,
+        evaluate_every=20,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         read_widths("hidden", self.hidden)
 
     @property
-    def scores_from(self) -> Literal["latest", "base", "adapted"]:
-        return "adapted"
-
-    @property
-    def predicts(self) -> Literal["ranking", "ratings"]:
-        return "ratings" if self.output == "explicit" else "ranking"
+    def scoring(self) -> Scoring:
+        return Scoring("ratings" if self.output == "explicit" else "ranking", "adapted", numbers=64)
 
     @property
     def passes(self) -> int:
@@ -99,15 +96,18 @@ class PrivRec(Method):
         hidden = read_widths("hidden", self.hidden)
         return ScoreFunction((1 + blocks) * self.factors, hidden, beside * self.factors, self.activation)  # type: ignore[arg-type]
 
+    def network_for(self, known: Vocabulary) -> ScoreFunction:
+        """The layers for all features of a vocabulary."""
+        return self.network(len(known.item_names), len(known.users) + len(known.contexts))
+
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         known = Vocabulary.of(catalogue, self.features)
         feature = self.init_scale * rng.fold("feature").normal(known.size, self.factors)
         feature[known.unknown] = 0.0  # until somebody turns up who is of no known kind
-        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
         return {
             "item": self.init_scale * rng.fold("item").normal(catalogue.n_items, self.factors),
             "feature": feature,
-            "layers": network.start(rng.fold("layers")),
+            "layers": self.network_for(known).start(rng.fold("layers")),
         }
 
     def takes_in(self, catalogue: Catalogue) -> tuple[str, ...]:
@@ -116,16 +116,11 @@ class PrivRec(Method):
 
     def shared_numbers(self, catalogue: Catalogue) -> int:
         known = Vocabulary.of(catalogue, self.features)
-        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
-        return (catalogue.n_items + known.size) * self.factors + network.size
+        return (catalogue.n_items + known.size) * self.factors + self.network_for(known).size
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
-        known, n_items, numbers = (
-            Vocabulary.of(catalogue, self.features),
-            catalogue.n_items,
-            self.shared_numbers(catalogue),
-        )
-        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
+        known, n_items = Vocabulary.of(catalogue, self.features), catalogue.n_items
+        network, numbers = self.network_for(known), self.shared_numbers(catalogue)
         units, listed = sum(network.widths), known.values
         epochs, drawn = max(self.epochs, self.adapt_passes), max(self.epochs, self.adapt_epochs)
         samples, size = longest * self.per_item, self.batch_size or longest
@@ -135,11 +130,10 @@ class PrivRec(Method):
         held += drawn * longest * (6 * self.negatives + 6) + samples * (4 * listed + 8) + 24 * network.size
         held += 4 * min(n_items, SCORED) * units
         operations = epochs * samples * (12 * network.size + 40 * self.factors * (1 + listed) + 200)
-        operations += (200 * epochs + steps * len(network.widths) // 10) * CALL + n_items * (
-            4 * network.size + 60 * (1 + listed)
-        )
-        operations += drawn * longest * 100 * (1 + self.negatives) + 10 * numbers + 800 * CALL
-        return Work(memory=4 * held, operations=operations, bytes=4 * numbers + HEAD_BYTES)
+        operations += n_items * (4 * network.size + 60 * (1 + listed))
+        operations += drawn * longest * 100 * (1 + self.negatives) + 10 * numbers
+        calls = 200 * epochs + steps * len(network.widths) // 10 + 800
+        return Work.of(held, operations, calls, sent=numbers)
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
         return {}
@@ -182,28 +176,12 @@ class PrivRec(Method):
             one.on(items.device)
             for one in (known.person(data.features), known.around(data.now), known.items(data.catalogue.items))
         )
-        network = self.network(len(known.item_names), len(known.users) + len(known.contexts))
+        network = self.network_for(known)
         if items.device.type == "cpu" and not data.now:  # many moments are a vmap of their own
             return kernels.scores(network, mine, person, around, described, items)
         beside = torch.cat([vectors(mine["feature"], one) for one in (person, around)])
         own = vectors(mine["feature"], described._replace(row=described.row[items], weight=described.weight[items]))
         return network.logit(mine["layers"], torch.cat([mine["item"][items], own], -1), beside)
-
-    def cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
-        if shared["item"].device.type != "cpu":
-            return super().cohort(shared, locals_, batches)
-        mine, loss = self._trained(shared, batches, batches["valid"], self.learning_rate, self.epochs)
-        return {name: mine[name].sub_(shared[name]) for name in shared}, {"loss": loss}
-
-    def adapt_cohort(self, shared: Tree, locals_: Tree, batches: Batch) -> Tree:
-        if shared["item"].device.type != "cpu":
-            return super().adapt_cohort(shared, locals_, batches)
-        return self._trained(shared, batches, self.at_hand(batches["valid"]), self.adapt_step, self.adapt_passes)[0]
-
-    def _trained(self, shared: Tree, batches: Batch, valid: Tensor, rate: float, epochs: int) -> tuple[Tree, Tensor]:
-        blocks = [batches[f"{part}/block"].shape[1] for part in PARTS]
-        network = self.network(blocks[2], blocks[0] + blocks[1])
-        return kernels.train(network, shared, batches, valid, (rate, self.item_rate), self.batch_size, epochs)
 
     @property
     def adapt_passes(self) -> int:
@@ -214,12 +192,12 @@ class PrivRec(Method):
         return self.adapt_rate or self.learning_rate
 
     def at_hand(self, valid: Tensor) -> Tensor:
-        """The interactions that a device adapts to: the latest, where not all."""
+        """The interactions that a device adapts to: the latest `adapt_items`, or all."""
         later = valid.sum(-1, keepdim=True) - valid.long().cumsum(-1)
         return valid & (later < self.adapt_items) if self.adapt_items else valid
 
     def stepped(self, start: Tree, batch: Batch, epochs: int, rate: float, valid: Tensor) -> tuple[Tree, Tensor]:
-        """Where SGD leads from here in so many passes, and the mean loss of the last."""
+        """The parameters after so many passes of SGD, and the mean loss of the last pass."""
         n_items, table = len(start["item"]), torch.cat([start["item"], start["feature"]])
         described = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
         person, around, items = (one._replace(row=one.row + n_items) for one in described)
@@ -246,7 +224,7 @@ class PrivRec(Method):
         return {"item": table[:n_items], "feature": table[n_items:], "layers": layers}, loss
 
     def _samples(self, batch: Batch, place: Tensor, epoch: int, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The interactions at these places with their negatives, what is to be said of each, and which count."""
+        """The interactions at these places with their negatives, the label of each, and which are real."""
         own, real = batch["item"].gather(0, place)[:, None], valid.gather(0, place)[:, None]
         if self.output == "explicit":
             return own, batch["rating"].gather(0, place)[:, None], real
@@ -266,7 +244,7 @@ class PrivRec(Method):
         real: Tensor,
         rate: float,
     ) -> tuple[Tensor, list[Tensor], Tensor]:
-        """One step on some interactions and their negatives; the sum of their losses.
+        """One step of SGD on some interactions and their negatives; also the sum of their losses.
 
         given: the person, the samples, and their circumstances if there are any.
         """
@@ -294,7 +272,7 @@ class PrivRec(Method):
         return table, parts, torch.where(real, loss, 0.0).sum()
 
     def _rates(self, what: Tensor) -> Tensor:
-        """(blocks, 1): an item's own row, which is the first, has a step of its own."""
+        """(blocks, 1): the relative step of each block; the first block is an item's own row."""
         own = torch.arange(what.shape[1], device=what.device) == 0
         return torch.where(own, float(ops.single(self.item_rate)), 1.0)[:, None]
 
@@ -304,18 +282,17 @@ class PrivRec(Method):
         return 1 + self.negatives if self.output == "implicit" else 1
 
 
-PARTS = ("person", "around", "items")
 SCORED = 1 << 15
 """Items that are scored together."""
 
 
 def taken(values: Tensor, place: Tensor) -> Tensor:
-    """`values[place]`, in a way that vmap knows."""
+    """`values[place]`, by operations that vmap supports."""
     return values.gather(0, place[:, None].expand(-1, values.shape[1]))
 
 
 def _with_own(items: Described) -> Described:
-    """The items' features, each behind the item's own row."""
+    """The items' features, with each item's own row first."""
     row, weight, block = items
     place = torch.arange(len(row), device=row.device)[:, None]
     ahead = torch.nn.functional.pad(block, (1, 0, 1, 0))

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from homebody.core import param
+from homebody.core import About, param
 from homebody.methods.adapted import Adapted, Everyone, at
 from homebody.methods.kernels.mf import Embeddings, outside
 from homebody.methods.privrec import PrivRec
@@ -37,7 +37,7 @@ ONLY = torch.zeros(1, dtype=torch.int64)
 
 @dataclass(frozen=True)
 class PrivRecCEN(Reference):
-    """A network on features of people and items, learnt from everyone's histories, that each one adapts."""
+    """A network on features of people and items, trained on everyone's histories; each person adapts it."""
 
     features: str = param("", "features it takes in, such as age,genres; empty: all but texts; none: items' own rows")
     factors: int = param(64, "size of a feature's vector", low=1, search=(16, 32, 64))
@@ -52,9 +52,11 @@ class PrivRecCEN(Reference):
     adapt_batch: int = param(32, "interactions in such a step; 0: all in one step", low=0)
     init_scale: float = param(0.1, "standard deviation of the initial rows", low=0, search=Range(0.01, 1, log=True))
 
-    default_rounds: ClassVar[int] = 10
-    title: ClassVar[str] = "PrivRec's network on everyone's histories, in one place; each one adapts it"
-    paper: ClassVar[str] = "Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021"
+    about: ClassVar[About] = About(
+        title="PrivRec's network on everyone's histories, in one place; each one adapts it",
+        paper="Wang et al., Fast-adapting and Privacy-preserving Federated Recommender System, VLDBJ 2021",
+        rounds=10,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,7 +64,7 @@ class PrivRecCEN(Reference):
 
     @property
     def task(self) -> PrivRec:
-        """What each person does with it."""
+        """The method by which each person adapts the network."""
         return PrivRec(
             features=self.features,
             factors=self.factors,
@@ -91,9 +93,9 @@ class PrivRecCEN(Reference):
             yield Adapted(self.task, shared, everyone, rng.fold("adapt"), adapts=self.adapt_epochs > 0)
 
     def _train(self, everyone: Everyone, learnt: dict[str, Embeddings], steps: int, rng: Rng) -> int:
-        """A pass of mini-batches; answers how many steps there were by now."""
+        """One pass of mini-batches. Returns the number of steps so far."""
         known = everyone.known
-        network = self.task.network(len(known.item_names), len(known.users) + len(known.contexts))
+        network = self.task.network_for(known)
         places = everyone.taught[rng.bits(len(everyone.taught)).argsort()]
         whose = everyone.owner[places]
         drawn = torch.from_numpy(outside(everyone.histories, whose.numpy(), self.negatives, rng))

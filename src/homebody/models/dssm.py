@@ -1,4 +1,4 @@
-"""DSSM on features: what a network makes of a person's and an item's features, side by side.
+"""DSSM on features: the input of a network that reads a person's and an item's features side by side.
 
 Every value that a feature may take is a row of one table, and so is every number's direction. What a person, an item
 or a circumstance is like is a sum of such rows with weights, in a block of the input for each feature: one row of a
@@ -17,7 +17,10 @@ from torch import Tensor
 from homebody.core import Catalogue, Column
 from homebody.errors import unknown_name
 
-__all__ = ["Described", "Vocabulary", "vectors"]
+__all__ = ["PARTS", "Described", "Vocabulary", "vectors"]
+
+PARTS = ("person", "around", "items")
+"""What describes an interaction: the person, the circumstances and the item. Batches name their tensors after these."""
 
 
 class Described(NamedTuple):
@@ -26,18 +29,18 @@ class Described(NamedTuple):
     row: Tensor
     """(..., K) rows of the table."""
     weight: Tensor
-    """(..., K); 0 where there is none."""
+    """(..., K); 0 for padding."""
     block: Tensor
     """(F, K) ones where row k belongs to block f."""
 
     def on(self, device: torch.device) -> Described:
-        """The same on this device: what has no features at all does not know where it is."""
+        """The same on this device; without any feature it would be on the CPU."""
         return Described(*(part.to(device) for part in self))
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Where in the table of features the values of each one stand: of people, items and circumstances.
+    """The rows of the feature table that the values of each feature have: of people, items and circumstances.
 
     >>> genres = Column(torch.tensor([[1, 2], [2, -1], [-1, -1]]), 3, "many")
     >>> years = Column(torch.tensor([0.5, 0.0, -1.0]), 1, "number")
@@ -55,7 +58,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, catalogue: Catalogue, chosen: str = "") -> Vocabulary:
-        """Of the features of these names; of all but texts where there are none, and of none at all by that word."""
+        """The vocabulary of the chosen features; empty: all but texts; "none": no features."""
         known = (catalogue.people, catalogue.contexts, catalogue.items)
         names = [name.strip() for name in chosen.split(",")] if chosen.strip() else []
         if names == ["none"]:
@@ -87,12 +90,12 @@ class Vocabulary:
 
     @property
     def values(self) -> int:
-        """How many rows of the table describe an interaction at most: its person, its circumstances and its item."""
+        """The most rows that describe one interaction: its person, its circumstances and its item."""
         return sum(column.values.shape[1] if column.kind == "many" else 1 for column in self.columns)
 
     @property
     def unknown(self) -> list[int]:
-        """The rows of values that nobody in training has."""
+        """The rows that stand for unknown values."""
         rows, start = [], 0
         for column in self.columns:
             rows += [start] if column.kind == "one" else []
@@ -104,12 +107,12 @@ class Vocabulary:
         return self._described(values, self.users, self.catalogue.people, 0, ())
 
     def around(self, values: Mapping[str, Tensor], count: int | None = None) -> Described:
-        """The circumstances of `count` interactions, or of one moment; those that are not known are unknown."""
+        """The circumstances of `count` interactions, or of one moment; missing ones count as unknown."""
         start = sum(self.catalogue.people[name].size for name in self.users)
         return self._described(values, self.contexts, self.catalogue.contexts, start, () if count is None else (count,))
 
     def items(self, values: Mapping[str, Column]) -> Described:
-        """All items, by theirs."""
+        """All items, by their features."""
         start = self.size - sum(self.catalogue.items[name].size for name in self.item_names)
         own = {name: values[name].values for name in self.item_names}
         return self._described(own, self.item_names, self.catalogue.items, start, (self.catalogue.n_items,))
@@ -149,6 +152,6 @@ class Vocabulary:
 
 
 def vectors(table: Tensor, described: Described) -> Tensor:
-    """What is described, as one vector: its blocks side by side."""
+    """One vector for each description: its blocks side by side."""
     rows = table[described.row] * described.weight[..., None]
     return (described.block @ rows).flatten(-2)

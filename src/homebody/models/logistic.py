@@ -13,7 +13,7 @@ __all__ = ["logistic", "slopes"]
 
 
 def logistic(logit: Tensor, label: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Binary cross-entropy over the real samples: the slope of its mean at each logit, and its sum.
+    """Binary cross-entropy over the real samples: the gradient of its mean at each logit, and its sum.
 
     >>> slope, loss = logistic(torch.zeros(3), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([True, True, False]))
     >>> slope.tolist(), round(loss.item(), 4)
@@ -25,7 +25,7 @@ def logistic(logit: Tensor, label: Tensor, valid: Tensor) -> tuple[Tensor, Tenso
 
 
 def slopes(logit: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, ...]:
-    """The slope of the mean loss in each of the logit's arguments, then the sum of the losses.
+    """The gradient of the mean loss in each of the logit's arguments, then the sum of the losses.
 
     The last two of what is given are labels and which samples are real.
 

@@ -1,4 +1,4 @@
-"""The network of neural collaborative filtering: what it makes of a user's and an item's embedding."""
+"""The network of neural collaborative filtering, on a user's and an item's embedding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from homebody.rng import Rng
 __all__ = ["Network"]
 
 NUMBERS_AT_ONCE = 1 << 20
-"""How large the first layer may grow while everyone is scored with everything."""
+"""Limit on the first layer's activations while all users are scored with all items."""
 
 
 @dataclass(frozen=True)

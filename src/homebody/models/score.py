@@ -1,4 +1,4 @@
-"""A score function: what a small network makes of an item's row, alone or beside a person's vector."""
+"""A score function: a small network on an item's row, alone or beside a person's vector."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class ScoreFunction:
         return self.through(self.parts(weights), rows, person)
 
     def through(self, parts: Sequence[Tensor], rows: Tensor, person: Tensor | None = None) -> Tensor:
-        """As `logit`, from `parts`: a slope is cheaper in each of them than in what they are cut from."""
+        """As `logit`, from `parts`: gradients are cheaper in the parts than in the flat vector."""
         return self.inputs(parts, rows, person)[-1].squeeze(-1)
 
     def inputs(self, parts: Sequence[Tensor], rows: Tensor, person: Tensor | None = None) -> list[Tensor]:
-        """What comes into each layer but the person's own part, and at the end what comes out: (N, 1)."""
+        """The inputs of each layer without the person's part, then the output (N, 1)."""
         first, offset, *others = parts
         if person is not None:
             offset = offset + person @ first[: self.beside]
@@ -79,7 +79,7 @@ class ScoreFunction:
     def slopes(
         self, parts: Sequence[Tensor], seen: Sequence[Tensor], person: Tensor, slope: Tensor
     ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Where the numbers that came out have these slopes (N, 1): those of each part, of the rows and the person.
+        """Backpropagate the gradients (N, 1) of the output: those of each part, of the rows and of the person.
 
         What autograd gives, in a fraction of the calls. The person is (N, beside), or (1, beside) for all rows.
         """
@@ -100,7 +100,7 @@ class ScoreFunction:
 
 
 def read_widths(name: str, text: str) -> tuple[int, ...]:
-    """Widths of hidden layers as people write them; an empty text is none.
+    """Read widths of hidden layers, such as 16,8; an empty text means none.
 
     >>> read_widths("hidden", "32,16,8"), read_widths("hidden", "")
     ((32, 16, 8), ())

@@ -1,4 +1,4 @@
-"""What a sequence of items is like, and what an item is like: encoders whose weights are one flat vector each."""
+"""Encoders of sequences and of items. The weights of each are one flat vector."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GRU:
         return (2.0 * rng.uniform(self.size) - 1.0) * self.width**-0.5
 
     def last(self, weights: Tensor, rows: Tensor, real: Tensor) -> Tensor:
-        """The state (…, width) after the last real step of each sequence (…, steps, inputs); others are passed over."""
+        """The state (…, width) after the last real step of each sequence (…, steps, inputs); padding is skipped."""
         of_input, of_state, input_offset, state_offset = _parts(weights, self.shapes)
         given = rows @ of_input + input_offset
         state = torch.zeros_like(given[..., 0, : self.width])

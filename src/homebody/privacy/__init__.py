@@ -1,6 +1,6 @@
 """The way off the device, and the record of what it tells."""
 
-from homebody.privacy.channel import Channel, Stage
+from homebody.privacy.channel import Channel
 from homebody.privacy.events import (
     OBSERVERS,
     Charge,
@@ -20,19 +20,18 @@ from homebody.privacy.events import (
 from homebody.privacy.ledger import Entry, Ledger
 from homebody.privacy.limits import Budget
 from homebody.privacy.reports import OneBit, Shuffle
-from homebody.privacy.requests import AskRows
 from homebody.privacy.responses import RandomisedResponse
-from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum
+from homebody.privacy.stages import Clip, Facts, Gaussian, Laplace, SecureSum, Stage
 
 __all__ = [
     "OBSERVERS",
-    "AskRows",
     "Budget",
     "Channel",
     "Charge",
     "Clip",
     "Entry",
     "Event",
+    "Facts",
     "Gaussian",
     "GaussianRelease",
     "Laplace",

@@ -57,7 +57,7 @@ class Bound:
     delta: float
     relation: Relation
     accountant: Accountant
-    """Whose bound it is; `none` where nothing was released, or nothing bounds it."""
+    """The accountant that gave the bound; `none`: nothing was released, or nothing bounds it."""
     bounds: dict[Accountant, float] = field(default_factory=dict)
     """Every bound that was derived, by accountant. All of them hold."""
     notes: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ def _check(delta: float, group: int) -> None:
 
 
 def _all(ran: Terms, delta: float, only: tuple[Accountant, ...] | None = None) -> dict[Accountant, float]:
-    """Every bound there is."""
+    """Every bound that applies, by accountant."""
     derive: dict[Accountant, Callable[[Terms, float], float | None]] = {
         "basic": _basic,
         "optimal": _optimal,
@@ -238,7 +238,7 @@ def _pld(ran: Terms, delta: float) -> float | None:
 
 
 def _interval(ran: Terms) -> float:
-    """Steps of the loss: fine, but not too many; coarser where nothing is composed step by step."""
+    """The grid step of the privacy loss: fine, without too many steps; coarser if nothing is composed step by step."""
     reach, steps = 0.0, 2e5
     for term, count in ran.items():
         match term:
@@ -338,7 +338,7 @@ def _of_group(
 
 
 def _add(ran: Terms, term: Term, count: int) -> None:
-    """Count a term, which may be there already: different terms can become the same."""
+    """Add to a term's count; different terms can become the same."""
     ran[term] = ran.get(term, 0) + count
 
 

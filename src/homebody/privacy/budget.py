@@ -1,4 +1,4 @@
-"""Spending an ε: whether what happened stays within it, how long it lasts, and what noise spends it exactly."""
+"""Budgets of ε: whether events stay within one, how many rounds it allows, and which noise spends it exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["calibrate", "calibrate_events", "most_rounds", "within"]
 
 _CHEAP: tuple[Accountant, ...] = ("basic", "optimal", "analytic", "rdp")
 _SPENT = 1e-3
-"""A calibrated noise leaves no more of the budget than this part."""
+"""Calibrated noise leaves at most this share of the budget unspent."""
 _EVERYONE = Sampling()
 
 

@@ -1,11 +1,10 @@
-"""The one door off the device."""
+"""The one way off the device."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 from torch.func import vmap
@@ -13,55 +12,10 @@ from torch.func import vmap
 from homebody.core import Cohort, Rows, Total, Tree, Update, Work, ships, written
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
-from homebody.privacy.grid import Grid
-from homebody.privacy.requests import AskRows
-from homebody.privacy.stages import Clip, Message, passed
+from homebody.privacy.stages import Facts, Stage
 from homebody.rng import Rng
 
-__all__ = ["Channel", "Stage"]
-
-
-class Stage(Protocol):
-    """One step of the way out: half on the device, half on the server.
-
-    With `on_sum = True` it acts on the sum and comes after all that act on a device; its `device` may still put the
-    update into another form. With `place(message) -> (stage, message)` it takes its place among the others: see
-    `homebody.privacy.stages`. One without may do as it likes, and nothing private is claimed for it. With
-    `noise_of_many(sums, devices, rng)` a stage that adds noise on the device can draw the sum of many devices' noise at
-    once, for simulations, and add it to sums of what its `before_noise(update)` gives; whoever changes its `device`
-    must change all three. With `devices(update, rng)` a first stage that looks at a few entries does the work of
-    `device` for many clients at once, and reads formulas (`homebody.core.Computed`) where it needs them. With
-    `read(messages, sums)` its half on the server begins with each message instead of their sum: it adds what many of
-    them, stacked, say to the sums that its `server` is given and uses up. It is then the last stage. With
-    `work(given)` it says what a device's work becomes with its half; without, it counts as a pass over every entry.
-    """
-
-    def device(self, update: Update, rng: Rng) -> Update:
-        """Change what one client sends. Runs under vmap. It may write over the update that it is given."""
-
-    def server(self, total: Total, rng: Rng) -> Total:
-        """Change what the server is given."""
-
-
-@runtime_checkable
-class _Mechanism(Protocol):
-    """A stage that bounds what is told."""
-
-    def charges(self, cohort: Cohort) -> Sequence[Charge]: ...
-
-
-class _Reader(Protocol):
-    """A stage whose half on the server reads each message."""
-
-    def read(self, messages: Update, sums: Tree) -> None: ...
-
-
-class _Noise(Protocol):
-    """A stage that knows what the noise of many devices adds up to."""
-
-    def before_noise(self, update: Update) -> Update: ...
-
-    def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree: ...
+__all__ = ["Channel"]
 
 
 @dataclass(frozen=True)
@@ -72,16 +26,24 @@ class Channel:
     was done on the way out is undone in reverse; then the stages that act on the sum run in the order they are listed.
 
     Nonsense is refused here, before anything runs. Without stages it is a plain sum: the server could read each
-    client's update, and nothing is private.
+    client's update, and nothing is private. What holds of its messages is in `facts`.
+
+    With `asks_rows`, a device downloads only the rows that it works on in this round (PFedRec, appendix B.1). It has to
+    say which: the request leaves the device as it is, and names everything that the person trains on among a few
+    negatives. So ε = ∞ against the server, whatever the stages hide; the others never see the request. Only for methods
+    that say what they ask for (`Method.asks`).
 
     >>> import numpy as np
     >>> from homebody.privacy import Clip, Gaussian, SecureSum
     >>> cohort = Cohort(np.arange(30), "fixed", size=30, population=4800)
-    >>> for charge in Channel(Clip(40), SecureSum(), Gaussian(z=1)).charges(cohort):
+    >>> channel = Channel(Clip(40), SecureSum(), Gaussian(z=1))
+    >>> for charge in channel.charges(cohort):
     ...     print(charge.observer, "–", charge.event)
     server – not private: the server adds the noise itself: it sees the sum without it
     clients – Gaussian noise, 1 × the ℓ2 sensitivity (replace-one); 30 of 4,800 drawn without replacement
     public – Gaussian noise, 1 × the ℓ2 sensitivity (replace-one); 30 of 4,800 drawn without replacement
+    >>> channel.facts.secret, channel.facts.noise_on_sum, channel.facts.norms
+    (True, True, {2: 40.0})
     >>> Channel(Gaussian(z=1))
     Traceback (most recent call last):
         ...
@@ -90,59 +52,63 @@ before it.
     """
 
     stages: tuple[Stage, ...] = ()
+    asks_rows: bool = False
+    asks_after: int = field(default=0, compare=False, repr=False)
+    """How many stages a text names before `ask-rows`. It changes nothing; the channel is written as it was read."""
+    facts: Facts = field(default=Facts(), compare=False, repr=False)
 
-    def __init__(self, *stages: Stage) -> None:
+    def __init__(self, *stages: Stage, asks_rows: bool = False, asks_after: int = 0) -> None:
         placed: list[Stage] = []
-        message = Message()
+        facts = Facts()
         for stage in stages:
-            _check_order(placed, stage, message)
-            stage, message = _place(stage, message)
+            stage, facts = _placed(stage, facts)
             placed.append(stage)
         object.__setattr__(self, "stages", tuple(placed))
+        object.__setattr__(self, "asks_rows", asks_rows)
+        object.__setattr__(self, "asks_after", min(asks_after, len(placed)))
+        object.__setattr__(self, "facts", facts)
+
+    def with_stages(self, *stages: Stage) -> Channel:
+        """A channel of other stages, whose devices ask for rows if those of this one do."""
+        return Channel(*stages, asks_rows=self.asks_rows, asks_after=self.asks_after)
+
+    def before(self, stage: Stage) -> Channel:
+        """The channel up to this stage, without it."""
+        return self.with_stages(*self.stages[: self.stages.index(stage)])
 
     @property
     def dense(self) -> bool:
         """Whether devices send, or work on, whole tables: many clients at once then need much memory."""
-        return any(getattr(stage, "dense", False) for stage in self.stages)
-
-    @property
-    def asks(self) -> bool:
-        """Whether devices ask for the rows that they work on, instead of downloading whole tables."""
-        return any(isinstance(stage, AskRows) for stage in self.stages)
+        return any(stage.dense for stage in self.stages)
 
     @property
     def ends_in_noise(self) -> bool:
-        """Whether the last thing on a device is noise whose sum over many devices can be drawn at once."""
+        """Whether the last change on a device is noise whose sum over many devices can be drawn at once."""
         return self._last_noise() is not None
 
     @property
     def reads(self) -> bool:
         """Whether the server must read each message before it sums them: see `read`."""
-        return self._reader() is not None
+        return self.facts.reader is not None
 
     def read(self, messages: Update, sums: Tree) -> None:
         """Add to the sums what the server reads in these messages, stacked along the first dimension."""
-        reader = self._reader()
-        if reader is None:
+        if self.facts.reader is None:
             raise HomebodyError("The messages of this channel are summed as they come: there is nothing to read.")
-        reader.read(messages, sums)
-
-    def _reader(self) -> _Reader | None:
-        found: list[_Reader] = [stage for stage in self.stages if hasattr(stage, "read")]  # type: ignore[misc]
-        return found[-1] if found else None
+        self.facts.reader.read(messages, sums)
 
     def device(self, update: Update, rng: Rng) -> Update:
         """The device's half: each stage in order."""
-        for number, stage in enumerate(self._working):
+        for number, stage in enumerate(self.stages):
             update = stage.device(update, rng.fold(number))
         return update
 
     def devices(self, update: Update, rng: Rng) -> Update:
-        """The device's half for many clients, stacked; a formula is worked out only as far as the stages look at it."""
-        for number, stage in enumerate(self._working):
+        """The device's half for many clients, stacked; a formula is evaluated only where the stages look at it."""
+        for number, stage in enumerate(self.stages):
             streams = rng.fold(number)
             if number == 0 and self.samples:
-                update = stage.devices(update, streams)  # type: ignore[attr-defined]
+                update = stage.devices(update, streams)
                 continue
             half = stage.device
             update = vmap(lambda key, own, half=half: half(own, Rng(key)))(streams.key, written(update))
@@ -150,8 +116,8 @@ before it.
 
     @property
     def samples(self) -> bool:
-        """Whether a device looks at a few entries of its update alone: the rest need not be worked out."""
-        return bool(self._working) and hasattr(self._working[0], "devices")
+        """Whether a device looks at a few entries of its update alone: the rest need not be computed."""
+        return bool(self.stages) and self.stages[0].samples
 
     def bounded(self, update: Update, clean: Callable[[Tree], Tree] = lambda tree: tree) -> Update:
         """An update as it came to the server, clipped once more: a device that leaves its clip out gains nothing.
@@ -164,24 +130,13 @@ before it.
         >>> Channel(Clip(1)).bounded({"w": torch.tensor([30.0, 40.0])})["w"].tolist()
         [0.59..., 0.79...]
         """
-        if not self.plain:
+        if not self.facts.plain:
             return update
-        grid = self.grid
+        grid = self.facts.grid
         known = clean(_mapped(update, grid.doubles) if grid else update)
-        for stage in self._working:
-            known = known if _on_sum(stage) else stage.device(known, Rng.of(0))
+        for clip in self.facts.clips:
+            known = clip.device(known, Rng.of(0))
         return _mapped(known, grid.whole) if grid else known
-
-    @property
-    def grid(self) -> Grid | None:
-        """What the numbers of a message are whole steps of; None where they are plain numbers."""
-        grids = (getattr(stage, "grid", None) for stage in self._working if _on_sum(stage))
-        return next((grid for grid in grids if grid is not None), None)
-
-    @property
-    def plain(self) -> bool:
-        """Whether an update comes to the server as it was worked out, or clipped: without noise of the device's."""
-        return all(isinstance(stage, Clip) for stage in self._working if not _on_sum(stage))
 
     def for_sum(self, update: Update, rng: Rng) -> Update:
         """What one client adds to the sum of many, for simulations, where nobody looks at a single message.
@@ -190,8 +145,7 @@ before it.
         """
         for number, stage in self._for_sum:
             if number == self._last_noise():
-                noise: _Noise = stage  # type: ignore[assignment]
-                return noise.before_noise(update)
+                return stage.before_noise(update)
             update = stage.device(update, rng.fold(number))
         return update
 
@@ -199,16 +153,16 @@ before it.
     def sums_dense(self) -> bool:
         """Whether `for_sum` works on whole tables."""
         last = self._last_noise()
-        return any(getattr(stage, "dense", False) for number, stage in self._for_sum if number != last)
+        return any(stage.dense for number, stage in self._for_sum if number != last)
 
     @property
     def fills(self) -> bool:
         """Whether devices fill the tables that they send, though a sum can do without: `for_sum` leaves that out."""
-        return any(getattr(stage, "dense", False) and _keeps_sum(stage) for stage in self._working)
+        return any(stage.dense and stage.keeps_sum for stage in self.stages)
 
     @property
     def _for_sum(self) -> list[tuple[int, Stage]]:
-        return [(number, stage) for number, stage in enumerate(self._working) if not _keeps_sum(stage)]
+        return [(number, stage) for number, stage in enumerate(self.stages) if not stage.keeps_sum]
 
     def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
         """Sums of what came `for_sum`, with the noise of so many devices: distributed as if each had drawn its own, at
@@ -216,33 +170,27 @@ before it.
         number = self._last_noise()
         if number is None:
             raise HomebodyError("This channel does not end in noise on the device: there is none to be summed.")
-        noise: _Noise = self._working[number]  # type: ignore[assignment]
-        return noise.noise_of_many(sums, devices, rng.fold(number))
-
-    @property
-    def _working(self) -> tuple[Stage, ...]:
-        """The stages that change something: a request beside them must not change what noise they draw."""
-        return tuple(stage for stage in self.stages if not isinstance(stage, AskRows))
+        return self.stages[number].noise_of_many(sums, devices, rng.fold(number))
 
     def _last_noise(self) -> int | None:
-        for number, stage in reversed(list(enumerate(self._working))):
-            if _noise_adds_up(stage):
+        for number, stage in reversed(list(enumerate(self.stages))):
+            if stage.noise_adds_up and not stage.on_sum:
                 return number
-            if not _keeps_sum(stage):
+            if not stage.keeps_sum:
                 return None
         return None
 
     def work(self, given: Work) -> Work:
-        """What a device's work becomes with its half of the channel."""
-        for stage in self._working:
-            given = getattr(stage, "work", passed)(given)
+        """A device's work with its half of the channel."""
+        for stage in self.stages:
+            given = stage.work(given)
         return given
 
     def server(self, total: Total, rng: Rng) -> Total:
         """The server's half: what the devices did, undone in reverse; then what acts on the sum, in order."""
-        numbered = list(enumerate(self._working))
-        undone = [(number, stage) for number, stage in reversed(numbered) if not _on_sum(stage)]
-        for number, stage in (*undone, *((number, stage) for number, stage in numbered if _on_sum(stage))):
+        numbered = list(enumerate(self.stages))
+        undone = [(number, stage) for number, stage in reversed(numbered) if not stage.on_sum]
+        for number, stage in (*undone, *((number, stage) for number, stage in numbered if stage.on_sum)):
             total = stage.server(total, rng.fold(number))
         return total
 
@@ -254,24 +202,35 @@ before it.
         >>> Channel(Clip(2), Gaussian(z=1.5)).deviation(entries=10, clients=100)
         6.0
         """
-        found = [getattr(stage, "deviation", None) for stage in self.stages]
-        return math.hypot(*(math.nan if one is None else one(entries, clients) for one in found))
+        return math.hypot(*(stage.deviation(entries, clients) for stage in self.stages))
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """What one round through this channel tells each observer: as its last mechanism says, if it has one."""
-        return self.with_requests(self._charges(cohort))
+        if self.facts.mechanism is not None:
+            return self.with_requests(self.facts.mechanism.charges(cohort))
+        reason = "updates leave the device as they are, and the next shared model is computed from their sum"
+        if self != Channel():
+            reason = "no noise is added to what leaves the device, and the next shared model is computed from the sum"
+        return self.with_requests([Charge(observer, "user", NonPrivate(reason)) for observer in OBSERVERS])
 
     def with_requests(self, charges: Sequence[Charge]) -> Sequence[Charge]:
-        """These charges, and what devices tell the server by what they ask it for."""
-        for stage in self.stages:
-            if isinstance(stage, AskRows):
-                charges = stage.told(charges)
-        return charges
+        """These charges; where devices ask for rows, with the request in place of all that the server is told."""
+        if not self.asks_rows:
+            return charges
+        request = NonPrivate("each device asks the server for the rows it trains on, its own items among them")
+        known = [replace(one, event=request) if one.observer == "server" else one for one in charges]
+        if any(one.observer == "server" for one in known):
+            return known
+        return [Charge("server", "user", request), *known]
 
     @property
     def stated_by(self) -> str | None:
-        """The stage that states its own charges and does not ship with Homebody; None: there is none."""
-        kinds = [type(self), *(type(stage) for stage in self.stages if isinstance(stage, _Mechanism))]
+        """The first class that does not ship with Homebody and states what a certified ε would rest on.
+
+        That is a stage with `charges` or `place` of its own, or inherited: it may change the halves that they are
+        about. A channel of one's own counts too. None: there is none.
+        """
+        kinds = [type(self), *(type(stage) for stage in self.stages if _states_anything(type(stage)))]
         return next((kind.__name__ for kind in kinds if not ships(kind)), None)
 
     def claims(self, charges: Sequence[Charge], by: str) -> Sequence[Charge]:
@@ -281,16 +240,6 @@ before it.
         observers = dict.fromkeys((*OBSERVERS, *(charge.observer for charge in charges)))
         return [Charge(observer, "user", NonPrivate(reason)) for observer in observers]
 
-    def _charges(self, cohort: Cohort) -> Sequence[Charge]:
-        """Without regard to requests."""
-        for stage in reversed(self.stages):
-            if isinstance(stage, _Mechanism):
-                return stage.charges(cohort)
-        reason = "updates leave the device as they are, and the next shared model is computed from their sum"
-        if self.stages:
-            reason = "no noise is added to what leaves the device, and the next shared model is computed from the sum"
-        return [Charge(observer, "user", NonPrivate(reason)) for observer in OBSERVERS]
-
 
 def _mapped(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
     return {
@@ -299,48 +248,33 @@ def _mapped(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
     }
 
 
-def _on_sum(stage: Stage) -> bool:
-    return bool(getattr(stage, "on_sum", False))
+def _states_charges(kind: type[Stage]) -> bool:
+    return kind.charges is not Stage.charges
 
 
-def _noise_adds_up(stage: Stage) -> bool:
-    """Whether it adds noise on the device and knows the sum of many; one whose device half was changed does not."""
-    if _on_sum(stage):
-        return False
-    makers = [
-        next((kind for kind in type(stage).__mro__ if name in vars(kind)), None) for name in ("device", "noise_of_many")
-    ]
-    return makers[1] is not None and makers[0] is makers[1]
+def _states_anything(kind: type[Stage]) -> bool:
+    return _states_charges(kind) or kind.place is not Stage.place
 
 
-def _keeps_sum(stage: Stage) -> bool:
-    """Whether its half on the device leaves a sum as it is; what a parent says of itself holds for no changed half."""
-    order = type(stage).__mro__
-    places = [
-        next((n for n, kind in enumerate(order) if name in vars(kind)), len(order)) for name in ("keeps_sum", "device")
-    ]
-    return bool(getattr(stage, "keeps_sum", False)) and places[0] <= places[1]
-
-
-def _check_order(before: Sequence[Stage], stage: Stage, message: Message) -> None:
-    if isinstance(stage, AskRows):
-        return  # it acts on what comes to the device, before anything leaves
+def _placed(stage: Stage, before: Facts) -> tuple[Stage, Facts]:
+    """A stage in its place, and what is known of a message after it."""
     name = type(stage).__name__
-    if message.read:
-        raise HomebodyError(f"{name} cannot follow {message.read}: the server reads each message as it left a device.")
-    summed = next((type(one).__name__ for one in before if _on_sum(one)), None)
-    if summed and not _on_sum(stage):
-        raise HomebodyError(f"{name} works on the device, so it cannot come after {summed}, which acts on the sum.")
-    noise = next((one for one in before if _on_sum(one) and isinstance(one, _Mechanism)), None)
-    if noise and name == "SecureSum":
-        raise HomebodyError(f"SecureSum makes the sum that {type(noise).__name__} adds noise to: put it before.")
-    if message.reports and not _on_sum(stage) and name != "Shuffle":
+    if not isinstance(stage, Stage):
+        raise HomebodyError(f"A channel has stages, and {name} is not one: derive it from homebody.privacy.Stage.")
+    if before.reader is not None:
+        reader = before.hidden or type(before.reader).__name__
+        raise HomebodyError(f"{name} cannot follow {reader}: the server reads each message as it left a device.")
+    if before.acts_on_sum and not stage.on_sum:
+        raise HomebodyError(
+            f"{name} works on the device, so it cannot come after {before.acts_on_sum}, which acts on the sum."
+        )
+    if before.reports and not stage.on_sum and not stage.keeps_sum:
         raise HomebodyError(f"{name} cannot follow one-bit reports: they leave as they are, or through a Shuffle.")
-
-
-def _place(stage: Stage, message: Message) -> tuple[Stage, Message]:
-    place = getattr(stage, "place", None)
-    if place is None:
-        return stage, replace(message, norms={}, strange=type(stage).__name__)
-    found: tuple[Stage, Message] = place(message)
-    return found
+    stage, after = stage.place(before)
+    return stage, replace(
+        after,
+        plain=after.plain and (stage.on_sum or any(stage is clip for clip in after.clips)),
+        reader=stage if stage.reads else after.reader,
+        mechanism=stage if _states_charges(type(stage)) else after.mechanism,
+        acts_on_sum=after.acts_on_sum or (name if stage.on_sum else ""),
+    )

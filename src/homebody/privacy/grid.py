@@ -27,13 +27,13 @@ from homebody.rng import Rng, SystemRng
 __all__ = ["COARSEST", "STEPS", "Grid", "gaussian", "laplace", "summed_steps"]
 
 STEPS = (torch.int32, torch.int64)
-"""What whole numbers of steps are sent in."""
+"""The types that whole numbers of steps are sent in."""
 
 COARSEST = 20
 """The scale of Laplace noise is at least 2 to this power steps, unless it is tiny beside what it hides."""
 _FINEST = 40
 _MOST = 1 << 44
-"""Steps in one number of one message: so many of them, with their noise, add up within 64 bits."""
+"""The most steps in one number of a message. Sums of such numbers, with their noise, fit in 64 bits."""
 _SMALLEST, _LARGEST = 1e-30, 1e30
 """Scales and bounds for which no step overflows or vanishes, in single precision either."""
 
@@ -54,7 +54,7 @@ class Grid:
     depth: int
     """The noise's scale is 2 to this power steps."""
     kind: torch.dtype
-    """What a message's numbers fit in."""
+    """The type that fits a message's numbers."""
 
     @classmethod
     def fitted(cls, scale: float, bound: float, *, coarsest: int = 0) -> Grid:

@@ -15,11 +15,10 @@ from homebody.errors import HomebodyError
 from homebody.privacy.accountant import Bound, epsilon
 from homebody.privacy.budget import within
 from homebody.privacy.events import OBSERVERS, Charge, Event, NonPrivate, Observer, Unit, event_from_json
+from homebody.settings import DELTA
 
 __all__ = ["DELTA", "Entry", "Ledger"]
 
-DELTA = 1e-6
-"""The δ that ε is stated at where nobody says another."""
 _GENESIS = "0" * 64
 _COLUMNS = "id, release, part, observer, unit, event, round, relation, sampling, code, digest, previous, hash"
 _INSERT = f"INSERT INTO charge ({_COLUMNS}) VALUES ({', '.join('?' * (_COLUMNS.count(',') + 1))})"
@@ -50,7 +49,7 @@ ALTER TABLE charge ADD COLUMN code TEXT;
 """
 _THIRD = "ALTER TABLE charge ADD COLUMN digest TEXT;"
 _STEPS = (_SCHEMA, _SECOND, _THIRD)
-"""What makes each schema out of the one before it."""
+"""The statements that carry each schema forward to the next."""
 _IN_POSTGRESQL = f"""{_TABLE}
 CREATE FUNCTION charge_is_append_only() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN RAISE 'the ledger is append-only' USING ERRCODE = 'integrity_constraint_violation'; END $$;
@@ -71,15 +70,15 @@ class Entry(NamedTuple):
     observer: str
     unit: str
     event: str
-    """What happened, whole: ε is derived from it alone. Relation and sampling are in it too."""
+    """The event as JSON, relation and sampling included; ε is derived from it alone."""
     round: int | None
-    """Within its phase; 0 for what is no round."""
+    """The number of the round within its phase; 0: the release is not a round."""
     relation: str | None
     sampling: str | None
     code: str | None
     """What caused it: method and version."""
     digest: str | None
-    """Of everything that shapes it; None where nobody said."""
+    """A digest of everything that shapes the release; None: not recorded."""
     previous: str
     hash: str
 
@@ -109,7 +108,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path | Database | None = None) -> None:
-        """path: a file, made where there is none; a database that others use too, and close; None: in memory alone."""
+        """path: a file, created if missing; or a database that the caller shares and closes; None: in memory."""
         self._counts: dict[tuple[str, str], _Counts] = {}
         self._own = not isinstance(path, Database)
         self._db = path if isinstance(path, Database) else connect(path, what="ledger")
@@ -161,7 +160,7 @@ class Ledger:
         return self._same(release, digest) is not None
 
     def digests(self) -> list[str]:
-        """What its releases were shaped by, each once, in the order of their first charges; empty: nobody said."""
+        """The digests of its releases, each once, in the order of their first charges; "" stands for none recorded."""
         query = "SELECT COALESCE(digest, '') FROM charge GROUP BY COALESCE(digest, '') ORDER BY MIN(id)"
         return [digest for (digest,) in self._db.execute(query).fetchall()]
 
@@ -177,7 +176,7 @@ class Ledger:
     def epsilon(
         self, observer: Observer, unit: Unit = "user", *, delta: float = DELTA, also: Sequence[Charge] = ()
     ) -> Bound:
-        """The ε certified against this observer, over everything released so far, and `also` if it were.
+        """The ε certified against this observer over everything released so far, and over `also`.
 
         A person's releases compose. One report is in one release alone, so ε for a report is that of the worst one.
         What was charged for a person holds for each of their interactions and reports, unless those were charged too.
@@ -203,7 +202,7 @@ class Ledger:
             previous = own
 
     def close(self) -> None:
-        """Close the file; a database that others use too stays open."""
+        """Close the file; a shared database stays open."""
         if self._own:
             self._db.close()
 
@@ -211,7 +210,7 @@ class Ledger:
         return self._db.rows(f"SELECT {_COLUMNS} FROM charge ORDER BY id")
 
     def _times(self, release: str) -> int:
-        """How many releases there were of this name, numbered ones included."""
+        """How many releases have this name, numbered ones included."""
         found = self._db.execute("SELECT 1 FROM charge WHERE release = ? LIMIT 1", (release,)).fetchone()
         if not found:
             return 0
@@ -229,7 +228,7 @@ class Ledger:
         return found[0] if found else None
 
     def _about(self, observer: Observer, unit: Unit, also: Sequence[Charge]) -> list[_Events]:
-        """The events that ε is composed of; several lists where it is the worst of several."""
+        """The events that ε is composed of; several lists if ε is the largest of several."""
         known = self._caught_up(observer, unit)
         counts, single = known.composed.copy(), set(known.single)
         named = {charge.part for charge in also if (charge.observer, charge.unit) == (observer, unit)}
@@ -293,7 +292,7 @@ _Events = frozenset[tuple[Event, int]]
 
 
 class _Counts:
-    """What was told to an observer about a unit, as far as row `last`."""
+    """What an observer learnt about a unit, up to row `last`."""
 
     def __init__(self) -> None:
         self.last = 0
@@ -308,7 +307,7 @@ def _epsilon(events: _Events, delta: float) -> Bound:
 
 @lru_cache(maxsize=256)
 def _value(events: _Events, delta: float) -> float:
-    """ε alone, without the slower accountants where one is known to be exact: a loop asks after every round."""
+    """ε alone. Skips the slower accountants if one is known to be exact: a loop asks after every round."""
     if not any(event.sampling.amplifies for event, _ in events):
         exact = epsilon(dict(events).items(), delta, only=("optimal", "analytic"))
         if exact.accountant != "none":
@@ -335,7 +334,7 @@ def _for_part(event: Event) -> Event:
 
 
 def _hash(*row: object) -> str:
-    """Of the row's columns as JSON, all but its own hash; a row of an earlier schema has fewer."""
+    """The hash of a row's columns as JSON, without its own hash; a row of an earlier schema has fewer columns."""
     *first, number, relation, sampling, code, digest, previous = row
     if number is relation is sampling is code is digest is None:
         row = (*first, previous)

@@ -1,4 +1,4 @@
-"""How much may be told: checked before each round, and spent exactly where the noise is calibrated to it."""
+"""Privacy budgets of a run: checked before each round, and spent exactly if the noise is calibrated."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """A budget from eps=8,delta=1e-6,unit=user,observer=public; only eps must be said."""
+        """A budget from text such as eps=8,delta=1e-6,unit=user,observer=public; only eps is required."""
         given: dict[str, str] = {}
         for part in text.split(","):
             key, equals, value = (word.strip() for word in part.partition("="))
@@ -69,19 +69,19 @@ class Budget:
 
     @property
     def who(self) -> str:
-        """Whom it is about, for a sentence."""
+        """What it protects, for a sentence."""
         return f"one {self.unit}, against the {self.observer}, at δ = {self.delta:g}"
 
     def allows(self, ledger: Ledger, charges: Sequence[Charge]) -> bool:
-        """Whether these may be charged too."""
+        """Whether the budget allows these charges too."""
         return ledger.within(self.epsilon, self.observer, self.unit, delta=self.delta, also=charges)
 
     def spent(self, ledger: Ledger, charges: Sequence[Charge] = ()) -> float:
-        """ε so far; with charges, what it would be after them."""
+        """ε so far, with these charges added."""
         return ledger.epsilon(self.observer, self.unit, delta=self.delta, also=charges).epsilon
 
     def refuse_hopeless(self, charges: Sequence[Charge]) -> None:
-        """Refuse to begin where these charges, a round's, are not allowed even once."""
+        """Refuse to begin if the budget does not allow one round of these charges."""
         self.refuse_infinite(charges)
         first = self.spent(Ledger(), charges)
         if first > self.epsilon:
@@ -91,7 +91,7 @@ class Budget:
             )
 
     def refuse_infinite(self, charges: Sequence[Charge]) -> None:
-        """Refuse to begin where no ε bounds a round, or the observer sees nothing of it."""
+        """Refuse to begin if no ε bounds a round, or if the observer sees nothing of it."""
         if not any(charge.observer == self.observer for charge in charges):
             raise HomebodyError(f"Nothing is released to the observer '{self.observer}' here, so no budget holds it.")
         bound = Ledger().epsilon(self.observer, self.unit, delta=self.delta, also=charges)
@@ -103,7 +103,7 @@ class Budget:
 
 
 def check_delta(delta: float) -> None:
-    """Refuse a δ that is no probability of failing."""
+    """Refuse a δ outside [0, 1)."""
     if not 0 <= delta < 1:
         raise HomebodyError(f"δ must be at least 0 and under 1, not {delta:g}.")
 
@@ -120,7 +120,7 @@ def calibrated(channel: Channel, budget: Budget, planned: Planned) -> float:
     def with_noise(noise: float) -> Channel:
         stage = channel.stages[place]
         noisy = replace(stage, z=noise) if isinstance(stage, Gaussian) else replace(stage, b=noise)  # type: ignore[type-var]
-        return Channel(*channel.stages[:place], noisy, *channel.stages[place + 1 :])
+        return channel.with_stages(*channel.stages[:place], noisy, *channel.stages[place + 1 :])
 
     def events(noise: float) -> list[tuple[Any, int]]:
         found = []

@@ -21,7 +21,7 @@ from homebody.privacy.events import (
     Unit,
 )
 
-__all__ = ["PAPERS", "PRIVREC_DELTAS", "PRIVREC_TABLES", "Claim", "Paper", "paper"]
+__all__ = ["PAPERS", "PRIVREC_DELTAS", "PRIVREC_TABLES", "Claim", "PaperClaims", "paper"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Paper:
+class PaperClaims:
     id: str
     title: str
     claims: tuple[Claim, ...]
@@ -72,7 +72,7 @@ PRIVREC_TABLES: dict[int, dict[int, tuple[float, float, float]]] = {
 """Tables 4 and 5: population, cohort, and ε at each δ. Their column δ = 0 is ∞ in every row."""
 
 
-def _privrec() -> Paper:
+def _privrec() -> PaperClaims:
     claims = []
     for number, (population, rows) in zip((4, 5), PRIVREC_TABLES.items(), strict=True):
         for cohort, claimed in rows.items():
@@ -100,7 +100,9 @@ def _privrec() -> Paper:
     stage = NonPrivate("stage 1 trains item vectors on people's sequences without noise")
     why = "The tables cover stage 2; stage 1 is released without noise, and the two compose to ∞."
     claims.append(Claim("two-stage training", "public", "user", 1e-6, 16.6081, stage, 1, why))
-    return Paper("privrec", "Fast-adapting and Privacy-preserving Federated Recommender (DP-PrivRec)", tuple(claims))
+    return PaperClaims(
+        "privrec", "Fast-adapting and Privacy-preserving Federated Recommender (DP-PrivRec)", tuple(claims)
+    )
 
 
 _PRIVREC_LOOSE = (
@@ -109,7 +111,7 @@ _PRIVREC_LOOSE = (
 )
 
 
-def _fl_mv_dssm() -> Paper:
+def _fl_mv_dssm() -> PaperClaims:
     claims = []
     for sigma, claimed in ((4, 4.33), (1, None)):
         relations: tuple[tuple[Relation, int], ...] = (("add-remove", 1), ("replace-one", 2))
@@ -130,10 +132,10 @@ def _fl_mv_dssm() -> Paper:
     why = "A secure sum hides who sent what, not what the sum tells: without noise nothing is bounded."
     observers: tuple[Observer, ...] = ("server", "clients", "public")
     claims += [Claim("user towers", who, "user", 1e-3, None, towers, 1, why) for who in observers]
-    return Paper("fl-mv-dssm", "Federated Multi-View DSSM", tuple(claims))
+    return PaperClaims("fl-mv-dssm", "Federated Multi-View DSSM", tuple(claims))
 
 
-def _pfedrec() -> Paper:
+def _pfedrec() -> PaperClaims:
     plain = NonPrivate("Laplace noise on a table that is not clipped")
     why = "The noise has a scale but the table has no bound, so no ε follows, whatever λ is."
     observers: tuple[Observer, ...] = ("server", "clients", "public")
@@ -145,10 +147,10 @@ def _pfedrec() -> Paper:
         why = "Two uploads of ℓ1 norm at most 1 are up to 2 apart: ε = 2/λ a round, and rounds add up."
         what = f"λ = 0.5 after a clip to ℓ1 norm 1 (our variant), {rounds} round{'s' if rounds > 1 else ''}"
         claims.append(Claim(what, "server", "user", 0.0, None, clipped, rounds, why))
-    return Paper("pfedrec", "Dual Personalization on Federated Recommendation (PFedRec)", tuple(claims))
+    return PaperClaims("pfedrec", "Dual Personalization on Federated Recommendation (PFedRec)", tuple(claims))
 
 
-def _fmf_ldp() -> Paper:
+def _fmf_ldp() -> PaperClaims:
     one, epoch = Reports(2.5), Reports(2.5, 100)
     claims = [
         Claim("one report", "server", "report", 0.0, 2.5, one, 1, "The mechanism is what it is said to be."),
@@ -173,10 +175,10 @@ def _fmf_ldp() -> Paper:
         )
         what = f"20 epochs, shuffled among {users:,}"
         claims.append(Claim(what, "server", "user", 1e-6, None, behind, 20, why))
-    return Paper("fmf-ldp", "Stronger Privacy for Federated CF with Implicit Feedback (FMF-LDP)", tuple(claims))
+    return PaperClaims("fmf-ldp", "Stronger Privacy for Federated CF with Implicit Feedback (FMF-LDP)", tuple(claims))
 
 
-def _privaterec() -> Paper:
+def _privaterec() -> PaperClaims:
     history = NonPrivate("the uploaded gradient passes through the history before any noise")
     why = "Noise on the attention weights does not cover the gradients of the news and user encoders."
     label = NonPrivate("the candidates always hold the true click, and the gradient reveals them")
@@ -198,7 +200,7 @@ def _privaterec() -> Paper:
         what = f"serving, ε_s = 10, no padding, {queries:,} quer{'ies' if queries > 1 else 'y'}"
         served = GaussianRelease(multiplier, "replace-one")
         claims.append(Claim(what, "server", "interaction", 1e-3, 10, served, queries, why))
-    return Paper("privaterec", "PrivateRec: DP training and serving for news", tuple(claims))
+    return PaperClaims("privaterec", "PrivateRec: DP training and serving for news", tuple(claims))
 
 
 PAPERS = {
@@ -210,7 +212,7 @@ PAPERS = {
 }
 
 
-def paper(name: str) -> Paper:
+def paper(name: str) -> PaperClaims:
     """A paper by its id.
 
     >>> paper("fmf-ldp").claims[2].certified().epsilon

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,17 +14,17 @@ from homebody import ops
 from homebody.core import CALL, HEAD_BYTES, Cohort, Rows, Total, Update, Work
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, Event, Reports, ShuffledReports, Unit
-from homebody.privacy.stages import Message, Step, check_number, dense, real
+from homebody.privacy.stages import Facts, Stage, check_number, dense, real
 from homebody.rng import Rng
 
-__all__ = ["OneBit", "Shuffle", "sealed_bytes", "tally"]
+__all__ = ["OneBit", "Shuffle", "counts_name", "parse_counts_name", "sealed_bytes", "tally"]
 
 SEALING = 300_000
 """Operations that sealing one report counts as."""
 
 
 @dataclass(frozen=True)
-class OneBit(Step):
+class OneBit(Stage):
     """k reports of one bit each, instead of the update (Minto et al., RecSys 2021, after Nguyên et al.).
 
     A report draws one of the update's D entries evenly, projects its value g on [−1, 1], and says 1 with probability
@@ -32,13 +32,14 @@ class OneBit(Step):
     client are averaged**, so the decoded sum is an unbiased estimate of the sum of the projected updates; the paper
     adds them up, which makes k times that.
 
-    What a device sends of a tensor is a count of (entry, bit) pairs, under a name that tells the tensor's shape.
+    What a device sends of a tensor is a count of (entry, bit) pairs, under the name that `counts_name` gives it.
     """
 
     epsilon: float
     k: int = 1
 
-    dense: ClassVar[bool] = True
+    dense = True
+    samples = True
 
     def __post_init__(self) -> None:
         check_number("ε of a one-bit report", self.epsilon)
@@ -49,13 +50,13 @@ class OneBit(Step):
         """P[1] for values in [−1, 1]. The formula above, written so that no ε overflows."""
         return 0.5 + 0.5 * math.tanh(self.epsilon / 2) * value.to(torch.float64)
 
-    def place(self, message: Message) -> tuple[Self, Message]:
-        if message.hidden:
-            raise HomebodyError(f"One-bit reports cannot follow {message.hidden}: they are noise enough; keep one.")
-        return self, replace(message, norms={}, hidden="one-bit reports", reports=(self.epsilon, self.k))
+    def place(self, facts: Facts) -> tuple[Self, Facts]:
+        if facts.hidden:
+            raise HomebodyError(f"One-bit reports cannot follow {facts.hidden}: they are noise enough; keep one.")
+        return self, replace(facts, norms={}, hidden="one-bit reports", reports=self)
 
     def work(self, given: Work) -> Work:
-        """What a device's work becomes: the update is looked at, and k reports are drawn and sealed."""
+        """A device's work with this stage: it reads the update, and draws and seals k reports."""
         entries = given.bytes // 4
         operations = given.operations + 20 * entries + SEALING * self.k + 50 * CALL
         return Work(given.memory + 32 * entries + 256 * self.k, operations, sealed_bytes(self.k) + HEAD_BYTES)
@@ -85,7 +86,7 @@ class OneBit(Step):
         return self._sent(shapes, drawn, ops.tosses_of_many(rng, self.projected(value), math.tanh(self.epsilon / 2)))
 
     def projected(self, value: Tensor) -> Tensor:
-        """On [−1, 1]; what is no number is 0."""
+        """Values projected on [−1, 1]; NaN becomes 0."""
         return torch.nan_to_num(value.clamp(-1, 1))
 
     def _toss(self, value: Tensor, rng: Rng) -> Tensor:
@@ -99,7 +100,7 @@ class OneBit(Step):
             pair = torch.add(bit.to(drawn.dtype), drawn - start if start else drawn, alpha=2)
             if len(shapes) > 1:
                 pair = torch.where((drawn >= start) & (drawn < start + size), pair, -1)
-            sent[f"{name}[{','.join(map(str, sides))}]"] = Rows(pair, torch.ones_like(bit), 2 * size)
+            sent[counts_name(name, sides)] = Rows(pair, torch.ones_like(bit), 2 * size)
             start += size
         return sent
 
@@ -108,9 +109,8 @@ class OneBit(Step):
         bias = math.tanh(self.epsilon / 2)
         unit = sum(len(count) for count in counts.values()) / bias / self.k
         read, told = {}, {}
-        for field_name, count in counts.items():
-            name, _, shape = field_name.removesuffix("]").rpartition("[")
-            sides = [int(side) for side in shape.split(",") if side]
+        for counted, count in counts.items():
+            name, sides = parse_counts_name(counted)
             read[name] = ((count[:, 1] - count[:, 0]) * unit).view(sides)
             size = count.sum(1)
             usual = (count[:, 1] - count[:, 0]).sum() / size.sum().clamp(min=1)
@@ -127,7 +127,7 @@ class OneBit(Step):
 
 
 @dataclass(frozen=True)
-class Shuffle(Step):
+class Shuffle(Stage):
     """A proxy that splits messages into single reports and passes them on in a random order.
 
     It amplifies only for single reports of one bit, only if the proxy does not collude with the observer, and only if
@@ -138,19 +138,25 @@ class Shuffle(Step):
     reports: tuple[float, int] | None = field(default=None, kw_only=True, repr=False)
     """ε of a report and how many a device sends; a channel takes it from the stage before."""
 
+    keeps_sum = True
+
     def __post_init__(self) -> None:
         if self.users is not None and (type(self.users) is not int or self.users < 1):
             raise HomebodyError(f"The people whose reports are shuffled are a whole number from 1, not {self.users!r}.")
 
-    def place(self, message: Message) -> tuple[Self, Message]:
-        if message.reports is None:
+    def place(self, facts: Facts) -> tuple[Self, Facts]:
+        if facts.reports is None:
             raise HomebodyError(
                 "A Shuffle hides who sent a single report; a whole update can be linked to its sender by what it "
                 "says: put OneBit right before it."
             )
-        if message.shuffled:
+        if facts.shuffled:
             raise HomebodyError("A second Shuffle hides nothing more: leave one out.")
-        return replace(self, reports=message.reports), replace(message, shuffled=True)
+        placed = replace(self, reports=(facts.reports.epsilon, facts.reports.k))
+        return placed, replace(facts, shuffle=placed)
+
+    def deviation(self, entries: int, clients: int) -> float:
+        return 0.0
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         if self.reports is None:
@@ -160,6 +166,28 @@ class Shuffle(Step):
         if users > cohort.size:
             raise HomebodyError(f"Reports cannot be shuffled among {users} people: {cohort.size} take part in a round.")
         return _reports(lambda count: ShuffledReports(epsilon, count, users), k)
+
+
+def counts_name(name: str, shape: Sequence[int]) -> str:
+    """The name that counts of a tensor's (entry, bit) pairs travel under: the tensor's name and its shape.
+
+    It is part of the wire format. The counts are a flat table, so the server needs the shape to put estimates back in
+    place; and entries of several tensors are numbered in the order of these names.
+
+    >>> counts_name("item", (3, 4)), counts_name("bias", ())
+    ('item[3,4]', 'bias[]')
+    """
+    return f"{name}[{','.join(map(str, shape))}]"
+
+
+def parse_counts_name(text: str) -> tuple[str, tuple[int, ...]]:
+    """The inverse of `counts_name`.
+
+    >>> parse_counts_name("item[3,4]"), parse_counts_name("bias[]")
+    (('item', (3, 4)), ('bias', ()))
+    """
+    name, _, shape = text.removesuffix("]").rpartition("[")
+    return name, tuple(int(side) for side in shape.split(",") if side)
 
 
 def tally(charges: Sequence[Charge], rounds: int) -> dict[str, float] | None:
@@ -181,12 +209,12 @@ def tally(charges: Sequence[Charge], rounds: int) -> dict[str, float] | None:
 
 
 def sealed_bytes(count: int) -> int:
-    """Of a message of so many reports of four bytes, each in a sealed box of its own, with its head and signature."""
+    """The size of a message: its head and signature, and so many reports of four bytes, each in a sealed box."""
     return count * (4 + 48) + 73 + 64
 
 
 def _entries(shapes: Mapping[str, Sequence[int]]) -> int:
-    """How many there are to draw from."""
+    """How many entries there are to draw from."""
     count = sum(math.prod(sides) for sides in shapes.values())
     if not 0 < count < 2**30:
         raise HomebodyError(f"One-bit reports name one of 1 to 2³⁰ entries; the update has {count:,}.")
@@ -194,6 +222,6 @@ def _entries(shapes: Mapping[str, Sequence[int]]) -> int:
 
 
 def _reports(event: Callable[[int], Event], k: int) -> list[Charge]:
-    """To everyone alike: a report is randomised before anyone sees it, and nothing else hides it."""
+    """The same charges for every observer: a report is randomised before anyone sees it, and nothing else hides it."""
     units: tuple[tuple[Unit, int], ...] = (("user", k), ("report", 1))
     return [Charge(observer, unit, event(count)) for observer in OBSERVERS for unit, count in units]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,25 +14,25 @@ from homebody import kernels
 from homebody.core import Cohort, Total, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, Event, PureRelease, Reports, Unit
-from homebody.privacy.stages import Message, Step, check_number, dense
+from homebody.privacy.stages import Facts, Stage, check_number, dense
 from homebody.rng import Rng
 
 __all__ = ["PAIRS", "RandomisedResponse"]
 
 PAIRS = "²"
-"""Behind a tensor's name: the sum of its products, entry by entry."""
+"""Suffix of a tensor's name: the sum of the products of its entries, pair by pair."""
 _BLOCK = 512
-"""Rows of a symmetric matrix that are worked on together; what is below them is left out."""
+"""Rows of a symmetric matrix that are computed together; entries below them are left out."""
 
 
 @dataclass(frozen=True)
-class RandomisedResponse(Step):
+class RandomisedResponse(Stage):
     """Every entry of the update as one bit (Warner, 1965): is it above ½? True with probability e^ε / (1 + e^ε).
 
     The server **reads each message before it sums**: beside the sum of a tensor `w` it gets the sum of w wᵀ, `w²`,
     which a sum of messages does not tell. Both are estimated without bias; the diagonal of `w²` is the sum itself.
 
-    Each entry costs ε, and only a method knows how many its update has: it charges by `told`.
+    Each entry costs ε, and only a method knows how many its update has: it calls `charges_for`.
 
     >>> sure, update = RandomisedResponse(epsilon=50.0), {"w": torch.tensor([1.0, 0.0, 1.0])}
     >>> sums: Tree = {}
@@ -43,7 +43,8 @@ class RandomisedResponse(Step):
 
     epsilon: float
 
-    dense: ClassVar[bool] = True
+    dense = True
+    reads = True
 
     def __post_init__(self) -> None:
         check_number("ε of randomised response", self.epsilon)
@@ -58,10 +59,10 @@ class RandomisedResponse(Step):
         """The variance that randomising adds to the estimate of one bit."""
         return 0.25 / math.sinh(self.epsilon / 2) ** 2 if self.epsilon < 700 else 0.0
 
-    def place(self, message: Message) -> tuple[Self, Message]:
-        if message.hidden:
-            raise HomebodyError(f"Randomised response cannot follow {message.hidden}: it is noise enough; keep one.")
-        return self, replace(message, norms={}, hidden="randomised response", read="randomised response")
+    def place(self, facts: Facts) -> tuple[Self, Facts]:
+        if facts.hidden:
+            raise HomebodyError(f"Randomised response cannot follow {facts.hidden}: it is noise enough; keep one.")
+        return self, replace(facts, norms={}, hidden="randomised response", responses=self)
 
     def device(self, update: Update, rng: Rng) -> Update:
         return {name: self._answered(dense(value) > 0.5, rng.fold(name)) for name, value in update.items()}
@@ -120,10 +121,10 @@ class RandomisedResponse(Step):
         out.diagonal().copy_(alone)  # a bit is its own square
         return out
 
-    def told(self, entries: int) -> list[Charge]:
-        """What a round costs where an update has so many entries, to everyone alike.
+    def charges_for(self, entries: int) -> list[Charge]:
+        """What a round with so many entries in an update tells every observer.
 
-        Two people differ in all of them at worst. Someone with an interaction and without it differs in one.
+        Two people differ in all entries at worst. One interaction more or less changes one entry.
         """
         events: tuple[tuple[Unit, Event], ...] = (
             ("user", Reports(self.epsilon, entries)),

@@ -7,16 +7,16 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
 
 from homebody.errors import HomebodyError, unknown_name
-from homebody.privacy.channel import Channel, Stage
+from homebody.privacy.channel import Channel
 from homebody.privacy.reports import OneBit, Shuffle
-from homebody.privacy.requests import AskRows
 from homebody.privacy.responses import RandomisedResponse
-from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum
+from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum, Stage
 
-__all__ = ["STAGES", "parse_channel", "parse_stage", "split_stage", "stage_texts", "with_noise"]
+__all__ = ["ASK_ROWS", "STAGES", "parse_channel", "split_stage", "stage_texts", "with_noise"]
 
+ASK_ROWS = "ask-rows"
+"""Written among the stages, wherever one likes; it is no stage but a property of the channel (`Channel.asks_rows`)."""
 STAGES: dict[str, type[Any]] = {
-    "ask-rows": AskRows,
     "clip": Clip,
     "gaussian": Gaussian,
     "laplace": Laplace,
@@ -31,21 +31,29 @@ REQUIRED = {("one-bit", "k"): 100}
 
 
 def parse_channel(specs: Sequence[str]) -> Channel:
-    """The channel that these stages make, as the message travels.
+    """The channel that these texts describe, in the order in which a message passes them.
 
-    >>> parse_channel(["clip:norm=0.5", "secure-sum", "gaussian:z=1"])
-    Channel(stages=(Clip(norm=0.5, order=2), SecureSum(), Gaussian(z=1.0, relation='replace-one')))
+    >>> parse_channel(["ask-rows", "clip:norm=0.5", "gaussian:z=1"])
+    Channel(stages=(Clip(norm=0.5, order=2), Gaussian(z=1.0, relation='replace-one')), asks_rows=True)
     """
-    return Channel(*(parse_stage(spec) for spec in specs))
+    names = [split_stage(spec)[0] for spec in specs]
+    if names.count(ASK_ROWS) > 1:
+        raise HomebodyError(f"A second {ASK_ROWS} asks for the same rows: leave one out.")
+    stages = [_parse_stage(spec) for name, spec in zip(names, specs, strict=True) if name != ASK_ROWS]
+    asks = ASK_ROWS in names
+    return Channel(*stages, asks_rows=asks, asks_after=names.index(ASK_ROWS) if asks else 0)
 
 
 def stage_texts(channel: Channel) -> list[str]:
-    """A channel's stages as they are typed; one that has no name there by its class.
+    """A channel as it is typed: the inverse of `parse_channel`. A stage without a text is named by its class.
 
     >>> stage_texts(Channel(OneBit(epsilon=2.5, k=100), Shuffle()))
     ['one-bit:epsilon=2.5,k=100', 'shuffle']
     """
-    return [_text(stage) for stage in channel.stages]
+    texts = [_text(stage) for stage in channel.stages]
+    if channel.asks_rows:
+        texts.insert(channel.asks_after, ASK_ROWS)
+    return texts
 
 
 def _text(stage: Stage) -> str:
@@ -87,10 +95,10 @@ def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:
     return out
 
 
-def parse_stage(spec: str) -> Stage:
+def _parse_stage(spec: str) -> Stage:
     """One stage. A clip of each tensor names them: `clip:norm.item=0.5,norm.bias=0.1`.
 
-    >>> parse_stage("clip:norm.item=0.5,norm.bias=0.1,order=1")
+    >>> _parse_stage("clip:norm.item=0.5,norm.bias=0.1,order=1")
     Clip(norm={'item': 0.5, 'bias': 0.1}, order=1)
     """
     name, given = split_stage(spec)
@@ -127,8 +135,8 @@ def split_stage(spec: str) -> tuple[str, dict[str, str]]:
     ('gaussian', {'z': '1', 'relation': 'add-remove'})
     """
     name, _, rest = spec.partition(":")
-    if name not in STAGES:
-        raise unknown_name("stage", name, STAGES)
+    if name not in (ASK_ROWS, *STAGES):
+        raise unknown_name("stage", name, (ASK_ROWS, *STAGES))
     given: dict[str, str] = {}
     for part in rest.split(",") if rest else []:
         key, equals, value = (word.strip() for word in part.partition("="))
@@ -137,6 +145,8 @@ def split_stage(spec: str) -> tuple[str, dict[str, str]]:
         if key in given:
             raise HomebodyError(f"The stage '{spec}' says twice what {key} is; leave one out.")
         given[key] = value
+    if name == ASK_ROWS and given:
+        raise unknown_name(f"setting of the stage {ASK_ROWS}", next(iter(given)), ())
     return name, given
 
 

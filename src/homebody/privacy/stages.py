@@ -1,22 +1,21 @@
-"""The stages that ship: what bounds a message, what hides it, and what each observer is told in the end.
+"""What a stage is (`Stage`), what a channel knows of a message (`Facts`), and the stages that clip, sum and add noise.
 
-The one-bit reports are in `homebody.privacy.reports`, randomised response in `homebody.privacy.responses`, the requests
-in `homebody.privacy.requests`.
+One-bit reports and the shuffle are in `homebody.privacy.reports`, randomised response in `homebody.privacy.responses`.
 
-| stage | on the device | on the server | told |
+| stage | on the device | on the server | what is charged |
 |---|---|---|---|
 | `Clip` | bounds the update | | nothing is hidden by it alone |
 | `Gaussian` | rounds to a grid | adds noise to the sum | the server ∞; others by `GaussianRelease` |
 | `Laplace` | rounds to a grid, adds noise | or adds it here | by `LaplaceRelease`; on the device to the server too |
-| `OneBit` | sends k bits of k random entries | makes an estimate of them | everyone, by `Reports` |
+| `OneBit` | sends k bits of k random entries | estimates the sum from them | everyone, by `Reports` |
 | `Shuffle` | | | everyone behind the proxy, by `ShuffledReports` |
 | `RandomisedResponse` | sends a bit for every entry | sums them and their products | everyone, as its method says |
-| `SecureSum` | sends all of a table, not rows of it | | the sum alone, which is not noise |
-| `AskRows` | asks for the rows it works on | | the server ∞; others as the rest of the channel says |
+| `SecureSum` | sends whole tables, not rows of them | | the server sees the sum alone, which is not noise |
 
-Noise is exact: see `homebody.privacy.grid`. A stage takes its place in a channel by `place`: it is told what is known
-of the message so far, refuses what makes no sense, and says what is known after it. Its noise comes from the stream
-that it is handed, and from nowhere else.
+Noise is exact: see `homebody.privacy.grid`. It is drawn from the stream that a stage is given, and from nowhere else.
+
+To add a stage: derive it from `Stage` here or in a file of its own in this folder, and name it in `STAGES` of
+`homebody.privacy.specs`. CONTRIBUTING.md has an example.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -45,39 +44,68 @@ from homebody.privacy.events import (
 from homebody.privacy.grid import COARSEST, Grid, gaussian, laplace
 from homebody.rng import Rng
 
-__all__ = ["Clip", "Gaussian", "Laplace", "Message", "SecureSum", "Step"]
+if TYPE_CHECKING:
+    from homebody.privacy.reports import OneBit, Shuffle
+    from homebody.privacy.responses import RandomisedResponse
+
+__all__ = ["Clip", "Facts", "Gaussian", "Laplace", "SecureSum", "Stage"]
 
 _SHRUNK = 1 - 2**-20
 """Rounding to 32 bits must not carry a clipped update over its bound."""
 
 
 @dataclass(frozen=True)
-class Message:
-    """What is known of one client's message, after the stages so far."""
+class Facts:
+    """What is known of one client's message after the stages so far; `Channel.facts` is what holds after all of them.
+
+    Each stage adds to it in `place`. Others ask it instead of looking at the stages.
+    """
 
     norms: Mapping[int, float] = field(default_factory=dict)
-    """The bounds that its ℓ1 and ℓ2 norm never exceed, where there are any."""
+    """Bounds on the ℓ1 and ℓ2 norm of the update before any noise, by order; empty: nothing bounds it."""
+    clips: tuple[Clip, ...] = ()
     hidden: str = ""
-    """The stage that added noise already."""
-    reports: tuple[float, int] | None = None
-    """ε of a report and how many there are, where the message is nothing but randomised reports."""
-    shuffled: bool = False
-    read: str = ""
-    """The stage whose server half reads each message before they are summed."""
+    """What hides the update, for a sentence: "Laplace noise", "one-bit reports"; empty: nothing does."""
+    noise: Literal["", "gaussian", "laplace"] = ""
+    noise_on_sum: bool = False
+    """Whether the server adds the noise. It then sees the sum without it."""
+    grid: Grid | None = None
+    """What the numbers of a message are whole steps of; None: they are plain numbers."""
+    reports: OneBit | None = None
+    """The stage that sends one-bit reports instead of the update."""
+    shuffle: Shuffle | None = None
+    """The stage that hides who sent which report."""
+    responses: RandomisedResponse | None = None
+    """The stage that sends a random bit for every entry of the update."""
     secret: bool = False
-    """Whether the server gets the sum alone."""
-    strange: str = ""
+    """Whether the server gets the sum alone (`SecureSum`)."""
+    unknown: str = ""
     """A stage that states nothing about itself: its half on the server could undo any bound."""
-    asks: bool = False
-    """Whether the device tells the server which rows it works on."""
+    plain: bool = True
+    """Whether devices send their updates as computed, or clipped, and do nothing else to them."""
+    reader: Stage | None = None
+    """The stage whose half on the server reads each message before they are summed."""
+    mechanism: Stage | None = None
+    """The last stage that states what a round costs."""
+    acts_on_sum: str = ""
+    """The first stage that acts on the sum."""
+
+    @property
+    def noise_on_device(self) -> bool:
+        return bool(self.noise) and not self.noise_on_sum
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether reports go through a proxy, which mixes them."""
+        return self.shuffle is not None
 
     def bound(self, order: Literal[1, 2], noise: str) -> float:
         """The norm that this noise is measured against; refused where there is none."""
         if self.hidden:
             raise HomebodyError(f"{noise} cannot follow {self.hidden}: no bound holds after it, and noise needs one.")
-        if self.strange:
+        if self.unknown:
             raise HomebodyError(
-                f"{noise} cannot follow {self.strange}, which states no bound of its own: its half on the server could "
+                f"{noise} cannot follow {self.unknown}, which states no bound of its own: its half on the server could "
                 "undo any other."
             )
         if order not in self.norms:
@@ -88,32 +116,98 @@ class Message:
         return self.norms[order]
 
 
-class Step:
-    """Halves that change nothing."""
+class Stage:
+    """One step of the way out: half on the device, half on the server.
 
-    on_sum: ClassVar[bool] = False
+    A stage overrides `device` and `server`. With nothing else it may do anything, and nothing private is claimed for
+    it. The other members state what a channel may rely on. `keeps_sum`, `samples` and `noise_adds_up` are promises
+    about the device half: a subclass that changes that half loses them, unless it makes them again itself.
+
+    >>> class Doubled(SecureSum):
+    ...     def device(self, update, rng):
+    ...         return {name: 2 * value for name, value in update.items()}
+    >>> SecureSum.keeps_sum, Doubled.keeps_sum
+    (True, False)
+    """
+
+    on_sum: bool = False
+    """Whether it acts on the sum. It then comes after all that act on a device; its `device` may still put the update
+    into another form."""
     dense: ClassVar[bool] = False
-    """Whether its half on the device fills a table that rows were sent of."""
+    """Whether its device half fills a table that rows were sent of."""
+    reads: ClassVar[bool] = False
+    """Whether the server's half begins with each message, in `read`. It is then the last stage."""
     keeps_sum: ClassVar[bool] = False
-    """Whether its half on the device leaves the sum of all messages as it was."""
+    """Whether its device half leaves the sum of all messages as it was."""
+    samples: ClassVar[bool] = False
+    """Whether its device half looks at a few entries only, and `devices` does the same for many clients."""
+    noise_adds_up: ClassVar[bool] = False
+    """Whether its device half is `before_noise`, then noise whose sum over many devices `noise_of_many` can draw."""
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        parents = [parent for parent in cls.__bases__ if issubclass(parent, Stage)]
+        for promise, halves in _PROMISES.items():
+            changed = any(getattr(cls, half) is not getattr(parent, half) for parent in parents for half in halves)
+            if changed and promise not in vars(cls):
+                setattr(cls, promise, False)
 
     def device(self, update: Update, rng: Rng) -> Update:
+        """Change what one client sends. Runs under vmap. It may overwrite the update that it is given."""
         return update
 
     def server(self, total: Total, rng: Rng) -> Total:
+        """Change what the server is given."""
         return total
 
-    def place(self, message: Message) -> tuple[Self, Message]:
-        return self, message
+    def place(self, facts: Facts) -> tuple[Stage, Facts]:
+        """Take a place in a channel: refuse what makes no sense after these facts, and state the facts after it.
+
+        The stage that is returned may have taken settings from the facts, such as a sensitivity. By default a stage
+        states nothing: bounds on what devices send end with it, and noise cannot follow.
+        """
+        return self, replace(facts, norms=facts.norms if self.on_sum else {}, unknown=type(self).__name__)
+
+    def charges(self, cohort: Cohort) -> Sequence[Charge]:
+        """What one round tells each observer. Only for stages that hide something; a channel asks the last of them."""
+        raise HomebodyError(f"{type(self).__name__} states no charges.")
 
     def deviation(self, entries: int, clients: int) -> float:
         """The standard deviation of the noise that it leaves in each number of a sum over so many clients, whose
-        messages have so many numbers."""
-        return 0.0
+        messages have so many numbers; NaN: not known."""
+        return math.nan
+
+    def work(self, given: Work) -> Work:
+        """A device's work with this stage: by default, one pass over every entry."""
+        return passed(given)
+
+    def read(self, messages: Update, sums: Tree) -> None:
+        """Add what these messages, stacked, say to the sums that `server` is given and may overwrite."""
+        raise HomebodyError(f"{type(self).__name__} reads no messages.")
+
+    def devices(self, update: Update, rng: Rng) -> Update:
+        """`device` for many clients, stacked. It reads formulas (`homebody.core.Computed`) only where it needs them."""
+        raise HomebodyError(f"{type(self).__name__} does not sample.")
+
+    def before_noise(self, update: Update) -> Update:
+        """What noise is added to."""
+        raise HomebodyError(f"{type(self).__name__} adds no noise on the device.")
+
+    def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
+        """Sums of what `before_noise` gave, with the noise that so many devices add between them; for simulations."""
+        raise HomebodyError(f"{type(self).__name__} adds no noise on the device.")
+
+
+_PROMISES = {
+    "keeps_sum": ("device",),
+    "samples": ("device", "devices"),
+    "noise_adds_up": ("device", "before_noise", "noise_of_many"),
+}
+"""What each promise of a stage is about: it ends where a subclass changes one of these."""
 
 
 @dataclass(frozen=True)
-class Clip(Step):
+class Clip(Stage):
     """Scales an update down to a norm, so that one person can change a sum by so much and no more.
 
     A norm for each tensor bounds each on its own; the whole is bounded by their combined norm. Rows of the same index
@@ -121,8 +215,8 @@ class Clip(Step):
 
     >>> Clip(1.0).device({"w": torch.tensor([3.0, 4.0])}, Rng.of(0))["w"].tolist()
     [0.599..., 0.799...]
-    >>> Clip({"w": 3.0, "b": 4.0}).sensitivity("add-remove"), Clip({"w": 3.0, "b": 4.0}).sensitivity("replace-one")
-    (5.0, 10.0)
+    >>> Clip({"w": 3.0, "b": 4.0}).whole
+    5.0
     """
 
     norm: float | Mapping[str, float] = field(hash=False)
@@ -144,15 +238,11 @@ class Clip(Step):
             return float(self.norm)
         return sum(self.norm.values()) if self.order == 1 else math.hypot(*self.norm.values())
 
-    def sensitivity(self, relation: Relation) -> float:
-        """How far, in this norm, one person moves a sum: with or without them, or with another in their place."""
-        return _sensitivity(self.whole, relation)
-
-    def place(self, message: Message) -> tuple[Self, Message]:
-        if message.hidden:
-            raise HomebodyError(f"A Clip cannot follow {message.hidden}: clip first, then add noise.")
-        known = min(self.whole, message.norms.get(self.order, math.inf))
-        return self, replace(message, norms={**message.norms, self.order: known})
+    def place(self, facts: Facts) -> tuple[Self, Facts]:
+        if facts.hidden:
+            raise HomebodyError(f"A Clip cannot follow {facts.hidden}: clip first, then add noise.")
+        known = min(self.whole, facts.norms.get(self.order, math.inf))
+        return self, replace(facts, norms={**facts.norms, self.order: known}, clips=(*facts.clips, self))
 
     def device(self, update: Update, rng: Rng) -> Update:
         own = {name: ops.coalesced(value) if isinstance(value, Rows) else value for name, value in update.items()}
@@ -167,6 +257,9 @@ class Clip(Step):
         power = torch.stack(list(powers.values())).sum(0)
         return {name: self._scaled(value, power, self.norm) for name, value in own.items()}
 
+    def deviation(self, entries: int, clients: int) -> float:
+        return 0.0
+
     def _scaled(self, value: Rows | Tensor, power: Tensor, bound: float) -> Rows | Tensor:
         norm = power if self.order == 1 else power.sqrt()
         factor = torch.where(norm > bound * _SHRUNK, bound * _SHRUNK / norm, 1.0)
@@ -177,7 +270,7 @@ class Clip(Step):
 
 
 @dataclass(frozen=True)
-class Gaussian(Step):
+class Gaussian(Stage):
     """Noise that the server adds to the sum, of z × the ℓ2 sensitivity, in every coordinate.
 
     The server adds it, so it sees the sum without it: ε = ∞ against the server. The others see the noised sum, and do
@@ -192,7 +285,7 @@ class Gaussian(Step):
     grid: Grid | None = field(default=None, kw_only=True, repr=False, compare=False)
     """What updates are rounded to; None where there is no noise."""
 
-    on_sum: ClassVar[bool] = True
+    on_sum = True
 
     def __post_init__(self) -> None:
         check_number("z, the noise multiplier of Gaussian noise,", self.z, zero=True)
@@ -203,14 +296,14 @@ class Gaussian(Step):
         """The noise's standard deviation."""
         return self.z * _placed(self.sensitivity, "Gaussian noise")
 
-    def place(self, message: Message) -> tuple[Self, Message]:
-        bound = message.bound(2, "Gaussian noise")
+    def place(self, facts: Facts) -> tuple[Self, Facts]:
+        bound = facts.bound(2, "Gaussian noise")
         known = _sensitivity(bound, self.relation)
         grid = Grid.fitted(self.z * known, bound) if self.z else None
-        return replace(self, sensitivity=known, grid=grid), replace(message, hidden="Gaussian noise")
+        after = replace(facts, hidden="Gaussian noise", noise="gaussian", noise_on_sum=True, grid=grid)
+        return replace(self, sensitivity=known, grid=grid), after
 
     def work(self, given: Work) -> Work:
-        """What a device's work becomes."""
         return noised(given)
 
     def device(self, update: Update, rng: Rng) -> Update:
@@ -231,7 +324,7 @@ class Gaussian(Step):
 
 
 @dataclass(frozen=True)
-class Laplace(Step):
+class Laplace(Stage):
     """Discrete Laplace noise of scale b in every coordinate, against an ℓ1 clip.
 
     On the device nobody sees the update without it, so it holds against the server as well, which learns who took
@@ -248,7 +341,8 @@ class Laplace(Step):
     grid: Grid | None = field(default=None, kw_only=True, repr=False, compare=False)
     """What updates are rounded to; None where there is no noise, or nothing bounds what it is added to."""
 
-    dense: ClassVar[bool] = True
+    dense = True
+    noise_adds_up = True
 
     def __post_init__(self) -> None:
         check_number("b, the scale of Laplace noise,", self.b, zero=True)
@@ -267,18 +361,18 @@ class Laplace(Step):
     def on_sum(self) -> bool:  # type: ignore[override]
         return self.where == "sum"
 
-    def place(self, message: Message) -> tuple[Self, Message]:
+    def place(self, facts: Facts) -> tuple[Self, Facts]:
+        after = replace(facts, hidden="Laplace noise", noise="laplace", noise_on_sum=self.on_sum)
         if self.unbounded:
-            if message.norms:
+            if facts.norms:
                 raise HomebodyError("The update is clipped, so Laplace noise is bounded here: leave out unbounded.")
-            return self, replace(message, hidden="Laplace noise")
-        bound = message.bound(1, "Laplace noise")
+            return self, after
+        bound = facts.bound(1, "Laplace noise")
         grid = Grid.fitted(self.b, bound, coarsest=COARSEST) if self.b else None
         known = _sensitivity(bound, self.relation)
-        return replace(self, sensitivity=known, grid=grid), replace(message, hidden="Laplace noise")
+        return replace(self, sensitivity=known, grid=grid), replace(after, grid=grid if self.on_sum else None)
 
     def work(self, given: Work) -> Work:
-        """What a device's work becomes."""
         return noised(given)
 
     def device(self, update: Update, rng: Rng) -> Update:
@@ -332,35 +426,41 @@ class Laplace(Step):
 
 
 @dataclass(frozen=True)
-class SecureSum(Step):
+class SecureSum(Stage):
     """Declares that the server learns the sum over the cohort and no single update.
 
     The sum itself is exact: without noise ε stays ∞. Whole tables are summed, since which rows a device sends would
     tell what it touched. A simulation just sums.
     """
 
-    on_sum: ClassVar[bool] = True
-    dense: ClassVar[bool] = True
-    keeps_sum: ClassVar[bool] = True
+    on_sum = True
+    dense = True
+    keeps_sum = True
 
-    def place(self, message: Message) -> tuple[Self, Message]:
-        if message.secret:
+    def place(self, facts: Facts) -> tuple[Self, Facts]:
+        if facts.secret:
             raise HomebodyError("A second SecureSum has nothing left to sum: leave one out.")
-        if message.shuffled:
+        if facts.shuffled:
             raise HomebodyError("A Shuffle and a SecureSum both hide who sent what: keep one of them.")
-        return self, replace(message, secret=True)
+        if facts.mechanism and facts.mechanism.on_sum:
+            noise = type(facts.mechanism).__name__
+            raise HomebodyError(f"SecureSum makes the sum that {noise} adds noise to: put it before.")
+        return self, replace(facts, secret=True)
+
+    def deviation(self, entries: int, clients: int) -> float:
+        return 0.0
 
     def device(self, update: Update, rng: Rng) -> Update:
         return {name: dense(value) for name, value in update.items()}
 
 
 def noised(given: Work) -> Work:
-    """A device's work once every entry of the update is a whole number of 64 bits on a grid."""
+    """A device's work if every entry of the update becomes a whole number of 64 bits on a grid."""
     return passed(given) + Work(bytes=given.bytes)
 
 
 def passed(given: Work) -> Work:
-    """A device's work once every entry of the update was noised, or changed in another way."""
+    """A device's work if every entry of the update is noised, or changed in another way."""
     entries = given.bytes // 4
     return given + Work(memory=64 * entries, operations=2_000 * entries + 50 * CALL)
 
@@ -390,6 +490,7 @@ def _noise_on_sum(event: Event) -> list[Charge]:
 
 
 def _sensitivity(norm: float, relation: Relation) -> float:
+    """How far one person moves a sum of updates of this norm: with or without them, or another in their place."""
     return norm if relation == "add-remove" else 2 * norm
 
 

@@ -8,9 +8,13 @@ from html import escape
 from typing import Any
 
 from homebody.counts import several
+from homebody.report.reproduction import table_name
 from homebody.report.words import QUANTITIES, epsilon, figure, metric_name, spread
 
-__all__ = ["choice_of", "convergence_charts", "privacy_chart", "sweep_charts"]
+__all__ = ["choice_of", "convergence_charts", "embedding_charts", "privacy_chart", "swap_charts", "sweep_charts"]
+
+GROUPS = ("others, not touched", "others, drawn as negatives", "training items", "validation item", "test item")
+"""Kinds of items in a plot, in the order of a panel's marks."""
 
 
 def choice_of(anchor: str) -> str:
@@ -22,11 +26,13 @@ def _axis(metric: str, scale: float) -> str:
     return metric_name(metric) + ("" if scale == 1 else f" × {scale:g}")
 
 
-def _chart(anchor: str, place: int, title: str, label: str, views: Mapping[str, Any]) -> dict[str, Any]:
+def _chart(
+    anchor: str, place: int, title: str, label: str, views: Mapping[str, Any], kind: str = "curves"
+) -> dict[str, Any]:
     return {
         "id": f"{anchor}-chart-{place}",
-        "kind": "curves",
-        "choice": choice_of(anchor),
+        "kind": kind,
+        "choice": None if kind == "bars" else choice_of(anchor),
         "title": title,
         "label": label,
         "views": dict(views),
@@ -202,3 +208,63 @@ def _privacy_view(rows: Sequence[Mapping[str, Any]], observer: str, metric: str)
 
 def _mean(row: Mapping[str, Any], metric: str) -> float:
     return float(row["metrics"][metric]["mean"])
+
+
+def swap_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, Any]]:
+    """A chart a data set and metric: bars by item table, one colour a method and protocol."""
+    scale = study["scale"]
+    charts: list[dict[str, Any]] = []
+    for data, part in study["data"].items():
+        for metric in study["metrics"]:
+            bars = []
+            for line in part["rows"]:
+                for protocol in study["protocols"]:
+                    found = [(point["label"], _at(point, protocol, metric)) for point in line["points"]]
+                    known = {label: one for label, one in found if one is not None}
+                    name = protocol if len(part["rows"]) == 1 else f"{line['name']}, {protocol}"
+                    if known:
+                        bars.append(
+                            {
+                                "name": escape(name),
+                                "x": [escape(label) for label in known],
+                                "y": [one["mean"] * scale for one in known.values()],
+                                "sd": [(one["sd"] or 0.0) * scale for one in known.values()],
+                                "told": [spread(one, scale) for one in known.values()],
+                            }
+                        )
+            views = {"all": {"x": escape(study["axis"]), "y": _axis(metric, scale), "bars": bars}}
+            label = f"{metric_name(metric)} by item table on {data}. The figures are in a table below."
+            charts.append(_chart(anchor, len(charts), f"{data}: {metric_name(metric)}", label, views, "bars"))
+    return charts
+
+
+def embedding_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, Any]]:
+    """A chart a data set and method: a person's items in two dimensions, one view a protocol."""
+    charts: list[dict[str, Any]] = []
+    for data, part in study["data"].items():
+        for line in part["rows"]:
+            if not line["panels"]:
+                continue
+            first = next(iter(line["panels"].values()))
+            views = {protocol: _view(line["panels"].get(protocol), first["names"]) for protocol in study["protocols"]}
+            label = (
+                f"The items of user {first['user']} of {data} as {line['name']} has them, in two dimensions. "
+                "How well the person's own items separate from the others is in a table below."
+            )
+            title = f"{line['name']}, {data}, user {first['user']}"
+            chart = _chart(anchor, len(charts), title, label, views, "scatter")
+            charts.append({**chart, "names": [escape(name) for name in first["names"]]})
+    return charts
+
+
+def _view(panel: Mapping[str, Any] | None, names: list[str]) -> dict[str, Any]:
+    if panel is None:
+        return {"groups": [], "told": "no run under this protocol"}
+    groups = [
+        {"name": name, "place": place, "at": [n for n, mark in enumerate(panel["mark"]) if mark == place]}
+        for place, name in enumerate(GROUPS)
+    ]
+    own = panel["separation"]
+    told = f"separation: training {own['training']:.2f}, test item {own['held_out']:.2f} · table: {table_name(panel)}"
+    view = {"x": panel["x"], "y": panel["y"], "groups": [group for group in groups if group["at"]], "told": told}
+    return view if panel["names"] == names else {**view, "names": [escape(name) for name in panel["names"]]}

@@ -1,11 +1,15 @@
-"""Several runs side by side: means, deviations, and which differences are more than luck."""
+"""Several runs side by side: means, deviations, which differences are significant, and the columns that show them.
+
+To add a column to `homebody compare` and to the leaderboard, add it to `comparison_columns`: the terminal, Markdown
+and HTML tables are all made from that list.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +17,62 @@ import polars as pl
 
 from homebody.evaluation import main_cutoff
 from homebody.report.record import RunFolder
-from homebody.report.words import behind_proxy
+from homebody.report.words import behind_proxy, epsilon, kilobytes, metric_name, spread
 
-__all__ = ["holm", "paired_p", "summarise_runs"]
+__all__ = ["ComparisonColumn", "comparison_columns", "holm", "legend", "paired_p", "summarise_runs"]
 
 FLIPS = 10_000
 Floats = npt.NDArray[np.float64]
+METRICS = ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")
+UNBOUNDED = "∞ means no bound: updates, their sum or raw data are seen without noise"
+
+
+class ComparisonColumn(NamedTuple):
+    """One column of a comparison: its heading, the cell of a row, and whether the largest value is marked as best."""
+
+    heading: str
+    cell: Callable[[Mapping[str, Any]], str]
+    best: bool = False
+
+
+def comparison_columns(observers: Sequence[str]) -> list[ComparisonColumn]:
+    """Every column after the method's name, in order, for the rows of `summarise_runs`."""
+    return [
+        *(ComparisonColumn(metric_name(metric), _metric(metric), best=True) for metric in METRICS),
+        ComparisonColumn("p", lambda row: _p_value(row["p_against_best"])),
+        *(ComparisonColumn(f"ε, {observer}", _epsilon(observer)) for observer in observers),
+        ComparisonColumn("KB up", lambda row: kilobytes(row["bytes_up"])),
+        ComparisonColumn("KB down", lambda row: kilobytes(row["bytes_down"])),
+        ComparisonColumn("seconds", lambda row: f"{row['seconds']:.1f}"),
+    ]
+
+
+def _metric(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: spread(row["metrics"].get(name))
+
+
+def _epsilon(observer: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: epsilon(row["epsilon"][observer])
+
+
+def _p_value(p: float | None) -> str:
+    """
+    >>> _p_value(None), _p_value(0.0312), _p_value(0.0001)
+    ('best', '0.031', '<.001')
+    """
+    return "best" if p is None else f"{p:.3f}" if p >= 0.001 else "<.001"
+
+
+def legend(comparison: Mapping[str, Any]) -> list[str]:
+    """What the columns of a comparison mean, a sentence a column."""
+    delta = comparison.get("epsilon_delta")
+    return [
+        comparison["meaning"],
+        f"p: {comparison['test']}",
+        f"ε: certified, one user, whole training{'' if delta is None else f'; δ = {delta:g}'}; {UNBOUNDED}",
+        "KB: per client and round; a centralised method's is the raw history, sent once",
+        "seconds: wall time of a run's training and evaluation, mean over seeds",
+    ]
 
 
 def paired_p(difference: Floats, flips: int = FLIPS, seed: int = 0) -> float:
@@ -85,17 +139,18 @@ def summarise_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _row(method: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    def spread(values: Sequence[float]) -> dict[str, float | None]:
+    def summary(values: Sequence[float]) -> dict[str, float | None]:
         return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None}
 
     return {
         "method": method,
-        "metrics": {name: spread([run["metrics"][name] for run in runs]) for name in runs[0]["metrics"]},
+        "metrics": {name: summary([run["metrics"][name] for run in runs]) for name in runs[0]["metrics"]},
         "epsilon": runs[0]["epsilon"],
         "bytes_up": round(statistics.fmean(run["bytes_up"] for run in runs)),
         "bytes_down": round(statistics.fmean(run["bytes_down"] for run in runs)),
         "rounds": runs[0]["rounds"],
         "seconds": statistics.fmean(run["seconds"] for run in runs),
+        "compile_seconds": statistics.fmean(run.get("compile_seconds", 0.0) for run in runs),
         "runs": [run["run"] for run in runs],
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
@@ -18,11 +19,10 @@ from typing import Any
 from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.report.charts import choice_of, privacy_chart
-from homebody.report.markdown import p_text
-from homebody.report.tables import kilobytes
-from homebody.report.words import duration, epsilon, metric_name, number
+from homebody.report.comparison import comparison_columns
+from homebody.report.words import duration
 
-__all__ = ["choice", "drawn", "has_plotly", "leaderboard_page", "listed", "origin", "page"]
+__all__ = ["choice", "drawn", "has_plotly", "leaderboard_page", "listed", "origin", "page", "quiet"]
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 NEEDS = "HTML pages need Plotly: install homebody[report]. The JSON and Markdown files are written without it."
@@ -108,11 +108,9 @@ def origin(made: Mapping[str, Any]) -> str:
     )
 
 
-def _spread(found: Mapping[str, Any] | None, scale: float = 1.0) -> str:
-    if found is None:
-        return "–"
-    sd = "" if found["sd"] is None else f' <span class="sd">± {number(found["sd"], scale)}</span>'
-    return f"{number(found['mean'], scale)}{sd}"
+def quiet(text: str) -> str:
+    """A cell whose deviation is set in small type behind its figure."""
+    return re.sub(r" (± [\d.,]+)", r' <span class="sd">\1</span>', escape(text))
 
 
 def leaderboard_page(result: Mapping[str, Any]) -> str:
@@ -124,23 +122,18 @@ def leaderboard_page(result: Mapping[str, Any]) -> str:
         f'<p class="eyebrow">Leaderboard</p><h1>{escape(result["data"])}</h1>'
         f'<p class="soft">Protocol {escape(result["protocol"])}; {several(len(result["seeds"]), "seed")}.</p>'
     )
-    metrics = ("hr@10", "ndcg@10", "full/hr@10", "full/ndcg@10")
-    found = {m: [row["metrics"][m]["mean"] for row in result["methods"] if m in row["metrics"]] for m in metrics}
-    tops = {metric: max(means) for metric, means in found.items() if means}
-    heads = [
-        '<th scope="col" class="left">method</th>',
-        *(f'<th scope="col">{escape(metric_name(metric))}</th>' for metric in metrics),
-        '<th scope="col"><abbr title="Against the best; see below">p</abbr></th>',
-        *(f'<th scope="col">ε,<br>{escape(observer)}</th>' for observer in observers),
-        '<th scope="col">KB up</th><th scope="col">KB down</th><th scope="col">seconds</th>',
-    ]
-    rows = "".join(_leader(row, metrics, tops, observers) for row in result["methods"])
+    columns = comparison_columns(observers)
+    cells = [[column.cell(row) for column in columns] for row in result["methods"]]
+    heads = '<th scope="col" class="left">method</th>'
+    heads += "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in columns)
+    best = [_largest([row[place] for row in cells]) if one.best else "" for place, one in enumerate(columns)]
+    rows = "".join(_leader(row, texts, best) for row, texts in zip(result["methods"], cells, strict=True))
     skipped = listed([f"{one['name']}: {one['reason']}" for one in result["skipped"]])
     count = several(len(result["seeds"]), "seed")
     board = (
         '<section><h2>Accuracy, privacy, costs</h2><div class="scroll" tabindex="0" role="region" '
         'aria-label="Leaderboard"><table><caption class="small soft">Mean ± standard deviation over '
-        f"{count}, the best first</caption><thead><tr>{''.join(heads)}</tr></thead>"
+        f"{count}, the best first</caption><thead><tr>{heads}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>{listed(result['legend'])}</section>"
     )
     picker = choice("ε against", choice_of("privacy"), {observer: observer for observer in observers})
@@ -161,17 +154,17 @@ def leaderboard_page(result: Mapping[str, Any]) -> str:
     return page(f"Leaderboard: {result['data']}", header, body, [chart])
 
 
-def _leader(row: Mapping[str, Any], metrics: Sequence[str], tops: Mapping[str, float], observers: Sequence[str]) -> str:
-    cells = []
-    for metric in metrics:
-        found = row["metrics"].get(metric)
-        best = ' class="best"' if found and number(found["mean"]) == number(tops[metric]) else ""
-        cells.append(f"<td{best}>{_spread(found)}</td>")
-    cells.append(f"<td>{p_text(row['p_against_best']).replace('<', '&lt;')}</td>")
-    cells += [f"<td>{epsilon(row['epsilon'][observer])}</td>" for observer in observers]
-    cells += [f"<td>{text}</td>" for text in (kilobytes(row["bytes_up"]), kilobytes(row["bytes_down"]))]
-    cells.append(f"<td>{row['seconds']:.1f}</td>")
+def _largest(texts: Sequence[str]) -> str:
+    """The largest mean, as it is printed."""
+    return max((text.partition(" ±")[0] for text in texts if text != "–"), key=float, default="")
+
+
+def _leader(row: Mapping[str, Any], texts: Sequence[str], best: Sequence[str]) -> str:
+    cells = "".join(
+        f"<td{' class=best' if top and text.partition(' ±')[0] == top else ''}>{quiet(text)}</td>"
+        for text, top in zip(texts, best, strict=True)
+    )
     shape = "key central" if row["kind"] == "centralised" else "key"
     name = f'<span class="{shape}" aria-hidden="true"></span>&nbsp;{escape(row["name"])}'
     kind = f'<span class="small">{escape(row["kind"])}</span>'
-    return f'<tr><th scope="row" class="row">{name}{kind}</th>{"".join(cells)}</tr>'
+    return f'<tr><th scope="row" class="row">{name}{kind}</th>{cells}</tr>'

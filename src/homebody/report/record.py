@@ -19,11 +19,11 @@ import io
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 import polars as pl
 import safetensors.torch
@@ -37,11 +37,75 @@ from homebody.errors import HomebodyError, Unavailable
 from homebody.files import appending, holding, private_folder, replacing
 from homebody.progress import Best, Progress, Round
 
-__all__ = ["RunFolder", "jsonable", "packed", "unpacked"]
+__all__ = ["Parameters", "Result", "RunFolder", "jsonable", "packed", "unpacked"]
 
 SCHEMA_VERSION = 1
 OVERHEAD = 0.05
 """Share of a run's time that checkpoints may take."""
+
+
+class Parameters(TypedDict):
+    """How many numbers a trained model has."""
+
+    shared: int
+    local: int
+    """On a device that joins."""
+    model: int
+    """One device's model: shared and local numbers, each counted once."""
+
+
+class Result(TypedDict):
+    """The outcome of a run, simulated or with real devices, as `result.json` holds it.
+
+    In JSON an infinite or undefined number is a text. Fields that are not required are absent from records of older
+    versions, or do not apply to one of the two kinds of runs.
+    """
+
+    method: str
+    data: str
+    protocol: str
+    split: str
+    meaning: str
+    """What the metrics measure, in a sentence."""
+    seed: int
+    rounds: int
+    chosen_round: int
+    """The round whose model is kept: the best on validation."""
+    metrics: dict[str, float]
+    """On test."""
+    validation: dict[str, float]
+    epsilon: dict[str, float]
+    """Certified, for each observer, at `epsilon_delta`."""
+    epsilon_unit: str
+    epsilon_delta: float
+    stages: Sequence[str] | None
+    """That the recipe names; None: the method's own."""
+    channel: list[str] | None
+    """The stages that updates passed; None: centralised."""
+    budget: str | None
+    stopped: str | None
+    """Why training ended before its last round."""
+    bytes_up: int
+    """Per client and round."""
+    bytes_down: int
+    seconds: float
+    """Wall time of training and evaluation, without compilation."""
+    seconds_per_round: float
+    """The median over rounds, training only."""
+    compile_seconds: NotRequired[float]
+    """Wall time in which kernels were compiled. Older records have it within `seconds`."""
+    peak_rss_mb: float
+    notes: list[str]
+    run: str
+    """The run's folder."""
+    passes: NotRequired[int]
+    parameters: NotRequired[Parameters | None]
+    reports: NotRequired[dict[str, float] | None]
+    """Of randomised reports: how many, and ε of each and of all."""
+    cpu_seconds: NotRequired[float]
+    errors: NotRequired[dict[str, float]]
+    """The standard error that noise leaves in each metric."""
+    unclipped: NotRequired[dict[str, float]]
 
 
 class RunFolder:
@@ -114,6 +178,10 @@ class RunFolder:
         if not isinstance(value, dict):
             raise HomebodyError(f"{self.path / name} holds no JSON object: it was changed or cut short.")
         return value
+
+    def result(self) -> Result:
+        """The outcome of a complete run, which may have been moved since."""
+        return cast(Result, {**self.read_json("result.json"), "run": str(self.path)})
 
     def _text(self, name: str) -> str:
         try:

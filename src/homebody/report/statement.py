@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from homebody import __version__
-from homebody.core import Cohort
+from homebody.core import Cohort, releases
 from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.methods import METHODS, find
@@ -26,7 +26,7 @@ from homebody.privacy.accountant import Bound
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.limits import check_delta
 from homebody.privacy.papers import PAPERS, paper
-from homebody.privacy.specs import parse_channel, split_stage, with_noise
+from homebody.privacy.specs import ASK_ROWS, parse_channel, split_stage, with_noise
 from homebody.reference import Reference
 from homebody.report.ledger_lines import VOCABULARY, Release, lines_of, releases_of
 from homebody.report.record import RunFolder, jsonable
@@ -204,7 +204,7 @@ def _silent(recipe: Mapping[str, Any]) -> set[str]:
         if isinstance(method, Reference):
             return set() if method.reads else {"fit"}
         one = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, 1)
-        return {phase.name for phase in method.phases if phase.public or not (phase.method or method).releases(one)}
+        return {phase.name for phase in method.phases if phase.public or not releases(phase.method or method, one)}
     except (HomebodyError, TypeError):  # a recipe that was changed: then every round is due
         return set()
 
@@ -294,13 +294,17 @@ def _stages(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What each message passes on its way out, as the recipe says it."""
     specs = list(recipe.get("stages") or [])
     channel = parse_channel(with_noise(specs) if recipe.get("calibrate") else specs)
-    out = []
-    for spec, stage in zip(specs, channel.stages, strict=True):
+    out, stages = [], iter(channel.stages)
+    for spec in specs:
+        name, _ = split_stage(spec)
+        if name == ASK_ROWS:
+            out.append({"stage": name, "settings": {}, "means": _means(name, {})})
+            continue
+        stage = next(stages)
         own = {one.name: getattr(stage, one.name) for one in fields(cast(Any, stage)) if one.compare}
         settings = {name: value for name, value in own.items() if value is not None}
         if "sensitivity" in settings and hasattr(stage, "scale"):
             settings["scale"] = stage.scale
-        name, _ = split_stage(spec)
         out.append({"stage": name, "settings": settings, "means": _means(name, settings)})
     return out
 
@@ -340,7 +344,7 @@ def _means(name: str, own: Mapping[str, Any]) -> str:
         return (
             "The server learns the sum over the cohort and no single update; a simulation declares it, and just sums."
         )
-    if name == "ask-rows":
+    if name == ASK_ROWS:
         return "Each device tells the server which rows of the shared tables it works on, and downloads only those."
     return f"The stage {name}."
 

@@ -14,6 +14,7 @@ __all__ = [
     "duration",
     "epsilon",
     "figure",
+    "kilobytes",
     "measured",
     "metric_name",
     "number",
@@ -196,6 +197,14 @@ def behind_proxy(results: Iterable[Mapping[str, Any]]) -> list[str]:
     told = next(iter(added.values())) if alike else ", ".join(f"{value} ({name})" for name, value in added.items())
     whose = f"ε of {', '.join(totals)}"
     return [f"{whose} holds behind a proxy that does not collude with the observer; by addition it is {told}"]
+
+
+def kilobytes(count: float) -> str:
+    """
+    >>> kilobytes(56_445)
+    '56.4'
+    """
+    return f"{count / 1000:,.1f}"
 
 
 def duration(seconds: float) -> str:

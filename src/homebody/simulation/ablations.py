@@ -1,4 +1,4 @@
-"""Clients that rank with an item table which is not their own, or unadapted: to see what tuning is worth."""
+"""Simulated clients without their own item table, or without adapting: to measure what personalising is worth."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from homebody.simulation.simulator import Simulator
 __all__ = ["ITEM", "Borrowing", "Held", "Unadapted", "item_tables"]
 
 ITEM = "item"
-"""What methods call their item table, and clients what they changed of it."""
+"""The name of the item table in shared parameters, and of a client's changes to it in its local state."""
 
 
 class Held(NamedTuple):
-    """The item tables of some clients: one that all of them began with, and what each changed of it."""
+    """The item tables of some clients: the table that all of them started from, and each client's changes."""
 
     place: npt.NDArray[np.int64]
-    """Which of the clients that were asked for."""
+    """Positions of these clients among those that were asked for."""
     base: Tensor
     """(M, …)"""
     change: Rows | None
-    """Stacked; None where clients tune no table."""
+    """Stacked; None if clients tune no table."""
 
     def dense(self) -> Tensor:
-        """(clients, M, …): everyone's whole table."""
+        """(clients, M, …): the whole table of each client."""
         tables = self.base.expand(len(self.place), *self.base.shape)
         return tables if self.change is None else tables + torch.func.vmap(Rows.dense)(self.change)
 
@@ -40,7 +40,7 @@ class Held(NamedTuple):
 def item_tables(
     runtime: Simulator, method: Method, shared: Tree, users: Users, most: int | None = None
 ) -> Iterator[Held]:
-    """The table that each of these clients ranks with, as it has it, at most so many clients at a time."""
+    """The item table that each of these clients ranks with, for at most `most` clients at a time."""
     order = np.argsort(users, kind="stable")
     for some, width in runtime._store.groups(users, SAMPLES_AT_ONCE, most):
         for chosen, tree, local in Simulator._holdings(runtime, method, shared, some, runtime._data(some, width)):
@@ -50,13 +50,13 @@ def item_tables(
 
 
 class Borrowing(Simulator):
-    """The clients of a simulator, each with an item table from elsewhere and all else its own.
+    """The clients of a simulator, each with another item table and otherwise its own state.
 
     lender: client u ranks with the tuned table of client lender[u]; None: everyone with the latest shared table.
     """
 
     def __init__(self, runtime: Simulator, lender: Users | None) -> None:
-        vars(self).update(vars(runtime))  # the same clients; nothing of them is written to
+        runtime.share_with(self)
         self._lender = lender
 
     def _holdings(
@@ -75,10 +75,10 @@ class Borrowing(Simulator):
 
 
 class Unadapted(Simulator):
-    """The clients of a simulator, whose devices rank with what they were given: none adapts it first."""
+    """The clients of a simulator, which rank with the shared parameters and do not adapt to them first."""
 
     def __init__(self, runtime: Simulator) -> None:
-        vars(self).update(vars(runtime))  # the same clients; nothing of them is written to
+        runtime.share_with(self)
 
     def _adapted(self, method: Method, shared: Tree, users: Users, locals_: Tree, data: tuple[Tensor, ...]) -> Tree:
         return locals_
@@ -89,5 +89,5 @@ def _positions(chosen: slice | Tensor, count: int) -> npt.NDArray[np.int64]:
 
 
 def _nothing(rows: Rows) -> Rows:
-    """No change of any row, for as many clients."""
+    """No changes, for the same number of clients."""
     return Rows(rows.index[:, :0], rows.value[:, :0], rows.size)

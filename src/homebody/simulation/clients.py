@@ -16,9 +16,10 @@ from homebody.core import Batch, Data, Evaluated, Method, Newcomer, Recommended,
 from homebody.data.splits import Split
 from homebody.errors import Diverged, HomebodyError
 from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, sound, summarise
+from homebody.methods.kernels import adapt_many, train_many
 from homebody.privacy import Channel
 from homebody.rng import Rng
-from homebody.simulation.newcomers import alone, moment
+from homebody.simulation.newcomers import moment, newcomer_split
 from homebody.simulation.states import LocalStore
 
 __all__ = ["SAMPLES_AT_ONCE", "Clients", "usable_device"]
@@ -27,17 +28,17 @@ SAMPLES_AT_ONCE = 1 << 15
 """Padded interactions that clients work on together: large enough to be fast, small enough for caches."""
 SCORES_AT_ONCE = 1 << 21
 ON_ONE_THREAD = 1 << 9
-"""Padded interactions of so few clients that torch's threads would wait for each other longer than they work."""
+"""Up to so many padded interactions, one thread of torch is faster than several."""
 USERS_AT_ONCE = 24
-"""Scored together at least, however large the catalogue."""
+"""At least so many users are scored together, however large the catalogue."""
 ADAPTED_BYTES = 64 << 20
-"""Of parameters that clients hold while they are scored, once they have adapted to what they have."""
+"""Memory for the adapted parameters of clients that are scored together."""
 CACHED_BYTES = 256 << 20
-"""Evaluation asks the same questions every round; they are kept up to this size."""
+"""Evaluation asks the same questions every round. They are cached up to this size."""
 
 
-class Asked(NamedTuple):
-    """Clients of similar length that are scored together."""
+class QuestionGroup(NamedTuple):
+    """Clients of similar length that are scored together, and their held-out items."""
 
     users: Users
     data: tuple[Tensor, ...]
@@ -45,10 +46,10 @@ class Asked(NamedTuple):
 
 
 class Clients:
-    """Works for the clients of a split, vectorised over those of similar length; what becomes of it, others say.
+    """Does the work of a split's clients, vectorised over those of similar length. The caller uses the results.
 
-    fused: use a method's own kernels where it has them; otherwise `client` under vmap.
-    cutoffs, slices: which metrics `evaluate` gives, and for which groups of users beside everyone.
+    fused: use a method's own kernels if it has any; otherwise run `client` under vmap.
+    cutoffs, slices: which metrics `evaluate` computes, and for which groups of users beside everyone.
     """
 
     stream: type[Rng] = Rng
@@ -79,12 +80,12 @@ class Clients:
         self._rng = Rng.of(0)
         self._base_step = np.full(split.n_users, -1, dtype=np.int64)
         self._bases: dict[int, Tree] = {}
-        self._kept: list[Asked] | None = None
+        self._kept: list[QuestionGroup] | None = None
         self._uses: tuple[str, ...] = ()
         self._rates = False
 
     def begin(self, method: Method, rng: Rng) -> None:
-        uses, rates = (*method.needs, *method.uses), method.predicts == "ratings"
+        uses, rates = (*method.needs, *method.uses), method.scoring.predicts == "ratings"
         if (self._uses, self._rates) != (uses, rates):
             self._uses, self._rates, self._kept = uses, rates, None
         self._store.clear()
@@ -93,50 +94,49 @@ class Clients:
         self._bases.clear()
 
     def message(self, method: Method, shared: Tree, user: int, rng: Rng) -> Update:
-        """What one client would send in this round, after its half of the channel; nothing is kept of it."""
+        """What one client would send in this round, after its half of the channel. The client keeps nothing of it."""
         update, *_ = self._work(method, shared, np.array([user]), None, self._own(rng))
         alone: Update = torch.utils._pytree.tree_map(lambda leaf: leaf[0], update)
         return alone
 
     def requests(self, method: Method, users: Users, rng: Rng) -> Iterator[tuple[Users, dict[str, Tensor]]]:
-        """Which rows these clients would ask the server for in this round, in groups of clients; -1 pads."""
+        """The rows that these clients would request from the server in this round, by groups; padded with -1."""
         rng = self._own(rng)
         for some, width in self._store.groups(users, SAMPLES_AT_ONCE):
             streams = self._streams(rng, some)
             yield some, vmap(method.asks)(self._batches(method, streams, self._data(some, width)))
 
     def _own(self, rng: Rng) -> Rng:
-        """A stream that was handed in, as these clients draw from it and where they compute."""
+        """This stream on the clients' device, as the class that they draw with."""
         return self.stream(rng.key.to(self.device))
 
     def _streams(self, rng: Rng, users: Users) -> Rng:
-        """A stream for each of these clients."""
+        """One stream per client."""
         return rng.fold(self._tensor(self.split.numbered(users)))
 
     def _work(
         self, method: Method, shared: Tree, users: Users, width: int | None, rng: Rng, *, summed: bool = False
     ) -> tuple[Update, Tree, dict[str, Tensor]]:
-        """A round of some clients: what leaves each of them, what it keeps, and which rows it asks for.
+        """A round of some clients: the update that each sends, the state that it keeps, and the rows it requests.
 
-        summed: of what leaves them nobody sees but the sum, to which the devices' noise is added at once.
+        summed: nobody sees more than the sum of the updates, so the devices' noise is added to that sum at once.
         """
-        fused = self.fused and method.kernel_of("client", "cohort")
-        work = method.cohort if fused else partial(Method.cohort, method)
         streams = self._streams(rng, users)
-        data = self._data(users, width, avoided=method.draws_negatives)
+        data = self._data(users, width, avoided=method.about.draws_negatives)
         batches = self._batches(method, streams, data)
         with _threads_for(data[0].numel()):
-            update, kept = work(shared, self._locals(method, shared, users), batches)
-        if update and not method.sends:
+            locals_ = self._locals(method, shared, users)
+            update, kept = train_many(method, shared, locals_, batches, fused=self.fused)
+        if update and not method.about.sends:
             raise HomebodyError(
                 f"{type(method).__name__} says that it sends nothing, and is charged so; its update is not empty."
             )
         channel = method.uplink
         update = self._leave(channel, update, streams, summed=summed) if channel.stages else written(update)
-        return update, kept, vmap(method.asks)(batches) if channel.asks else {}
+        return update, kept, vmap(method.asks)(batches) if channel.asks_rows else {}
 
     def _leave(self, channel: Channel, update: Update, streams: Rng, *, summed: bool) -> Update:
-        """What these clients' updates become on their way out."""
+        """The updates of these clients after the device half of the channel."""
         own = streams.private.fold("uplink")
         if channel.samples and any(not isinstance(one, Tensor | Rows) for one in update.values()):
             return channel.devices(update, own)
@@ -145,7 +145,7 @@ class Clients:
         return left
 
     def _batches(self, method: Method, streams: Rng, data: tuple[Tensor, ...]) -> Batch:
-        """What clients work on in a round, or to adapt."""
+        """One batch per client, to train or to adapt."""
 
         def prepare(key: Tensor, *own: Tensor) -> Batch:
             return method.prepare(self._client_data(*own), self.stream(key))
@@ -157,9 +157,9 @@ class Clients:
         return summarise(sound(self._blocks(method, shared)), self._cutoffs, self._slices)
 
     def _blocks(self, method: Method, shared: Tree) -> Iterator[Block]:
-        """Everyone's scores with what they are asked; where circumstances count, each question has its own."""
+        """Everyone's scores with their held-out items. With contexts, each question is scored in its own."""
         everything = torch.arange(self.catalogue.n_items, device=self.device)
-        for users, data, asked in self._asked():
+        for users, data, asked in self._question_groups():
             if not (self._contexts and "contexts" in self._uses) or any(one.rows is None for one in asked.values()):
                 yield Block(users, self._scores(method, shared, users, data, everything), asked)
                 continue
@@ -188,7 +188,7 @@ class Clients:
     def recommend(
         self, method: Method, shared: Tree, user: int, k: int, now: Mapping[str, Tensor] | None = None
     ) -> list[tuple[int, float]]:
-        """now: the circumstances in which they ask, (1, 1) and what each is."""
+        """now: the context of the request, each value of shape (1, 1, …)."""
         if not 0 <= user < self.split.n_users:
             raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.split.n_users - 1}.")
         users = np.array([user])
@@ -206,12 +206,12 @@ class Clients:
         return [(item, score) for item, score in pairs if score > -np.inf]
 
     def recommend_in(self, method: Method, shared: Tree, user: int, k: int, now: Mapping[str, object]) -> Recommended:
-        """A client's best new items in the circumstances in which they ask, as the source calls these."""
+        """A client's best new items in a context, given by the names and values of the data source."""
         found = moment(method, self.split, now)
         return Recommended(self.recommend(method, shared, user, k, self._here(found.now)), found.notes)
 
     def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
-        found = alone(method, self.split, newcomer)
+        found = newcomer_split(method, self.split, newcomer)
         one = Clients(found.split, device=str(self.device), fused=self.fused)
         one.begin(method, self._rng)
         return Recommended(one.recommend(method, shared, 0, k, self._here(found.now)), found.notes)
@@ -220,17 +220,24 @@ class Clients:
         return now and {name: value.to(self.device) for name, value in now.items()}
 
     def _remember(self, shared: Tree, users: Users, step: int) -> None:
-        """These clients will rank with what they trained from; what nobody ranks with any more is let go."""
+        """These clients rank with the parameters that they trained from. Parameters without any client are dropped."""
         self._base_step[users] = step
         self._bases[step] = shared
         in_use = set(np.unique(self._base_step).tolist())
         self._bases = {number: tree for number, tree in self._bases.items() if number in in_use}
 
+    def share_with(self, other: Clients) -> None:
+        """Let another simulator work for the same clients, with the same states and caches, instead of its own.
+
+        For simulators that change how clients rank. They may evaluate and recommend, but not train.
+        """
+        vars(other).update(vars(self))
+
     def _tensor(self, users: Users) -> Tensor:
         return torch.from_numpy(users).to(self.device)
 
     def _data(self, users: Users, width: int | None = None, *, avoided: bool = True) -> tuple[Tensor, ...]:
-        """What these clients' devices hold: their interactions, then a column for each feature."""
+        """The data on these clients' devices: their interactions, then one column per feature."""
         padded = (torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width, avoided=avoided))
         own = (values[self._tensor(users)] for values in self._features.values())
         contexts, rated = self._taken
@@ -242,7 +249,7 @@ class Clients:
 
     @property
     def _taken(self) -> tuple[dict[str, Tensor], bool]:
-        """What of each interaction the method takes in: its circumstances, and whether its rating."""
+        """What the method reads of each interaction: its contexts, and whether it reads the rating."""
         contexts = self._contexts if "contexts" in self._uses else {}
         return contexts, "ratings" in self._uses and self.split.population.ratings is not None
 
@@ -259,7 +266,7 @@ class Clients:
         return Data(items, valid, excluded, self.catalogue, features, around, ratings)
 
     def _locals(self, method: Method, shared: Tree, users: Users) -> Tree:
-        """These clients' state; those that join now draw theirs."""
+        """The states of these clients. New clients draw theirs."""
         new = ~self._store.holds(users)
         if new.all():
             return self._fresh(method, shared, users)
@@ -283,10 +290,10 @@ class Clients:
     ) -> Tensor:
         """(users, items) as each device would compute them, with the parameters it holds; items in chunks.
 
-        now: circumstances in which each is asked, one after the other: then (users, circumstances, items).
+        now: several contexts per user; the result is then (users, contexts, items).
         """
         often = len(next(iter(now.values()))[0]) if now else 1
-        size = max(1, SCORES_AT_ONCE // (len(users) * often * method.numbers_a_score))
+        size = max(1, SCORES_AT_ONCE // (len(users) * often * method.scoring.numbers))
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
         out = torch.empty(0)
         for chosen, tree, locals_ in self._holdings(method, shared, users, data):
@@ -317,17 +324,17 @@ class Clients:
     def _holdings(
         self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...]
     ) -> Iterator[tuple[slice | Tensor, Tree, Tree]]:
-        """Which of these clients rank with which shared and local parameters; a slice stands for all of them."""
+        """Groups of these clients with the shared and local parameters that they rank with; a slice means all."""
         newcomer, guest, returning = -2, -3, -4
         held = self._store.holds(users)
         steps = np.where(held, self._base_step[users], newcomer)
-        adapts = ~self.split.learn[users] | (method.scores_from == "adapted")
+        adapts = ~self.split.learn[users] | (method.scoring.parameters == "adapted")
         adapts &= self.split.lengths[users] > 0
         steps[adapts] = np.where(held[adapts], returning, guest)
         for step in np.unique(steps):
             same = np.flatnonzero(steps == step)
             fresh, adapting = step in (newcomer, guest), step in (guest, returning)
-            # Who adapts may hold all parameters anew.
+            # A client that adapts may hold its own copy of all parameters.
             whole = sum(value.nbytes for value in shared.values())
             size = max(1, ADAPTED_BYTES // max(1, whole)) if adapting else len(same)
             for chosen in (same[start : start + size] for start in range(0, len(same), size)):
@@ -338,27 +345,24 @@ class Clients:
                 yield where, self._bases.get(int(step), shared), locals_
 
     def _adapted(self, method: Method, shared: Tree, users: Users, locals_: Tree, data: tuple[Tensor, ...]) -> Tree:
-        """What clients hold once they have adapted to what they have; nothing of it is kept."""
-        fused = self.fused and method.kernel_of("adapt", "adapt_cohort")
-        work = method.adapt_cohort if fused else vmap(method.adapt, in_dims=(None, 0, 0))
+        """The local parameters of clients after they adapted to their data. They are not stored."""
         streams = self._streams(self._rng.fold("adapt"), users)
         batches = self._batches(method, streams, data)
         with _threads_for(data[0].numel()):
-            adapted: Tree = work(shared, locals_, batches)
-        return adapted
+            return adapt_many(method, shared, locals_, batches, fused=self.fused)
 
-    def _asked(self) -> Iterator[Asked]:
+    def _question_groups(self) -> Iterator[QuestionGroup]:
         if self._kept is not None:
             yield from self._kept
             return
-        kept: list[Asked] = []
+        kept: list[QuestionGroup] = []
         size = 0
         most = max(USERS_AT_ONCE, SCORES_AT_ONCE // self.split.n_items)
         for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, most):
             one_by_one = bool(self._taken[0])
             rated = self._rates and self.split.population.ratings is not None
             asked = questions(self.split, users, self.device, one_by_one, rated)
-            block = Asked(users, self._data(users, width), asked)
+            block = QuestionGroup(users, self._data(users, width), asked)
             size += sum(part.nbytes for part in block.data)
             size += sum(part.nbytes for question in block.questions.values() for part in question if part is not None)
             if size <= CACHED_BYTES:
@@ -370,7 +374,7 @@ class Clients:
 
 @contextmanager
 def _threads_for(interactions: int) -> Iterator[None]:
-    """As many of torch's threads as clients with so many interactions can use; compiled kernels have their own."""
+    """Limit torch to the threads that so few interactions can use. Compiled kernels have threads of their own."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if interactions <= ON_ONE_THREAD else before)
     try:
@@ -380,7 +384,7 @@ def _threads_for(interactions: int) -> Iterator[None]:
 
 
 def _place_in_group(group: Tensor) -> Tensor:
-    """How many before it are of the same group.
+    """For each entry, the number of earlier entries of the same group.
 
     >>> _place_in_group(torch.tensor([3, 1, 3, 3])).tolist()
     [0, 0, 1, 2]
@@ -392,20 +396,20 @@ def _place_in_group(group: Tensor) -> Tensor:
 
 
 def _laid_out(values: Tensor, where: tuple[Tensor, Tensor], rows: int, columns: int) -> Tensor:
-    """These values in a table with so many rows and columns, at these places of it."""
+    """A table of this size with these values at these places, and zeros elsewhere."""
     table = values.new_zeros(rows, columns, *values.shape[1:])
     table[where] = values
     return table
 
 
 def _at(values: Tensor, rows: Tensor) -> Tensor:
-    """The values of these rows; what pads is zero."""
+    """The values of these rows; zeros for padding."""
     there = (rows >= 0).reshape(*rows.shape, *[1] * (values.ndim - 1))
     return torch.where(there, values[rows.clamp(min=0)], torch.zeros((), dtype=values.dtype, device=values.device))
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of this name; refused, in a sentence, where it is not to be had."""
+    """The device of this name. Raises `HomebodyError` if it cannot be used."""
     try:
         device = torch.device(name)
         (torch.zeros(1, device=device) + 1).item()

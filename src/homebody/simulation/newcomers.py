@@ -1,6 +1,6 @@
-"""Somebody whom training never met, as a population of one: what they say, in the numbers that training uses.
+"""A newcomer, who took no part in training, as a population of one, encoded as the training data is.
 
-Also the circumstances in which one of training's own people asks.
+Also the context in which anybody asks for recommendations.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from homebody.data.population import Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 
-__all__ = ["Alone", "Moment", "alone", "moment"]
+__all__ = ["Moment", "NewcomerSplit", "moment", "newcomer_split"]
 
 
-class Alone(NamedTuple):
+class NewcomerSplit(NamedTuple):
     """A split of one person who takes no part in training."""
 
     split: Split
     now: dict[str, Tensor] | None
-    """The circumstances in which they ask, a row; None where the method looks at none, or nothing is said of them."""
+    """The context of the request, one row; None if the method reads none or none is given."""
     notes: tuple[str, ...]
 
 
 class Moment(NamedTuple):
-    """The circumstances in which somebody asks."""
+    """The context in which somebody asks for recommendations."""
 
     now: dict[str, Tensor] | None
-    """A row; None where the method looks at none, or nothing is said of them."""
+    """One row; None if the method reads no context or none is given."""
     notes: tuple[str, ...]
 
 
 def moment(method: Method, training: Split, said: Mapping[str, object]) -> Moment:
-    """What is said of a moment, in the numbers of training; refused, in a sentence, where it is no circumstance."""
+    """Encode a context as in training. Raises `HomebodyError` for a name that is no context."""
     _refuse_misplaced(training, "contexts", said)
     around, unheard = encode_one(training.encoded["contexts"].codes, said, what="circumstance")
     now = _rows(around) if said and "contexts" in (*method.needs, *method.uses) else None
     return Moment(now, (*_unheeded(method, Newcomer((), {}, dict(said))), *unheard))
 
 
-def alone(method: Method, training: Split, newcomer: Newcomer) -> Alone:
-    """This person as those of training would be seen; refused, in a sentence, where something is no item or feature."""
+def newcomer_split(method: Method, training: Split, newcomer: Newcomer) -> NewcomerSplit:
+    """Encode this person as in training. Raises `HomebodyError` for an unknown item or feature."""
     items = _items(newcomer, training.n_items)
     ratings = _ratings(method, newcomer)
     known = training.encoded
@@ -68,20 +68,20 @@ def alone(method: Method, training: Split, newcomer: Newcomer) -> Alone:
         everything(population, seed=training.seed),
         learn=np.zeros(1, dtype=np.bool_),
         absent=training.absent,
-        numbers=np.array([training.n_users]),  # nobody's, so that they draw as nobody else does
+        numbers=np.array([training.n_users]),  # an unused number, so that they draw their own random numbers
         coded={"users": people, "items": known["items"], "contexts": contexts},
     )
     taken = (*method.needs, *method.uses)
     now = _rows(around) if newcomer.now and "contexts" in taken else None
-    return Alone(split, now, (*_unheeded(method, newcomer), *strange, *unheard, *split.notes))
+    return NewcomerSplit(split, now, (*_unheeded(method, newcomer), *strange, *unheard, *split.notes))
 
 
 WHOSE = {"users": "belongs to people", "items": "belongs to items", "contexts": "is a circumstance"}
-"""What a column of a split is to those who name it."""
+"""Whom a column describes, for error messages."""
 
 
 def _refuse_misplaced(training: Split, unit: str, said: Iterable[str]) -> None:
-    """A name that is known, or all but, of something else: whose it is says more than names that look like it."""
+    """Refuse a name that belongs to another kind of column, exactly or nearly, and say to which."""
     known = {one: list(encoded.codes) for one, encoded in training.encoded.items()}
     owner = {name: one for one, names in known.items() for name in names}
     what, have = {
@@ -107,7 +107,7 @@ def _items(newcomer: Newcomer, n_items: int) -> Numbers:
 def _ratings(method: Method, newcomer: Newcomer) -> Numbers | None:
     count, ratings = len(newcomer.items), newcomer.ratings
     if ratings is None:
-        if method.predicts == "ratings" and count:
+        if method.scoring.predicts == "ratings" and count:
             raise HomebodyError(
                 f"{type(method).__name__} predicts ratings here, so it adapts to those alone: give a rating of "
                 f"{'the item' if count == 1 else f'each of the {count:,} items'}."
@@ -125,17 +125,17 @@ def _ratings(method: Method, newcomer: Newcomer) -> Numbers | None:
 
 
 def _rows(around: Mapping[str, Numbers]) -> dict[str, Tensor]:
-    """One person, asked in one moment."""
+    """One person, in one context."""
     return {name: torch.from_numpy(numbers[None, None]) for name, numbers in around.items()}
 
 
 def _unheeded(method: Method, newcomer: Newcomer) -> list[str]:
-    """What was said that the method does not look at."""
+    """Values that were given but that the method does not read."""
     taken = (*method.needs, *method.uses)
     said = {
         "user features": ", ".join(newcomer.features),
         "contexts": ", ".join(newcomer.now),
-        "ratings": "ratings" if newcomer.ratings is not None and method.predicts != "ratings" else "",
+        "ratings": "ratings" if newcomer.ratings is not None and method.scoring.predicts != "ratings" else "",
     }
     unheeded = [names for what, names in said.items() if names and (what not in taken or what == "ratings")]
     return [f"{type(method).__name__} does not look at {', '.join(unheeded)}."] if unheeded else []

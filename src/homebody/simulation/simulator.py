@@ -11,6 +11,7 @@ from torch import Tensor
 from homebody import ops
 from homebody.core import Cohort, Collected, Method, Opened, Rows, Total, Tree, Users
 from homebody.errors import HomebodyError
+from homebody.methods.kernels import kernel_of
 from homebody.privacy import Charge
 from homebody.privacy.grid import STEPS, summed_steps
 from homebody.rng import Rng
@@ -19,17 +20,17 @@ from homebody.simulation.clients import SAMPLES_AT_ONCE, Clients
 __all__ = ["Simulator"]
 
 DENSE_BYTES = 64 << 20
-"""Of whole tables that clients fill at once, where their channel makes them."""
+"""Memory for the dense updates of clients that work at once, if their channel makes updates dense."""
 FORMULAS_AT_ONCE = 1 << 20
-"""Padded interactions of clients whose updates are formulas: compiled code goes through them one by one."""
+"""Padded interactions at once of clients whose updates are formulas: these take no memory until they are read."""
 
 
 class Simulator(Clients):
     """Runs a method for a whole population, vectorised over clients of similar length.
 
-    fused: use a method's own `cohort` kernel where it has one, and draw the noise that devices add as one sum over all
-    of them, which has the same distribution; otherwise `client` under vmap, and each device's noise by itself.
-    cutoffs, slices: which metrics `evaluate` gives, and for which groups of users beside everyone.
+    fused: use a method's own `cohort` kernel if it has one, and draw the sum of all devices' noise at once, which has
+    the same distribution. Otherwise run `client` under vmap, and draw each device's noise by itself.
+    cutoffs, slices: which metrics `evaluate` computes, and for which groups of users beside everyone.
     """
 
     simulated = True
@@ -50,11 +51,11 @@ class Simulator(Clients):
         tables = sum(value.nbytes for value in shared.values())
         bytes_down = tables * len(cohort.users)
         at_once = self.fused and method.uplink.ends_in_noise
-        formulas = self.fused and method.computes and method.uplink.samples
+        formulas = self.fused and kernel_of(method, self.device).formulas and method.uplink.samples
         reads = method.uplink.reads
         summed = self.fused and not reads
-        dense = not formulas and (method.computes or (method.uplink.sums_dense if summed else method.uplink.dense))
-        # What is read says something of each item, and it takes several numbers of 8 bytes to draw that.
+        dense = not formulas and (method.about.dense or (method.uplink.sums_dense if summed else method.uplink.dense))
+        # A message that is read has an entry for each item, and drawing an entry takes several numbers of 8 bytes.
         wide = 32 * self.catalogue.n_items if reads else tables
         most = max(1, DENSE_BYTES // max(1, wide)) if dense else None
         together = FORMULAS_AT_ONCE if formulas else SAMPLES_AT_ONCE
@@ -66,9 +67,9 @@ class Simulator(Clients):
             bytes_up += _add(update, {} if reads else sums, whole=method.uplink.fills)
             if reads:
                 method.uplink.read(update, sums)
-            rows, spared = _asked(request, shared)
+            rows, spared = _requested(request, shared)
             requests, bytes_down = requests + 4 * rows, bytes_down - spared
-        if method.scores_from == "base":
+        if method.scoring.parameters == "base":
             self._remember(shared, cohort.users, step)
         if at_once:
             sums = method.uplink.noise_of_many(sums, len(cohort.users), rng.private.fold("uplink"))
@@ -97,7 +98,7 @@ class Simulator(Clients):
 
 
 def _add(update: Tree, sums: Tree, *, whole: bool) -> int:
-    """Add a stacked update to the sums; answer how many bytes its clients send, where they may fill whole tables."""
+    """Add a stacked update to the sums. Return how many bytes its clients send; whole: each sends whole tables."""
     bits = 0
     for name, value in update.items():
         rows = value.value if isinstance(value, Rows) else value
@@ -122,8 +123,8 @@ def _add(update: Tree, sums: Tree, *, whole: bool) -> int:
     return -(-bits // 8)
 
 
-def _asked(request: Mapping[str, Tensor], shared: Tree) -> tuple[int, int]:
-    """How many rows these clients ask for, and how many bytes they are spared of the tables that they ask rows of."""
+def _requested(request: Mapping[str, Tensor], shared: Tree) -> tuple[int, int]:
+    """How many rows these clients request, and how many bytes that saves of the whole tables."""
     rows = spared = 0
     for name, index in request.items():
         if name not in shared:

@@ -1,4 +1,4 @@
-"""What every simulated client keeps to itself, stored by groups of similar length."""
+"""The local states of simulated clients, stored in buckets of clients with similar history lengths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = 1 << 12
 
 
 INDEX, VALUE = "#index", "#value"
-"""What the two halves of Rows are stored under; indices in 32 bits, for there are many."""
+"""Suffixes of the names under which the two parts of `Rows` are stored. Indices take 32 bits, to save memory."""
 
 
 class LocalStore:
@@ -51,7 +51,7 @@ class LocalStore:
         return self._held[users]
 
     def groups(self, users: Users, samples: int, most: int | None = None) -> Iterator[tuple[Users, int]]:
-        """These clients by bucket, in pieces of at most so many padded samples; and their padded length."""
+        """These clients by bucket, in pieces of at most `samples` padded interactions, with their padded length."""
         order = np.lexsort((self._place[users], self._bucket_of[users]))
         users = users[order]
         buckets = self._bucket_of[users]
@@ -163,7 +163,7 @@ def _ascending(place: npt.NDArray[np.int64]) -> bool:
 
 
 def _bucketed(lengths: npt.NDArray[np.int64], members: Users) -> list[Users]:
-    """Clients of similar length together, the longest first; little padding, few buckets."""
+    """Group clients of similar length, the longest first, so that there are few buckets with little padding."""
     order = members[np.argsort(-lengths[members], kind="stable")]
     buckets = []
     start = 0

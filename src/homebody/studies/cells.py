@@ -27,10 +27,9 @@ from homebody.report import RunFolder
 from homebody.run import QUIET, Watcher, execute, resume
 from homebody.run_notes import PACKAGE, code_fingerprint
 from homebody.studies import probes as looking
-from homebody.studies.pool import Pool
 
 __all__ = [
-    "Progress",
+    "CellProgress",
     "cell_key",
     "check_jobs",
     "code_version",
@@ -48,7 +47,7 @@ PATIENCE = 100
 
 
 @dataclass(frozen=True)
-class Progress:
+class CellProgress:
     """How far the cells are; told whenever a cell has done a round, or is finished."""
 
     cell: int
@@ -68,7 +67,7 @@ def run_cells(
     root: Path,
     *,
     jobs: int = 1,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[CellProgress], None] | None = None,
     say: Callable[[str], None] | None = None,
     on_error: Literal["raise", "keep"] = "raise",
     keep_state: bool = True,
@@ -127,7 +126,7 @@ def run_cell(
     refused = _probe(recipe, path, watcher, wanted) if wanted else {}
     if not keep_state and not refused:  # what could not be looked at now can be later
         _drop_state(path)
-    return {**result, "refused": refused} if refused else result
+    return {**result, "refused": refused} if refused else {**result}
 
 
 def unprobed(path: Path, probes: Sequence[str]) -> list[str]:
@@ -215,7 +214,7 @@ class _Cells:
         self,
         recipes: Sequence[Recipe],
         root: Path,
-        watch: Callable[[Progress], None],
+        watch: Callable[[CellProgress], None],
         say: Callable[[str], None],
         on_error: Literal["raise", "keep"],
         keep_state: bool,
@@ -276,6 +275,8 @@ class _Cells:
             }
             for key in todo
         }
+        from homebody.studies.workers import Pool  # here, so that `-m homebody.studies.workers` imports it once
+
         with Pool(jobs, tasks) as pool:
             for key, told in pool.messages():
                 if "say" in told:
@@ -322,7 +323,7 @@ class _Cells:
         finished = sum(len(self.places[other]) for other in self.results)
         for place in self.places[key]:
             self.watch(
-                Progress(
+                CellProgress(
                     cell=place,
                     recipe=self.recipes[place],
                     done=self.done[key],

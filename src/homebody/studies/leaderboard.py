@@ -14,39 +14,38 @@ from homebody.data.splits import PROTOCOLS
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import METHODS, find
 from homebody.recipe import Recipe, fingerprint
-from homebody.report.comparison import summarise_runs
+from homebody.report.comparison import legend, summarise_runs
 from homebody.report.markdown import leaderboard_markdown
 from homebody.report.pages import has_plotly, leaderboard_page
-from homebody.report.tables import UNBOUNDED, at_delta
-from homebody.studies.cells import Progress, run_cells
-from homebody.studies.made import made, slug, without_paths, write_all
+from homebody.studies.cells import CellProgress, run_cells
+from homebody.studies.provenance import provenance_of, slug, without_paths, write_all
 
-__all__ = ["Field", "fitting", "leaderboard"]
+__all__ = ["Entrants", "fitting", "leaderboard"]
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Field:
+class Entrants:
     """Who takes part, and who cannot."""
 
     methods: list[str]
     skipped: list[dict[str, str]]
 
 
-def fitting(population: Population, methods: Sequence[str] = ()) -> Field:
+def fitting(population: Population, methods: Sequence[str] = ()) -> Entrants:
     """The methods and references that this data has enough for: those named, or all but diagnostics."""
     fit, skipped = [], []
     for name in methods or METHODS:
         found = find(name)
         absent = population.lacks(found.needs)
-        if not methods and getattr(found, "diagnostic", False):
+        if not methods and found.about.diagnostic:
             skipped.append({"name": _short(name), "reason": "is a diagnostic: name it with --methods"})
         elif absent:
             skipped.append({"name": _short(name), "reason": f"needs {absent}, which this data lacks"})
         else:
             fit.append(name)
-    return Field(fit, skipped)
+    return Entrants(fit, skipped)
 
 
 def leaderboard(
@@ -58,7 +57,7 @@ def leaderboard(
     seeds: int = 3,
     jobs: int = 1,
     command: str = "homebody leaderboard",
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[CellProgress], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Run every method that fits, as the recipe says; out/leaderboard/DATA-PROTOCOL… has the pages.
@@ -68,22 +67,22 @@ def leaderboard(
     began = time.monotonic()
     if recipe.protocol not in PROTOCOLS:
         raise unknown_name("protocol", recipe.protocol, PROTOCOLS)
-    field = fitting(population, methods)
-    if not field.methods:
-        reasons = "; ".join(f"{one['name']} {one['reason']}" for one in field.skipped)
+    entrants = fitting(population, methods)
+    if not entrants.methods:
+        reasons = "; ".join(f"{one['name']} {one['reason']}" for one in entrants.skipped)
         raise HomebodyError(f"No method fits this data: {reasons}.")
-    cells = [replace(recipe, method=name, seed=seed) for name in field.methods for seed in range(seeds)]
+    cells = [replace(recipe, method=name, seed=seed) for name in entrants.methods for seed in range(seeds)]
     results = run_cells(cells, out / "cells", jobs=jobs, watch=watch, say=say, on_error="keep", keep_state=False)
     failed = {str(one["method"]): without_paths(str(one["error"])) for one in results if "error" in one}
     whole = [result for result in results if str(result["method"]) not in failed]
     if not whole:
         raise HomebodyError(f"No method got through: {next(iter(failed.values()))}")
-    result = _result(whole, field, failed)
-    result["made"] = {**made(command), "seconds": time.monotonic() - began}
+    result = _result(whole, entrants, failed)
+    result["made"] = {**provenance_of(command), "seconds": time.monotonic() - began}
     # One folder for each set of options: another way to ask, or other methods, are another leaderboard.
     asked = {
         "recipe": replace(recipe, method="", seed=0).to_toml(),
-        "methods": " ".join(field.methods),
+        "methods": " ".join(entrants.methods),
         "n": str(seeds),
     }
     mark = fingerprint({name: text.encode() for name, text in asked.items()})[:8]
@@ -97,7 +96,7 @@ def leaderboard(
     return result
 
 
-def _result(results: Sequence[dict[str, Any]], field: Field, failed: dict[str, str]) -> dict[str, Any]:
+def _result(results: Sequence[dict[str, Any]], entrants: Entrants, failed: dict[str, str]) -> dict[str, Any]:
     summary = summarise_runs(results)
     rows = []
     for row in sorted(summary["methods"], key=lambda row: -row["metrics"]["ndcg@10"]["mean"]):
@@ -119,13 +118,9 @@ def _result(results: Sequence[dict[str, Any]], field: Field, failed: dict[str, s
         "observers": list(rows[0]["epsilon"]),
         "best": _short(summary["best"]),
         "methods": rows,
-        "skipped": [*field.skipped, *failures],
+        "skipped": [*entrants.skipped, *failures],
         "legend": [
-            summary["meaning"],
-            f"p: {summary['test']}",
-            f"ε: certified, one user, whole training{at_delta(summary)}; {UNBOUNDED}",
-            "KB: per client and round; a centralised method's is the raw history, sent once",
-            "seconds: wall time of a run's training and evaluation, mean over seeds",
+            *legend(summary),
             *(without_paths(note) for note in summary["notes"]),
         ],
     }

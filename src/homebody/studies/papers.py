@@ -5,7 +5,6 @@ It is a folder with a `recipe.toml`; docs/reproducing.md explains the format to 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from itertools import pairwise
@@ -13,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import homebody
+from homebody import settings
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import METHODS
 from homebody.report.words import ATTACKS
-from homebody.studies.computed import Release
+from homebody.studies.figures import NoisyRelease
 from homebody.studies.probes import TABLES
 from homebody.studies.reader import Reader, at, insist_distinct
 from homebody.studies.study import COMPUTED, KINDS, Form, Row, Study, check_study, published
@@ -90,14 +90,12 @@ def read_paper(folder: Path, *, load: bool = True) -> Paper:
     name = folder.resolve().name
     where = f"{name}/{FILE}"
     try:
-        values = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        text = (folder / FILE).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise HomebodyError(f"{where} is not valid TOML: {error}.") from error
     except OSError as error:
         raise HomebodyError(f"{where} cannot be read: {error.strerror}.") from error
-    top = Reader(values, where)
-    if top.take("schema", int, SCHEMA_VERSION) > SCHEMA_VERSION:
-        raise HomebodyError(f"{where} was written for a newer Homebody; update to run it.")
+    top = Reader(settings.load(text, where, SCHEMA_VERSION)[0], where)
     title, citation = top.take("title", str), top.take("citation", str)
     docs, note = top.take("docs", str, ""), top.take("note", str, "")
     tables: list[Study] = []
@@ -147,9 +145,9 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study], lo
         pairs=_pairs(reader) if kind == "pairs" else [],
         **VARIED[kind](reader) if kind in VARIED else {},
     )
-    for data, settings in like("run_on", {}).items():
+    for data, own in like("run_on", {}).items():
         if data in study.data:
-            study.run_on[data] = {**settings, **study.run_on.get(data, {})}
+            study.run_on[data] = {**own, **study.run_on.get(data, {})}
     study.optional.extend(name for name in like("optional", []) if name in study.data and name not in study.optional)
     study.rows.extend(_rows(reader, folder, study, base))
     reader.done()
@@ -279,7 +277,7 @@ def _release(reader: Reader, study: Study) -> Row:
     """A row of an account; its published figures are one for each δ."""
     given = reader.take("release", dict, {})
     try:
-        Release.of({**study.release, **given})
+        NoisyRelease.of({**study.release, **given})
     except HomebodyError as error:
         raise at(reader.where, error) from error
     figures = reader.take("published", dict, {})

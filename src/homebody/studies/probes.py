@@ -1,18 +1,20 @@
-"""Looking into a trained model, while a cell still has it: what a probe finds is kept beside the cell's result.
+"""Probes measure a trained model while its cell still has it. Each probe's answer is stored beside the cell's result.
 
-- tables: how well clients rank with their own item table, with the shared one, with someone else's.
-- embedding: how one client's items lie, and whether what it likes lies apart from the rest.
-- adaptation: how well people are served whose devices adapted more or less, or to more or fewer interactions.
-- membership: whether it can be told who was in the training.
+- tables: how well clients rank with their own item table, with the shared one, and with another client's.
+- embedding: one client's items in two dimensions, and how well its own items separate from the others.
+- adaptation: how well one model serves people as their devices adapt it more or less; nothing is retrained.
+- membership: whether attacks, as in `homebody audit`, can tell who was in the training.
 
-Some have settings: adaptation:adapt_epochs=0,5,20. Each with its settings is a probe of its own.
+A probe may have settings behind a colon, as in adaptation:adapt_epochs=0,5,20. Different settings are different probes.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,21 +23,33 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from homebody.core import Catalogue, Method, Rows, Users
+from homebody.core import Catalogue, Method, Recommender, Rows, Tree, Users
 from homebody.data.population import Population
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, unknown_name
 from homebody.fit import Fitted
 from homebody.recipe import Recipe
-from homebody.reference import Reference
+from homebody.reference import federated
 from homebody.report import RunFolder
 from homebody.rng import Rng
 from homebody.run import reopen
 from homebody.simulation import Simulator
-from homebody.simulation.ablations import ITEM, Borrowing, item_tables
-from homebody.studies import adaptation, membership
+from homebody.simulation.ablations import ITEM, Borrowing, Unadapted, item_tables
 
-__all__ = ["CHEAP", "MARKS", "PROBES", "TABLES", "Opened", "file_of", "lacks", "looked", "refuse", "take"]
+__all__ = [
+    "CHEAP",
+    "MARKS",
+    "PROBES",
+    "TABLES",
+    "ProbedRun",
+    "adaptation_probe",
+    "file_of",
+    "lacks",
+    "membership_probe",
+    "probed",
+    "refuse",
+    "take",
+]
 
 SCHEMA_VERSION = 1
 TABLES = {
@@ -52,26 +66,27 @@ PEOPLE = 256
 DISTANCES_AT_ONCE = 1 << 24
 PERPLEXITY = 30.0
 CHEAP = ("tables", "embedding")
-"""What is looked for while a model is there, even if a figure that shows it was not asked for."""
-
+"""Probes that are taken while the model exists, even if the figure that shows them was not requested."""
+ATTACK_DEFAULTS = {"shadows": 8, "people": 0}
+"""Shadow models for the likelihood ratio; people whose membership is guessed, half of them members (0: everyone)."""
 
 Step = Callable[[int, int], None]
-"""Told how many of how many steps are done."""
+"""Receives how many of how many steps are done."""
 
 
 def nothing(done: int, steps: int) -> None:
-    """Tell nobody."""
+    """Ignore progress."""
 
 
-class Opened(NamedTuple):
-    """A finished run, for a probe to look into."""
+class ProbedRun(NamedTuple):
+    """A finished run, opened for a probe."""
 
     fitted: Fitted
     population: Population
     recipe: Recipe
-    """As it was run: with its rounds, its cohort and its noise."""
+    """As it was run, with its rounds, its cohort and its noise."""
     settings: str
-    """What stands behind the probe's name."""
+    """The text behind the colon of the probe's name."""
     step: Step = nothing
 
 
@@ -85,7 +100,7 @@ def file_of(path: Path, probe: str) -> Path:
 
 
 def take(path: Path, probes: Sequence[str], step: Step = nothing) -> dict[str, str]:
-    """Look into the model of a finished run and keep what is found; why not, for those probes that refuse."""
+    """Probe the model of a finished run and store the answers. Returns the reasons of the probes that refused."""
     folder = RunFolder.open(path)
     recipe = Recipe.from_toml(folder.recipe_text())
     refused = {}
@@ -94,7 +109,7 @@ def take(path: Path, probes: Sequence[str], step: Step = nothing) -> dict[str, s
         for name in probes:
             kind, _, settings = name.partition(":")
             try:
-                found = PROBES[kind](Opened(fitted, population, recipe, settings, step))
+                found = PROBES[kind](ProbedRun(fitted, population, recipe, settings, step))
             except HomebodyError as error:
                 refused[name] = str(error)
                 folder.write_json(file_of(path, name).name, {"schema": SCHEMA_VERSION, "refused": str(error)})
@@ -105,8 +120,8 @@ def take(path: Path, probes: Sequence[str], step: Step = nothing) -> dict[str, s
     return refused
 
 
-def looked(probe: str, results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Runs' results with what a probe found in each model, or why it refused; one never probed is left out."""
+def probed(probe: str, results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The results of runs with the probe's answer, or the reason it refused; runs never probed are left out."""
     found: list[Mapping[str, Any]] = []
     for result in results:
         if "error" in result:
@@ -114,13 +129,13 @@ def looked(probe: str, results: Sequence[Mapping[str, Any]]) -> list[Mapping[str
         elif why := result.get("refused", {}).get(probe):
             found.append({**result, "error": why})
         elif (file := file_of(Path(str(result["run"])), probe)).exists():
-            probed = RunFolder.open(file.parent).read_json(file.name)
-            found.append({**result, "error": probed["refused"]} if "refused" in probed else {**result, "probe": probed})
+            answer = RunFolder.open(file.parent).read_json(file.name)
+            found.append({**result, "error": answer["refused"]} if "refused" in answer else {**result, "probe": answer})
     return found
 
 
 def lacks(probe: str) -> str | None:
-    """What a probe cannot do without and is not installed, in a sentence."""
+    """The package that a probe needs and that is not installed, as a sentence."""
     kind = probe.partition(":")[0]
     if kind in NEED_SKLEARN and importlib.util.find_spec("sklearn") is None:
         return f"{NEED_SKLEARN[kind]} needs scikit-learn: install homebody[report]."
@@ -130,23 +145,33 @@ def lacks(probe: str) -> str | None:
 NEED_SKLEARN = {"embedding": "The plot of an embedding", "membership": "The paper's attack on membership"}
 
 
-def refuse(probe: str, method: Method | Reference, name: str) -> None:
-    """Say before anything is trained that a probe would find nothing to look at."""
+def refuse(probe: str, method: Recommender, name: str) -> None:
+    """Raise, before anything is trained, if a probe cannot work on this method."""
     kind, _, settings = probe.partition(":")
     if kind == "adaptation":
-        adaptation.refuse(method, name, settings)
-    elif kind == "membership":
-        membership.refuse(method, name)
-    else:
+        _refuse_adaptation(method, name, settings)
+    elif kind != "membership":
         _refuse_tables(kind, method, name)
+    else:
+        federated(method, name, "its run keeps no model that could be attacked")
 
 
-def _refuse_tables(probe: str, method: Method | Reference, name: str) -> None:
-    if isinstance(method, Reference):
-        raise HomebodyError(f"{name} is a centralised reference: there is no client's item table to look at.")
-    if method.needs:
+def _refuse_adaptation(method: Recommender, name: str, settings: str) -> None:
+    built = federated(method, name, "no device adapts its model")
+    acting = built.phases[-1].method or built
+    if acting.scoring.parameters != "adapted":
+        raise HomebodyError(f"The devices of {name} do not adapt before they rank, so there is nothing to compare.")
+    varied, _ = _read_adaptation(settings)
+    known = [spec.name for spec in fields(acting) if type(getattr(acting, spec.name)) is int]  # type: ignore[arg-type]
+    if varied not in known:
+        raise unknown_name(f"whole-number field of {name}", varied, known)
+
+
+def _refuse_tables(probe: str, method: Recommender, name: str) -> None:
+    built = federated(method, name, "there is no client's item table to look at")
+    if built.needs:
         return  # it cannot begin without its data; what it holds shows when it is trained
-    acting = method.phases[-1].method or method
+    acting = built.phases[-1].method or built
     shared = acting.init_shared(Catalogue(2), Rng.of(0))
     tuned = isinstance(acting.init_local(shared, Rng.of(0)).get(ITEM), Rows)
     _insist(probe, name, ITEM in shared, tuned)
@@ -173,14 +198,13 @@ def tables(fitted: Fitted, population: Population, seed: int) -> dict[str, Any]:
     lender = np.arange(runtime.split.n_users)
     lender[asked] = others(asked, Rng.of(seed, "probe", "tables"))
     runtimes = {"own": runtime, "global": Borrowing(runtime, None), "other": Borrowing(runtime, lender)}
-    metrics = {name: one.evaluate(fitted.method, fitted.shared).metrics for name, one in runtimes.items()}
-    return {
-        "clients": len(asked),
-        "metrics": {
-            name: {metric: value for metric, value in found.items() if not metric.startswith("valid/")}
-            for name, found in metrics.items()
-        },
-    }
+    metrics = {name: _tested(one.evaluate(fitted.method, fitted.shared).metrics) for name, one in runtimes.items()}
+    return {"clients": len(asked), "metrics": metrics}
+
+
+def _tested(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Without the metrics of the validation part."""
+    return {name: value for name, value in metrics.items() if not name.startswith("valid/")}
 
 
 def others(users: Users, rng: Rng) -> Users:
@@ -330,13 +354,103 @@ def _auc(near: Tensor, items: Tensor, valid: Tensor, rest: Tensor) -> Tensor:
     return (share * valid).sum(1) / valid.sum(1)
 
 
-PROBES: dict[str, Callable[[Opened], dict[str, Any]]] = {
+def adaptation_probe(field: str, values: Sequence[int]) -> str:
+    """The name of the probe that varies this field of the method.
+
+    >>> adaptation_probe("adapt_epochs", [0, 5]), _read_adaptation("adapt_epochs=0,5")
+    ('adaptation:adapt_epochs=0,5', ('adapt_epochs', [0, 5]))
+    """
+    return f"adaptation:{field}={','.join(map(str, values))}"
+
+
+def _read_adaptation(settings: str) -> tuple[str, list[int]]:
+    name, _, values = settings.partition("=")
+    return name, [int(value) for value in values.split(",")]
+
+
+def adaptation(method: Method, runtime: Simulator, shared: Tree, settings: str, step: Step = nothing) -> dict[str, Any]:
+    """Test metrics for each value of a field of the method; 0 is the shared model that no device has adapted."""
+    name, values = _read_adaptation(settings)
+    metrics = {}
+    for number, value in enumerate(values, 1):
+        if value:
+            evaluated = runtime.evaluate(replace(method, **{name: value}), shared)  # type: ignore[type-var]
+        else:
+            evaluated = Unadapted(runtime).evaluate(method, shared)
+        metrics[str(value)] = _tested(evaluated.metrics)
+        step(number, len(values))
+    return {"people": len(runtime.split.asked()), "metrics": metrics}
+
+
+def membership_probe(settings: Mapping[str, Any]) -> str:
+    """The name of the probe that attacks with these settings.
+
+    >>> membership_probe({"shadows": 16}), _read_membership("shadows=16,people=0")
+    ('membership:shadows=16,people=0', {'shadows': 16, 'people': 0})
+    """
+    for name, value in settings.items():
+        if name not in ATTACK_DEFAULTS:
+            raise unknown_name("setting of the attack", name, ATTACK_DEFAULTS)
+        if type(value) is not int:
+            raise HomebodyError(f"attack.{name} must be a whole number, not {value!r}.")
+    return "membership:" + ",".join(f"{name}={value}" for name, value in {**ATTACK_DEFAULTS, **settings}.items())
+
+
+def _read_membership(settings: str) -> dict[str, int]:
+    return {name: int(value) for name, _, value in (part.partition("=") for part in settings.split(","))}
+
+
+def membership(fitted: Fitted, split: Split, recipe: Recipe, settings: str, step: Step) -> dict[str, Any]:
+    """What the attacks find: metrics with intervals, and the full answer."""
+    from homebody.audit.membership import Released, attack
+    from homebody.audit.shadows import trained_for
+
+    chosen = _read_membership(settings)
+    if split.learn.all():
+        raise HomebodyError(
+            "Everyone is in the training here: for an attack on the run's model, split held-out-users, so that there "
+            "are people who are not."
+        )
+    method = federated(recipe.build(), recipe.method)
+    assert recipe.rounds is not None, "a run's recipe has its rounds"
+    found = attack(
+        method,
+        split,
+        rounds=trained_for(method, recipe.rounds, fitted.chosen),
+        cohort=recipe.cohort,
+        released=Released(fitted.method, fitted.shared, recipe.seed, fitted.epsilon["public"]),
+        shadows=chosen["shadows"],
+        people=chosen["people"] or None,
+        delta=recipe.stated_at,
+        seed=recipe.seed,
+        device=recipe.device,
+        fused=recipe.fused,
+        step=step,
+    )
+    return {**membership_figures(found), "found": found}
+
+
+def membership_figures(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a table, with an interval where there is one; nan for an attack that could not be tried."""
+    lists, ratio = found["lists"], found["likelihood_ratio"]
+    nothing_tried = [math.nan] * 3
+    rate = next((one["true"] for one in ratio["rates"] if one["false_positives"] == 0.01), nothing_tried)
+    figures = {"attack/accuracy": lists.get("accuracy", nothing_tried), "lira/auc": ratio["auc"], "lira/tpr@1%": rate}
+    return {
+        "metrics": {
+            **{name: value for name, (value, _, _) in figures.items()},
+            "attack/ceiling": lists.get("ceiling", math.nan),
+            "attack/allowed": found["allowed"]["accuracy"],
+        },
+        "intervals": {name: [low, high] for name, (_, low, high) in figures.items()},
+    }
+
+
+PROBES: dict[str, Callable[[ProbedRun], dict[str, Any]]] = {
     "tables": lambda of: tables(of.fitted, of.population, of.recipe.seed),
     "embedding": lambda of: embedding(of.fitted, of.population, of.recipe.seed),
-    "adaptation": lambda of: adaptation.adapted(
+    "adaptation": lambda of: adaptation(
         of.fitted.method, _simulated(of.fitted), of.fitted.shared, of.settings, of.step
     ),
-    "membership": lambda of: membership.attacked(
-        of.fitted, _simulated(of.fitted).split, of.recipe, of.settings, of.step
-    ),
+    "membership": lambda of: membership(of.fitted, _simulated(of.fitted).split, of.recipe, of.settings, of.step),
 }

@@ -8,7 +8,7 @@ from dataclasses import MISSING
 from typing import Any
 
 from homebody.errors import HomebodyError, unknown_name
-from homebody.params import KINDS
+from homebody.settings import KINDS, fits
 
 __all__ = ["Reader", "at", "insist_distinct"]
 
@@ -38,11 +38,9 @@ class Reader:
                 raise self.error(f"'{name}' is missing" + (f" (is '{near[0]}' meant?)" if near else ""))
             return default
         value = self.values.pop(name)
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind:
-            raise self.error(f"'{name}' must be {({**KINDS, list: 'a list', dict: 'a table'})[kind]}, not {value!r}")
-        return value
+        if not fits(value, kind):
+            raise self.error(f"'{name}' must be {KINDS[kind]}, not {value!r}")
+        return float(value) if kind is float else value
 
     def identity(self) -> str:
         """The number or letter that the paper gives it, written as a text or as a number."""

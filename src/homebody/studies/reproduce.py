@@ -12,21 +12,23 @@ from typing import Any
 from homebody.counts import several
 from homebody.errors import HomebodyError
 from homebody.report import RunFolder, jsonable
+from homebody.report.markdown import PICTURE, reproduction_markdown
 from homebody.report.pages import has_plotly
-from homebody.report.reproduction import reproduction_markdown
+from homebody.report.reproduction import picture
 from homebody.report.reproduction_page import reproduction_page
 from homebody.report.words import behind_proxy
-from homebody.studies import computed
-from homebody.studies.cells import Progress, cell_key, kept, run_cells
-from homebody.studies.made import made, without_paths, write_all
-from homebody.studies.obtained import LINES, TOLERANCE, Runs
+from homebody.studies.cells import CellProgress, cell_key, kept, run_cells
+from homebody.studies.figures import LINES, MEANINGS, TOLERANCE, Runs
 from homebody.studies.papers import Paper
-from homebody.studies.planning import Plan, plan
+from homebody.studies.plan import Plan, plan
+from homebody.studies.provenance import provenance_of, without_paths, write_all
 from homebody.studies.study import COMPUTED, Row, Study
 
-__all__ = ["Plan", "plan", "reproduce", "work"]
+__all__ = ["Plan", "plan", "publish", "reproduce", "rewrite", "work"]
 
 SCHEMA_VERSION = 2
+KEPT = "results.json"
+"""The figures of a paper, beside its recipe: RESULTS.md can be made from them without a run."""
 SHAPE = ("kind", "metrics", "also", "protocols", "vary", "labels")
 """What two results of a study must have in common to stand side by side."""
 INTERVALS = "In brackets: the interval of 95 %, over people; of several seeds, from the lowest end to the highest."
@@ -52,7 +54,7 @@ def reproduce(
     out: Path,
     *,
     jobs: int = 1,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[CellProgress], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Run what is planned; out/reproduce/PAPER has the pages, rewritten as cells finish.
@@ -67,7 +69,7 @@ def reproduce(
             book.add(place, {**RunFolder.open(cell).read_json("result.json"), "run": str(cell)})
     written = time.monotonic()
 
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: CellProgress) -> None:
         nonlocal written
         if progress.result is not None:
             book.add(progress.cell, progress.result)
@@ -107,7 +109,7 @@ class _Book:
         self.lines: dict[str, list[dict[str, Any]]] = {}
         self.cores: dict[str, int] = {}
         self.computed: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        self.made = made(planned.command)
+        self.made = provenance_of(planned.command)
         self.began = time.monotonic()
 
     def add(self, run: int, result: Mapping[str, Any]) -> None:
@@ -115,7 +117,7 @@ class _Book:
 
     def write(self) -> dict[str, Any]:
         result = self.result()
-        files: dict[str, Any] = {"result.json": result, "RESULTS.md": reproduction_markdown(result)}
+        files = {"result.json": result, **_shown(result)}
         if has_plotly():
             files["index.html"] = reproduction_page(result)
         if self._ours() or not self.planned.recipes:
@@ -181,7 +183,6 @@ class _Book:
         mine = {cell.run for cell in self.planned.cells if cell.study is study and cell.data == data}
         asked = {run for run in mine if run < len(self.planned.recipes)}
         whole = [self.results[n] for n in sorted(mine) if n in self.results and "error" not in self.results[n]]
-        runs = Runs(study, data, lambda *of: self._of(study, data, *of), self._rounds)
         return {
             "made": self.made,
             "seeds": study.seeds,
@@ -198,14 +199,14 @@ class _Book:
                 *(behind_proxy(whole) if "epsilon" in (*study.metrics, *study.also) else []),
                 *([INTERVALS] if study.kind == "membership" else []),
             ],
-            "rows": LINES[study.kind](runs),
+            "rows": LINES[study.kind](self._runs(study, data)),
         }
 
     def _computed(self, study: Study, data: str) -> dict[str, Any]:
         """What no run is made for, worked out once."""
         key = (study.label, data)
         if key not in self.computed:
-            self.computed[key] = computed.LINES[study.kind](computed.Asked(study, data, self.planned.data_dir))
+            self.computed[key] = LINES[study.kind](self._runs(study, data))
         return {
             "made": self.made,
             "seeds": 0,
@@ -213,11 +214,14 @@ class _Book:
             "protocols": study.protocols,
             "planned": 0,
             "finished": 0,
-            "meanings": {name: computed.MEANINGS[name] for name in study.protocols},
+            "meanings": {name: MEANINGS[name] for name in study.protocols},
             "notes": [],
             "footnotes": [],
             "rows": self.computed[key],
         }
+
+    def _runs(self, study: Study, data: str) -> Runs:
+        return Runs(study, data, lambda *of: self._of(study, data, *of), self._rounds, self.planned.data_dir)
 
     def _of(self, study: Study, data: str, row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
         places = self.places.get((study.label, row.name, data, protocol, point), [])
@@ -243,6 +247,42 @@ class _Book:
         if run not in self.lines:
             self.lines[run] = RunFolder.open(Path(run)).rounds()
         return self.lines[run]
+
+
+def publish(result: Mapping[str, Any], folder: Path) -> None:
+    """Write RESULTS.md, its picture, and the figures that both are made from, beside a paper's recipe."""
+    write_all(folder, {KEPT: _without_plots(result), **_shown(result)})
+
+
+def rewrite(folder: Path) -> dict[str, Any]:
+    """Write RESULTS.md and its picture again, from the figures that `publish` kept; nothing is run."""
+    try:
+        result: dict[str, Any] = json.loads((folder / KEPT).read_text(encoding="utf-8"))
+        if result["schema"] != SCHEMA_VERSION:
+            raise HomebodyError(f"{folder / KEPT} was written by another version of Homebody.")
+        write_all(folder, _shown(result))
+    except FileNotFoundError as error:
+        raise HomebodyError(f"{folder} has no {KEPT}: `homebody reproduce {folder.name} --write` makes it.") from error
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise HomebodyError(f"{folder / KEPT} is not the result of a reproduction ({error}).") from error
+    return result
+
+
+def _shown(result: Mapping[str, Any]) -> dict[str, Any]:
+    drawing = picture(result)
+    return {"RESULTS.md": reproduction_markdown(result), **({PICTURE: drawing} if drawing else {})}
+
+
+def _without_plots(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the points of embedding plots, which only the HTML page draws."""
+    copy: dict[str, Any] = json.loads(json.dumps(result))
+    for study in copy["studies"]:
+        for part in study["data"].values():
+            for line in part["rows"]:
+                for panel in line.get("panels", {}).values():
+                    for name in ("names", "x", "y", "mark"):
+                        panel.pop(name, None)
+    return copy
 
 
 def _meaning(result: Mapping[str, Any]) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from homebody.core import Method
+from homebody.core import Recommender
 from homebody.errors import HomebodyError, unknown_name
-from homebody.params import KINDS, Range, check_value, params
-from homebody.reference import Reference
+from homebody.params import Range, params
+from homebody.settings import KINDS, check_value, parse
 
 __all__ = ["Space", "parse_search", "points", "search_space", "space_text"]
 
@@ -23,7 +23,7 @@ REPEATS = 1_000
 """Draws in a row that bring nothing new before a space counts as tried out."""
 
 
-def search_space(found: type[Method] | type[Reference]) -> tuple[Space, bool]:
+def search_space(found: type[Recommender]) -> tuple[Space, bool]:
     """The ranges a method declares, and True; one that declares none gets ranges around its defaults, and False.
 
     >>> from homebody.methods import find
@@ -48,7 +48,7 @@ def space_text(space: Range | tuple[Any, ...]) -> str:
     return str(space) if isinstance(space, Range) else ",".join(_text(value) for value in space)
 
 
-def parse_search(found: type[Method] | type[Reference], texts: Sequence[str]) -> Space:
+def parse_search(found: type[Recommender], texts: Sequence[str]) -> Space:
     """`field=low:high`, `field=low:high:log` and `field=a,b,c` as where to look.
 
     >>> from homebody.methods import find
@@ -126,7 +126,7 @@ def _typed(spec: Field[Any], where: Range | tuple[Any, ...]) -> Range | tuple[An
     else:
         where = tuple(float(value) if kind is float and type(value) is int else value for value in where)
     for value in (where.low, where.high) if isinstance(where, Range) else where:
-        check_value(spec, value)
+        check_value(spec, value, type(spec.default))
     return where
 
 
@@ -156,11 +156,7 @@ def _parse(spec: Field[Any], text: str) -> Range | tuple[Any, ...]:
 
 
 def _value(spec: Field[Any], text: str) -> Any:
-    kind: type[Any] = type(spec.default)
-    try:
-        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
-    except (ValueError, KeyError):
-        raise HomebodyError(f"{spec.name} must be {KINDS.get(kind, kind.__name__)}, not '{text}'.") from None
+    return parse(spec.name, text, type(spec.default))
 
 
 def _text(value: Any) -> str:

@@ -12,7 +12,7 @@ from homebody.data.splits import PROTOCOLS
 from homebody.errors import HomebodyError, unknown_name
 from homebody.recipe import Recipe
 from homebody.report.words import ATTACKS, OF_RUNS, QUANTITIES
-from homebody.studies import adaptation, membership, probes
+from homebody.studies import probes
 from homebody.studies.reader import at, insist_distinct
 
 __all__ = ["COMPUTED", "KINDS", "Row", "Study", "check_study", "deviations", "published"]
@@ -114,9 +114,9 @@ class Study:
     def probe(self) -> str:
         """What is looked for in the models of its runs; empty where nothing is."""
         if self.kind == "adaptation":
-            return f"adaptation:{adaptation.written(self.vary.partition('.')[2], self.values)}"
+            return probes.adaptation_probe(self.vary.partition(".")[2], self.values)
         if self.kind == "membership":
-            return f"membership:{membership.written(self.attack)}"
+            return probes.membership_probe(self.attack)
         return self.kind if self.kind in probes.PROBES else ""
 
     @property

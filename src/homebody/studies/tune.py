@@ -28,17 +28,17 @@ from homebody.params import params
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
 from homebody.run import Watcher, check
-from homebody.studies.cells import Progress, cell_key, check_jobs, code_version, commit, is_finished, run_cells
+from homebody.studies.cells import CellProgress, cell_key, check_jobs, code_version, commit, is_finished, run_cells
 from homebody.studies.space import Space, points, space_text
 
-__all__ = ["Study", "command", "tune"]
+__all__ = ["Search", "command", "tune"]
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Study:
-    """What is tried: a recipe, where to look, and how often."""
+class Search:
+    """A search for hyper-parameters: a recipe, the ranges of its fields, and how many trials."""
 
     recipe: Recipe
     """Its `fields` are fixed; its seed is the first one, and that of the draw."""
@@ -48,7 +48,7 @@ class Study:
 
     @property
     def name(self) -> str:
-        """A folder's name. More trials are the same study, so that it can go on."""
+        """A folder's name. More trials are the same search, so that it can go on."""
         asked = {"recipe": self.recipe.to_toml(), "space": _texts(self.space), "seeds": self.seeds}
         short = (self.recipe.short_method, Path(self.recipe.data).stem)
         readable = "-".join(re.sub(r"[^\w.-]+", "_", part)[:40] for part in short)
@@ -68,42 +68,42 @@ class Study:
 
 
 def tune(
-    study: Study,
+    search: Search,
     out: Path,
     *,
     jobs: int = 1,
-    watch: Callable[[Progress, dict[str, Any]], None] | None = None,
+    watch: Callable[[CellProgress, dict[str, Any]], None] | None = None,
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
-    """Run the trials that are not done yet, and give the study's record; `watch` gets it as it grows."""
-    _check(study)
+    """Run the trials that are not done yet and return the record; `watch` receives it as it grows."""
+    _check(search)
     check_jobs(jobs)
     watcher = watcher or Watcher()
-    path = out / study.name
-    settings = study.settings()
-    recipes = [recipe for setting in settings for recipe in study.recipes(setting)]
+    path = out / search.name
+    settings = search.settings()
+    recipes = [recipe for setting in settings for recipe in search.recipes(setting)]
     if not all(is_finished(path / "trials" / cell_key(recipe)) for recipe in recipes):
         check(recipes[0], watcher)
-    if len(settings) < study.trials:
+    if len(settings) < search.trials:
         watcher.say(f"There are only {len(settings)} different settings to try.")
     try:
         private_folder(path)
     except OSError as error:
-        raise HomebodyError(f"No study can be written below {out}: {error.strerror}.") from error
+        raise HomebodyError(f"No search can be written below {out}: {error.strerror}.") from error
     folder = RunFolder(path)
     with folder.alone():
         watcher.begun(path)
         results: list[dict[str, Any] | None] = [None] * len(recipes)
-        record = _record(study, settings, recipes, results)
+        record = _record(search, settings, recipes, results)
         folder.write_json("study.json", record)
 
-        def progress(now: Progress) -> None:
+        def progress(now: CellProgress) -> None:
             nonlocal record
             if now.result is not None:
                 results[now.cell] = now.result
-                trial = now.cell // study.seeds
-                if None not in results[trial * study.seeds : (trial + 1) * study.seeds]:
-                    record = _record(study, settings, recipes, results)
+                trial = now.cell // search.seeds
+                if None not in results[trial * search.seeds : (trial + 1) * search.seeds]:
+                    record = _record(search, settings, recipes, results)
                     folder.write_json("study.json", record)
             if watch:
                 watch(now, record)
@@ -121,7 +121,7 @@ def tune(
         if best is None:
             first = next(row["error"] for row in record["trials"])
             raise HomebodyError(f"None of {several(len(settings), 'trial')} came to an end; the first: {first}")
-        folder.write_text("best.toml", study.recipes(settings[best["trial"]])[0].to_toml())
+        folder.write_text("best.toml", search.recipes(settings[best["trial"]])[0].to_toml())
         return {**record, "study": str(path)}
 
 
@@ -134,20 +134,20 @@ def command(recipe: Recipe) -> str:
     return shlex.join(["homebody", "run", recipe.method, *recipe.options()])
 
 
-def _check(study: Study) -> None:
-    recipe = study.recipe
+def _check(search: Search) -> None:
+    recipe = search.recipe
     recipe.check()
     recipe.build()
-    if study.trials < 1:
-        raise HomebodyError(f"Trials must be at least 1, not {study.trials}.")
-    if study.seeds < 1:
-        raise HomebodyError(f"Seeds must be at least 1, not {study.seeds}.")
+    if search.trials < 1:
+        raise HomebodyError(f"Trials must be at least 1, not {search.trials}.")
+    if search.seeds < 1:
+        raise HomebodyError(f"Seeds must be at least 1, not {search.seeds}.")
     if not recipe.selects().startswith("valid/"):
         raise HomebodyError(f"Trials are chosen on validation, by a metric under valid/, not by '{recipe.selects()}'.")
-    for name in study.space:
+    for name in search.space:
         if name in recipe.fields:
             raise HomebodyError(f"{name} is fixed and searched at once: leave out --set {name} or --search {name}.")
-    if not study.space and study.trials > 1:
+    if not search.space and search.trials > 1:
         raise HomebodyError(
             f"There is nothing to vary in {recipe.short_method}: name a field and where to look, "
             "as --search field=low:high."
@@ -155,45 +155,45 @@ def _check(study: Study) -> None:
 
 
 def _record(
-    study: Study, settings: list[dict[str, Any]], recipes: list[Recipe], results: list[dict[str, Any] | None]
+    search: Search, settings: list[dict[str, Any]], recipes: list[Recipe], results: list[dict[str, Any] | None]
 ) -> dict[str, Any]:
     """All that is known so far. Only the best trial's test metrics are in it, and only once all are done."""
     trials = []
     for number, setting in enumerate(settings):
-        part = slice(number * study.seeds, (number + 1) * study.seeds)
-        trials.append({"trial": number, "fields": setting, **_outcome(study, recipes[part], results[part])})
+        part = slice(number * search.seeds, (number + 1) * search.seeds)
+        trials.append({"trial": number, "fields": setting, **_outcome(search, recipes[part], results[part])})
     done = [trial for trial in trials if trial["status"] == "done"]
     best: dict[str, Any] | None = None
     if done:
-        sign = -1.0 if study.recipe.selects().rpartition("/")[2] in ERRORS else 1.0
+        sign = -1.0 if search.recipe.selects().rpartition("/")[2] in ERRORS else 1.0
         top = max(done, key=lambda trial: (sign * trial["validation"], -trial["trial"]))
-        chosen = study.recipes(settings[top["trial"]])[0]
+        chosen = search.recipes(settings[top["trial"]])[0]
         best = {name: top[name] for name in ("trial", "fields", "validation")}
         best |= {"command": command(chosen), "test": None}
         if None not in results:
-            part = slice(top["trial"] * study.seeds, (top["trial"] + 1) * study.seeds)
+            part = slice(top["trial"] * search.seeds, (top["trial"] + 1) * search.seeds)
             best["test"] = _mean([result["metrics"] for result in results[part] if result])
-    known = {name: value for name, value in asdict(study.recipe).items() if value is not None}
+    known = {name: value for name, value in asdict(search.recipe).items() if value is not None}
     return {
         "schema": SCHEMA_VERSION,
         "spec": {
-            "method": study.recipe.method,
-            "data": study.recipe.data,
-            "trials": study.trials,
-            "seeds": study.seeds,
-            "select": study.recipe.selects(),
-            "search": _texts(study.space),
+            "method": search.recipe.method,
+            "data": search.recipe.data,
+            "trials": search.trials,
+            "seeds": search.seeds,
+            "select": search.recipe.selects(),
+            "search": _texts(search.space),
             "recipe": known,
         },
         "commit": commit(),
-        "code": code_version(study.recipe),
+        "code": code_version(search.recipe),
         "complete": None not in results,
         "trials": trials,
         "best": best,
     }
 
 
-def _outcome(study: Study, recipes: list[Recipe], results: list[dict[str, Any] | None]) -> dict[str, Any]:
+def _outcome(search: Search, recipes: list[Recipe], results: list[dict[str, Any] | None]) -> dict[str, Any]:
     """What came of one trial."""
     runs = [f"trials/{cell_key(recipe)}" for recipe in recipes]
     known = [result for result in results if result is not None]
@@ -203,7 +203,7 @@ def _outcome(study: Study, recipes: list[Recipe], results: list[dict[str, Any] |
         return {"status": "waiting", **nothing}
     if failed is not None:
         return {"status": "failed", **nothing, "error": failed}
-    metric = study.recipe.selects().removeprefix("valid/")
+    metric = search.recipe.selects().removeprefix("valid/")
     values = [float(result["validation"][metric]) for result in known]
     return {
         "status": "done",

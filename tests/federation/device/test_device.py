@@ -64,7 +64,7 @@ class Server:
     def letter(
         self, do: str = "train", step: int = 1, shared: Tree | None = None, items: int = 12, **more: Any
     ) -> bytes:
-        content = wire.pack(self.shared(items) if shared is None else shared)
+        content = wire.encode_tree(self.shared(items) if shared is None else shared)
         parts = {
             "items": json.dumps([0, ITEMS[:items]]).encode(),
             "shared": content,
@@ -85,10 +85,10 @@ class Server:
             "shared": more.pop("named", None) or wire.digest(parts["shared"] or b""),
             **more,
         }
-        return wire.seal(header, {name: part for name, part in parts.items() if part is not None})
+        return wire.encode_letter(header, {name: part for name, part in parts.items() if part is not None})
 
     def ask(self, *given: Any, **more: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
-        return wire.open_letter(self.device.answer(self.letter(*given, **more)))
+        return wire.decode_letter(self.device.answer(self.letter(*given, **more)))
 
     def charged(self, slot: int = 0) -> list[str]:
         entries = self.home.ledger(slot).entries()
@@ -101,7 +101,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
         for name, items in PEOPLE.items():
             file = tmp_path / "history.csv"
             file.write_text("item,time\n" + "".join(f"{ITEMS[item][0]},{when}\n" for when, item in enumerate(items)))
-            made.import_csv(file, name)
+            made.history.import_file(file, name)
         yield made
 
 
@@ -114,7 +114,7 @@ def test_a_greeting_is_answered_with_who_takes_part(server: Server) -> None:
     header, parts = server.ask("hello", people=[], parts={"items": None, "shared": b""})
     assert header.pop("to") == wire.digest(server.letter("hello", people=[], parts={"items": None, "shared": b""}))
     assert (header, parts) == ({"people": [0, 1, 2], "items": 0, "holds": []}, {})
-    server.home.opt_out("bob-the-builder")
+    server.home.people.opt_out("bob-the-builder")
     header, _ = server.ask("hello", people=[], parts={"items": None, "shared": b""})
     assert header["people"] == [0, 2]
     assert server.charged() == []
@@ -123,9 +123,9 @@ def test_a_greeting_is_answered_with_who_takes_part(server: Server) -> None:
 def test_an_answer_has_an_update_of_each_and_is_charged(server: Server) -> None:
     header, parts = server.ask()
     assert (header["people"], header["items"], header["declined"]) == ([0, 1, 2], 12, [])
-    assert header["holds"] == [wire.digest(wire.pack(server.shared()))]
+    assert header["holds"] == [wire.digest(wire.encode_tree(server.shared()))]
     assert list(parts) == ["40", "41", "42"]
-    update = wire.unpack(parts["40"])["item"]
+    update = wire.decode_tree(parts["40"])["item"]
     assert (update.size, update.value.shape[1]) == (12, 3)
     assert [server.charged(slot) for slot in range(3)] == [["feedbeef00/train/1"]] * 3
 
@@ -171,19 +171,16 @@ def test_another_letter_of_the_same_name_is_another_release(server: Server, othe
     assert len({entry.release for entry in server.home.ledger(0).entries()}) == 2
 
 
-@pytest.mark.parametrize("where", ["train", "finish", "put_model"])
+@pytest.mark.parametrize("where", ["household.Household.train", "outbox.Outbox.finish", "models.Models.rank_with"])
 def test_killed_after_the_charge_it_answers_later_and_is_charged_once(
     server: Server, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    owner: Any = (
-        "homebody.federation.device.household.Household" if where == "train" else "homebody.federation.device.home.Home"
-    )
     with monkeypatch.context() as patch:
 
         def killed(*given: Any, **more: Any) -> Any:
             raise Killed
 
-        patch.setattr(f"{owner}.{where}", killed)
+        patch.setattr(f"homebody.federation.device.{where}", killed)
         with pytest.raises(Killed):
             server.ask()
     assert server.charged() == ["feedbeef00/train/1"]
@@ -256,29 +253,29 @@ def test_no_log_and_no_answer_names_a_person_or_an_item(
     ask(parts={"items": json.dumps([12, [["", "secret-item-1"]]]).encode()})
     ask(parts={"items": json.dumps([0, "secret-item-1"]).encode()})
     ask(parts={"items": b"["})
-    real = home.finish
+    real = home.outbox.finish
 
     def opts_out(who: Any, *given: Any) -> None:
         if who == 1:
-            home.opt_out("bob-the-builder")  # while their round is being worked on
+            home.people.opt_out("bob-the-builder")  # while their round is being worked on
         real(who, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(home, "finish", opts_out)
+        patch.setattr(home.outbox, "finish", opts_out)
         ask(step=2)
     with monkeypatch.context() as patch:
 
         def broken(*given: Any) -> None:
             raise RuntimeError(f"{home.path} secret-item-1 of ann-of-green")
 
-        patch.setattr(home, "population", broken)
-        home.append("ann-of-green", "secret-item-9")
+        patch.setattr(home.history, "population", broken)
+        home.history.append("ann-of-green", "secret-item-9")
         ask(step=3)
-        patch.setattr(home, "put_shared", broken)
+        patch.setattr(home.models, "put_shared", broken)
         ask(step=4)
-    home._db.close()
+    home.store.connection.close()
     ask(step=5)
-    home._db = sqlite3.connect(home.file, isolation_level=None)
+    home.store.connection = sqlite3.connect(home.store.file, isolation_level=None)
     for what in (*said, json.dumps(server.logs).encode()):
         for secret in ("secret", "Secret", "ann-of", "bob-the", "cleo-", "patra"):
             assert secret.encode() not in what
@@ -360,9 +357,11 @@ def test_a_letter_that_breaks_something_is_refused_and_does_not_end_the_process(
     assert server.charged() == []
 
 
-@pytest.mark.parametrize("body", [b"", b"HB", b"nonsense" * 9, wire.seal({}), wire.seal({"do": "hello"})])
+@pytest.mark.parametrize(
+    "body", [b"", b"HB", b"nonsense" * 9, wire.encode_letter({}), wire.encode_letter({"do": "hello"})]
+)
 def test_noise_is_refused(server: Server, body: bytes) -> None:
-    header, _ = wire.open_letter(server.device.answer(body))
+    header, _ = wire.decode_letter(server.device.answer(body))
     assert header["refused"]
     assert header["to"] == wire.digest(body)
 
@@ -370,14 +369,14 @@ def test_noise_is_refused(server: Server, body: bytes) -> None:
 def test_whoever_cannot_answer_does_not_keep_the_household_from_it(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = server.home.finish
+    real = server.home.outbox.finish
 
     def broken(who: Any, *given: Any) -> None:
         if who == 1:
             raise ZeroDivisionError
         real(who, *given)
 
-    monkeypatch.setattr(server.home, "finish", broken)
+    monkeypatch.setattr(server.home.outbox, "finish", broken)
     header, parts = server.ask()
     assert (list(parts), header["declined"]) == (["40", "42"], [41])
 
@@ -390,7 +389,7 @@ def test_a_device_that_lacks_something_says_so(server: Server) -> None:
 def test_a_device_that_lacks_items_keeps_the_parameters(server: Server) -> None:
     header, _ = server.ask(parts={"items": json.dumps([0, ITEMS[:7]]).encode()})
     assert (header["lacks"], header["items"]) == ("items", 7)
-    assert header["holds"] == [wire.digest(wire.pack(server.shared()))]
+    assert header["holds"] == [wire.digest(wire.encode_tree(server.shared()))]
     assert server.charged() == []
     assert len(server.ask(parts={"items": json.dumps([7, ITEMS[7:]]).encode()})[1]) == 3
 
@@ -399,26 +398,26 @@ def test_a_device_that_knows_more_items_answers_about_those_it_was_asked_about(s
     """The catalogue may have grown since the letter's parameters were made."""
     with Home.create(tmp_path / "other", server="127.0.0.1:9092") as fresh:
         for name, items in PEOPLE.items():
-            person = fresh.add_person(name)
+            person = fresh.people.add(name)
             for when, item in enumerate(items):
-                fresh.append(person, ITEMS[item][0], time=when)
+                fresh.history.append(person, ITEMS[item][0], time=when)
         other = Server(fresh)
         _, wanted = other.ask(items=9)
         _, found = server.ask(items=9, parts={"items": json.dumps([0, ITEMS]).encode()})
         assert found == wanted
-        assert int(wire.unpack(found["42"])["item"].index.max()) < 9
-        assert server.home.n_items() == 12
+        assert int(wire.decode_tree(found["42"])["item"].index.max()) < 9
+        assert len(server.home.items) == 12
 
 
 def test_a_device_recommends_without_a_network(server: Server, home: Home) -> None:
     with pytest.raises(HomebodyError, match="has no model yet"):
-        recommend(home, home.person("ann-of-green"))
+        recommend(home, home.people.find("ann-of-green"))
     server.ask()
-    best = recommend(home, home.person("ann-of-green"), 20)
+    best = recommend(home, home.people.find("ann-of-green"), 20)
     assert {one.item for one in best} == {item for item, _ in ITEMS[5:]}
     assert all(one.name == one.item.replace("secret-item-", "Secret title ") for one in best)
     assert [one.score for one in best] == sorted((one.score for one in best), reverse=True)
-    assert len(recommend(home, home.person(1), 2)) == 2
+    assert len(recommend(home, home.people.find(1), 2)) == 2
 
 
 @pytest.mark.parametrize("method", ["fedmf", "pfedrec", "fedials", "fedrecon", "fedncf"])
@@ -426,13 +425,13 @@ def test_a_device_recommends_without_a_network(server: Server, home: Home) -> No
 def test_every_method_recommends_to_those_who_trained_and_to_newcomers(home: Home, method: str, half: bool) -> None:
     """Also to somebody without a single interaction, and after the catalogue grew."""
     server = Server(home, method, fields={"factors": 3, **({"hidden": "3"} if method == "fedncf" else {})})
-    content = wire.pack(server.shared(10), half=half)
+    content = wire.encode_tree(server.shared(10), half=half)
     server.ask(items=10, parts={"shared": content}, half=half)
-    new, idle = home.add_person("dora"), home.add_person("eve")
-    home.append(new, ITEMS[3][0])
-    home.append(new, ITEMS[4][0])
-    home.add_items(0, ITEMS)
-    for person, count in ((home.person(0), 7), (new, 10), (idle, 12)):
+    new, idle = home.people.add("dora"), home.people.add("eve")
+    home.history.append(new, ITEMS[3][0])
+    home.history.append(new, ITEMS[4][0])
+    home.items.add(0, ITEMS)
+    for person, count in ((home.people.find(0), 7), (new, 10), (idle, 12)):
         best = recommend(home, person, 20)
         assert len(best) == count
         assert np.isfinite([one.score for one in best]).all()
@@ -441,19 +440,19 @@ def test_every_method_recommends_to_those_who_trained_and_to_newcomers(home: Hom
 def test_a_private_state_changes_what_is_recommended_and_is_kept_by_round(server: Server, home: Home) -> None:
     server.described |= {"method": "pfedrec"}
     _, first = server.ask()
-    assert [home.state(slot, "feedbeef00").step for slot in range(3)] == [1, 1, 1]  # type: ignore[union-attr]
+    assert [home.models.state(slot, "feedbeef00").step for slot in range(3)] == [1, 1, 1]  # type: ignore[union-attr]
     assert len(first) == 3
-    before = recommend(home, home.person(0), 3)
-    home.opt_out("ann-of-green")
-    home.opt_in("ann-of-green")
-    assert recommend(home, home.person(0), 3) != before
+    before = recommend(home, home.people.find(0), 3)
+    home.people.opt_out("ann-of-green")
+    home.people.opt_in("ann-of-green")
+    assert recommend(home, home.people.find(0), 3) != before
 
 
 def test_what_a_person_did_since_counts_in_the_next_round(server: Server, home: Home) -> None:
     server.described |= {"measures": False}
     server.ask()
-    assert ITEMS[9][0] in {one.item for one in recommend(home, home.person(0), 20)}
-    home.append("ann-of-green", ITEMS[9][0], time=99)
-    assert ITEMS[9][0] not in {one.item for one in recommend(home, home.person(0), 20)}
+    assert ITEMS[9][0] in {one.item for one in recommend(home, home.people.find(0), 20)}
+    home.history.append("ann-of-green", ITEMS[9][0], time=99)
+    assert ITEMS[9][0] not in {one.item for one in recommend(home, home.people.find(0), 20)}
     _, parts = server.ask(step=2)
-    assert 9 in wire.unpack(parts["40"])["item"].index.tolist()
+    assert 9 in wire.decode_tree(parts["40"])["item"].index.tolist()

@@ -17,10 +17,12 @@ import pytest
 
 from homebody.errors import HomebodyError
 from homebody.federation.device import reporter as reporter_module
-from homebody.federation.device.home import Home, Settings
+from homebody.federation.device.home import Home
 from homebody.federation.device.reporter import NotReported, Reporter
+from homebody.federation.device.settings import HomeSettings
 from homebody.federation.envelopes import epoch_keys, open_envelope, signing_keys, unseal_reports
-from homebody.federation.server.keys import make_authority
+from homebody.federation.epoch import Epoch
+from homebody.federation.service.certificates import make_authority
 from homebody.federation.service.keys import make_report_key
 
 EPOCH = {
@@ -178,12 +180,18 @@ def test_an_epoch_that_the_proxy_knows_otherwise_is_refused(
 ) -> None:
     reporter = make(proxy.url)
     proxy.answers = [said(200, {**EPOCH, "closes": 1_999_999_990, "more": 1})]
-    reporter.confirm(EPOCH, soon())
+    reporter.confirm(Epoch.read(EPOCH), soon())
     assert proxy.asked[0][:2] == ("GET", f"/v1/epochs/{'ab' * 16}")
-    for other in ({**EPOCH, name: "00"}, {key: value for key, value in EPOCH.items() if key != name}):
+    value: Any = EPOCH[name]
+    another = "0" * len(value) if isinstance(value, str) else value + 1
+    for other in (
+        {**EPOCH, name: another},
+        {**EPOCH, name: "00"},
+        {key: value for key, value in EPOCH.items() if key != name},
+    ):
         proxy.answers = [said(200, other)]
         with pytest.raises(NotReported, match="another key or another model than the proxy"):
-            reporter.confirm(EPOCH, soon())
+            reporter.confirm(Epoch.read(EPOCH), soon())
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"[1]", b"null", b"[" * 9000])
@@ -192,13 +200,13 @@ def test_a_proxy_that_makes_no_sense_confirms_nothing(
 ) -> None:
     proxy.answers = [(200, content, {})]
     with pytest.raises(NotReported):
-        make(proxy.url).confirm(EPOCH, soon())
+        make(proxy.url).confirm(Epoch.read(EPOCH), soon())
 
 
 def test_an_endless_answer_is_not_read(proxy: Proxy, make: Callable[..., Reporter]) -> None:
     proxy.answers = [(200, b" " * (1 << 20), {})]
     with pytest.raises(NotReported, match="RemoteProtocolError"):
-        make(proxy.url).confirm(EPOCH, soon(0.2))
+        make(proxy.url).confirm(Epoch.read(EPOCH), soon(0.2))
 
 
 def test_an_answer_is_never_unpacked(proxy: Proxy, make: Callable[..., Reporter]) -> None:
@@ -207,7 +215,7 @@ def test_an_answer_is_never_unpacked(proxy: Proxy, make: Callable[..., Reporter]
     assert len(content) < reporter_module.LONGEST_ANSWER
     proxy.answers = [(200, content, {"content-encoding": "gzip"})]
     with pytest.raises(NotReported, match="another key or another model"):
-        make(proxy.url).confirm(EPOCH, soon())
+        make(proxy.url).confirm(Epoch.read(EPOCH), soon())
     assert proxy.asked[0][3]["accept-encoding"] == "identity"
 
 
@@ -218,8 +226,8 @@ def test_what_is_sealed_is_signed_and_only_the_server_opens_it(make: Callable[..
     known, signs = signing_keys()
     reporter = make("http://127.0.0.1:9", secret=signs)
     parts = (np.concatenate([[7, 7], np.arange(38)]), np.arange(100, 140))
-    own = [reporter.sealed({**EPOCH, "key": public.hex()}, part) for part in parts]
-    first, second = (reporter.message(EPOCH, b"".join(own)) for _ in range(2))
+    own = [reporter.sealed(Epoch.read({**EPOCH, "key": public.hex()}), part) for part in parts]
+    first, second = (reporter.message(Epoch.read(EPOCH), b"".join(own)) for _ in range(2))
     sender, message = open_envelope(first)
     assert (sender, message.kind, message.epoch.hex()) == (known, "message", EPOCH["epoch"])
     found = unseal_reports(message.reports, public, secret).tolist()
@@ -271,10 +279,10 @@ class TestSettings:
     )
     def test_an_address_that_is_none(self, url: str) -> None:
         with pytest.raises(HomebodyError, match="A proxy's address must be https://HOST:PORT"):
-            Settings(server="host:1", proxy=url)
+            HomeSettings(server="host:1", proxy=url)
 
     def test_reports_leave_this_machine_over_tls_alone(self) -> None:
         for url in ("http://localhost:9445", "http://[::1]:9445", "https://example.org", "https://example.org:1/"):
-            Settings(server="host:1", proxy=url)
+            HomeSettings(server="host:1", proxy=url)
         with pytest.raises(HomebodyError, match="is reached by https"):
-            Settings(server="host:1", proxy="http://192.0.2.1:9445")
+            HomeSettings(server="host:1", proxy="http://192.0.2.1:9445")

@@ -1,4 +1,4 @@
-"""The door: what passes, what does not, and what is held; first by itself, then in front of a real SuperLink."""
+"""The gateway: what passes, what does not, and what is held; first by itself, then in front of a real SuperLink."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 
 from homebody.federation.flower.gateway import OPERATOR, WAIT, operator_token
-from homebody.federation.flower.superlink import Door, main
+from homebody.federation.flower.superlink import Gateway, main
 
 SECRET = b"the operator's secret"
 SHOWN = {OPERATOR: operator_token(SECRET)}
@@ -52,7 +52,7 @@ class Inside:
 class Peer:
     """One request, in pieces; it hangs up when told."""
 
-    def __init__(self, door: Door, path: str, *pieces: bytes, method: str = "POST", **headers: str) -> None:
+    def __init__(self, gateway: Gateway, path: str, *pieces: bytes, method: str = "POST", **headers: str) -> None:
         given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         self.parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         for number, piece in enumerate(pieces or (b"",)):
@@ -60,7 +60,7 @@ class Peer:
             self.parts.put_nowait({"type": "http.request", "body": piece, "more_body": more})
         self.said: list[Any] = []
         scope = {"type": "http", "path": path, "method": method, "headers": given}
-        self.task = asyncio.ensure_future(door(scope, self.parts.get, self._hear))
+        self.task = asyncio.ensure_future(gateway(scope, self.parts.get, self._hear))
 
     async def _hear(self, part: Any) -> None:
         self.said.append(part)
@@ -75,7 +75,7 @@ class Peer:
 
 def status(path: str, *pieces: bytes, method: str = "POST", limit: int = 1000, **headers: str) -> int:
     async def ask() -> int:
-        peer = Peer(Door(Inside(), SECRET, limit), path, *pieces, method=method, **headers)
+        peer = Peer(Gateway(Inside(), SECRET, limit), path, *pieces, method=method, **headers)
         return (await peer.answer())[0]
 
     return asyncio.run(ask())
@@ -119,16 +119,16 @@ def test_devices_reach_what_they_need() -> None:
 
 
 def test_registration_is_open_only_if_said() -> None:
-    async def ask(door: Door) -> int:
-        return (await Peer(door, "/v1/fleet/register-node").answer())[0]
+    async def ask(gateway: Gateway) -> int:
+        return (await Peer(gateway, "/v1/fleet/register-node").answer())[0]
 
-    assert asyncio.run(ask(Door(Inside(), SECRET))) == 404
-    assert asyncio.run(ask(Door(Inside(), SECRET, open_registration=True))) == 200
+    assert asyncio.run(ask(Gateway(Inside(), SECRET))) == 404
+    assert asyncio.run(ask(Gateway(Inside(), SECRET, open_registration=True))) == 200
 
 
 def test_health_says_ok_to_everybody() -> None:
     async def ask() -> tuple[int, bytes]:
-        return await Peer(Door(Inside(), SECRET), "/health", method="GET").answer()
+        return await Peer(Gateway(Inside(), SECRET), "/health", method="GET").answer()
 
     assert asyncio.run(ask()) == (200, b"ok")
     assert status("/health", method="POST") == 404
@@ -157,8 +157,8 @@ def test_waits_that_are_no_numbers_are_bad_requests(wait: str) -> None:
 def test_large_bodies_are_read_from_known_senders_only() -> None:
     async def ask(known: bool, *pieces: bytes, **headers: str) -> tuple[int, list[tuple[str, int]]]:
         inside = Inside()
-        door = Door(inside, SECRET, 1 << 20, known=lambda headers: known)
-        said, _ = await Peer(door, "/v1/fleet/push-messages", *pieces, **headers).answer()
+        gateway = Gateway(inside, SECRET, 1 << 20, known=lambda headers: known)
+        said, _ = await Peer(gateway, "/v1/fleet/push-messages", *pieces, **headers).answer()
         return said, inside.seen
 
     large, small = bytes(200_000), bytes(60_000)
@@ -172,7 +172,7 @@ def test_large_bodies_are_read_from_known_senders_only() -> None:
 def test_who_hangs_up_while_sending_is_forgotten() -> None:
     async def ask() -> tuple[list[Any], list[tuple[str, int]]]:
         inside = Inside()
-        peer = Peer(Door(inside, SECRET), "/v1/fleet/push-messages", b"half", b"never sent")
+        peer = Peer(Gateway(inside, SECRET), "/v1/fleet/push-messages", b"half", b"never sent")
         peer.parts.get_nowait()
         peer.parts.get_nowait()
         peer.parts.put_nowait({"type": "http.request", "body": b"half", "more_body": True})
@@ -193,17 +193,17 @@ def test_no_websocket_passes() -> None:
         async def receive() -> Any:
             return {"type": "websocket.connect"}
 
-        await Door(Inside(), SECRET)({"type": "websocket", "path": PULL, "headers": []}, receive, hear)
+        await Gateway(Inside(), SECRET)({"type": "websocket", "path": PULL, "headers": []}, receive, hear)
 
     asyncio.run(ask())
     assert [part["type"] for part in said] == ["websocket.close"]
 
 
-def holding(what: Callable[[Door, Inside], Awaitable[None]]) -> None:
+def holding(what: Callable[[Gateway, Inside], Awaitable[None]]) -> None:
     inside = Inside()
-    door = Door(inside, SECRET)
-    asyncio.run(what(door, inside))
-    assert not door._held
+    gateway = Gateway(inside, SECRET)
+    asyncio.run(what(gateway, inside))
+    assert not gateway._held
 
 
 async def settle() -> None:
@@ -213,14 +213,14 @@ async def settle() -> None:
 
 
 def test_a_held_pull_is_answered_when_its_message_comes() -> None:
-    async def what(door: Door, inside: Inside) -> None:
-        device = Peer(door, PULL, pulling(5), **{WAIT: "20"})
-        other = Peer(door, PULL, pulling(6), **{WAIT: "20"})
+    async def what(gateway: Gateway, inside: Inside) -> None:
+        device = Peer(gateway, PULL, pulling(5), **{WAIT: "20"})
+        other = Peer(gateway, PULL, pulling(6), **{WAIT: "20"})
         await settle()
         assert not device.task.done()
         inside.letters[5] = [b"letter"]
         asked = len(inside.seen)
-        await Peer(door, PUSH, pushed(5, 7), **SHOWN).answer()
+        await Peer(gateway, PUSH, pushed(5, 7), **SHOWN).answer()
         assert await device.answer() == (200, b"letter")
         await settle()
         # The other was not even asked for: a round of few must not wake all.
@@ -234,12 +234,12 @@ def test_a_held_pull_is_answered_when_its_message_comes() -> None:
 
 
 def test_a_held_pull_claims_nothing_for_one_who_has_gone() -> None:
-    async def what(door: Door, inside: Inside) -> None:
-        device = Peer(door, PULL, pulling(5), **{WAIT: "20"})
+    async def what(gateway: Gateway, inside: Inside) -> None:
+        device = Peer(gateway, PULL, pulling(5), **{WAIT: "20"})
         await settle()
         device.hang_up()
         inside.letters[5] = [b"letter"]
-        await Peer(door, PUSH, pushed(5), **SHOWN).answer()
+        await Peer(gateway, PUSH, pushed(5), **SHOWN).answer()
         await device.task
         assert (device.said, inside.letters[5]) == ([], [b"letter"])
 
@@ -247,26 +247,26 @@ def test_a_held_pull_claims_nothing_for_one_who_has_gone() -> None:
 
 
 def test_a_newer_pull_takes_the_place_of_an_older() -> None:
-    async def what(door: Door, inside: Inside) -> None:
+    async def what(gateway: Gateway, inside: Inside) -> None:
         # Its connection was cut without a word, and it calls again.
-        older = Peer(door, PULL, pulling(5), **{WAIT: "20"})
+        older = Peer(gateway, PULL, pulling(5), **{WAIT: "20"})
         await settle()
-        newer = Peer(door, PULL, pulling(5), **{WAIT: "20"})
+        newer = Peer(gateway, PULL, pulling(5), **{WAIT: "20"})
         await settle()
         assert await older.answer() == (200, b"")
         inside.letters[5] = [b"letter"]
-        await Peer(door, PUSH, pushed(5), **SHOWN).answer()
+        await Peer(gateway, PUSH, pushed(5), **SHOWN).answer()
         assert await newer.answer() == (200, b"letter")
 
     holding(what)
 
 
 def test_a_stranger_ends_nobodys_pull() -> None:
-    async def what(door: Door, inside: Inside) -> None:
-        device = Peer(door, PULL, pulling(5), **{WAIT: "20"})
+    async def what(gateway: Gateway, inside: Inside) -> None:
+        device = Peer(gateway, PULL, pulling(5), **{WAIT: "20"})
         await settle()
         inside.status = 401
-        assert (await Peer(door, PULL, pulling(5), **{WAIT: "20"}).answer())[0] == 401
+        assert (await Peer(gateway, PULL, pulling(5), **{WAIT: "20"}).answer())[0] == 401
         await settle()
         assert not device.task.done()
         inside.status = 200
@@ -277,8 +277,8 @@ def test_a_stranger_ends_nobodys_pull() -> None:
 
 
 def test_a_hold_ends_with_nothing_after_its_time() -> None:
-    async def what(door: Door, inside: Inside) -> None:
-        assert await Peer(door, PULL, pulling(5), **{WAIT: "0.05"}).answer() == (200, b"")
+    async def what(gateway: Gateway, inside: Inside) -> None:
+        assert await Peer(gateway, PULL, pulling(5), **{WAIT: "0.05"}).answer() == (200, b"")
         # Asked when it came, and a last time.
         assert len(inside.seen) == 2
 
@@ -286,23 +286,23 @@ def test_a_hold_ends_with_nothing_after_its_time() -> None:
 
 
 def test_what_is_no_pull_is_left_to_the_superlink() -> None:
-    async def what(door: Door, inside: Inside) -> None:
+    async def what(gateway: Gateway, inside: Inside) -> None:
         inside.status = 400
         path = "/v1/runtime/pull-messages"
-        assert (await Peer(door, path, b"\xff", **{WAIT: "20"}, **SHOWN).answer())[0] == 400
+        assert (await Peer(gateway, path, b"\xff", **{WAIT: "20"}, **SHOWN).answer())[0] == 400
         inside.letters[0] = []
-        assert (await Peer(door, PULL, b"", **{WAIT: "20"}).answer())[0] == 400
+        assert (await Peer(gateway, PULL, b"", **{WAIT: "20"}).answer())[0] == 400
 
     holding(what)
 
 
 def test_a_refused_push_wakes_nobody() -> None:
-    async def what(door: Door, inside: Inside) -> None:
-        device = Peer(door, PULL, pulling(5), **{WAIT: "20"})
+    async def what(gateway: Gateway, inside: Inside) -> None:
+        device = Peer(gateway, PULL, pulling(5), **{WAIT: "20"})
         await settle()
         inside.letters[5] = [b"letter"]
         inside.status = 500
-        await Peer(door, PUSH, pushed(5), **SHOWN).answer()
+        await Peer(gateway, PUSH, pushed(5), **SHOWN).answer()
         inside.status = 200
         await settle()
         assert not device.task.done()
@@ -313,24 +313,24 @@ def test_a_refused_push_wakes_nobody() -> None:
 
 
 def test_a_failure_inside_is_noted(caplog: pytest.LogCaptureFixture) -> None:
-    async def what(door: Door, inside: Inside) -> None:
+    async def what(gateway: Gateway, inside: Inside) -> None:
         inside.status = 500
         for headers in ({}, {WAIT: "20"}):
-            assert (await Peer(door, PULL, pulling(5), **headers).answer())[0] == 500
+            assert (await Peer(gateway, PULL, pulling(5), **headers).answer())[0] == 500
 
     holding(what)
     assert [record.getMessage() for record in caplog.records] == [f"the SuperLink failed: 500 at {PULL}"] * 2
 
 
 def test_an_answer_wakes_the_server() -> None:
-    async def what(door: Door, inside: Inside) -> None:
-        server = Peer(door, "/v1/runtime/pull-messages", b"", **{WAIT: "20"}, **SHOWN)
+    async def what(gateway: Gateway, inside: Inside) -> None:
+        server = Peer(gateway, "/v1/runtime/pull-messages", b"", **{WAIT: "20"}, **SHOWN)
         await settle()
         asked = len(inside.seen)
-        await Peer(door, PUSH, pushed(5), **SHOWN).answer()
+        await Peer(gateway, PUSH, pushed(5), **SHOWN).answer()
         await settle()
         assert len(inside.seen) == asked + 1
-        await Peer(door, "/v1/fleet/push-messages", b"").answer()
+        await Peer(gateway, "/v1/fleet/push-messages", b"").answer()
         await settle()
         assert len(inside.seen) == asked + 3
         server.hang_up()

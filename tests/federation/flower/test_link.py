@@ -22,8 +22,8 @@ from homebody.errors import HomebodyError
 from homebody.federation.flower import link as flower_link
 from homebody.federation.flower.gateway import OPERATOR, operator_token
 from homebody.federation.flower.link import Fleet, Letter, Link, LinkDown, Refused, Reply, Untrusted, fingerprint
-from homebody.federation.flower.protocol import sealed
-from homebody.federation.server.keys import make_authority
+from homebody.federation.flower.protocol import encode_message
+from homebody.federation.service.certificates import make_authority
 
 Joined = Callable[[], tuple[Fleet, int]]
 
@@ -186,7 +186,7 @@ def test_nobody_answers_in_anothers_name(link: Link, joined: Joined) -> None:
     )
     request = fleet.PushMessagesRequest(
         node=Node(node_id=others_node),
-        messages_list=[Message(metadata=metadata, content=sealed(bytes(16), b"forged"))],
+        messages_list=[Message(metadata=metadata, content=encode_message(bytes(16), b"forged"))],
         message_object_trees=[ObjectTree(object_id="f" * 64)],
     )
     assert other._ask("push-messages", request, fleet.PushMessagesResponse).objects_to_push

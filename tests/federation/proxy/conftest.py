@@ -24,10 +24,9 @@ import pytest
 
 from homebody.federation.envelopes import REPORT_BYTES, Envelope, open_envelope, seal_envelope, signing_keys
 from homebody.federation.proxy.admin import make
-from homebody.federation.proxy.service import Service
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import Message, Sender
+from homebody.federation.proxy.app import Service
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import ProxyStore, Sender, VerifiedMessage
 
 EPOCH = bytes(range(16))
 PATIENCE = 600.0
@@ -58,8 +57,8 @@ class Device:
         kind = "batch" if self.sender.proxy else "message"
         return Envelope(kind, epoch, number or os.urandom(16), sealed)  # type: ignore[arg-type]
 
-    def message(self, sealed: bytes, **rest: Any) -> Message:
-        return Message(self.key, self.sender, self.envelope(sealed, **rest))
+    def message(self, sealed: bytes, **rest: Any) -> VerifiedMessage:
+        return VerifiedMessage(self.key, self.sender, self.envelope(sealed, **rest))
 
     def body(self, sealed: bytes, **rest: Any) -> bytes:
         return seal_envelope(self.envelope(sealed, **rest), self.secret)
@@ -169,14 +168,14 @@ def sink() -> Iterator[Sink]:
 
 
 @pytest.fixture
-def made(tmp_path: Path, sink: Sink) -> Callable[..., tuple[Path, Settings]]:
+def made(tmp_path: Path, sink: Sink) -> Callable[..., tuple[Path, ProxySettings]]:
     """Make a proxy before the sink, with these settings and devices."""
 
-    def made(*devices: Device, name: str = "proxy", **settings: Any) -> tuple[Path, Settings]:
+    def made(*devices: Device, name: str = "proxy", **settings: Any) -> tuple[Path, ProxySettings]:
         given = {"next": sink.url, "tls": False, "hold": 0.0, "least_devices": 1, "listen": address(), **settings}
-        chosen = Settings(**given)
+        chosen = ProxySettings(**given)
         make(tmp_path / name, chosen)
-        store = Store(tmp_path / name, chosen)
+        store = ProxyStore(tmp_path / name, chosen)
         with store.transaction():
             for device in devices:
                 store.allow(device.key, device.sender)
@@ -201,7 +200,7 @@ def wait_until(done: Callable[[], Any], what: str, patience: float = PATIENCE) -
 class Client:
     """Someone who asks a proxy that runs in a thread of this process, without a network."""
 
-    def __init__(self, folder: Path, settings: Settings, **rest: Any) -> None:
+    def __init__(self, folder: Path, settings: ProxySettings, **rest: Any) -> None:
         self.service = Service(folder, settings, **rest)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -256,7 +255,7 @@ def asking() -> Iterator[Callable[..., Client]]:
     """Run a proxy in this process; it ends with the test."""
     running: list[Client] = []
 
-    def asking(folder: Path, settings: Settings, **rest: Any) -> Client:
+    def asking(folder: Path, settings: ProxySettings, **rest: Any) -> Client:
         running.append(Client(folder, settings, **rest))
         return running[-1]
 
@@ -269,7 +268,7 @@ class Process:
     """`homebody proxy run`, as a person starts it; popen starts a process, as `subprocess.Popen` does."""
 
     def __init__(
-        self, folder: Path, settings: Settings, popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+        self, folder: Path, settings: ProxySettings, popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
     ) -> None:
         self.folder, self.port, self._popen = folder, settings.port, popen
         self.log = folder.with_suffix(".log")
@@ -310,7 +309,7 @@ def started() -> Iterator[Callable[..., Process]]:
     """Start a proxy as a process; it ends with the test."""
     running: list[Process] = []
 
-    def started(folder: Path, settings: Settings, **rest: Any) -> Process:
+    def started(folder: Path, settings: ProxySettings, **rest: Any) -> Process:
         running.append(Process(folder, settings, **rest))
         return running[-1].start()
 

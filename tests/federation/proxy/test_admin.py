@@ -14,7 +14,7 @@ from homebody.cli import app
 from homebody.errors import HomebodyError
 from homebody.federation.envelopes import Envelope, open_envelope, seal_envelope
 from homebody.federation.proxy.admin import make
-from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.service.keys import make_report_key, read_report_key, read_report_pub
 
 NEXT = "https://server.example.org:9443"
@@ -28,7 +28,7 @@ def test_a_proxy_is_made_and_told_who_may_send(tmp_path: Path) -> None:
     folder = tmp_path / "proxy"
     done = typed("init", folder, "--next", NEXT, "--hold", "30", "--least-devices", "20", "--host", "proxy.lan")
     assert done.exit_code == 0, done.output
-    assert Settings.read(folder) == Settings(next=NEXT, hold=30.0, least_devices=20)
+    assert ProxySettings.read(folder) == ProxySettings(next=NEXT, hold=30.0, least_devices=20)
     kinds = {path.relative_to(folder).as_posix(): stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
     assert kinds.pop("keys") == 0o700
     assert set(kinds.values()) == {0o600}
@@ -48,7 +48,7 @@ def test_a_proxy_is_made_and_told_who_may_send(tmp_path: Path) -> None:
 
 
 def test_allowing_is_all_or_nothing(tmp_path: Path) -> None:
-    make(tmp_path / "proxy", Settings(next=NEXT))
+    make(tmp_path / "proxy", ProxySettings(next=NEXT))
     good, bad = make_report_key(tmp_path / "a"), tmp_path / "bad.pub"
     bad.write_text("homebody-reports 1234\n")
     assert isinstance(typed("allow", tmp_path / "proxy", good, bad).exception, HomebodyError)
@@ -56,7 +56,7 @@ def test_allowing_is_all_or_nothing(tmp_path: Path) -> None:
 
 
 def test_certificates_of_ones_own(tmp_path: Path) -> None:
-    make(tmp_path / "one", Settings(next=NEXT))
+    make(tmp_path / "one", ProxySettings(next=NEXT))
     keys = tmp_path / "one" / "keys"
     done = typed(
         "init", tmp_path / "two", "--next", NEXT, "--cert", keys / "server.pem", "--key", keys / "server.key",
@@ -80,9 +80,9 @@ def test_certificates_of_ones_own(tmp_path: Path) -> None:
         (["--next", "http://example.org"], "pass reports on with https"),
         (["--next", NEXT, "--listen", "nowhere"], "address to listen on"),
         (["--next", NEXT, "--listen", "0.0.0.0:1", "--no-tls"], "leave out --no-tls"),
-        (["--next", NEXT, "--hold", "-1"], "hold is a number from 0"),
-        (["--next", NEXT, "--least-devices", "0"], "least_devices is a number from 1"),
-        (["--next", NEXT, "--most", "0"], "most is a number from 1"),
+        (["--next", NEXT, "--hold", "-1"], "The proxy's hold must be at least 0 seconds, not -1.0"),
+        (["--next", NEXT, "--least-devices", "0"], "least_devices must be at least 1, not 0"),
+        (["--next", NEXT, "--most", "0"], "most must be at least 1, not 0"),
         (["--next", NEXT, "--cert", "x"], "go together"),
         (["--next", NEXT, "--cert", "x", "--key", "y"], "no certificate and its key"),
         (["--next", NEXT, "--next-ca", "missing.pem"], "cannot be read"),
@@ -101,10 +101,10 @@ def test_what_makes_no_sense_is_said_and_leaves_nothing(tmp_path: Path, words: l
 def test_a_folder_that_is_taken_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(HomebodyError, match="not empty"):
-        make(tmp_path, Settings(next=NEXT))
+        make(tmp_path, ProxySettings(next=NEXT))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     with pytest.raises(HomebodyError, match="There is no proxy"):
-        Settings.read(tmp_path)
+        ProxySettings.read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_folder_that_is_taken_is_left_alone(tmp_path: Path) -> None:
         ("schema = 9", "newer Homebody"),
         ("schema = 0", "from 1"),
         ("next", "not valid TOML"),
-        ("hold = 1.0", "name no next hop"),
+        ("hold = 1.0", "The file of the proxy's settings names no next."),
         (f"next = '{NEXT}'\nholt = 1.0", "did you mean 'hold'"),
         (f"next = '{NEXT}'\nhold = 'long'", "must be a number"),
         (f"next = '{NEXT}'\nleast_devices = true", "must be a whole number"),
@@ -121,7 +121,7 @@ def test_a_folder_that_is_taken_is_left_alone(tmp_path: Path) -> None:
 )
 def test_settings_that_cannot_be_used(text: str, sentence: str) -> None:
     with pytest.raises(HomebodyError, match=sentence):
-        Settings.from_toml(text)
+        ProxySettings.from_toml(text)
 
 
 def test_a_key_signs_and_is_for_its_owner_alone(tmp_path: Path) -> None:

@@ -17,11 +17,10 @@ from tests.federation.proxy.conftest import EPOCH, Client, Device, Sink, Upstrea
 from homebody.errors import Unavailable
 from homebody.federation.envelopes import HEAD_BYTES, REPORT_BYTES, SIGNATURE_BYTES, seal_envelope
 from homebody.federation.proxy.admin import allow, forbid
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import DATABASE, keyed
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import DATABASE, ProxyStore, keyed
 
-Made = Callable[..., tuple[Path, Settings]]
+Made = Callable[..., tuple[Path, ProxySettings]]
 
 
 def test_reports_come_in_and_go_out(made: Made, asking: Callable[..., Client], sink: Sink) -> None:
@@ -453,7 +452,7 @@ def test_nothing_is_acknowledged_that_cannot_be_written(
         raise Unavailable("The disk takes no more.")
 
     client.ask("GET", f"/v1/epochs/{EPOCH.hex()}")
-    monkeypatch.setattr(Store, "cut", full)  # after everything else: what was written before must be undone
+    monkeypatch.setattr(ProxyStore, "cut", full)  # after everything else: what was written before must be undone
     answer = client.send(device.body(body, number=number))
     assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
     assert client.ask("GET", "/health").status_code == 503

@@ -11,12 +11,12 @@ import pytest
 from tests.federation.proxy.conftest import Device, Load, Process, Sink, address, wait_until
 
 from homebody.federation.proxy.admin import allow, make, report
-from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.settings import ProxySettings
 
 pytestmark = pytest.mark.faults
 
-Made = Callable[..., tuple[Path, Settings]]
-Started = Callable[[Path, Settings], Process]
+Made = Callable[..., tuple[Path, ProxySettings]]
+Started = Callable[[Path, ProxySettings], Process]
 
 
 def test_a_proxy_killed_thirty_times_at_any_moment(made: Made, started: Started, sink: Sink) -> None:
@@ -46,7 +46,7 @@ def test_a_next_hop_that_goes_away_gets_everything_when_it_is_back(
     sink.k, sink.cut = 10, 0.1  # a batch counts for as many devices as it has reports of k
     devices = [Device() for _ in range(6)]
     folder, last_settings = made(name="last", hold=0.3, most=1_000_000, batch=3000)
-    settings = Settings(
+    settings = ProxySettings(
         next=f"http://127.0.0.1:{last_settings.port}", listen=address(), tls=False, hold=0.2, least_devices=1,
         most=1_000_000, batch=1000,
     )  # fmt: skip

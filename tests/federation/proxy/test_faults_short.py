@@ -12,10 +12,10 @@ import pytest
 from tests.federation.proxy.conftest import Device, Load, Process, Sink, wait_until
 
 from homebody.federation.proxy.admin import report
-from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.settings import ProxySettings
 
-Made = Callable[..., tuple[Path, Settings]]
-Started = Callable[[Path, Settings], Process]
+Made = Callable[..., tuple[Path, ProxySettings]]
+Started = Callable[[Path, ProxySettings], Process]
 
 
 def test_a_proxy_killed_under_load_loses_nothing_and_repeats_nothing(made: Made, started: Started, sink: Sink) -> None:

@@ -17,8 +17,8 @@ from tests.federation.proxy.conftest import EPOCH, Client, Device, Process, Sink
 
 from homebody.federation.envelopes import HEAD_BYTES, SIGNATURE_BYTES
 from homebody.federation.proxy.admin import make, report
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import ProxyStore
 
 tried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 PATHS = [
@@ -38,9 +38,9 @@ class World:
     def __init__(self, folder: Path, sink: Sink) -> None:
         self.sink, self.folder = sink, folder / "proxy"
         self.device, self.upstream = Device(people=1000), Upstream()
-        self.settings = Settings(next=sink.url, tls=False, least_devices=1000, listen=address())
+        self.settings = ProxySettings(next=sink.url, tls=False, least_devices=1000, listen=address())
         make(self.folder, self.settings)
-        store = Store(self.folder, self.settings)
+        store = ProxyStore(self.folder, self.settings)
         for one in (self.device, self.upstream):
             store.allow(one.key, one.sender)
         store.close()

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tests.federation.proxy.conftest import Device, Process, Sink, split, wait_until
 
-from homebody.audit.linkage import Batch, as_they_come, linkage, reported
+from homebody.audit.linkage import ReportBatch, as_they_come, linkage, reported
 from homebody.federation.envelopes import epoch_keys, seal_reports, unseal_reports
 from homebody.federation.proxy.rehearsal import rehearse_reports
-from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.settings import ProxySettings
 from homebody.fit import fit
 from homebody.methods.fmf_ldp import FMFLDP
 from homebody.privacy import Channel, OneBit, Shuffle
@@ -28,7 +28,7 @@ them have a chance below 1e-100."""
 
 @pytest.mark.random_draws
 def test_the_servers_view_of_a_real_proxy(
-    made: Callable[..., tuple[Path, Settings]], started: Callable[[Path, Settings], Process], sink: Sink
+    made: Callable[..., tuple[Path, ProxySettings]], started: Callable[[Path, ProxySettings], Process], sink: Sink
 ) -> None:
     """Devices report over sockets, one after the other; the server opens what arrives, batch by batch."""
     method, simulator = FMFLDP(uplink=Channel(OneBit(2.5, k=K), Shuffle())), Simulator(population())
@@ -49,7 +49,7 @@ def test_the_servers_view_of_a_real_proxy(
         connection.close()
     wait_until(lambda: len(sink.came()) == PEOPLE * K, "everything has arrived")
     view = [
-        Batch(float(place), unseal_reports(batch, public, secret).astype(np.int64))
+        ReportBatch(float(place), unseal_reports(batch, public, secret).astype(np.int64))
         for place, batch in enumerate(sink.batches.values())
     ]
     truth = np.array([owner[report] for report in sink.came()])

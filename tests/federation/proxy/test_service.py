@@ -15,13 +15,13 @@ from tests.federation.proxy.conftest import EPOCH, Device, Process, Sink, addres
 
 from homebody.errors import HomebodyError
 from homebody.federation.proxy.admin import allow, make, report
-from homebody.federation.proxy.service import run
-from homebody.federation.proxy.settings import Settings
+from homebody.federation.proxy.app import run
+from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.service.keys import read_report_pub
 from homebody.federation.service.web import listen, serve
 
-Made = Callable[..., tuple[Path, Settings]]
-Started = Callable[[Path, Settings], Process]
+Made = Callable[..., tuple[Path, ProxySettings]]
+Started = Callable[[Path, ProxySettings], Process]
 
 
 def post(connection: http.client.HTTPConnection, path: str, body: bytes) -> tuple[int, Any]:
@@ -56,7 +56,7 @@ def test_it_serves_over_tls_and_ends_when_told_to(tmp_path: Path, made: Made, st
 
 def _at_once(run: Callable[[Path], None], folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("homebody.federation.proxy.service._FAREWELL", 0.0)
+        patch.setattr("homebody.federation.proxy.app._FAREWELL", 0.0)
         run(folder)
 
 
@@ -64,7 +64,7 @@ def test_two_proxies_one_behind_the_other(tmp_path: Path, made: Made, started: S
     """The second takes the first's batches apart, and mixes them with what devices of its own send."""
     near, own = [Device() for _ in range(3)], Device()
     second, second_settings = made(own, name="second", least_devices=4, tls=True)
-    first_settings = Settings(
+    first_settings = ProxySettings(
         next=f"https://localhost:{second_settings.port}", listen=address(), tls=False, hold=0.5, least_devices=3,
         next_ca=True,
     )  # fmt: skip
@@ -144,11 +144,11 @@ def test_without_a_certificate_it_listens_on_this_machine_alone(tmp_path: Path) 
     from starlette.applications import Starlette
 
     with pytest.raises(HomebodyError, match=r"0\.0\.0\.0 is not on this machine alone"):
-        Settings(next="http://localhost:1", listen="0.0.0.0:9445", tls=False)
+        ProxySettings(next="http://localhost:1", listen="0.0.0.0:9445", tls=False)
     with listen("0.0.0.0", 0) as listening, pytest.raises(HomebodyError, match="takes a certificate"):
         serve(Starlette(), listening)
     with pytest.raises(HomebodyError, match="pass reports on with https"):
-        Settings(next="http://server.example.org:1")
+        ProxySettings(next="http://server.example.org:1")
 
 
 def test_a_port_that_is_taken_is_said_so(made: Made) -> None:

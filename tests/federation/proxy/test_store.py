@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tests.federation.proxy.conftest import EPOCH, Device, Upstream, facts, reports, split
 
 from homebody.errors import HomebodyError
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import DATABASE, Batch, Message, create
+from homebody.federation.epoch import Epoch
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import DATABASE, ProxyStore, ReportBatch, VerifiedMessage, create
 
 START = 1_000_000.0
 
@@ -35,15 +35,15 @@ class Kept:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         given = {"next": "http://localhost:1", "tls": False, "hold": 60.0, "least_devices": 3, "lead": 5.0, **settings}
-        self.folder, self.settings, self.now = folder, Settings(**given), START
+        self.folder, self.settings, self.now = folder, ProxySettings(**given), START
         create(folder)
-        self.store = Store(folder, self.settings)
+        self.store = ProxyStore(folder, self.settings)
 
     def epoch(self, k: int = 10, seconds: float = 1000.0, epoch: bytes = EPOCH) -> None:
         with self.store.transaction():
-            self.store.open_epoch(epoch, facts(self.now + seconds, k, epoch), self.now)
+            self.store.open_epoch(Epoch.read(facts(self.now + seconds, k, epoch)), self.now)
 
-    def accept(self, *messages: Message) -> list[str]:
+    def accept(self, *messages: VerifiedMessage) -> list[str]:
         with self.store.transaction():
             return self.store.accept(list(messages), self.now)
 
@@ -52,11 +52,11 @@ class Kept:
         with self.store.transaction():
             return self.store.tick(self.now)
 
-    def cut(self) -> Batch | None:
+    def cut(self) -> ReportBatch | None:
         with self.store.transaction():
             return self.store.cut()
 
-    def forwarded(self) -> list[Batch]:
+    def forwarded(self) -> list[ReportBatch]:
         """Everything that is released, passed on."""
         out = []
         while (batch := self.cut()) is not None:
@@ -68,7 +68,7 @@ class Kept:
     def again(self) -> None:
         """As after a kill."""
         self.store.close()
-        self.store = Store(self.folder, self.settings)
+        self.store = ProxyStore(self.folder, self.settings)
 
     def swept(self) -> None:
         for _ in range(1000):
@@ -297,7 +297,7 @@ def test_an_epoch_closes_a_little_before_the_next_hop_closes_it(kept: Callable[.
     here = kept(lead=5.0, hold=600.0, least_devices=2)
     here.epoch(seconds=100.0)
     here.accept(Device().message(reports(1)), Device().message(reports(2)))
-    assert here.store.epochs()[EPOCH].facts["closes"] == START + 95
+    assert here.store.epochs()[EPOCH].closes == START + 95
     ticked = here.tick(94.9)
     assert (ticked.released, ticked.closed) == ([], {})
     ticked = here.tick(0.1)
@@ -364,7 +364,7 @@ def test_an_epoch_without_its_secret_is_closed(kept: Callable[..., Kept]) -> Non
     assert here.accept(Device().message(reports(1))) == ["closed"]
     ticked = here.tick()
     assert (ticked.released, ticked.closed) == ([3], {EPOCH: 0})
-    assert not here.store.epochs()[EPOCH].open
+    assert here.store.epochs()[EPOCH] is None
 
 
 def test_a_secret_that_was_left_behind_goes_at_the_start(kept: Callable[..., Kept]) -> None:
@@ -444,7 +444,7 @@ def test_an_epoch_that_the_next_hop_has_closed_is_over_here_too(kept: Callable[.
 def test_nothing_goes_out_before_it_is_of_as_many_people_as_the_server_counts_on(kept: Callable[..., Kept]) -> None:
     here = kept(hold=0.0, least_devices=1)
     with here.store.transaction():
-        here.store.open_epoch(EPOCH, {**facts(here.now + 1000, k=4), "among": 3}, here.now)
+        here.store.open_epoch(Epoch.read({**facts(here.now + 1000, k=4), "among": 3}), here.now)
     household = Device(people=2)
     here.accept(household.message(reports(8)))
     assert here.tick().released == []
@@ -471,9 +471,10 @@ def test_what_was_first_said_of_an_epoch_stands(kept: Callable[..., Kept]) -> No
     here = kept()
     here.epoch(k=10)
     with here.store.transaction():
-        here.store.open_epoch(EPOCH, {**facts(START + 5000, k=99), "key": "cd" * 32}, here.now)
-    found = here.store.epochs()[EPOCH].facts
-    assert (found["key"], found["k"]) == ("ab" * 32, 10)
+        here.store.open_epoch(Epoch.read({**facts(START + 5000, k=99), "key": "cd" * 32}), here.now)
+    found = here.store.epochs()[EPOCH]
+    assert found is not None
+    assert (found.key.hex(), found.k) == ("ab" * 32, 10)
 
 
 def test_a_proxys_batch_counts_for_as_many_devices_as_must_have_sent_it(kept: Callable[..., Kept]) -> None:
@@ -520,7 +521,7 @@ def test_nobody_is_known_by_key(kept: Callable[..., Kept]) -> None:
 
 def test_a_lost_database_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(HomebodyError, match="has lost its database"):
-        Store(tmp_path, Settings(next="http://localhost:1"))
+        ProxyStore(tmp_path, ProxySettings(next="http://localhost:1"))
 
 
 @contextmanager
@@ -557,7 +558,7 @@ def test_whatever_happens_each_report_arrives_once_or_is_counted(
         here.epoch(k=20, seconds=300.0)
         devices = [Device() for _ in range(6)]
         taken: dict[bytes, list[bytes]] = {}
-        sent: list[Message] = []
+        sent: list[VerifiedMessage] = []
         used = dict.fromkeys(range(6), 0)
         arrived: dict[bytes, bytes] = {}
 

@@ -11,7 +11,7 @@ import pytest
 
 from homebody.errors import HomebodyError
 from homebody.federation.server.admin import make, opened, read_items, report, restored
-from homebody.federation.server.plan import FILE, Plan
+from homebody.federation.server.plan import FILE, ServerPlan
 from homebody.recipe import Recipe
 
 RECIPE = Recipe("fedmf", "devices", {"factors": 3}, rounds=4)
@@ -26,7 +26,7 @@ def items(tmp_path: Path) -> str:
 
 def test_a_server_is_made_whole(tmp_path: Path, items: str) -> None:
     folder = tmp_path / "deep" / "server"
-    made = make(folder, Plan(RECIPE, run="abc"), items, ["example.org"])
+    made = make(folder, ServerPlan(RECIPE, run="abc"), items, ["example.org"])
     assert made == {"folder": str(folder), "run": "abc", "items": 3, "listen": "127.0.0.1:9092"}
     assert {path.name for path in folder.iterdir()} >= {FILE, "keys", "server.sqlite"}
     assert all(not stat.S_IMODE(path.stat().st_mode) & 0o077 for path in (folder, folder / FILE, folder / "keys"))
@@ -36,15 +36,15 @@ def test_a_server_is_made_whole(tmp_path: Path, items: str) -> None:
 
 
 def test_a_server_is_not_made_twice_nor_among_other_things(tmp_path: Path, items: str) -> None:
-    make(tmp_path / "server", Plan(RECIPE), items, [])
+    make(tmp_path / "server", ServerPlan(RECIPE), items, [])
     before = {path: path.read_bytes() for path in (tmp_path / "server").rglob("*") if path.is_file()}
     with pytest.raises(HomebodyError, match="is not empty: a server gets a folder of its own"):
-        make(tmp_path / "server", Plan(RECIPE), items, [])
+        make(tmp_path / "server", ServerPlan(RECIPE), items, [])
     assert before == {path: path.read_bytes() for path in (tmp_path / "server").rglob("*") if path.is_file()}
     with pytest.raises(HomebodyError, match="is a file"):
-        make(Path(items), Plan(RECIPE), items, [])
+        make(Path(items), ServerPlan(RECIPE), items, [])
     with pytest.raises(HomebodyError, match=r"No server can be made in .*: Not a directory"):
-        make(Path(items) / "below", Plan(RECIPE), items, [])
+        make(Path(items) / "below", ServerPlan(RECIPE), items, [])
 
 
 @pytest.mark.parametrize(
@@ -62,25 +62,25 @@ def test_what_fails_leaves_nothing_behind(
     tmp_path: Path, settings: dict[str, Any], items: str | None, said: str
 ) -> None:
     with pytest.raises(HomebodyError) as refused:
-        make(tmp_path / "server", Plan(RECIPE, **settings), items, [])
+        make(tmp_path / "server", ServerPlan(RECIPE, **settings), items, [])
     assert said in str(refused.value)
     assert not (tmp_path / "server").exists()
 
 
 def test_keys_that_are_there_are_kept(tmp_path: Path, items: str) -> None:
-    from homebody.federation.server.keys import make_authority
+    from homebody.federation.service.certificates import make_authority
 
     make_authority(tmp_path / "server" / "keys")
     before = (tmp_path / "server" / "keys" / "ca.pem").read_bytes()
     with pytest.raises(HomebodyError, match="nosuch"):
-        make(tmp_path / "server", Plan(RECIPE), "nosuch.csv", [])
-    make(tmp_path / "server", Plan(RECIPE), items, [])
+        make(tmp_path / "server", ServerPlan(RECIPE), "nosuch.csv", [])
+    make(tmp_path / "server", ServerPlan(RECIPE), items, [])
     assert (tmp_path / "server" / "keys" / "ca.pem").read_bytes() == before
 
 
 def test_a_database_that_is_somebodys_is_refused(tmp_path: Path, items: str) -> None:
-    make(tmp_path / "first", Plan(RECIPE), items, [])
-    plan = Plan(RECIPE, database=f"../first/{Plan(RECIPE).database}")
+    make(tmp_path / "first", ServerPlan(RECIPE), items, [])
+    plan = ServerPlan(RECIPE, database=f"../first/{ServerPlan(RECIPE).database}")
     with pytest.raises(HomebodyError, match="belongs to a server already"):
         make(tmp_path / "second", plan, items, [])
     assert not (tmp_path / "second").exists()
@@ -146,7 +146,7 @@ def test_items_are_those_of_a_dataset() -> None:
 
 
 def test_what_is_said_of_a_server(tmp_path: Path, items: str) -> None:
-    make(tmp_path / "server", Plan(RECIPE, run="abc"), items, [])
+    make(tmp_path / "server", ServerPlan(RECIPE, run="abc"), items, [])
     with opened(tmp_path / "server") as (plan, records):
         records.add_device("ab" * 16, b"key", "kitchen", 3)
         records.count("refused: too late", 2)
@@ -171,7 +171,7 @@ def test_what_is_said_of_a_server(tmp_path: Path, items: str) -> None:
 
 
 def test_a_backup_goes_into_an_empty_database_alone(tmp_path: Path, items: str) -> None:
-    make(tmp_path / "server", Plan(RECIPE), items, [])
+    make(tmp_path / "server", ServerPlan(RECIPE), items, [])
     with opened(tmp_path / "server") as (_, records):
         records.backup(tmp_path / "backup.sqlite")
     with pytest.raises(HomebodyError):

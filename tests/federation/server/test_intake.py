@@ -31,10 +31,9 @@ from homebody.federation.envelopes import (
 )
 from homebody.federation.server import epochs as epochs_module
 from homebody.federation.server.admin import make
-from homebody.federation.server.epochs import Epoch, Epochs, Over
+from homebody.federation.server.epochs import EpochRecord, Epochs, Over
 from homebody.federation.server.intake import MOST_BYTES, MOST_REPORTS, Intake
-from homebody.federation.server.plan import Plan
-from homebody.federation.server.proxies import Proxies
+from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
 from homebody.recipe import Recipe
 
@@ -58,9 +57,9 @@ class Server:
         self.intake = Intake(self.epochs, threads=2)
         self.app = self.intake.app()
         self.public, self.secret = signing_keys()
-        Proxies(self.records).add(self.public, "mixer")
+        self.records.add_proxy(self.public, "mixer")
 
-    def open(self, name: str = "run/train/1") -> Epoch:
+    def open(self, name: str = "run/train/1") -> EpochRecord:
         return self.epochs.open(name, "d" * 32, k=4, entries=ENTRIES, seconds=60)
 
     def ask(self, method: str, path: str, content: bytes | None = None, **headers: str) -> httpx.Response:
@@ -71,8 +70,8 @@ class Server:
 
         return asyncio.run(asked())
 
-    def batch(self, epoch: Epoch, pairs: list[int], number: bytes | None = None) -> bytes:
-        reports = seal_reports(np.array(pairs, dtype=np.int64), epoch.public)
+    def batch(self, epoch: EpochRecord, pairs: list[int], number: bytes | None = None) -> bytes:
+        reports = seal_reports(np.array(pairs, dtype=np.int64), epoch.key)
         return self.signed(Envelope("batch", epoch.id, number or os.urandom(16), reports))
 
     def signed(self, envelope: Envelope) -> bytes:
@@ -110,7 +109,7 @@ def test_reports_are_counted_once_each(server: Server) -> None:
 
 def test_a_copy_within_a_batch_is_a_proxys_and_counts_for_nothing(light: Server) -> None:
     epoch = light.open()
-    reports = seal_reports(np.array([3, 3, 8]), epoch.public)  # two people may well say the same
+    reports = seal_reports(np.array([3, 3, 8]), epoch.key)  # two people may well say the same
     body = light.signed(Envelope("batch", epoch.id, os.urandom(16), 3 * reports))
     found = light.ask("POST", "/v1/batches", body)
     assert (found.status_code, found.json()) == (200, {"accepted": 3, "refused": {"copied": 6}})
@@ -165,7 +164,7 @@ def test_what_everybody_may_know_of_an_epoch(server: Server) -> None:
     found = server.ask("GET", f"/v1/epochs/{epoch.id.hex()}")
     assert found.json() == {
         "epoch": epoch.id.hex(),
-        "key": epoch.public.hex(),
+        "key": epoch.key.hex(),
         "shared": "d" * 32,
         "k": 4,
         "entries": ENTRIES,
@@ -173,16 +172,16 @@ def test_what_everybody_may_know_of_an_epoch(server: Server) -> None:
         "closes": 1061,
     }
     assert server.ask("GET", f"/v1/epochs/{bytes(16).hex()}").status_code == 404
-    for other in ({"shared": "e" * 32}, {"k": 5}, {"entries": 51}, {"among": 2}):
+    for other in ({"asks": "e" * 32}, {"k": 5}, {"entries": 51}, {"among": 2}):
         with pytest.raises(Over):
-            server.epochs.open(epoch.name, **{"shared": "d" * 32, "k": 4, "entries": ENTRIES, "seconds": 60, **other})
+            server.epochs.open(epoch.name, **{"asks": "d" * 32, "k": 4, "entries": ENTRIES, "seconds": 60, **other})
 
 
 def test_a_new_epoch_ends_the_others_and_what_came_of_them_is_forgotten_by_and_by(server: Server) -> None:
     first = server.open("run/train/1")
     assert server.ask("POST", "/v1/batches", server.batch(first, [5])).status_code == 200
     second = server.open("run/train/2")
-    assert second.public != first.public
+    assert second.key != first.key
     assert server.ask("POST", "/v1/batches", server.batch(first, [6])).status_code == 410
     closed = server.epochs.closed("run/train/1")
     assert closed is not None
@@ -217,7 +216,7 @@ class TestRefusals:
     def test_reports_that_cannot_be_used_are_counted_by_reason(self, server: Server) -> None:
         epoch = server.open()
         other, _ = epoch_keys()
-        sealed = seal_reports(np.array([3, 2 * ENTRIES, 2**31 - 1]), epoch.public)
+        sealed = seal_reports(np.array([3, 2 * ENTRIES, 2**31 - 1]), epoch.key)
         sealed += seal_reports(np.array([4]), other) + bytes(REPORT_BYTES)
         body = server.signed(Envelope("batch", epoch.id, bytes(16), sealed))
         said = {"accepted": 1, "refused": {"unreadable": 2, "out of range": 2}}
@@ -235,7 +234,7 @@ class TestRefusals:
 
     def test_reports_of_another_epoch_cannot_be_read(self, server: Server) -> None:
         first, second = server.open("run/train/1"), server.open("run/train/2")
-        sealed = seal_reports(np.array([3, 4]), first.public)
+        sealed = seal_reports(np.array([3, 4]), first.key)
         body = server.signed(Envelope("batch", second.id, bytes(16), sealed))
         for _ in range(2):
             found = server.ask("POST", "/v1/batches", body)
@@ -252,7 +251,7 @@ class TestRefusals:
         for one, reason in ((strange, "unknown proxy"), (bytes(bent), "bad signature")):
             assert server.ask("POST", "/v1/batches", one).status_code == 401
             assert server.counters()[f"intake_refused: {reason}"] == 1
-        Proxies(server.records).remove("mixer")
+        server.records.remove_proxy("mixer")
         assert server.ask("POST", "/v1/batches", body).status_code == 401
         assert server.epochs.arrived(epoch.name) == 0
 
@@ -273,7 +272,7 @@ class TestRefusals:
 
     def test_an_envelope_that_is_not_for_the_server(self, light: Server) -> None:
         epoch = light.open()
-        sealed = seal_reports(np.array([1]), epoch.public)
+        sealed = seal_reports(np.array([1]), epoch.key)
         for envelope, status, reason in (
             (Envelope("message", epoch.id, bytes(16), sealed), 422, "wrong kind"),
             (Envelope("batch", epoch.id, bytes(16), b""), 400, "malformed"),
@@ -355,13 +354,13 @@ class Process:
         items = folder / "items.csv"
         items.write_text("id\na\nb\nc\n")
         recipe = Recipe("fedmf", "devices", rounds=1, evaluate_every=0, stages=["one-bit:epsilon=2,k=4", "shuffle"])
-        plan = Plan(recipe, reports=f"127.0.0.1:{self.port}", metrics="", database=database)
+        plan = ServerPlan(recipe, reports=f"127.0.0.1:{self.port}", metrics="", database=database)
         self.folder = folder / "server"
         make(self.folder, plan, str(items), [])
         self.records = Records(connect(plan.database_in(self.folder)))
         self.epochs = Epochs(self.records, self.folder)
         self.public, self.secret = signing_keys()
-        Proxies(self.records).add(self.public, "mixer")
+        self.records.add_proxy(self.public, "mixer")
         context = ssl.create_default_context(cadata=(self.folder / "keys" / "ca.pem").read_text())
         self.http = httpx.Client(base_url=f"https://localhost:{self.port}", verify=context, trust_env=False)
         self.log = (folder / "intake.log").open("ab")
@@ -412,7 +411,7 @@ def torment(process: Process, batches: int, kills: int) -> None:
     epoch = process.epochs.open("run/train/1", "d" * 32, k=4, entries=ENTRIES, seconds=600)
     pairs = rng.integers(0, 2 * ENTRIES, (batches, 40))
     bodies = [
-        seal_envelope(Envelope("batch", epoch.id, os.urandom(16), seal_reports(own, epoch.public)), process.secret)
+        seal_envelope(Envelope("batch", epoch.id, os.urandom(16), seal_reports(own, epoch.key)), process.secret)
         for own in pairs
     ]
     done = threading.Event()
@@ -456,7 +455,7 @@ def test_an_intake_that_is_killed_again_and_again(kind: str, tmp_path: Path, req
 def test_a_real_intake_answers_over_tls_says_no_address_and_ends_with_its_parent(process: Process) -> None:
     epoch = process.epochs.open("run/train/1", "d" * 32, k=4, entries=ENTRIES, seconds=600)
     assert process.post(b"nonsense").status_code == 400
-    assert process.http.get(f"/v1/epochs/{epoch.id.hex()}").json() == epoch.told()
+    assert process.http.get(f"/v1/epochs/{epoch.id.hex()}").json() == epoch.to_json()
     told = process.http.get("/metrics").text
     assert "# TYPE homebody_" in told or told == ""
     with pytest.raises(httpx.ConnectError):

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from homebody.cli import keys
 from homebody.errors import HomebodyError
-from homebody.federation.server.keys import make_authority, make_device_key, read_public
+from homebody.federation.service.certificates import make_authority, make_device_key, read_public
 
 
 def test_an_authority_signs_the_servers_certificate(tmp_path: Path) -> None:

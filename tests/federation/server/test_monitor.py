@@ -15,8 +15,8 @@ import pytest
 
 from homebody.database import connect
 from homebody.errors import HomebodyError
-from homebody.federation.server.monitor import Monitor, Rounds, exposition, health
-from homebody.federation.server.plan import Plan
+from homebody.federation.server.monitor import Monitor, RoundSums, exposition, health
+from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
 from homebody.progress import Round
 from homebody.recipe import Recipe
@@ -79,11 +79,11 @@ def records(tmp_path: Path) -> Iterator[Records]:
 
 
 def test_a_server_that_has_done_nothing(records: Records) -> None:
-    found = parsed(exposition(Rounds(records)))
+    found = parsed(exposition(RoundSums(records)))
     assert found["homebody_rounds_total", ()] == 0
     assert found["homebody_devices", ()] == 0
     assert ("homebody_round_seconds", ()) not in found
-    assert health(Rounds(records)) == {"status": "ok", "doing": "starting", "rounds": 0}
+    assert health(RoundSums(records)) == {"status": "ok", "doing": "starting", "rounds": 0}
 
 
 def test_what_prometheus_reads(records: Records) -> None:
@@ -99,7 +99,7 @@ def test_what_prometheus_reads(records: Records) -> None:
     for reason in ("too late", 'a "quoted" \\ one', "two\nlines", "x=1,y={2}"):
         records.count(f"refused: {reason}")
     records.note("doing", "round 2 of 5 is done")
-    found = parsed(exposition(Rounds(records)))
+    found = parsed(exposition(RoundSums(records)))
     assert found == {
         ("homebody_rounds_total", ()): 2,
         ("homebody_devices", ()): 1,
@@ -122,13 +122,13 @@ def test_what_prometheus_reads(records: Records) -> None:
         ("homebody_refused_total", (("reason", "two lines"),)): 1,
         ("homebody_refused_total", (("reason", "x=1,y={2}"),)): 1,
     }
-    assert health(Rounds(records)) == {"status": "ok", "doing": "round 2 of 5 is done", "rounds": 2}
+    assert health(RoundSums(records)) == {"status": "ok", "doing": "round 2 of 5 is done", "rounds": 2}
 
 
 def test_an_answer_reads_each_round_once(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds are measured after they are recorded, and taken back after a crash."""
+    """RoundSums are measured after they are recorded, and taken back after a crash."""
     monkeypatch.setattr("homebody.federation.server.monitor._PAGE", 3)
-    rounds, read = Rounds(records), 0
+    rounds, read = RoundSums(records), 0
     recorded = records.rounds
 
     def counted(*given: Any, **named: Any) -> list[dict[str, Any]]:
@@ -148,7 +148,7 @@ def test_an_answer_reads_each_round_once(records: Records, monkeypatch: pytest.M
     assert read <= 3 * 20
     records.database.execute("DELETE FROM round WHERE step > 18")
     assert health(rounds)["rounds"] == 18
-    assert parsed(exposition(rounds)) == parsed(exposition(Rounds(records)))
+    assert parsed(exposition(rounds)) == parsed(exposition(RoundSums(records)))
     records.database.execute("DELETE FROM round")
     assert health(rounds)["rounds"] == 0
 
@@ -169,8 +169,8 @@ def free(host: str = "127.0.0.1") -> int:
         return int(listening.getsockname()[1])
 
 
-def plan(at: str) -> Plan:
-    return Plan(Recipe("fedmf", "devices"), metrics=at)
+def plan(at: str) -> ServerPlan:
+    return ServerPlan(Recipe("fedmf", "devices"), metrics=at)
 
 
 def test_it_answers_while_the_server_trains(records: Records, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from homebody.errors import HomebodyError
-from homebody.federation.server.plan import FILE, Plan
+from homebody.federation.server.plan import FILE, ServerPlan
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import Shuffle
 from homebody.recipe import Recipe
@@ -18,11 +18,11 @@ RECIPE = Recipe("fedmf", "devices", {"factors": 3}, rounds=4, seed=2, stages=["c
 
 
 def test_a_plan_comes_back_from_its_file(tmp_path: Path) -> None:
-    plan = Plan(RECIPE, listen="[::1]:9000", metrics="", tls=False, deadline=5, half=True, largest=10.0, least=3)
+    plan = ServerPlan(RECIPE, listen="[::1]:9000", metrics="", tls=False, deadline=5, half=True, largest=10.0, least=3)
     (tmp_path / FILE).write_text(plan.to_toml())
-    assert Plan.read(tmp_path) == plan
+    assert ServerPlan.read(tmp_path) == plan
     assert plan.changed(least=4).least == 4
-    assert Plan(RECIPE).run != Plan(RECIPE).run
+    assert ServerPlan(RECIPE).run != ServerPlan(RECIPE).run
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_a_plan_comes_back_from_its_file(tmp_path: Path) -> None:
     ],
 )
 def test_where_a_server_listens_and_is_found(listen: str, host: str, port: int, address: str) -> None:
-    plan = Plan(RECIPE, listen=listen)
+    plan = ServerPlan(RECIPE, listen=listen)
     assert (plan.host, plan.port, plan.address) == (host, port, address)
-    assert Plan(RECIPE, listen=listen, link="link.example:1").address == "link.example:1"
+    assert ServerPlan(RECIPE, listen=listen, link="link.example:1").address == "link.example:1"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_where_a_server_listens_and_is_found(listen: str, host: str, port: int, 
         ({"link": "x"}, "An address is HOST:PORT"),
         ({"reports": "9093"}, "An address is HOST:PORT"),
         ({"reports": 9093}, "The server's reports must be a text, not 9093."),
-        ({"reports_wait": -1}, "Reports are waited for 0 to 86,400 seconds, not -1."),
+        ({"reports_wait": -1}, "The server's reports_wait must be at least 0 seconds, not -1."),
         ({"database": 5}, "The server's database must be a text, not 5."),
         ({"database": " "}, "The server's database must be named"),
         ({"run": ""}, "The server's run must be named"),
@@ -64,24 +64,24 @@ def test_where_a_server_listens_and_is_found(listen: str, host: str, port: int, 
         ({"half": 1}, "The server's half must be true or false, not 1."),
         ({"deadline": "60"}, "The server's deadline must be a number, not '60'."),
         ({"deadline": True}, "The server's deadline must be a number, not True."),
-        ({"deadline": 0.5}, "A round's deadline is 1 to 86,400 seconds, not 0.5."),
-        ({"deadline": float("nan")}, "A round's deadline is 1 to 86,400 seconds, not nan."),
-        ({"deadline": 1e6}, "A round's deadline is 1 to 86,400 seconds"),
-        ({"quorum": 0}, "The quorum is a share above 0 and at most 1, not 0."),
-        ({"quorum": 1.5}, "The quorum is a share above 0 and at most 1, not 1.5."),
-        ({"quorum": float("nan")}, "The quorum is a share"),
-        ({"least": 0}, "A round needs at least 1 client, not 0."),
+        ({"deadline": 0.5}, "The server's deadline must be at least 1 second, not 0.5."),
+        ({"deadline": float("nan")}, "The server's deadline must be a finite number, not nan."),
+        ({"deadline": 1e6}, "The server's deadline must be at most 86,400 seconds, not 1,000,000.0."),
+        ({"quorum": 0}, "The server's quorum must be above 0, not 0."),
+        ({"quorum": 1.5}, "The server's quorum must be at most 1, not 1.5."),
+        ({"quorum": float("nan")}, "The server's quorum must be a finite number, not nan."),
+        ({"least": 0}, "The server's least must be at least 1, not 0."),
         ({"least": 1.5}, "The server's least must be a whole number, not 1.5."),
-        ({"longest": 0}, "The longest history is 1 to 10,000,000 interactions, not 0."),
+        ({"longest": 0}, "The server's longest must be at least 1 interaction, not 0."),
         ({"longest": 2.5}, "The server's longest must be a whole number, not 2.5."),
-        ({"largest": 0}, "The largest number of an update is a finite one above 0, not 0."),
-        ({"largest": float("inf")}, "The largest number of an update is a finite one above 0, not inf."),
-        ({"largest": float("nan")}, "The largest number of an update"),
+        ({"largest": 0}, "The server's largest must be above 0, not 0."),
+        ({"largest": float("inf")}, "The server's largest must be a finite number, not inf."),
+        ({"largest": float("nan")}, "The server's largest must be a finite number, not nan."),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(HomebodyError) as refused:
-        Plan(RECIPE, **settings)
+        ServerPlan(RECIPE, **settings)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -105,16 +105,16 @@ def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any], said
 def test_a_file_that_makes_no_sense_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(HomebodyError) as refused:
-        Plan.read(tmp_path)
+        ServerPlan.read(tmp_path)
     assert said in str(refused.value)
 
 
 def test_a_folder_without_a_server_is_named(tmp_path: Path) -> None:
     with pytest.raises(HomebodyError, match=r"There is no server in .*: make one with `homebody server init"):
-        Plan.read(tmp_path / "nowhere")
+        ServerPlan.read(tmp_path / "nowhere")
     (tmp_path / FILE).write_bytes(b"\xff\xfe\x00")
     with pytest.raises(HomebodyError, match="cannot be read"):
-        Plan.read(tmp_path)
+        ServerPlan.read(tmp_path)
 
 
 PUBLIC = {"pretrain_rounds": 1, "pretraining": "public"}
@@ -132,7 +132,7 @@ NOISE = ["clip:norm=1", "gaussian:z=1"]
         ({"stages": ["nosuch"]}, "There is no stage 'nosuch'"),
         ({"stages": ["gaussian:z=1"]}, "Gaussian noise needs a bound"),
         ({"stages": ["secure-sum"]}, "SecureSum needs more than one letter a round"),
-        ({"stages": ["ask-rows"]}, "AskRows needs more than one letter a round"),
+        ({"stages": ["ask-rows"]}, "ask-rows needs more than one letter a round"),
         ({"stages": ["one-bit:epsilon=1,k=1", "shuffle"]}, "Shuffle needs a proxy between devices and server"),
         ({"split": "ratio:test=0.2"}, "Devices hold out their last two interactions"),
         ({"protocol": "nosuch"}, "There is no protocol 'nosuch'"),
@@ -150,7 +150,7 @@ NOISE = ["clip:norm=1", "gaussian:z=1"]
 )
 def test_what_devices_cannot_do_is_refused_before_anything_starts(recipe: dict[str, Any], said: str) -> None:
     with pytest.raises(HomebodyError) as refused:
-        Plan(Recipe(**{"method": "fedmf", "data": "devices", **recipe})).method()
+        ServerPlan(Recipe(**{"method": "fedmf", "data": "devices", **recipe})).method()
     assert said in str(refused.value)
 
 
@@ -162,7 +162,7 @@ def test_a_shuffle_counts_on_those_who_are_certain_to_report(
     settings: dict[str, Any], cohort: int | None, among: int
 ) -> None:
     recipe = Recipe("fedmf", "devices", cohort=cohort, stages=["one-bit:epsilon=1,k=1", "shuffle"], budget="eps=8")
-    plan = Plan(recipe, reports="127.0.0.1:9093", **settings)
+    plan = ServerPlan(recipe, reports="127.0.0.1:9093", **settings)
     (_, shuffle) = plan.method().uplink.stages
     assert isinstance(shuffle, Shuffle)
     assert shuffle.users == plan.shuffled_among == among
@@ -175,11 +175,11 @@ def test_a_shuffle_counts_on_those_who_are_certain_to_report(
 
 def test_an_address_for_reports_that_nobody_sends_is_refused() -> None:
     with pytest.raises(HomebodyError, match="fedmf sends no reports through a proxy: leave out --reports"):
-        Plan(RECIPE, reports="127.0.0.1:9093").method()
+        ServerPlan(RECIPE, reports="127.0.0.1:9093").method()
 
 
 def test_what_the_runtime_and_the_devices_are_told() -> None:
-    plan = Plan(RECIPE, deadline=7, quorum=0.25, least=2, run="abc", reports_wait=9)
+    plan = ServerPlan(RECIPE, deadline=7, quorum=0.25, least=2, run="abc", reports_wait=9)
     settings = plan.settings()
     assert settings.reports_wait == 9
     assert (settings.deadline, settings.quorum, settings.least) == (7, 0.25, 5)  # a cohort of 5 needs 5
@@ -203,9 +203,9 @@ def test_what_the_runtime_and_the_devices_are_told() -> None:
 
 
 def test_where_the_database_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Plan(RECIPE).database_in(tmp_path) == tmp_path / "server.sqlite"
-    assert Plan(RECIPE, database="postgresql://x/y").database_in(tmp_path) == "postgresql://x/y"
-    plan = Plan(RECIPE, database="env:HOMEBODY_TEST_URL")
+    assert ServerPlan(RECIPE).database_in(tmp_path) == tmp_path / "server.sqlite"
+    assert ServerPlan(RECIPE, database="postgresql://x/y").database_in(tmp_path) == "postgresql://x/y"
+    plan = ServerPlan(RECIPE, database="env:HOMEBODY_TEST_URL")
     monkeypatch.delenv("HOMEBODY_TEST_URL", raising=False)
     with pytest.raises(HomebodyError, match="in the environment's HOMEBODY_TEST_URL, which is not set"):
         plan.database_in(tmp_path)

@@ -21,8 +21,7 @@ from homebody.database import Conflict, Database, connect
 from homebody.errors import HomebodyError
 from homebody.federation.server import records as module
 from homebody.federation.server.epochs import Epochs
-from homebody.federation.server.proxies import Proxies
-from homebody.federation.server.records import COMPONENT, Device, Records
+from homebody.federation.server.records import COMPONENT, Records, RegisteredDevice
 from homebody.privacy import Charge, NonPrivate
 from homebody.progress import Best, Checkpoints, Progress, Round
 
@@ -110,7 +109,7 @@ class TestDevices:
             ("study", 6, 2, False),
             ("hall", 8, 1, True),
         ]
-        assert found[0] == Device("f0", b"key 0", "kitchen", 0, 5, found[0].added, None)
+        assert found[0] == RegisteredDevice("f0", b"key 0", "kitchen", 0, 5, found[0].added, None)
         assert found[1] == gone
 
     def test_refusals_are_sentences_and_change_nothing(self, records: Records) -> None:
@@ -485,7 +484,7 @@ def test_a_database_without_proxies_is_brought_forward(database: Database) -> No
     database.execute("DROP TABLE fault")
     database.execute("UPDATE homebody_schema SET version = 1 WHERE component = ?", (COMPONENT,))
     assert whole(Records(database)) == expected
-    Proxies(Records(database)).add(b"key", "mixer")
+    Records(database).add_proxy(b"key", "mixer")
 
 
 def test_a_database_without_features_is_brought_forward(database: Database, tmp_path: Path) -> None:
@@ -505,14 +504,14 @@ def test_a_database_without_features_is_brought_forward(database: Database, tmp_
 
 def test_a_backup_has_the_proxies_and_nothing_that_opens_reports(database: Database, tmp_path: Path) -> None:
     records = Records(database)
-    Proxies(records).add(b"p" * 32, "mixer")
+    records.add_proxy(b"p" * 32, "mixer")
     epoch = Epochs(records, tmp_path).open("run/train/1", "d", k=1, entries=5, seconds=60)
     secret = (tmp_path / "epochs" / f"{epoch.id.hex()}.key").read_bytes()
     records.backup(tmp_path / "copy.sqlite")
     assert secret not in (tmp_path / "copy.sqlite").read_bytes()
     other = connect(tmp_path / "other.sqlite")
     restored = Records.restore(tmp_path / "copy.sqlite", other)
-    assert Proxies(restored).all() == Proxies(records).all()
+    assert restored.proxies() == records.proxies()
     assert Epochs(restored, tmp_path).named("run/train/1") is None
     other.close()
 

@@ -26,7 +26,7 @@ class Served:
 
     def __init__(self, **settings: Any) -> None:
         self.counted: Counter[str] = Counter()
-        self.room = web.Room(100_000)
+        self.room = web.RequestMemory(100_000)
 
         async def take(request: Request) -> Response:
             size = web.declared(request, 50_000)
@@ -274,7 +274,7 @@ def test_whoever_hangs_up_leaves_nothing_behind(served: Callable[..., Served]) -
 
 
 def test_a_room_is_given_back_whatever_happens() -> None:
-    room = web.Room(10)
+    room = web.RequestMemory(10)
 
     def cancelled() -> None:
         with room.holding() as share:

@@ -35,7 +35,7 @@ def take_part(folder: Path) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with Home(folder) as home, home.alone():
+    with Home(folder) as home, home.store.only_client():
         reporter = _reporter(home, folder, stop)
         device = Device(home, log, reporter, sleep=stop.wait)
         client = _Client(home, device, folder, stop)
@@ -104,8 +104,8 @@ class _Client:
     def _reply(self, letter: Letter, body: bytes, until: float) -> None:
         """Give an answer, again and again until it is taken, refused, or too late: by one's own clock, whatever the
         server's says."""
-        pause, taking_part = FIRST_PAUSE, self._home.active()
-        while not self._silent() and self._home.active() == taking_part and time.monotonic() < until:
+        pause, taking_part = FIRST_PAUSE, self._home.people.active()
+        while not self._silent() and self._home.people.active() == taking_part and time.monotonic() < until:
             try:
                 taken = self._fleet.answer(letter, body)
                 log("sent" if taken else "not wanted any more", kind=letter.kind, bytes=len(body))

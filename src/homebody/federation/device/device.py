@@ -25,20 +25,23 @@ import numpy.typing as npt
 import torch
 
 from homebody import __version__
-from homebody.core import Cohort, Method, Rows, Tree, Update, Work
+from homebody.core import Cohort, Method, Rows, Tree, Update, Work, releases
 from homebody.data import Population
 from homebody.data.partitions import LEAST, everything, leave_one_out
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.aggregate import flat, shuffled
-from homebody.federation.device.home import Home, Message, Person, State, TakesNoPart
+from homebody.federation.device.home import Home
 from homebody.federation.device.household import Household, grown
 from homebody.federation.device.limits import ITEM_BYTES, TooLarge, answering_seconds, estimate, private, refuse_larger
-from homebody.federation.runtime import metric_names
-from homebody.federation.schema import Sheet
+from homebody.federation.device.models import PrivateState
+from homebody.federation.device.outbox import ProxyMessage
+from homebody.federation.device.people import OptedOut, Person
+from homebody.federation.epoch import MESSAGE_REPORTS, Epoch
+from homebody.federation.schema import FeatureSchema
 from homebody.federation.task import Task, acting
+from homebody.federation.telemetry import measurements
 from homebody.fit import carry
-from homebody.privacy import Budget, Channel, Charge, OneBit, Shuffle
+from homebody.privacy import Budget, Charge
 from homebody.rng import Rng, SystemRng
 
 if TYPE_CHECKING:
@@ -51,8 +54,6 @@ TOY_ITEMS = 8
 """Of the catalogue that kernels are compiled with."""
 COMPILING = 20
 """How many times as long as a person's work that may take: it depends on nobody, and comes once."""
-MOST_REPORTS = 4096
-"""In one message to a proxy."""
 T = TypeVar("T")
 _Said = tuple[dict[str, Any], dict[str, bytes]]
 """A letter's header and its parts."""
@@ -111,11 +112,11 @@ class Device:
         until: how long a proxy may be tried that is away, by the monotonic clock.
         """
         said, parts = self._answered(body, until)
-        return wire.seal({"to": wire.digest(body), **said}, parts)
+        return wire.encode_letter({"to": wire.digest(body), **said}, parts)
 
     def _answered(self, body: bytes, until: float) -> _Said:
         try:
-            header, parts = wire.open_letter(body)
+            header, parts = wire.decode_letter(body)
             task = Task.read(header)
             self._refuse_unfit(task)  # here, where it is about the letter alone
         except (wire.Malformed, HomebodyError) as error:
@@ -135,7 +136,7 @@ class Device:
             return {"refused": "The device cannot answer this now."}, {}
 
     def _refuse_unfit(self, task: Task) -> None:
-        through = shuffled(task.acting.uplink)
+        through = task.acting.uplink.facts.shuffled
         if through and self._reporter is None:
             raise HomebodyError(
                 "Reports of this method go through a proxy, and this device has none: make it anew, with "
@@ -153,13 +154,13 @@ class Device:
             self._refuse_too_large(task, 1)
             self._warm_up(task)
             return self._about_myself(), {}
-        active = {person.slot for person in self.home.active()}
+        active = {person.slot for person in self.home.people.active()}
         asked = [] if task.do == "adapt" else list(dict.fromkeys(task.people))
         people = [number for number in asked if number - task.first in active]
         lacks = self._take_in(task, parts, len(people))
         if lacks:
-            self.home.prune({task.shared})
-            held = self.home.shared(task.shared) is not None
+            self.home.models.drop_unused({task.shared})
+            held = self.home.models.shared(task.shared) is not None
             return {**self._about_myself(task.shared if held else ""), "lacks": lacks}, {}
         if task.features:
             self._warm_up(task)  # a greeting brings no features, and without them the method may be another
@@ -179,9 +180,9 @@ class Device:
                 # of the household answer all the same.
                 declined.append(number)
                 self._log("declined", release=task.release, reason=_reason(error))
-        self.home.put_model(json.dumps(task.described()), task.shared, task.release, task.step)
-        self.home.keep_states(task.run, [task.step] if task.keep is None else [task.keep, task.step])
-        self.home.prune({task.shared})
+        self.home.models.rank_with(json.dumps(task.described()), task.shared, task.release, task.step)
+        self.home.models.keep_states(task.run, [task.step] if task.keep is None else [task.keep, task.step])
+        self.home.models.drop_unused({task.shared})
         self._log("answered", do=task.do, release=task.release, people=len(answers), declined=len(declined))
         self._wait(task, began, letter.seconds)
         if task.epoch is not None:
@@ -194,19 +195,19 @@ class Device:
         if "features" in parts:
             if not task.features or wire.digest(parts["features"]) != task.features:
                 raise wire.Malformed("The sheet of features is not the one that the letter names.")
-            Sheet.read(parts["features"])  # refuses what it cannot read before it is kept
-            self.home.put_sheet(task.features, parts["features"])
-        if task.features and self.home.sheet(task.features) is None:
+            FeatureSchema.read(parts["features"])  # refuses what it cannot read before it is kept
+            self.home.items.put_schema(task.features, parts["features"])
+        if task.features and self.home.items.schema(task.features) is None:
             return "features"
         self._refuse_too_large(task, people)
         if "shared" in parts:
             if wire.digest(parts["shared"]) != task.shared:
                 raise wire.Malformed("The shared parameters are not those that the letter names.")
             self._readable(task, parts["shared"])  # refuses what it cannot read before it is kept
-            self.home.put_shared(task.shared, parts["shared"])
-        if self.home.shared(task.shared) is None:
+            self.home.models.put_shared(task.shared, parts["shared"])
+        if self.home.models.shared(task.shared) is None:
             return "shared"
-        return "items" if self.home.n_items() < task.n_items else ""
+        return "items" if len(self.home.items) < task.n_items else ""
 
     def _refuse_too_large(self, task: Task, people: int) -> None:
         """Before anything of the size that the letter names is made."""
@@ -222,22 +223,22 @@ class Device:
         about = (task.shared, task.described(), task.phase, task.n_items)
         if self._shared is None or self._shared[0] != about:
             sheet = _sheet(self.home, task.features)
-            self._shared = (about, _readable(task.acting, wire.unpack(content), task.n_items, sheet))
+            self._shared = (about, _readable(task.acting, wire.decode_tree(content), task.n_items, sheet))
         return self._shared[1]
 
     def _asked(self, task: Task, people: int) -> _Asked:
         """What is to be done for each person. What is wrong with the letter shows here, before anybody is charged."""
-        content = self.home.shared(task.shared)
+        content = self.home.models.shared(task.shared)
         assert content is not None
         shared, method, own = self._readable(task, content), task.acting, _alone(task.acting)
         # Charged as one who is always drawn: a device cannot know who else could have been.
         cohort = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, task.n_items)
         try:
-            charges = own.releases(cohort) if task.do == "train" else own.uplink.charges(cohort)
+            charges = releases(own, cohort) if task.do == "train" else own.uplink.charges(cohort)
             about = (task.do, task.described(), task.phase, task.n_items)
             if self._nothing is None or self._nothing[0] != about:
                 known = _sheet(self.home, task.features).catalogue(task.n_items)
-                none = _told({}, task.cutoffs)
+                none = measurements({}, task.cutoffs)
                 if task.do != "evaluate":
                     none = self._in_time(lambda: wire.nothing(method, shared, known))
                 method.uplink.device(none, Rng.of(0))
@@ -249,8 +250,8 @@ class Device:
         nothing = self._nothing[1]
         if task.epoch is not None:
             entries = sum(_entries(value) for value in nothing.values())
-            reports = next(stage.k for stage in method.uplink.stages if isinstance(stage, OneBit))
-            if (entries, reports) != (task.epoch["entries"], task.epoch["k"]):
+            reports = method.uplink.facts.reports
+            if reports is None or (entries, reports.k) != (task.epoch.entries, task.epoch.k):
                 raise wire.Malformed("The letter's epoch is about another update than the method's.")
         seconds = answering_seconds(self._estimate(task, people), people) if private(charges) else 0.0
         return _Asked(shared, charges, nothing, seconds)
@@ -262,7 +263,7 @@ class Device:
             return
         taken = self._clock() - began
         if taken > seconds:
-            self.home.note_overrun()
+            self.home.outbox.note_late()
             self._log("late", release=task.release, seconds=round(taken, 3), estimate=seconds)
         end = began + seconds * max(1, math.ceil(taken / seconds))
         while (left := end - self._clock()) > 0:
@@ -286,29 +287,29 @@ class Device:
         slots = {int(number) - task.first: reports for number, reports in sealed.items()}
         reported: set[int] = set()
         try:
-            made = {slot for message in self.home.messages(task.ask) for slot in message.people}
-            left, most = [slot for slot in slots if slot not in made], max(1, MOST_REPORTS // task.epoch["k"])
+            made = {slot for message in self.home.outbox.messages(task.ask) for slot in message.people}
+            left, most = [slot for slot in slots if slot not in made], max(1, MESSAGE_REPORTS // task.epoch.k)
             for some in (left[at : at + most] for at in range(0, len(left), most)):
                 message = self._reporter.message(task.epoch, b"".join(slots[slot] for slot in some))
-                self.home.put_message(task.ask, some, message)
-            for kept in self.home.messages(task.ask):
+                self.home.outbox.put_message(task.ask, some, message)
+            for kept in self.home.outbox.messages(task.ask):
                 self._reporter.send(kept.bytes, until, partial(self._keeps, task.ask, kept))
                 reported.update(kept.people)
         except HomebodyError as error:
             self._log("declined", release=task.release, reason=_reason(error))
-        told = {str(task.first + slot): wire.pack({}) for slot in slots if slot in reported}
+        told = {str(task.first + slot): wire.encode_tree({}) for slot in slots if slot in reported}
         return told, [task.first + slot for slot in slots if slot not in reported]
 
-    def _keeps(self, ask: str, message: Message) -> bool:
+    def _keeps(self, ask: str, message: ProxyMessage) -> bool:
         """Whoever opts out takes back what has not left yet."""
-        return message in self.home.messages(ask)
+        return message in self.home.outbox.messages(ask)
 
     def _about_myself(self, holds: str = "") -> dict[str, Any]:
         """Who takes part here, and what need not be sent again."""
-        people = [person.slot for person in self.home.active()]
-        content = self.home.sheet()
+        people = [person.slot for person in self.home.people.active()]
+        content = self.home.items.schema()
         held = [name for name in (holds, "" if content is None else wire.digest(content)) if name]
-        return {"people": people, "items": self.home.n_items(), "holds": held}
+        return {"people": people, "items": len(self.home.items), "holds": held}
 
     def _new_items(self, part: bytes) -> None:
         try:
@@ -319,7 +320,7 @@ class Device:
             raise wire.Malformed("The list of items is not the JSON it should be.") from error
         refuse_larger(Work(memory=ITEM_BYTES * (first + len(pairs))), self.home.settings)
         try:
-            self.home.add_items(first, pairs)
+            self.home.items.add(first, pairs)
         except HomebodyError as error:
             if error.__cause__ is not None:  # the disk's fault, not the letter's
                 raise
@@ -329,7 +330,7 @@ class Device:
         """One person's answer: the one that was given before, or a new one, charged and written down first."""
         slot = number - task.first
         release = task.release if task.do == "train" else f"{task.release}/telemetry"
-        given = self.home.answer_of(slot, task.run, release, task.ask)
+        given = self.home.outbox.answer(slot, task.run, release, task.ask)
         if given is not None:
             return given
         self._charge(task, slot, release, letter.charges)
@@ -338,20 +339,20 @@ class Device:
         except Exception as error:
             self._log("nothing", release=task.release, reason=_reason(error))
             update, state = task.acting.uplink.device(letter.nothing, SystemRng()), None
-        answer, reports = wire.pack(update, half=task.half), 0
+        answer, reports = wire.encode_tree(update, half=task.half), 0
         if task.epoch is not None:
             answer, reports = self._sealed(task.epoch, update)
         step, base, content = state or (0, None, None)
-        self.home.finish(slot, task.run, release, task.ask, step, base, content, answer, reports)
+        self.home.outbox.finish(slot, task.run, release, task.ask, step, base, content, answer, reports)
         return answer
 
-    def _worked(self, task: Task, shared: Tree, slot: int) -> tuple[Update, State | None]:
+    def _worked(self, task: Task, shared: Tree, slot: int) -> tuple[Update, PrivateState | None]:
         """What leaves, and the state that is kept. It may fail in any way that histories and parameters make it."""
         method = task.acting
         household, people = self._people(task)
         user = [person.slot for person in people].index(slot)
         household.begin(method, Rng(torch.tensor(task.clients_key)))
-        state = self.home.state(slot, task.run, task.step if task.do == "train" else task.step + 1)
+        state = self.home.models.state(slot, task.run, task.step if task.do == "train" else task.step + 1)
         empty = not household.split.lengths[user]
         if state is not None and not empty:
             _restore(self.home, household, state, task.phase, shared, user)
@@ -361,10 +362,12 @@ class Device:
             found = self._in_time(lambda: household.measure(method, shared, user))
             if not all(map(math.isfinite, found.values())):
                 raise HomebodyError("What was measured is not finite.")
-            return method.uplink.device(_told(found, task.cutoffs), SystemRng()), state
+            return method.uplink.device(measurements(found, task.cutoffs), SystemRng()), state
         update, kept = self._in_time(lambda: household.train(method, shared, user, Rng(torch.tensor(task.key))))
-        base = task.shared if method.scores_from == "base" else None
-        return update, State(task.step, base, wire.seal({"phase": task.phase}, {"state": wire.pack(kept)}))
+        base = task.shared if method.scoring.parameters == "base" else None
+        return update, PrivateState(
+            task.step, base, wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(kept)})
+        )
 
     def _in_time(self, work: Callable[[], T], times: int = 1) -> T:
         """What the work gives, or `OutOfTime` after so many times the home's limit.
@@ -390,10 +393,10 @@ class Device:
             raise failed[0]
         return done[0]
 
-    def _sealed(self, epoch: Mapping[str, Any], update: Tree) -> tuple[bytes, int]:
+    def _sealed(self, epoch: Epoch, update: Tree) -> tuple[bytes, int]:
         """Reports for the proxy, and how many they are."""
         assert self._reporter is not None
-        pairs = flat(update)
+        pairs = wire.report_numbers(update)
         return self._reporter.sealed(epoch, pairs), len(pairs)
 
     def _charge(self, task: Task, slot: int, release: str, charges: Sequence[Charge]) -> None:
@@ -402,18 +405,18 @@ class Device:
         name = f"{task.run}/{release}@{task.ask}"
         # What was begun, charged and never given is the same release. What was given and is no longer here is a new
         # one, and so is what a store that was put back to an earlier day does not know of.
-        given = task.ask in self.home.knows(slot, task.run, release)
-        same = self.home.begun(slot, task.run, release, task.ask) and not given and ledger.knows(name)
+        given = task.ask in self.home.outbox.answered(slot, task.run, release)
+        same = self.home.outbox.begun(slot, task.run, release, task.ask) and not given and ledger.knows(name)
         if allowed and not same and not Budget.parse(allowed).allows(ledger, charges):
             raise OverBudget("It would spend more than this person allows.")
-        self.home.begin(slot, task.run, release, task.ask)
+        self.home.outbox.begin(slot, task.run, release, task.ask)
         ledger.charge(name, charges, repeat=same, number=task.step, code=f"{task.method}, homebody {__version__}")
 
     def _people(self, task: Task) -> tuple[Household, list[Person]]:
         """The household as it is now; it is made anew when a history, the people or the catalogue change."""
-        about = (self.home.changes, task.n_items, task.described())
+        about = (self.home.store.changes, task.n_items, task.described())
         if self._household is None or self._household[0] != about:
-            people = self.home.active()
+            people = self.home.people.active()
             found = _household(self.home, people, task.described(), task.n_items, task.longest)
             self._household = (about, found, people)
         return self._household[1], self._household[2]
@@ -421,7 +424,7 @@ class Device:
     def _warm_up(self, task: Task) -> None:
         """Compile a method's kernels before it is asked in earnest: a round does not wait for that."""
         about = json.dumps([task.method, task.fields], sort_keys=True)
-        if about in self._warm or (task.features and self.home.sheet(task.features) is None):
+        if about in self._warm or (task.features and self.home.items.schema(task.features) is None):
             return  # without its features a method may not be the same
         toy = Population("toy", np.array([0, 3]), np.array([0, 1, 2], dtype=np.int32), n_items=TOY_ITEMS)
         method, rng = task.acting, Rng.of(0)
@@ -445,21 +448,21 @@ class Recommended(NamedTuple):
 
 def recommend(home: Home, person: Person, k: int = 10) -> list[Recommended]:
     """A person's best new items, by what the device holds; there need be no network."""
-    model = home.model()
-    content = None if model is None else home.shared(model.digest)
+    model = home.models.ranking()
+    content = None if model is None else home.models.shared(model.digest)
     if model is None or content is None:
         raise HomebodyError("This device has no model yet: it gets one when it takes part in a round.")
     described = json.loads(model.description)
-    phase, n_items = model.release.rpartition("/")[0], home.n_items()
+    phase, n_items = model.release.rpartition("/")[0], len(home.items)
     method = acting(described, phase)
     name = described.get("features", "")
-    if name and home.sheet(name) is None:
+    if name and home.items.schema(name) is None:
         raise HomebodyError("This device lacks what its model knows of features: it gets that with the next round.")
     household = _household(home, [person], {**described, "measures": False}, n_items)
     household.begin(method, Rng(torch.tensor(described["clients_key"])))
-    state = home.state(person.slot, described["run"], model.step + 1)
+    state = home.models.state(person.slot, described["run"], model.step + 1)
     fresh = method.init_shared(household.catalogue, Rng.of(described["seed"]))
-    shared = _carried(wire.unpack(content), fresh)  # items that came after the model are as new
+    shared = _carried(wire.decode_tree(content), fresh)  # items that came after the model are as new
     if state is not None and household.split.lengths[0]:
         _restore(home, household, state, phase, shared, 0)
     population = household.split.population
@@ -469,23 +472,24 @@ def recommend(home: Home, person: Person, k: int = 10) -> list[Recommended]:
 
 def _reason(error: Exception) -> str:
     """Why something failed, for the device's own log: without a person's name, and of an accident its kind alone."""
-    if isinstance(error, TakesNoPart):
+    if isinstance(error, OptedOut):
         return "Nobody of this number takes part."
     return str(error) if isinstance(error, HomebodyError | wire.Malformed) else type(error).__name__
 
 
 def _alone(method: Method) -> Method:
     """The method as a device must charge it: it cannot know that others report honestly, so a shuffle hides nothing."""
-    if not shuffled(method.uplink):
+    channel, shuffle = method.uplink, method.uplink.facts.shuffle
+    if shuffle is None:
         return method
-    own = [stage for stage in method.uplink.stages if not isinstance(stage, Shuffle)]
-    return replace(method, uplink=Channel(*own))  # type: ignore[type-var]
+    own = channel.with_stages(*(stage for stage in channel.stages if stage is not shuffle))
+    return replace(method, uplink=own)  # type: ignore[type-var]
 
 
-def _sheet(home: Home, name: str) -> Sheet:
+def _sheet(home: Home, name: str) -> FeatureSchema:
     """What is known of features; nothing, where the letter names none."""
-    content = home.sheet(name) if name else None
-    return Sheet() if content is None else Sheet.read(content)
+    content = home.items.schema(name) if name else None
+    return FeatureSchema() if content is None else FeatureSchema.read(content)
 
 
 def _entries(value: Any) -> int:
@@ -495,7 +499,7 @@ def _entries(value: Any) -> int:
     return int(value.numel())
 
 
-def _readable(method: Method, shared: Tree, n_items: int, sheet: Sheet) -> Tree:
+def _readable(method: Method, shared: Tree, n_items: int, sheet: FeatureSchema) -> Tree:
     """The shared parameters in the precision that the method computes in; refused where they are not its own.
 
     Its tables grow by so many rows with each item: two toy catalogues tell by how many, and nothing large is made.
@@ -526,7 +530,7 @@ def _household(
 
     longest: how many interactions of a person count, the latest; None: all.
     """
-    population = _latest(_known(home.population(people), n_items), longest)
+    population = home.history.population(people, n_items, longest)
     numbers: npt.NDArray[np.int64] = np.array([described["first"] + person.slot for person in people])
     if described["measures"] and population.lengths.max(initial=0) >= LEAST:
         split = leave_one_out(
@@ -539,55 +543,19 @@ def _household(
     else:
         split = everything(population, seed=described["seed"])
     if name := described.get("features", ""):
-        coded = _sheet(home, name).encoded([home.profile(person) for person in people], n_items)
+        coded = _sheet(home, name).encoded([home.people.profile(person) for person in people], n_items)
         split = replace(split, coded=coded)
     return Household(replace(split, numbers=numbers), cutoffs=described["cutoffs"])
 
 
-def _known(population: Population, n_items: int) -> Population:
-    """What people did with the first items of a catalogue, which may have grown beyond what is asked about."""
-    if n_items == population.n_items:
-        return population
-    found = _kept(population, population.items < n_items)
-    assert found.item_ids is not None
-    assert found.item_names is not None
-    return replace(found, n_items=n_items, item_ids=found.item_ids[:n_items], item_names=found.item_names[:n_items])
-
-
-def _latest(population: Population, longest: int | None) -> Population:
-    """What people did last: so many interactions of each, in the order of the history."""
-    if longest is None or population.lengths.max(initial=0) <= longest:
-        return population
-    left = np.repeat(population.indptr[1:], population.lengths) - np.arange(len(population.items))
-    return _kept(population, left <= longest)
-
-
-def _kept(population: Population, there: npt.NDArray[np.bool_]) -> Population:
-    """The population with these interactions alone."""
-    indptr = np.concatenate([[0], np.cumsum(there)])[population.indptr]
-    return replace(
-        population,
-        indptr=indptr,
-        items=population.items[there],
-        times=None if population.times is None else population.times[there],
-        ratings=None if population.ratings is None else population.ratings[there],
-    )
-
-
-def _restore(home: Home, household: Household, state: State, phase: str, shared: Tree, user: int) -> None:
+def _restore(home: Home, household: Household, state: PrivateState, phase: str, shared: Tree, user: int) -> None:
     """Give a household a person's state of this phase, and the parameters that it refers to, as long as the shared
     ones are now. Another phase begins without any."""
-    header, parts = wire.open_letter(state.bytes)
+    header, parts = wire.decode_letter(state.bytes)
     if header["phase"] != phase:
         return
-    tree = grown(wire.unpack(parts["state"]), shared)
+    tree = grown(wire.decode_tree(parts["state"]), shared)
     if any(isinstance(rows, Rows) and len(rows.index) and int(rows.index.max()) >= rows.size for rows in tree.values()):
         raise HomebodyError("The private state is about a larger catalogue than the shared parameters.")
-    base = None if state.base is None else home.shared(state.base)
-    household.hold(user, tree, None if base is None else _carried(wire.unpack(base), shared))
-
-
-def _told(found: Mapping[str, float], cutoffs: Sequence[int]) -> Tree:
-    """How well a person is served, in the order that the server expects; nothing where nothing can be asked."""
-    metrics = torch.tensor([found.get(name, 0.0) for name in metric_names(cutoffs)], dtype=torch.float32)
-    return {"metrics": metrics, "asked": torch.tensor([1.0 if found else 0.0])}
+    base = None if state.base is None else home.models.shared(state.base)
+    household.hold(user, tree, None if base is None else _carried(wire.decode_tree(base), shared))

@@ -7,27 +7,27 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from homebody.federation.device.home import Home
+from homebody.federation.device.outbox import SentAnswer
 from homebody.federation.device.people import Who
-from homebody.federation.device.rounds import Mark
 
 if TYPE_CHECKING:
     from homebody.privacy import Budget, Ledger
     from homebody.report.ledger_lines import Release
 
-__all__ = ["told"]
+__all__ = ["disclosure"]
 
 
-def told(home: Home, who: Who, delta: float | None = None) -> dict[str, Any]:
+def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, Any]:
     """What was sent and what it told, at this δ, or the budget's, or the usual one.
 
     JSON can hold it: ∞ is a text. A ledger that was changed is refused. Where nothing was ever charged, ε is 0.
     """
-    person, budget = home.person(who), None
+    person, budget = home.people.find(who), None
     found = {
         "person": person.name,
         "slot": person.slot,
         "active": person.active,
-        "sent": _sent(home.marks(person)),
+        "sent": _sent(home.outbox.sent(person)),
     }
     if not home.ledger_file(person).exists():
         empty: dict[str, Any] = {"rows": 0, "releases": 0, "hash": None, "lines": []}
@@ -89,10 +89,10 @@ def _by_kind(releases: list[Release]) -> list[Release]:
     return [release for *_, release in sorted(found, key=lambda one: one[:2])]
 
 
-def _sent(marks: list[Mark]) -> dict[str, Any]:
+def _sent(marks: list[SentAnswer]) -> dict[str, Any]:
     """The answers, and those of one series as one line."""
 
-    def stage(mark: Mark) -> tuple[str, str]:
+    def stage(mark: SentAnswer) -> tuple[str, str]:
         return mark.run, _kind(mark.release)[0]
 
     lines = []

@@ -16,16 +16,16 @@ from homebody.data.columns import Column, numbers, times
 from homebody.data.spreadsheets import marked, unmarked_all
 from homebody.data.table import USUAL_NAMES, listed, raw_table, usual
 from homebody.errors import HomebodyError
-from homebody.federation.device.store import TIME_LIMIT
+from homebody.federation.device.history import TIME_LIMIT
 
-__all__ = ["COLUMNS", "Rows", "read_rows", "write_rows"]
+__all__ = ["COLUMNS", "HistoryRows", "read_rows", "write_rows"]
 
 COLUMNS = ("user", "item", "time", "rating")
 """What an export's columns are called, and an import finds by itself."""
 _NO_LINE = r"[\p{Cc}\x{2028}\x{2029}]"
 
 
-class Rows(NamedTuple):
+class HistoryRows(NamedTuple):
     """The rows of a file, in its order."""
 
     users: list[str] | None
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
 def read_rows(
     path: Path, person: str | None, given: dict[str, str | None], *, item_limit: int, name_limit: int
-) -> Rows:
+) -> HistoryRows:
     """What a CSV or Parquet file holds, checked row by row; the first bad row refuses it whole."""
     chosen: dict[str, str] = {}
 
@@ -54,7 +54,7 @@ def read_rows(
         _refuse_several(path, person, chosen["user"], users)
         users = None
     nothing = [None] * table.height
-    return Rows(
+    return HistoryRows(
         None if users is None else users.to_list(),
         _texts(column["item"], item_limit).to_list(),
         _times(column["time"]) if "time" in column else nothing,

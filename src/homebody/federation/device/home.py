@@ -1,68 +1,63 @@
-"""A device's home: the folder that holds its people, their histories and private states, and what ever left it.
+"""A device's home: the folder that holds its people, their histories and private states, and a record of what left.
 
-`home.sqlite` holds all but the ledgers, one a person, in `ledgers/`. The running client and other commands use it side
-by side; nothing in it is readable for other users of the machine.
+`home.sqlite` holds everything except the ledgers; each person's ledger is a file in `ledgers/`. The tables of
+`home.sqlite` are defined in `store.py`: change what a device stores there. The running client and other commands may
+use a home at the same time. No other user of the machine can read it.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
-import ssl
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from homebody.errors import HomebodyError
-from homebody.federation.device.history import History, Imported, Interaction, moment
-from homebody.federation.device.people import Person, TakesNoPart, Who
-from homebody.federation.device.rounds import Mark, Message, Model, Rounds, State
-from homebody.federation.device.store import Settings, limited
+from homebody.federation.device.catalogue import KnownItems
+from homebody.federation.device.history import History
+from homebody.federation.device.models import Models
+from homebody.federation.device.outbox import Outbox
+from homebody.federation.device.people import People, Who
+from homebody.federation.device.settings import HomeSettings, limit_fields
+from homebody.federation.device.store import HomeStore
 from homebody.files import touch
 
 if TYPE_CHECKING:
     from homebody.privacy import Ledger
 
-__all__ = [
-    "Home",
-    "Imported",
-    "Interaction",
-    "Mark",
-    "Message",
-    "Model",
-    "Person",
-    "Settings",
-    "State",
-    "TakesNoPart",
-    "Who",
-    "authority",
-    "moment",
-    "read_certificate",
-]
-
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+__all__ = ["Home"]
 
 
-class Home(History, Rounds):
-    """One device.
+class Home:
+    """One device: people, history, items, models and outbox, over one store.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> home = Home.create(Path(folder.name, "device"), server="127.0.0.1:9092")
-    >>> ann = home.add_person("ann")
-    >>> _ = home.append(ann, "ulysses", time=20)
-    >>> _ = home.append(ann, "emma", time=10, rating=5)
-    >>> [one.item for one in home.history(ann)]
+    >>> ann = home.people.add("ann")
+    >>> _ = home.history.append(ann, "ulysses", time=20)
+    >>> _ = home.history.append(ann, "emma", time=10, rating=5)
+    >>> [interaction.item for interaction in home.history.of(ann)]
     ['emma', 'ulysses']
-    >>> home.add_items(0, [("dubliners", "Dubliners"), ("emma", "Emma")])
+    >>> home.items.add(0, [("dubliners", "Dubliners"), ("emma", "Emma")])
     2
-    >>> home.population().history(0).tolist(), home.population().notes
+    >>> population = home.history.population()
+    >>> population.history(0).tolist(), population.notes
     ([1], ('1 of 2 interactions is with 1 item that the catalogue does not know: left out.',))
     >>> home.close()
     >>> folder.cleanup()
     """
 
     def __init__(self, path: str | Path) -> None:
-        super().__init__(path)
+        self.path = Path(path)
+        self.store = HomeStore(self.path)
+        self.people = People(self.store)
+        self.items = KnownItems(self.store)
+        self.history = History(self.store, self.people, self.items)
+        self.models = Models(self.store, self.people)
+        self.outbox = Outbox(self.store, self.people, self.models)
         self._ledgers: dict[int, Ledger] = {}
 
     @classmethod
@@ -77,34 +72,56 @@ class Home(History, Rounds):
         limits: Mapping[str, float] | None = None,
         furnish: Callable[[Path], object] | None = None,
     ) -> Self:
-        """A new device in a folder that is not there yet, or is empty: whole, or not at all.
+        """Create a device in a folder that is empty or does not exist, completely or not at all.
 
-        limits: what a task may take, by name (`Settings.limits`); the others are as usual.
+        limits: what a task may use, by name (`HomeSettings.limits`); the other limits have their defaults.
         furnish: puts keys and certificates into the folder, before it counts as a device.
         """
         folder = Path(path)
         if budget is not None:
             from homebody.privacy import Budget
 
-            # A person means the server, unless they say another: it is the one that gets to see what leaves.
+            # The server sees what leaves, so a budget that names no observer is about the server.
             budget = str(Budget.parse(budget if "observer" in budget else f"{budget},observer=server"))
-        settings = limited(Settings(server=server, name=name, budget=budget, proxy=proxy), limits or {})
-        made = _claim(folder)
+        settings = HomeSettings(server=server, name=name, budget=budget, proxy=proxy, **limit_fields(limits or {}))
+        created = _claim(folder)
         try:
             (folder / "ledgers").mkdir(mode=0o700)
             if furnish is not None:
                 furnish(folder)
-            cls.lay_out(folder, settings)
+            HomeStore.create(folder, asdict(settings))
         except BaseException:
-            _empty(folder)
-            if made:
+            for entry in folder.iterdir():
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            if created:
                 folder.rmdir()
             raise
         return cls(folder)
 
+    @property
+    def settings(self) -> HomeSettings:
+        """The current settings, whichever process changed them."""
+        names = {field.name for field in fields(HomeSettings)}
+        rows = self.store.read("SELECT name, value FROM setting")
+        return HomeSettings(**{name: json.loads(value) for name, value in rows if name in names})
+
+    def configure(self, limits: Mapping[str, float] | None = None, **changes: Any) -> HomeSettings:
+        """Change some settings and some limits of a task, by name: all of those given, or none."""
+        if changes.get("budget") is not None:
+            from homebody.privacy import Budget
+
+            Budget.parse(changes["budget"])
+        with self.store.writing() as db:
+            settings = replace(self.settings, **changes, **limit_fields(limits or {}))
+            db.executemany(
+                "INSERT OR REPLACE INTO setting VALUES (?, ?)",
+                [(name, json.dumps(value)) for name, value in asdict(settings).items()],
+            )
+        return settings
+
     def ledger(self, who: Who) -> Ledger:
-        """A person's own ledger. It is open until the home is closed."""
-        slot = self.person(who).slot
+        """A person's own ledger. It stays open until the home is closed."""
+        slot = self.people.find(who).slot
         if slot not in self._ledgers:
             from homebody.privacy import Ledger
 
@@ -117,45 +134,26 @@ class Home(History, Rounds):
         return self._ledgers[slot]
 
     def ledger_file(self, who: Who) -> Path:
-        """Where it is; not there before the first charge."""
-        return self.path / "ledgers" / f"{self.person(who).slot}.sqlite"
+        """The file of a person's ledger, which does not exist before the first charge."""
+        return self.path / "ledgers" / f"{self.people.find(who).slot}.sqlite"
 
     def close(self) -> None:
         for ledger in self._ledgers.values():
             ledger.close()
         self._ledgers.clear()
-        super().close()
+        self.store.close()
 
+    def __enter__(self) -> Self:
+        return self
 
-def authority(server: str, file: Path | None) -> bytes | None:
-    """The certificate that a device knows its server by; none is needed where the server is on the same machine."""
-    host = Settings(server=server).host
-    if file is None:
-        if host in LOOPBACK:
-            return None
-        raise HomebodyError(f"{host} is another machine: give the certificate of its server as --ca ca.pem.")
-    return read_certificate(file)
-
-
-def read_certificate(file: Path) -> bytes:
-    """A certificate in PEM form, and no private key."""
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise HomebodyError(f"{file} cannot be read: {error.strerror or error}.") from error
-    if b"PRIVATE KEY" in content:
-        raise HomebodyError(f"{file} holds a private key, which a device must never have: give ca.pem.")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
-    except (ssl.SSLError, ValueError) as error:
-        raise HomebodyError(f"{file} is no certificate in PEM form; give the ca.pem of the server.") from error
-    return content
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _claim(folder: Path) -> bool:
-    """Whether the folder had to be made; one that holds something is refused."""
+    """Prepare an empty folder for a device, and refuse one that holds something. Returns whether it was created."""
     try:
-        made = not folder.exists()
+        created = not folder.exists()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (folder / "home.sqlite").exists():
             raise HomebodyError(f"{folder} is a device already; use it, or name another folder.")
@@ -164,12 +162,4 @@ def _claim(folder: Path) -> bool:
         folder.chmod(0o700)
     except OSError as error:
         raise HomebodyError(f"No device can be made in {folder}: {error.strerror or error}.") from error
-    return made
-
-
-def _empty(folder: Path) -> None:
-    for found in folder.iterdir():
-        if found.is_dir():
-            shutil.rmtree(found)
-        else:
-            found.unlink()
+    return created

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from homebody.core import CALL, Catalogue, Method, Work
 from homebody.counts import several
 from homebody.errors import HomebodyError
-from homebody.federation.device.store import Settings
+from homebody.federation.device.settings import HomeSettings
 from homebody.privacy import Charge, NonPrivate
 
 __all__ = ["TooLarge", "answering_seconds", "estimate", "private", "refuse_larger"]
@@ -50,10 +50,10 @@ def estimate(method: Method, catalogue: Catalogue, longest: int, people: int) ->
     )
 
 
-def refuse_larger(work: Work, settings: Settings) -> None:
+def refuse_larger(work: Work, settings: HomeSettings) -> None:
     """Refuse a task that is over a limit.
 
-    >>> refuse_larger(Work(memory=3 << 30), Settings(server="localhost:9092"))
+    >>> refuse_larger(Work(memory=3 << 30), HomeSettings(server="localhost:9092"))
     Traceback (most recent call last):
         ...
     homebody.federation.device.limits.TooLarge: The task takes up to 3,222 MB of memory, and this device allows \

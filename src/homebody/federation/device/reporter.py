@@ -7,7 +7,7 @@ import math
 import os
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from homebody.errors import HomebodyError
-from homebody.federation.device.store import Settings
+from homebody.federation.device.settings import HomeSettings
 from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_envelope, seal_reports
+from homebody.federation.epoch import BadEpoch, Epoch
 from homebody.federation.service.keys import read_report_key
 
 __all__ = ["NotReported", "Reporter"]
@@ -25,8 +26,6 @@ __all__ = ["NotReported", "Reporter"]
 TIMEOUT = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds before a proxy that is away is tried again."""
-SAME = ("epoch", "key", "shared", "k", "entries", "among")
-"""What everybody must be told alike; every hop closes an epoch a little before the next."""
 WHY = {
     401: "it does not know this device's key, which its operator adds with `homebody proxy allow`",
     404: "it knows no such epoch",
@@ -56,7 +55,7 @@ class Reporter:
         )
 
     @classmethod
-    def of(cls, folder: Path, settings: Settings, silent: Callable[[], bool]) -> Self | None:
+    def of(cls, folder: Path, settings: HomeSettings, silent: Callable[[], bool]) -> Self | None:
         """The one of a device's folder; None where it has no proxy."""
         if not settings.proxy:
             return None
@@ -68,21 +67,25 @@ class Reporter:
     def close(self) -> None:
         self._http.close()
 
-    def confirm(self, epoch: Mapping[str, Any], until: float = math.inf) -> None:
+    def confirm(self, epoch: Epoch, until: float = math.inf) -> None:
         """Refuse an epoch that the proxy knows otherwise: a server that gave every device a key or a model of its own
         could tell their reports apart by it."""
-        said = self._persist("GET", f"/v1/epochs/{epoch['epoch']}", None, until)
-        if any(said.get(name) != epoch[name] for name in SAME):
+        said = self._persist("GET", f"/v1/epochs/{epoch.id.hex()}", None, until)
+        try:
+            same = Epoch.read(said).agrees(epoch)
+        except BadEpoch:
+            same = False
+        if not same:
             raise NotReported("The server's letter names another key or another model than the proxy.")
 
-    def sealed(self, epoch: Mapping[str, Any], pairs: npt.NDArray[np.int64]) -> bytes:
+    def sealed(self, epoch: Epoch, pairs: npt.NDArray[np.int64]) -> bytes:
         """One person's reports, each of which only the server can open."""
-        return seal_reports(pairs, bytes.fromhex(epoch["key"]))
+        return seal_reports(pairs, epoch.key)
 
-    def message(self, epoch: Mapping[str, Any], reports: bytes) -> bytes:
+    def message(self, epoch: Epoch, reports: bytes) -> bytes:
         """What the proxy is given; whose report is whose is not to be seen in it."""
         parts = sorted(reports[at : at + REPORT_BYTES] for at in range(0, len(reports), REPORT_BYTES))
-        content = Envelope("message", bytes.fromhex(epoch["epoch"]), os.urandom(16), b"".join(parts))
+        content = Envelope("message", epoch.id, os.urandom(16), b"".join(parts))
         return seal_envelope(content, self._secret)
 
     def send(self, message: bytes, until: float = math.inf, wanted: Callable[[], bool] = lambda: True) -> None:

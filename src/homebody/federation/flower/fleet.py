@@ -18,10 +18,10 @@ from homebody.federation.flower.protocol import (
     LinkDown,
     Refused,
     Wire,
+    decode_message,
+    encode_message,
     load_private,
-    opened,
     pem,
-    sealed,
 )
 
 # isort: split
@@ -150,7 +150,7 @@ class Fleet:
         )
         request = fleet.PushMessagesRequest(
             node=Node(node_id=letter.node),
-            messages_list=[Message(metadata=metadata, content=sealed(letter.nonce, body))],
+            messages_list=[Message(metadata=metadata, content=encode_message(letter.nonce, body))],
             message_object_trees=[ObjectTree(object_id=metadata.message_id)],
         )
         try:
@@ -177,7 +177,7 @@ class Fleet:
             self._wire.close()
 
     def _letter(self, message: Message) -> Letter | None:
-        metadata, found = message.metadata, opened(message)
+        metadata, found = message.metadata, decode_message(message)
         if found is None:
             return None
         nonce, body = found

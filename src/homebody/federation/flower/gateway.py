@@ -1,8 +1,8 @@
-"""The door in front of Flower's SuperLink.
+"""The gateway in front of Flower's SuperLink.
 
 Flower serves three APIs on one port. Devices need one of them, the Fleet API, and sign every request with their key;
 the two others are open to whoever reaches the port, and bodies of any size are read before anybody asks who sent
-them. The door lets strangers reach the Fleet API alone, asks the operator's secret for the rest, and limits bodies:
+them. The gateway lets strangers reach the Fleet API alone, asks the operator's secret for the rest, and limits bodies:
 each by itself, and all that are read at one time together. It says whose a connection is once a request has proved it.
 It also holds a pull that finds nothing until there is something, so that nobody has to poll.
 """
@@ -22,9 +22,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from homebody.federation.service.guard import Overload, Room, Share, connection_of
+from homebody.federation.service.guard import Overload, RequestMemory, Share, connection_of
 
-__all__ = ["LIMIT", "OPERATOR", "WAIT", "Door", "Headers", "operator_token", "quiet_flower"]
+__all__ = ["LIMIT", "OPERATOR", "WAIT", "Gateway", "Headers", "operator_token", "quiet_flower"]
 
 OPERATOR = "homebody-operator"
 """The header that shows the operator's secret, as `operator_token` makes it."""
@@ -120,7 +120,7 @@ class _Answer:
         return self.status == 200 and not any(part.get("body") for part in self.parts)
 
 
-class Door:
+class Gateway:
     """An ASGI application in front of the SuperLink's.
 
     `known` says whether a request's headers are signed by a registered key; it is asked before a body of more than
@@ -140,7 +140,7 @@ class Door:
         self._token = operator_token(secret).encode()
         self._fleet = _FLEET | (_REGISTRATION if open_registration else frozenset())
         self._held: dict[int, set[_Held]] = {}
-        self.room = Room(_ROOM)
+        self.room = RequestMemory(_ROOM)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

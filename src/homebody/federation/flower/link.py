@@ -31,11 +31,11 @@ from homebody.federation.flower.protocol import (
     Refused,
     Untrusted,
     Wire,
+    decode_message,
+    encode_message,
     fingerprint,
     load_public,
-    opened,
     pem,
-    sealed,
 )
 
 # isort: split
@@ -102,12 +102,12 @@ class _Sent(NamedTuple):
 class Link:
     """The server's side of a SuperLink: it registers devices' keys, and as a run's ServerApp sends and receives.
 
-    `secret` is the operator's: that of our own SuperLink's door, or of another's `--superexec-auth-secret-file`.
+    `secret` is the operator's: that of our own SuperLink's gateway, or of another's `--superexec-auth-secret-file`.
     Methods may be called from several threads, `open` and `close` from one.
     """
 
     def __init__(self, address: str, *, ca: bytes | None, secret: bytes) -> None:
-        # What a device may send is limited at the door; so many answers come at once, and each may be that long.
+        # What a device may send is limited at the gateway; so many answers come at once, and each may be that long.
         self._wire = Wire(address, ca, (_ASKED_AT_ONCE + 1) * LIMIT, "homebody")
         self._secret = secret
         self._operator = {OPERATOR: operator_token(secret)}
@@ -198,7 +198,7 @@ class Link:
                     ttl=deadline,
                 )
                 self._sent[number] = _Sent(node, nonce, time.monotonic() + deadline, self._since.get(node, ""))
-                messages.append(Message(metadata=metadata, content=sealed(nonce, body)))
+                messages.append(Message(metadata=metadata, content=encode_message(nonce, body)))
             trees = [ObjectTree(object_id=message.metadata.message_id) for message in messages]
             request = runtime.PushAppMessagesRequest(messages_list=messages, message_object_trees=trees)
             said = self._runtime("push-messages", request, runtime.PushAppMessagesResponse)
@@ -359,7 +359,7 @@ def _reply(number: str, sent: _Sent, message: Message) -> Reply:
     if message.HasField("error"):
         error = _ERRORS.get(message.error.code, f"The device could not answer (Flower's error {message.error.code}).")
         return Reply(number, sent.node, None, error)
-    found = opened(message)
+    found = decode_message(message)
     if found is None:
         return Reply(number, sent.node, None, "The answer is no message of Homebody's.")
     nonce, body = found

@@ -40,12 +40,12 @@ __all__ = [
     "Refused",
     "Untrusted",
     "Wire",
+    "decode_message",
+    "encode_message",
     "fingerprint",
     "load_private",
     "load_public",
-    "opened",
     "pem",
-    "sealed",
 ]
 
 TIMEOUT = 30.0
@@ -230,7 +230,7 @@ class Beat:
         self._thread.join()
 
 
-def sealed(nonce: bytes, body: bytes) -> RecordDict:
+def encode_message(nonce: bytes, body: bytes) -> RecordDict:
     value, item = ConfigRecordValue, ConfigRecord.Item
     record = ConfigRecord(
         items=[item(key="nonce", value=value(bytes=nonce)), item(key="body", value=value(bytes=body))]
@@ -238,7 +238,7 @@ def sealed(nonce: bytes, body: bytes) -> RecordDict:
     return RecordDict(items=[RecordDict.Item(key="homebody", config_record=record)])
 
 
-def opened(message: Message) -> tuple[bytes, bytes] | None:
+def decode_message(message: Message) -> tuple[bytes, bytes] | None:
     """Nonce and body, or nothing where it is no message of ours."""
     if len(message.content.items) != 1:
         return None

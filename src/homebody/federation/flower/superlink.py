@@ -1,4 +1,4 @@
-"""Flower's SuperLink in a process of ours, behind the door. It keeps everything in memory: it carries messages and
+"""Flower's SuperLink in a process of ours, behind the gateway. It keeps everything in memory: it carries messages and
 holds no truth.
 
     python -m homebody.federation.flower.superlink --port 9092 --secret FILE --cert server.pem --key server.key
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homebody.errors import HomebodyError
-from homebody.federation.flower.gateway import LIMIT, Door, Headers, quiet_flower
+from homebody.federation.flower.gateway import LIMIT, Gateway, Headers, quiet_flower
 from homebody.federation.service.text import is_loopback
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-__all__ = ["Door", "main"]
+__all__ = ["Gateway", "main"]
 
 MOST_CONNECTIONS = 60_000
 """At one time: a device holds two. The system's limit of open files (LimitNOFILE) may allow fewer."""
@@ -106,7 +106,7 @@ def _serve(asked: argparse.Namespace) -> None:
     app = create_app()
     app.state.enable_supernode_auth = not asked.open_registration
     app.state.superexec_auth_secret = secret
-    door = Door(
+    gateway = Gateway(
         app,
         secret,
         asked.limit,
@@ -115,7 +115,7 @@ def _serve(asked: argparse.Namespace) -> None:
     )
     logging.basicConfig(handlers=[_Lines()], level=logging.ERROR)
     answering = server(
-        door,
+        gateway,
         listening,
         cert=asked.cert,
         key=asked.key,

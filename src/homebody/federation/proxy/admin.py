@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from homebody.errors import HomebodyError
-from homebody.federation.proxy.service import running
-from homebody.federation.proxy.settings import FILE, Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import Sender, create
-from homebody.federation.service.files import write_new
+from homebody.federation.proxy.app import running
+from homebody.federation.proxy.settings import FILE, ProxySettings
+from homebody.federation.proxy.store import ProxyStore, Sender, create
 from homebody.federation.service.keys import make_report_key, read_report_pub
+from homebody.files import write_new
 
 __all__ = ["allow", "forbid", "make", "report"]
 
 
 def make(
     folder: Path,
-    settings: Settings,
+    settings: ProxySettings,
     *,
     hosts: Sequence[str] = (),
     next_ca: Path | None = None,
@@ -53,7 +52,9 @@ def make(
     return public
 
 
-def _certificates(settings: Settings, hosts: Sequence[str], cert: Path | None, key: Path | None) -> dict[str, bytes]:
+def _certificates(
+    settings: ProxySettings, hosts: Sequence[str], cert: Path | None, key: Path | None
+) -> dict[str, bytes]:
     if (cert is None) != (key is None):
         raise HomebodyError("--cert and --key go together: give both, or neither.")
     if not settings.tls:
@@ -88,9 +89,9 @@ def _read(path: Path) -> bytes:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[tuple[Settings, Store]]:
-    settings = Settings.read(folder)
-    store = Store(folder, settings)
+def _opened(folder: Path) -> Iterator[tuple[ProxySettings, ProxyStore]]:
+    settings = ProxySettings.read(folder)
+    store = ProxyStore(folder, settings)
     try:
         yield settings, store
     finally:
@@ -133,7 +134,7 @@ def report(folder: Path) -> dict[str, Any]:
             "least_devices": settings.least_devices,
             "devices": sum(not sender.proxy for sender in senders),
             "proxies": sum(sender.proxy for sender in senders),
-            "epochs": sum(epoch.open for epoch in store.epochs().values()),
+            "epochs": sum(epoch is not None for epoch in store.epochs().values()),
             "held": store.held(),
             "accepted": counters.get("accepted_reports", 0),
             "forwarded": counters.get("forwarded_reports", 0),

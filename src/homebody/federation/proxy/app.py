@@ -1,10 +1,12 @@
-"""A proxy's endpoints."""
+"""A proxy's process: its endpoints, and the parts that it is made of."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 from homebody.counts import several
@@ -17,12 +19,27 @@ from homebody.federation.envelopes import (
     BadSignature,
     open_envelope,
 )
+from homebody.federation.epoch import MESSAGE_REPORTS
 from homebody.federation.proxy.epochs import Book
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import Message
+from homebody.federation.proxy.forward import Forwarder, NextHop
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import ProxyStore, ReportBatch, VerifiedMessage
 from homebody.federation.proxy.writer import Writer
-from homebody.federation.service.web import Refusal, Room, answer, declared, from_here, proved, read_body, refusals
+from homebody.federation.service.keys import read_report_key
+from homebody.federation.service.logs import log
+from homebody.federation.service.web import (
+    Refusal,
+    RequestMemory,
+    answer,
+    declared,
+    from_here,
+    listen,
+    proved,
+    read_body,
+    refusals,
+    serve,
+)
+from homebody.files import holding, is_held
 
 try:
     from starlette.applications import Starlette
@@ -32,12 +49,12 @@ try:
 except ImportError as error:
     raise HomebodyError("A proxy needs the extra: pip install 'homebody[serve]'.") from error
 
-__all__ = ["BATCH_REPORTS", "MESSAGE_REPORTS", "Proxy", "exposition"]
+__all__ = ["BATCH_REPORTS", "Proxy", "Service", "exposition", "run", "running"]
 
-MESSAGE_REPORTS = 4096
-"""Reports in a device's message, at most; one that has more sends several."""
 BATCH_REPORTS = 16_384
 """Reports in a proxy's batch, at most."""
+_FAREWELL = 10.0
+"""Seconds for one that was just killed to be gone."""
 
 Life = Callable[[Starlette], Any]
 
@@ -45,9 +62,9 @@ Life = Callable[[Starlette], Any]
 class Proxy:
     """What a proxy answers. `mark` is how a sender's key is written down; `book` and `writer` do the rest."""
 
-    def __init__(self, settings: Settings, mark: Callable[[bytes], bytes], writer: Writer, book: Book) -> None:
+    def __init__(self, settings: ProxySettings, mark: Callable[[bytes], bytes], writer: Writer, book: Book) -> None:
         self._settings, self._mark, self._writer, self._book = settings, mark, writer, book
-        self.room = Room(settings.queue)
+        self.room = RequestMemory(settings.queue)
 
     def app(self, start: Callable[[], None], stop: Callable[[], None]) -> Starlette:
         """The application; `start` and `stop` are called in its loop, around everything else."""
@@ -78,7 +95,7 @@ class Proxy:
         message = await self._take(request, "batch", BATCH_REPORTS)
         return answer(200, {"accepted": message.envelope.size, "refused": {}})
 
-    async def _take(self, request: Request, kind: Literal["message", "batch"], most: int) -> Message:
+    async def _take(self, request: Request, kind: Literal["message", "batch"], most: int) -> VerifiedMessage:
         """Take an envelope in, and say so once it is on the disk."""
         limit = HEAD_BYTES + most * REPORT_BYTES + SIGNATURE_BYTES
         size = declared(request, limit)
@@ -91,10 +108,10 @@ class Proxy:
             except Exception:  # why, the log says
                 raise _cannot_keep() from None
         if outcome not in ("accepted", "repeated"):
-            raise self._refusal(outcome, message, int(epoch.facts["k"]))
+            raise self._refusal(outcome, message, epoch.k)
         return message
 
-    def _opened(self, body: bytes, kind: Literal["message", "batch"]) -> Message:
+    def _opened(self, body: bytes, kind: Literal["message", "batch"]) -> VerifiedMessage:
         try:
             key, envelope = open_envelope(body)
         except BadSignature as error:
@@ -108,9 +125,9 @@ class Proxy:
         sender = self._writer.senders.get(self._mark(key))
         if sender is None or sender.proxy != (kind == "batch"):
             raise Refusal(401, "unknown sender", "Whoever signed this is not registered here.")
-        return Message(key, sender, envelope)
+        return VerifiedMessage(key, sender, envelope)
 
-    def _refusal(self, outcome: str, message: Message, k: int) -> Refusal:
+    def _refusal(self, outcome: str, message: VerifiedMessage, k: int) -> Refusal:
         if outcome == "limit":
             most = message.sender.people * min(k, self._settings.most)
             return Refusal(
@@ -137,7 +154,7 @@ class Proxy:
             raise
         except Exception:
             raise _cannot_keep() from None
-        return answer(200, dict(found.facts))
+        return answer(200, found.to_json())
 
     async def _health(self, _: Request) -> Response:
         if self._writer.failing:
@@ -155,7 +172,7 @@ def _cannot_keep() -> Refusal:
     return Refusal(503, "cannot write", "Nothing can be kept here now; send it again later.", retry_after=5)
 
 
-def exposition(store: Store) -> str:
+def exposition(store: ProxyStore) -> str:
     """Counts, as Prometheus reads them."""
     lines = ["# HELP homebody_proxy_held_reports Reports on the disk.", "# TYPE homebody_proxy_held_reports gauge"]
     lines.append(f"homebody_proxy_held_reports {store.held()}")
@@ -169,3 +186,55 @@ def exposition(store: Store) -> str:
         label = f'{{reason="{reason}"}}' if reason else ""
         lines.append(f"homebody_proxy_{what}_total{label} {amount}")
     return "\n".join(lines) + "\n"
+
+
+class Service:
+    """The parts of a proxy, put together. `app` is what is served; it starts and stops the others."""
+
+    def __init__(self, folder: Path, settings: ProxySettings, clock: Callable[[], float] = time.time) -> None:
+        _, secret = read_report_key(folder / "reports.key")
+        store = self._store = ProxyStore(folder, settings)
+        self._least = settings.least_devices
+
+        def connect() -> NextHop:
+            return NextHop(settings, folder, secret)
+
+        connect()  # an authority that cannot be read is said now
+        self.forwarder = Forwarder(connect, self._done)
+        self.writer = Writer(folder, store, self.forwarder.put, clock)
+        book = Book(store.epochs(), self.writer, connect, clock, settings.next)
+        proxy = Proxy(settings, store.mark, self.writer, book)
+        self.refused, self.room = proxy.refused, proxy.room
+        self.app = proxy.app(self._start, self._stop)
+
+    def _done(self, batch: ReportBatch, outcome: str) -> None:
+        self.writer.done(batch, outcome)
+
+    def _start(self) -> None:
+        self.writer.start()
+        self.forwarder.start()
+        log("started")
+        senders, least = self.writer.senders.values(), self._least
+        if len(senders) < least and not any(sender.proxy for sender in senders):
+            log("too few may send: nothing is passed on", devices=len(senders), least_devices=least)
+
+    def _stop(self) -> None:
+        self.forwarder.stop()
+        self.writer.stop()
+        log("stopped")
+
+
+def run(folder: Path) -> None:
+    """Run a proxy until it is told to stop."""
+    settings = ProxySettings.read(folder)
+    alone = holding(folder / ".lock", f"A proxy runs in {folder} already.", patience=_FAREWELL)
+    with alone, listen(settings.host, settings.port) as listening:
+        service = Service(folder, settings)
+        keys = folder / "keys"
+        cert, key = (keys / "server.pem", keys / "server.key") if settings.tls else (None, None)
+        serve(service.app, listening, cert=cert, key=key, counted=service.refused)
+
+
+def running(folder: Path) -> bool:
+    """Whether a proxy holds the folder."""
+    return is_held(folder / ".lock")

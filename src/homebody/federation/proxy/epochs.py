@@ -10,8 +10,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from homebody.federation.proxy.forward import Closed, NextHop, Unknown, Unreachable
-from homebody.federation.proxy.tables import Epoch
+from homebody.federation.epoch import Epoch
+from homebody.federation.proxy.forward import EpochClosed, NextHop, Unknown, Unreachable
 from homebody.federation.proxy.writer import Writer
 from homebody.federation.service.logs import log
 from homebody.federation.service.web import Refusal
@@ -35,7 +35,7 @@ class Book:
 
     def __init__(
         self,
-        epochs: dict[bytes, Epoch],
+        epochs: dict[bytes, Epoch | None],
         writer: Writer,
         connect: Callable[[], NextHop],
         clock: Callable[[], float] = time.time,
@@ -43,7 +43,7 @@ class Book:
     ) -> None:
         self._epochs, self._writer, self._connect, self._clock = epochs, writer, connect, clock
         self._next = where
-        self._asked: dict[bool, dict[bytes, asyncio.Task[Epoch]]] = {True: {}, False: {}}
+        self._asked: dict[bool, dict[bytes, asyncio.Task[Epoch | None]]] = {True: {}, False: {}}
         self._turns = {known: asyncio.Semaphore(_ASKING) for known in (True, False)}
         self._no: dict[bytes, tuple[float, int]] = {}
         self._trouble = ""
@@ -52,8 +52,7 @@ class Book:
     async def find(self, epoch: bytes, *, known: bool = False) -> Epoch:
         """An epoch that is open, or a refusal. known: whether someone asks who may send; strangers are then not in the
         way, however many."""
-        found = self._epochs.get(epoch)
-        if found is None:
+        if epoch not in self._epochs:
             self._refuse_again(epoch)
             asked = self._asked[known]
             if epoch not in asked:
@@ -62,11 +61,13 @@ class Book:
                 asked[epoch] = asyncio.create_task(self._in_turn(epoch, known))
                 asked[epoch].add_done_callback(lambda task: self._answered(epoch, known, task))
             found = await asyncio.shield(asked[epoch])
-        if not found.open or epoch in self._writer.closed or self._clock() >= found.closes:
+        else:
+            found = self._epochs[epoch]
+        if found is None or epoch in self._writer.closed or self._clock() >= found.closes:
             raise _closed()
         return found
 
-    def _answered(self, epoch: bytes, known: bool, task: asyncio.Task[Epoch]) -> None:
+    def _answered(self, epoch: bytes, known: bool, task: asyncio.Task[Epoch | None]) -> None:
         del self._asked[known][epoch]
         if not task.cancelled():
             task.exception()  # whoever asked may be gone
@@ -76,7 +77,7 @@ class Book:
         if time.monotonic() < until:
             raise _closed() if status == 410 else _unknown()
 
-    async def _in_turn(self, epoch: bytes, known: bool) -> Epoch:
+    async def _in_turn(self, epoch: bytes, known: bool) -> Epoch | None:
         """Ask when it is this one's turn: who came first is first."""
         try:
             async with asyncio.timeout(_TURN_SECONDS):
@@ -84,22 +85,22 @@ class Book:
         except TimeoutError:
             raise _overload() from None
         try:
-            found = self._epochs.get(epoch)  # the other kind may have asked meanwhile
-            return found if found is not None else await self._ask(epoch)
+            # The other kind may have asked meanwhile.
+            return self._epochs[epoch] if epoch in self._epochs else await self._ask(epoch)
         finally:
             self._turns[known].release()
 
-    async def _ask(self, epoch: bytes) -> Epoch:
+    async def _ask(self, epoch: bytes) -> Epoch | None:
         hop = self._connect()
         try:
-            facts = await asyncio.to_thread(hop.epoch, epoch)
-        except (Unknown, Closed) as error:
+            described = await asyncio.to_thread(hop.epoch, epoch)
+        except (Unknown, EpochClosed) as error:
             self._say("")
             if isinstance(error, Unknown):
                 self._say_unknown(epoch)
             if len(self._no) >= _MOST_REMEMBERED:
                 self._no.clear()
-            status = 410 if isinstance(error, Closed) else 404
+            status = 410 if isinstance(error, EpochClosed) else 404
             self._no[epoch] = (time.monotonic() + _REMEMBERED, status)
             raise _closed() if status == 410 else _unknown() from None
         except Unreachable as error:
@@ -110,9 +111,10 @@ class Book:
         finally:
             hop.close()
         self._say("")
-        found: Epoch = await self._writer.call(lambda store: store.open_epoch(epoch, facts, self._clock()))
+        found: Epoch | None = await self._writer.call(lambda store: store.open_epoch(described, self._clock()))
         self._epochs[epoch] = found
-        log("epoch opened", epoch=epoch.hex(), closes=found.closes)
+        if found is not None:
+            log("epoch opened", epoch=epoch.hex(), closes=found.closes)
         return found
 
     def _say(self, trouble: str) -> None:

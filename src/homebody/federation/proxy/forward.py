@@ -6,23 +6,22 @@ import heapq
 import http.client
 import itertools
 import json
-import math
 import os
 import ssl
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from homebody.errors import HomebodyError
 from homebody.federation.envelopes import Envelope, seal_envelope
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.tables import Batch
+from homebody.federation.epoch import Epoch
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import ReportBatch
 from homebody.federation.service.logs import log
 
-__all__ = ["CLOSED", "Closed", "Forwarder", "NextHop", "Unknown", "Unreachable"]
+__all__ = ["CLOSED", "EpochClosed", "Forwarder", "NextHop", "Unknown", "Unreachable"]
 
 CLOSED = "closed by the next hop"
 """What becomes of a batch whose epoch the next hop has closed."""
@@ -38,7 +37,7 @@ class Unknown(Exception):
     """The next hop knows no such epoch."""
 
 
-class Closed(Exception):
+class EpochClosed(Exception):
     """The next hop has closed the epoch."""
 
 
@@ -49,7 +48,7 @@ class Unreachable(Exception):
 class NextHop:
     """A connection to whoever is next; one thread uses it at a time."""
 
-    def __init__(self, settings: Settings, folder: Path, secret: bytes) -> None:
+    def __init__(self, settings: ProxySettings, folder: Path, secret: bytes) -> None:
         self._parts, self._secret = urlsplit(settings.next), secret
         self._connection: http.client.HTTPConnection | None = None
         self._context = None
@@ -60,18 +59,26 @@ class NextHop:
             except (OSError, ssl.SSLError) as error:
                 raise HomebodyError(f"The next hop's authority {ca} cannot be used: {error}.") from error
 
-    def epoch(self, epoch: bytes) -> dict[str, Any]:
-        """What it says of an epoch."""
+    def epoch(self, epoch: bytes) -> Epoch:
+        """What it says of an epoch, checked: devices rely on it."""
         status, said = self._ask("GET", f"/v1/epochs/{epoch.hex()}")
         if status == 404:
             raise Unknown
         if status == 410:
-            raise Closed
+            raise EpochClosed
         if status != 200:
             raise Unreachable(f"it answered {status}")
-        return _facts(said, epoch)
+        try:
+            described = Epoch.read(json.loads(said))
+        except (ValueError, RecursionError):
+            described = None
+        if described is None or described.id != epoch:
+            raise Unreachable("it described the epoch in a way that is not known here")
+        if described.closes > time.time() + _LONGEST_EPOCH:
+            raise Unreachable(f"it described an epoch that closes more than {_LONGEST_EPOCH / 86_400:g} days from now")
+        return described
 
-    def send(self, batch: Batch) -> int:
+    def send(self, batch: ReportBatch) -> int:
         """How it answers a batch."""
         body = seal_envelope(Envelope("batch", batch.epoch, batch.number, batch.reports), self._secret)
         return self._ask("POST", "/v1/batches", body)[0]
@@ -113,44 +120,16 @@ def _why(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
 
 
-def _facts(said: bytes, epoch: bytes) -> dict[str, Any]:
-    """What an epoch's description says, checked: devices rely on it."""
-    try:
-        facts = json.loads(said)
-        key, k, entries, among, closes = (facts[name] for name in ("key", "k", "entries", "among", "closes"))
-        right = (
-            facts["epoch"] == epoch.hex()
-            and len(bytes.fromhex(key)) == 32
-            and type(k) is int
-            and 1 <= k <= 1_000_000
-            and type(entries) is int
-            and 1 <= entries <= 2**30
-            and type(among) is int
-            and 1 <= among <= 2**40
-            and type(closes) in (int, float)
-            and math.isfinite(closes)
-            and type(facts["shared"]) is str
-            and len(facts["shared"]) <= 200
-        )
-    except (ValueError, TypeError, KeyError):
-        right = False
-    if not right:
-        raise Unreachable("it described the epoch in a way that is not known here")
-    if facts["closes"] > time.time() + _LONGEST_EPOCH:
-        raise Unreachable(f"it described an epoch that closes more than {_LONGEST_EPOCH / 86_400:g} days from now")
-    return {name: facts[name] for name in ("epoch", "key", "shared", "k", "entries", "among", "closes")}
-
-
 class Forwarder:
     """Threads that send batches until the next hop has answered for good; each batch waits longer after each failure.
 
     An answer of 2xx, 410 or 422 is for good; everything else is tried again, for ever.
     """
 
-    def __init__(self, connect: Callable[[], NextHop], done: Callable[[Batch, str], None]) -> None:
+    def __init__(self, connect: Callable[[], NextHop], done: Callable[[ReportBatch, str], None]) -> None:
         self._connect, self._done = connect, done
         self._changed = threading.Condition()
-        self._due: list[tuple[float, int, Batch, float]] = []
+        self._due: list[tuple[float, int, ReportBatch, float]] = []
         self._numbers = itertools.count()
         self._stopping = False
         self._trouble = ""
@@ -169,10 +148,10 @@ class Forwarder:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def put(self, batch: Batch) -> None:
+    def put(self, batch: ReportBatch) -> None:
         self._put(batch, 0.0, _FIRST_PAUSE)
 
-    def _put(self, batch: Batch, wait: float, pause: float) -> None:
+    def _put(self, batch: ReportBatch, wait: float, pause: float) -> None:
         with self._changed:
             heapq.heappush(self._due, (time.monotonic() + wait, next(self._numbers), batch, pause))
             self._changed.notify()
@@ -200,7 +179,7 @@ class Forwarder:
                 self._put(batch, pause * (0.5 + os.urandom(1)[0] / 512), min(2 * pause, _LONGEST_PAUSE))
         hop.close()
 
-    def _next(self) -> tuple[Batch, float] | None:
+    def _next(self) -> tuple[ReportBatch, float] | None:
         with self._changed:
             while not self._stopping:
                 wait = self._due[0][0] - time.monotonic() if self._due else None

@@ -19,9 +19,9 @@ from homebody.federation.envelopes import (
     seal_reports,
     unseal_reports,
 )
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.store import Store
-from homebody.federation.proxy.tables import Message, Sender, create
+from homebody.federation.epoch import Epoch
+from homebody.federation.proxy.settings import ProxySettings
+from homebody.federation.proxy.store import ProxyStore, Sender, VerifiedMessage, create
 
 __all__ = ["rehearse", "rehearse_reports"]
 
@@ -58,18 +58,20 @@ def rehearse(messages: Sequence[bytes], batch: int = 4096) -> list[bytes]:
     """
     epoch, now = os.urandom(EPOCH_BYTES), time.time()
     k = max(len(message) // REPORT_BYTES for message in messages)
-    settings = Settings(
+    settings = ProxySettings(
         next="http://127.0.0.1:1", tls=False, hold=0, least_devices=len(messages), batch=batch, most=max(1000, k)
     )
-    facts = {"epoch": epoch.hex(), "key": "", "shared": "", "k": k, "entries": 1, "among": 1, "closes": now + 3600}
+    described = Epoch(epoch, bytes(32), "0" * 32, k, entries=1, among=1, closes=now + 3600)
     with tempfile.TemporaryDirectory(prefix="hb-") as folder:
         create(Path(folder))
-        store = Store(Path(folder), settings)
+        store = ProxyStore(Path(folder), settings)
         try:
             with store.transaction():
-                store.open_epoch(epoch, facts, now)
+                store.open_epoch(described, now)
                 sent = [
-                    Message(os.urandom(32), Sender(False, 1), Envelope("message", epoch, os.urandom(16), message))
+                    VerifiedMessage(
+                        os.urandom(32), Sender(False, 1), Envelope("message", epoch, os.urandom(16), message)
+                    )
                     for message in messages
                 ]
                 outcomes = set(store.accept(sent, now))

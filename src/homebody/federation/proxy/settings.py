@@ -2,77 +2,70 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import tomli_w
-
-from homebody.errors import HomebodyError, unknown_name
+from homebody import settings
+from homebody.errors import HomebodyError
 from homebody.federation.service.text import ADDRESS, is_loopback
+from homebody.settings import setting
 
-__all__ = ["FILE", "Settings"]
+__all__ = ["FILE", "ProxySettings"]
 
 FILE = "proxy.toml"
 SCHEMA_VERSION = 1
-_KINDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+OPTIONS = "Options"
+"""The panel of `homebody proxy init --help`. A setting without it is only in the file."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class ProxySettings:
     """A proxy's settings.
 
-    >>> settings = Settings(next="https://server.example.org:9443", next_ca=True)
-    >>> Settings.from_toml(settings.to_toml()) == settings
+    >>> settings = ProxySettings(next="https://server.example.org:9443", next_ca=True)
+    >>> ProxySettings.from_toml(settings.to_toml()) == settings
     True
     >>> settings.host, settings.port
     ('127.0.0.1', 9445)
     """
 
-    next: str
-    """Whom to pass batches to: the server's intake, or another proxy."""
-    listen: str = "127.0.0.1:9445"
-    """Where devices, and proxies before this one, come to."""
-    hold: float = 60.0
-    """Seconds from the first report that is held to the release of all of them."""
-    least_devices: int = 10
-    """Devices that must have reported since the last release before there is another."""
-    most: int = 1000
-    """Reports that a person may send in an epoch, if the server says no fewer."""
-    lead: float = 5.0
-    """Seconds before the next hop closes an epoch that this one does, so that what is left still arrives."""
-    batch: int = 2048
-    """Reports in a batch, at most."""
-    most_held: int = 5_000_000
-    """Reports on the disk, at most; more are refused until some are passed on."""
-    queue: int = 32 << 20
-    """Bytes of requests in memory, at most; more are refused."""
-    tls: bool = True
-    next_ca: bool = False
-    """Whether the next hop's certificate is checked against next-ca.pem, and not against the system's authorities."""
+    next: str = setting(doc="Whom to pass reports to: the server's intake or another proxy, https://…", panel=OPTIONS)
+    listen: str = setting(
+        "127.0.0.1:9445", "Where to listen, HOST:PORT; 0.0.0.0:PORT for other machines too.", panel=OPTIONS
+    )
+    hold: float = setting(
+        60.0,
+        "Seconds that the first report waits for others.",
+        low=0,
+        high=7 * 86_400,
+        unit="second",
+        panel=OPTIONS,
+    )
+    least_devices: int = setting(
+        10, "Devices that must have reported before anything goes out.", low=1, high=1_000_000, panel=OPTIONS
+    )
+    most: int = setting(
+        1000, "Reports that a person may send in an epoch, at most.", low=1, high=1_000_000, panel=OPTIONS
+    )
+    """The server may allow fewer."""
+    lead: float = setting(
+        5.0, "Seconds to close an epoch ahead of the next hop.", low=0, high=3_600, unit="second", panel=OPTIONS
+    )
+    """What is left then still arrives."""
+    batch: int = setting(2048, "Reports in a batch, at most.", low=1, high=16_384)
+    most_held: int = setting(5_000_000, "Reports to hold on the disk, at most.", low=1, high=10**9, panel=OPTIONS)
+    """More are refused until some are passed on."""
+    queue: int = setting(32 << 20, "Bytes of requests in memory, at most; more are refused.", low=2 << 20, high=1 << 34)
+    tls: bool = setting(
+        True, "Encrypt; to leave it out, listen on this machine alone.", option="--tls/--no-tls", panel=OPTIONS
+    )
+    next_ca: bool = setting(
+        False, "Check the next hop's certificate against next-ca.pem, not against the system's authorities."
+    )
 
     def __post_init__(self) -> None:
-        for spec in fields(self):
-            value, kind = (
-                getattr(self, spec.name),
-                {"str": str, "bool": bool, "int": int, "float": float}[str(spec.type)],
-            )
-            if type(value) is not kind and not (kind is float and type(value) is int):
-                raise HomebodyError(f"The proxy's {spec.name} must be {_KINDS[kind]}, not {value!r}.")
-        for name, low, high in (
-            ("hold", 0, 7 * 86_400),
-            ("least_devices", 1, 1_000_000),
-            ("most", 1, 1_000_000),
-            ("lead", 0, 3_600),
-            ("batch", 1, 16_384),
-            ("most_held", 1, 10**9),
-            ("queue", 2 << 20, 1 << 34),
-        ):
-            if not low <= getattr(self, name) <= high:
-                raise HomebodyError(
-                    f"The proxy's {name} is a number from {low:,} to {high:,}, not {getattr(self, name):,}."
-                )
+        settings.check(self, "The proxy's ")
         found = ADDRESS.fullmatch(self.listen)
         if not found or not 0 < int(found["port"]) < 65536:
             raise HomebodyError(f"An address to listen on is HOST:PORT, such as 127.0.0.1:9445, not '{self.listen}'.")
@@ -113,29 +106,16 @@ class Settings:
         return int(self.listen.rpartition(":")[2])
 
     def to_toml(self) -> str:
-        return tomli_w.dumps({"schema": SCHEMA_VERSION, **asdict(self)})
+        return settings.to_toml(self, SCHEMA_VERSION)
 
     @classmethod
-    def from_toml(cls, text: str) -> Settings:
-        try:
-            values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise HomebodyError(f"The proxy's settings are not valid TOML: {error}.") from error
-        schema = values.pop("schema", SCHEMA_VERSION)
-        if type(schema) is not int or schema < 1:
-            raise HomebodyError(f"The schema of a proxy's settings must be a whole number from 1, not {schema!r}.")
-        if schema > SCHEMA_VERSION:
-            raise HomebodyError("The proxy's settings were written by a newer Homebody; update to run it.")
-        names = {spec.name for spec in fields(cls)}
-        for name in values:
-            if name not in names:
-                raise unknown_name("setting of a proxy", name, names)
-        if "next" not in values:
-            raise HomebodyError('The proxy\'s settings name no next hop: give it as next = "https://…".')
-        return cls(**values)
+    def from_toml(cls, text: str) -> ProxySettings:
+        what = "The file of the proxy's settings"
+        values, _ = settings.load(text, what, SCHEMA_VERSION)
+        return settings.read(cls, values, what, "setting of a proxy")
 
     @classmethod
-    def read(cls, folder: Path) -> Settings:
+    def read(cls, folder: Path) -> ProxySettings:
         """The settings of a proxy's folder."""
         try:
             return cls.from_toml((folder / FILE).read_text(encoding="utf-8"))

@@ -2,7 +2,7 @@
 
 While an epoch is open there are, beside the reports, two lists under a secret of the epoch: how much each sender has
 sent (its quota), and which messages were taken (so that a repetition is known). Both are of keyed hashes, and cannot be
-read without the secret. That is a file of its own (see `secrets`), which goes when the epoch closes, and they after it.
+read without the secret. That is a file of its own (see `Secrets`), which goes when the epoch closes, and they after it.
 
 A pool is what is held of an epoch since its last release. It is released as a whole, by cutting batches off it in the
 order of the keys, which is random and has nothing to do with who came when. Until then its reports lie in heaps, each
@@ -15,28 +15,69 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection
+from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from homebody.database import PATIENCE
-from homebody.federation.envelopes import REPORT_BYTES
-from homebody.federation.proxy.secrets import Secrets
-from homebody.federation.proxy.settings import Settings
-from homebody.federation.proxy.tables import (
-    AT_ONCE,
-    KEY_BYTES,
-    Batch,
-    Epoch,
-    Message,
-    Sender,
-    keyed,
-    opened,
-    under_random_keys,
-)
+import numpy as np
 
-__all__ = ["Store", "Ticked"]
+from homebody.database import PATIENCE, Database, connect
+from homebody.errors import HomebodyError, Unavailable
+from homebody.federation.envelopes import REPORT_BYTES, Envelope
+from homebody.federation.epoch import Epoch
+from homebody.federation.proxy.settings import ProxySettings
 
+__all__ = [
+    "DATABASE",
+    "KEY_BYTES",
+    "ProxyStore",
+    "ReportBatch",
+    "Secrets",
+    "Sender",
+    "Ticked",
+    "VerifiedMessage",
+    "create",
+    "keyed",
+]
+
+DATABASE = "proxy.sqlite"
+KEY_BYTES = 16
+"""Of the random key that a report is held under."""
+AT_ONCE = 1 << 14
+"""Reports that one statement inserts, at most."""
+_TABLES = f"""
+CREATE TABLE proxy (secret BLOB NOT NULL);
+CREATE TABLE senders (mark BLOB PRIMARY KEY, proxy INTEGER NOT NULL, people INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE epochs (
+    id INTEGER PRIMARY KEY, epoch BLOB NOT NULL UNIQUE, facts TEXT NOT NULL, k INTEGER NOT NULL, closes REAL NOT NULL,
+    state INTEGER NOT NULL
+);
+CREATE TABLE pools (
+    pool INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL, first REAL NOT NULL, devices INTEGER NOT NULL,
+    reports INTEGER NOT NULL, low BLOB NOT NULL, state INTEGER NOT NULL
+);
+CREATE TABLE heaps (
+    heap INTEGER PRIMARY KEY AUTOINCREMENT, pool INTEGER NOT NULL, devices INTEGER NOT NULL, reports INTEGER NOT NULL
+);
+CREATE INDEX heaps_of_pools ON heaps (pool);
+CREATE TABLE held (
+    heap INTEGER NOT NULL, key BLOB NOT NULL, report BLOB NOT NULL, PRIMARY KEY (heap, key)
+) WITHOUT ROWID;
+CREATE TABLE quotas (
+    epoch INTEGER NOT NULL, mark BLOB NOT NULL, used INTEGER NOT NULL, pool INTEGER NOT NULL, PRIMARY KEY (epoch, mark)
+) WITHOUT ROWID;
+CREATE TABLE accepted (
+    epoch INTEGER NOT NULL, mark BLOB NOT NULL, content BLOB NOT NULL, PRIMARY KEY (epoch, mark)
+) WITHOUT ROWID;
+CREATE TABLE batches (
+    number BLOB PRIMARY KEY, epoch INTEGER NOT NULL, size INTEGER NOT NULL, reports BLOB NOT NULL,
+    CHECK (length(reports) = {REPORT_BYTES} * size)
+) WITHOUT ROWID;
+CREATE TABLE counters (name TEXT PRIMARY KEY, amount INTEGER NOT NULL) WITHOUT ROWID;
+"""
+_SECRET_BYTES = 32
 WINDOW = 4
 """Batches of an epoch that may be under way at a time."""
 HEAP = 8192
@@ -47,6 +88,140 @@ _OPEN, _RELEASED, _DROPPED = 0, 1, 2
 _CLOSED, _SWEPT = 1, 2
 _LAST = b"\xff" * KEY_BYTES
 _OF_POOL = "heap IN (SELECT heap FROM heaps WHERE pool = ?)"
+
+
+class Sender(NamedTuple):
+    """Someone who may send."""
+
+    proxy: bool
+    """A proxy before this one, whose batches are of many devices."""
+    people: int
+    """Of a device: who live with it. Of a proxy: devices that a batch of it counts for, at most; 0: no such bound."""
+
+
+class VerifiedMessage(NamedTuple):
+    """An envelope whose signature holds, from someone known."""
+
+    key: bytes
+    sender: Sender
+    envelope: Envelope
+
+
+class ReportBatch(NamedTuple):
+    number: bytes
+    epoch: bytes
+    reports: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.reports) // REPORT_BYTES
+
+
+def keyed(secret: bytes, *parts: bytes) -> bytes:
+    """What stands for these in a list that nobody reads without the secret."""
+    return blake2b(b"".join(parts), key=secret, digest_size=16).digest()
+
+
+def create(folder: Path) -> None:
+    """An empty database, for its owner alone."""
+    path = folder / DATABASE
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    database = connect(path, what="proxy's database")
+    database.migrate("proxy", [_TABLES])
+    with database.transaction():
+        database.execute("INSERT INTO proxy (secret) VALUES (?)", (os.urandom(32),))
+    database.close()
+
+
+def opened(folder: Path) -> Database:
+    """A proxy's database, as it is used."""
+    path = folder / DATABASE
+    if not path.exists():
+        raise HomebodyError(f"The proxy in {folder} has lost its database {DATABASE}: make another proxy.")
+    database = connect(path, what="proxy's database")
+    # What is deleted is overwritten with zeros, in the tables; the log of what was written keeps it a little longer.
+    for pragma in ("secure_delete = ON", "cache_size = -65536", "wal_autocheckpoint = 0", "temp_store = MEMORY"):
+        database.execute(f"PRAGMA {pragma}").fetchall()
+    database.migrate("proxy", [_TABLES])
+    # A statement that inserts many reports counts them off here.
+    database.execute("CREATE TEMP TABLE places (place INTEGER PRIMARY KEY)")
+    database.execute(
+        "INSERT INTO places WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
+        "SELECT i FROM n",
+        (AT_ONCE - 1,),
+    )
+    return database
+
+
+def under_random_keys(reports: bytes) -> tuple[bytes, bytes]:
+    """Draw a key for each of these reports; both, in the order of the keys."""
+    size = len(reports) // REPORT_BYTES
+    keys = np.frombuffer(os.urandom(KEY_BYTES * size), dtype=np.uint8).reshape(size, KEY_BYTES)
+    order = np.argsort(keys[:, :8].copy().view(">u8")[:, 0])
+    ordered = np.frombuffer(reports, dtype=np.uint8).reshape(size, REPORT_BYTES)[order]
+    return keys[order].tobytes(), ordered.tobytes()
+
+
+class Secrets:
+    """The secrets of open epochs: a file each, in no table.
+
+    SQLite's log keeps what was once written for longer than its tables do: a secret that stood in one could be read
+    after its epoch had closed. A file that is not there means that the epoch is closed.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     secrets = Secrets(Path(folder))
+    ...     secrets.make(b"epoch")
+    ...     before = len(secrets.read(b"epoch"))
+    ...     secrets.forget(b"epoch")
+    ...     before, secrets.read(b"epoch")
+    (32, b'')
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "epochs"
+
+    def make(self, epoch: bytes) -> None:
+        """Draw one; it is on the disk before anything that it keys. One that was left without an epoch is replaced."""
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            with os.fdopen(os.open(self._path(epoch), flags, 0o600), "wb") as file:
+                file.write(os.urandom(_SECRET_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            self._sync()
+        except OSError as error:
+            raise Unavailable(f"An epoch's secret cannot be written to {self._folder}: {error.strerror}.") from error
+
+    def read(self, epoch: bytes) -> bytes:
+        """Empty where there is none: the epoch is closed."""
+        try:
+            return self._path(epoch).read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def forget(self, epoch: bytes) -> None:
+        self._path(epoch).unlink(missing_ok=True)
+        if self._folder.exists():
+            self._sync()
+
+    def keep_only(self, epochs: Collection[bytes]) -> None:
+        """Forget all others."""
+        kept = {self._path(epoch) for epoch in epochs}
+        for path in self._folder.glob("*.secret"):
+            if path not in kept:
+                path.unlink(missing_ok=True)
+
+    def _path(self, epoch: bytes) -> Path:
+        return self._folder / f"{epoch.hex()}.secret"
+
+    def _sync(self) -> None:
+        handle = os.open(self._folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 class Ticked(NamedTuple):
@@ -60,13 +235,13 @@ class Ticked(NamedTuple):
     """Why they were, in words for the log."""
 
 
-class Store:
+class ProxyStore:
     """A proxy's database. One thread uses it; what changes it is called within `transaction`, which is all or nothing.
 
     Other processes may read it, and say who may send.
     """
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: ProxySettings) -> None:
         self._settings, self._db = settings, opened(folder)
         self._secrets = Secrets(folder)
         (self._secret,) = self._db.execute("SELECT secret FROM proxy").fetchone()
@@ -110,21 +285,22 @@ class Store:
         """A number that is another after another process has written."""
         return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
-    def epochs(self) -> dict[bytes, Epoch]:
-        found = self._db.execute("SELECT epoch, facts, closes, state FROM epochs").fetchall()
-        return {epoch: Epoch(epoch, json.loads(facts), closes, state == 0) for epoch, facts, closes, state in found}
+    def epochs(self) -> dict[bytes, Epoch | None]:
+        """Every epoch that was ever known here, as this proxy describes it; None: it is closed."""
+        rows = self._db.execute("SELECT epoch, facts, state FROM epochs").fetchall()
+        return {epoch: Epoch.read(json.loads(facts)) if state == 0 else None for epoch, facts, state in rows}
 
-    def open_epoch(self, epoch: bytes, facts: Mapping[str, Any], now: float) -> Epoch:
-        """Keep what the next hop says of an epoch; what was said first stands."""
-        if not self._db.execute("SELECT 1 FROM epochs WHERE epoch = ?", (epoch,)).fetchone():
-            left = facts["closes"] - now
-            closes = facts["closes"] - min(self._settings.lead, max(0.0, left) / 10)
-            self._secrets.make(epoch)
+    def open_epoch(self, epoch: Epoch, now: float) -> Epoch | None:
+        """Keep what the next hop says of an epoch; what was said first stands. None: it is closed."""
+        if not self._db.execute("SELECT 1 FROM epochs WHERE epoch = ?", (epoch.id,)).fetchone():
+            left = epoch.closes - now
+            own = replace(epoch, closes=epoch.closes - min(self._settings.lead, max(0.0, left) / 10))
+            self._secrets.make(epoch.id)
             self._db.execute(
                 "INSERT INTO epochs (epoch, facts, k, closes, state) VALUES (?, ?, ?, ?, 0)",
-                (epoch, json.dumps({**facts, "closes": closes}), facts["k"], closes),
+                (own.id, json.dumps(own.to_json()), own.k, own.closes),
             )
-        return self.epochs()[epoch]
+        return self.epochs()[epoch.id]
 
     def close_epoch(self, epoch: bytes, reason: str) -> int:
         """Forget who sent how much, and drop what is not released; how many reports that are. What the secret hid is
@@ -141,7 +317,7 @@ class Store:
     def tidy_secrets(self) -> None:
         """Forget the secrets of epochs that are not open, which a power failure may have left. For the proxy alone:
         it writes a secret down before its epoch."""
-        self._secrets.keep_only({epoch for epoch, found in self.epochs().items() if found.open})
+        self._secrets.keep_only({epoch for epoch, known in self.epochs().items() if known is not None})
 
     def end_epoch(self, epoch: bytes, reason: str) -> int:
         """Nothing of it is wanted any more: what is released goes nowhere either."""
@@ -157,7 +333,7 @@ class Store:
             self.count(f"dropped: {reason}", reports)
         return int(reports)
 
-    def accept(self, messages: list[Message], now: float) -> list[str]:
+    def accept(self, messages: list[VerifiedMessage], now: float) -> list[str]:
         """Take messages in, or not: `accepted`, `repeated`, `conflict`, `limit`, `full`, `closed` or `unknown`."""
         epochs: dict[bytes, Any] = {}
         fresh: dict[int, list[bytes]] = {}
@@ -183,7 +359,12 @@ class Store:
         return outcomes
 
     def _accept(
-        self, message: Message, row: tuple[int, bytes, float, int], room: int, now: float, fresh: dict[int, list[bytes]]
+        self,
+        message: VerifiedMessage,
+        row: tuple[int, bytes, float, int],
+        room: int,
+        now: float,
+        fresh: dict[int, list[bytes]],
     ) -> str:
         epoch, secret, _, k = row
         envelope, size = message.envelope, message.envelope.size
@@ -277,7 +458,7 @@ class Store:
                     self._db.execute("UPDATE pools SET first = ? WHERE pool = ?", (now, number))
                 waited = now - first >= self._settings.hold or over
                 # Nobody sends more than k: so many are of at least as many people as the server counts on.
-                needed = k * (json.loads(facts)["among"] - 1) + 1
+                needed = k * (Epoch.read(json.loads(facts)).among - 1) + 1
                 least = self._settings.least_devices
                 few, has, needs = (few, devices, least) if devices < least else ("too few reports", reports, needed)
                 why = f"{few}: {has:,} of {needs:,}"
@@ -289,7 +470,7 @@ class Store:
                 ticked.closed[epoch], ticked.why[epoch] = self.close_epoch(epoch, few), why
         return ticked
 
-    def cut(self) -> Batch | None:
+    def cut(self) -> ReportBatch | None:
         """Cut the next batch off what is released: its reports leave their rows and get a number, at once."""
         found = self._db.execute(
             "SELECT pools.pool, pools.epoch, epochs.epoch FROM pools JOIN epochs ON epochs.id = pools.epoch "
@@ -313,7 +494,7 @@ class Store:
         self._db.execute("UPDATE pools SET reports = reports - ?, low = ? WHERE pool = ?", (size, last, pool))
         if not self._db.execute("SELECT reports FROM pools WHERE pool = ?", (pool,)).fetchone()[0]:
             self._forget_pool(pool)
-        return Batch(number, epoch, reports)
+        return ReportBatch(number, epoch, reports)
 
     def _lowest(self, pool: int, count: int) -> bytes:
         """The key of the last of the first so many reports of a pool, in the order of their keys."""
@@ -336,16 +517,16 @@ class Store:
         self._db.execute("DELETE FROM heaps WHERE pool = ?", (pool,))
         self._db.execute("DELETE FROM pools WHERE pool = ?", (pool,))
 
-    def under_way(self) -> list[Batch]:
+    def under_way(self) -> list[ReportBatch]:
         """Batches that were cut and are not done."""
         return [
-            Batch(*row)
+            ReportBatch(*row)
             for row in self._db.execute(
                 "SELECT number, epochs.epoch, reports FROM batches JOIN epochs ON epochs.id = batches.epoch"
             ).fetchall()
         ]
 
-    def finish(self, batch: Batch, outcome: str) -> None:
+    def finish(self, batch: ReportBatch, outcome: str) -> None:
         """The next hop has answered for good: `forwarded`, or why it does not want it."""
         if outcome == "forwarded":
             self.count("forwarded_reports", batch.size)

@@ -13,8 +13,7 @@ from typing import Any
 
 from homebody.errors import HomebodyError
 from homebody.federation.proxy.forward import CLOSED
-from homebody.federation.proxy.store import Store, Ticked
-from homebody.federation.proxy.tables import DATABASE, Batch, Message, Sender
+from homebody.federation.proxy.store import DATABASE, ProxyStore, ReportBatch, Sender, Ticked, VerifiedMessage
 from homebody.federation.service.logs import log
 
 __all__ = ["Writer"]
@@ -26,7 +25,7 @@ TICK = 0.25
 CHECKPOINT = 1.0
 """Seconds after which what was written ahead is brought into the tables."""
 
-Call = Callable[[Store], Any]
+Call = Callable[[ProxyStore], Any]
 
 
 class Writer:
@@ -35,15 +34,15 @@ class Writer:
     def __init__(
         self,
         folder: Path,
-        store: Store,
-        forward: Callable[[Batch], None],
+        store: ProxyStore,
+        forward: Callable[[ReportBatch], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path, self._store, self._forward, self._clock = folder / DATABASE, store, forward, clock
         self._changed = threading.Condition()
-        self._messages: deque[tuple[Message, asyncio.Future[str]]] = deque()
+        self._messages: deque[tuple[VerifiedMessage, asyncio.Future[str]]] = deque()
         self._calls: deque[tuple[Call, asyncio.Future[Any]]] = deque()
-        self._done: deque[tuple[Batch, str]] = deque()
+        self._done: deque[tuple[ReportBatch, str]] = deque()
         self._counted: Counter[str] = Counter()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
@@ -78,8 +77,8 @@ class Writer:
         self._ended.set()
         self._thread.join()
 
-    async def put(self, message: Message) -> str:
-        """What became of a message, once that is on the disk; see `Store.accept`."""
+    async def put(self, message: VerifiedMessage) -> str:
+        """What became of a message, once that is on the disk; see `ProxyStore.accept`."""
         future: asyncio.Future[str] = self._loop.create_future()
         with self._changed:
             self._messages.append((message, future))
@@ -94,7 +93,7 @@ class Writer:
             self._changed.notify()
         return await future
 
-    def done(self, batch: Batch, outcome: str) -> None:
+    def done(self, batch: ReportBatch, outcome: str) -> None:
         """The next hop has answered for good."""
         with self._changed:
             self._done.append((batch, outcome))
@@ -122,7 +121,7 @@ class Writer:
         with self._changed:
             if not (self._messages or self._calls or self._done or self._stopping or self._more):
                 self._changed.wait(TICK)
-            messages: list[tuple[Message, asyncio.Future[str]]] = []
+            messages: list[tuple[VerifiedMessage, asyncio.Future[str]]] = []
             size = 0
             while self._messages and (not messages or size + self._messages[0][0].envelope.size <= GROUP):
                 messages.append(self._messages.popleft())
@@ -170,9 +169,9 @@ class Writer:
             self._ticked = time.monotonic()
             self._look_for_senders()
 
-    def _cut(self, came: int) -> list[Batch]:
+    def _cut(self, came: int) -> list[ReportBatch]:
         """Batches of what is released: at least one, and as much as came in, lest more and more is held under load."""
-        cut: list[Batch] = []
+        cut: list[ReportBatch] = []
         while (not cut or sum(batch.size for batch in cut) < came) and (batch := self._store.cut()) is not None:
             cut.append(batch)
         return cut
@@ -272,7 +271,7 @@ class Writer:
         self._store.close()
 
 
-def _sums(messages: list[tuple[Message, Any]], outcomes: list[str]) -> Counter[str]:
+def _sums(messages: list[tuple[VerifiedMessage, Any]], outcomes: list[str]) -> Counter[str]:
     sums: Counter[str] = Counter()
     for (message, _), outcome in zip(messages, outcomes, strict=True):
         if outcome == "accepted":

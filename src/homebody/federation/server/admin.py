@@ -10,33 +10,38 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from homebody.core import Method
 from homebody.counts import several
+from homebody.data.codes import Code
+from homebody.data.columns import Column
+from homebody.data.encode import Encoded, encode
 from homebody.data.features import Features
+from homebody.data.kinds import as_kind, guess_of_items
+from homebody.data.table import USUAL_NAMES, listed, usual
+from homebody.data.vocabularies import parse
 from homebody.database import connect
 from homebody.errors import HomebodyError
-from homebody.federation.letters import resting
-from homebody.federation.schema import Sheet
-from homebody.federation.server.declared import declare, features_of_items
-from homebody.federation.server.keys import make_authority
-from homebody.federation.server.plan import FILE, Plan
-from homebody.federation.server.proxies import Proxies
+from homebody.federation.schema import FeatureSchema
+from homebody.federation.server.letters import resting
+from homebody.federation.server.plan import FILE, ServerPlan
 from homebody.federation.server.records import LONGEST, Records
+from homebody.federation.service.certificates import make_authority
 from homebody.federation.service.text import is_loopback, one_line
 from homebody.files import is_held
 from homebody.report.record import jsonable
 from homebody.rng import Rng
 
-__all__ = ["make", "opened", "read_catalogue", "read_items", "report", "restored", "running"]
+__all__ = ["make", "opened", "person_code", "read_catalogue", "read_items", "report", "restored", "running"]
 
 
 def make(
-    folder: Path, plan: Plan, items: str | None, hosts: Sequence[str], people: Sequence[str] = ()
+    folder: Path, plan: ServerPlan, items: str | None, hosts: Sequence[str], people: Sequence[str] = ()
 ) -> dict[str, Any]:
     """A server's folder: whole, or not at all.
 
-    people: which features people may have, as `homebody.federation.server.declared.person_code` reads them.
+    people: which features people may have, as `person_code` reads them.
     """
     method = plan.method()
     for host in {
@@ -92,9 +97,9 @@ def make(
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[tuple[Plan, Records]]:
+def opened(folder: Path) -> Iterator[tuple[ServerPlan, Records]]:
     """A server's plan and records, beside the running server."""
-    plan = Plan.read(folder)
+    plan = ServerPlan.read(folder)
     records = Records(connect(plan.database_in(folder), what="server's database"))
     try:
         yield plan, records
@@ -102,15 +107,75 @@ def opened(folder: Path) -> Iterator[tuple[Plan, Records]]:
         records.database.close()
 
 
-def _sheet(method: Method, plan: Plan, items: Features | None, people: Features | None, given: Sequence[str]) -> Sheet:
+def _sheet(
+    method: Method, plan: ServerPlan, items: Features | None, people: Features | None, given: Sequence[str]
+) -> FeatureSchema:
     """What of features goes to devices: of a method that takes none in, nothing."""
     if not {"user features", "item features"} & {*method.needs, *method.uses}:
         if given:
             raise HomebodyError(f"{plan.recipe.method} does not look at features: leave out --person-feature.")
-        return Sheet()
+        return FeatureSchema()
     sheet = declare(items, people, given)
     method.init_shared(sheet.catalogue(2), Rng.of(0))  # refuses a feature that there is not
     return sheet
+
+
+def declare(items: Features | None, people: Features | None, given: Sequence[str]) -> FeatureSchema:
+    """The sheet of a server: texts are left out, and so are circumstances, which devices do not note.
+
+    people: those of a dataset by name, whose values are known to everyone. given: NAME=VALUE,VALUE in their place.
+    """
+    of_items, of_people = (_encoded(table, unit) for table, unit in ((items, "items"), (people, "users")))
+    named = dict(person_code(text) for text in given)
+    if len(named) < len(given):
+        raise HomebodyError("--person-feature says twice what a feature of people is; leave one out.")
+    return FeatureSchema(
+        {**of_people.codes, **named},
+        of_items.codes,
+        {name: column.values for name, column in of_items.columns.items()},
+    )
+
+
+def person_code(text: str) -> tuple[str, Code]:
+    """What `--person-feature` says: categories, several of them at once, hashed ones, or a number with its scale.
+
+    >>> person_code("gender=F,M")[1].values, person_code("town=hash:64")[1].size
+    (('F', 'M'), 65)
+    >>> person_code("height=number:170:10")[1].of("height", "180")[0].tolist()
+    1.0
+    >>> person_code("hobbies=many:chess,golf")[1].kind
+    'many'
+    """
+    name, equals, said = (part.strip() for part in text.partition("="))
+    try:
+        found = parse(name, said) if equals and name else None
+    except HomebodyError:
+        if said.rpartition("file:")[1]:
+            raise
+        found = None
+    if isinstance(found, Code) and not found.text:
+        return name, found
+    raise HomebodyError(
+        f"--person-feature takes NAME=VALUE,VALUE, NAME=many:VALUE,VALUE, NAME=hash:SIZE, NAME=number:MEAN:SPREAD or "
+        f"NAME=range:LOW:HIGH, not '{text}'."
+    )
+
+
+def features_of_items(path: Path, table: pl.DataFrame, others: Sequence[str]) -> Features | None:
+    """The other columns of a file of items."""
+    columns = [Column(table[name], "item", path) for name in others]
+    kinds = {column.values.name: guess_of_items(column) for column in columns}
+    made = {column.values.name: as_kind(column, kinds[column.values.name]) for column in columns}
+    return Features(pl.DataFrame(made), kinds) if made else None
+
+
+def _encoded(features: Features | None, unit: str) -> Encoded:
+    if features is None:
+        return Encoded({}, ())
+    kept = [name for name, kind in features.kinds.items() if kind != "text"]
+    declared = {name: one for name, one in features.declared.items() if name in kept}
+    chosen = Features(features.table.select(kept), {name: features.kinds[name] for name in kept}, declared)
+    return encode(chosen, np.ones(len(chosen), dtype=np.bool_), unit=unit)
 
 
 def read_items(source: str) -> list[tuple[str, str]]:
@@ -140,10 +205,6 @@ def read_catalogue(source: str) -> tuple[list[tuple[str, str]], Features | None,
 
 
 def _items_of(path: Path) -> tuple[list[tuple[str, str]], Features | None]:
-    import polars as pl
-
-    from homebody.data.table import USUAL_NAMES, listed, usual
-
     try:
         parquet = path.suffix.lower() in (".parquet", ".pq")
         table = pl.read_parquet(path) if parquet else pl.read_csv(path, infer_schema=False)
@@ -177,10 +238,10 @@ def running(folder: Path) -> bool:
     return is_held(folder / ".lock")
 
 
-def report(plan: Plan, records: Records) -> dict[str, Any]:
+def report(plan: ServerPlan, records: Records) -> dict[str, Any]:
     """What `homebody server status` says."""
     ledger, lines, method = records.ledger(), records.rounds(), plan.method()
-    rounds = plan.recipe.rounds or method.default_rounds
+    rounds = plan.recipe.rounds or method.about.rounds
     report: dict[str, Any] = jsonable(
         {
             "method": plan.recipe.method,
@@ -206,7 +267,7 @@ def report(plan: Plan, records: Records) -> dict[str, Any]:
                 }
                 for one in records.devices()
             ],
-            "proxies": [{"name": one.name, "added": one.added} for one in Proxies(records).all()],
+            "proxies": [{"name": one.name, "added": one.added} for one in records.proxies()],
             "resting": resting(records.notes()),
             "counters": records.counters(),
         }
@@ -226,7 +287,7 @@ def _measured(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 def restored(folder: Path, file: Path) -> int:
     """Bring a backup into a plan's empty database; answer after which round it stands."""
-    plan = Plan.read(folder)
+    plan = ServerPlan.read(folder)
     database = connect(plan.database_in(folder), what="server's database")
     try:
         return len(Records.restore(file, database).rounds())

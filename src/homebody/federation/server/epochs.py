@@ -12,17 +12,19 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from homebody.errors import Abandoned
 from homebody.federation.envelopes import EPOCH_BYTES, epoch_keys
+from homebody.federation.epoch import Epoch
 from homebody.federation.server.records import PART, Records
 
-__all__ = ["Added", "Closed", "Epoch", "Epochs", "Over"]
+__all__ = ["Added", "EpochRecord", "EpochResult", "Epochs", "Over"]
 
 COMPONENT = "intake"
 KEPT = 2
@@ -58,7 +60,7 @@ CREATE TABLE epoch_counts (
     PRIMARY KEY (epoch, part)
 );
 """
-_COLUMNS = "id, name, public, shared, k, entries, among, closes, arrived, people"
+_COLUMNS = "id, public, shared, k, entries, among, closes, name, arrived, people"
 Counts = npt.NDArray[np.int64]
 """How often each report came: of entry e, the bit 0 at 2e and the bit 1 at 2e + 1."""
 
@@ -67,39 +69,16 @@ class Over(Abandoned):
     """The epoch takes no reports any more, or is about something else."""
 
 
-class Epoch(NamedTuple):
-    """As it stands in the database."""
+@dataclass(frozen=True)
+class EpochRecord(Epoch):
+    """An epoch as it stands in the server's database."""
 
-    id: bytes
     name: str
     """Of the run and the release that it is about."""
-    public: bytes
-    shared: str
-    """A digest of all that its reports depend on."""
-    k: int
-    """Reports of one person."""
-    entries: int
-    """Of the update that reports are about."""
-    among: int
-    """How many people's reports a proxy must mix before it passes any on: the ledger counts on it."""
-    closes: int
-    """Unix seconds."""
     arrived: int
     """Reports that were taken."""
     people: int | None
     """How many said that they had reported, when it was closed."""
-
-    def told(self) -> dict[str, Any]:
-        """What everybody may know, and must find to be the same."""
-        return {
-            "epoch": self.id.hex(),
-            "key": self.public.hex(),
-            "shared": self.shared,
-            "k": self.k,
-            "entries": self.entries,
-            "among": self.among,
-            "closes": self.closes,
-        }
 
 
 class Added(NamedTuple):
@@ -112,7 +91,7 @@ class Added(NamedTuple):
     """Whether it had come before, and was added then."""
 
 
-class Closed(NamedTuple):
+class EpochResult(NamedTuple):
     """What came of an epoch."""
 
     counts: Counts
@@ -126,7 +105,7 @@ class Epochs:
     >>> from homebody.database import connect
     >>> folder = tempfile.TemporaryDirectory()
     >>> epochs = Epochs(Records(connect(None)), Path(folder.name))
-    >>> epoch = epochs.open("run/train/1", "digest", k=2, entries=3, seconds=60)
+    >>> epoch = epochs.open("run/train/1", "ab" * 16, k=2, entries=3, seconds=60)
     >>> epochs.add(epoch.id, bytes(16), np.array([1, 1, 4], dtype="<u4"), {}).accepted, epochs.arrived("run/train/1")
     (3, 3)
     >>> epochs.add(epoch.id, bytes(16), np.array([1, 1, 4], dtype="<u4"), {}).again
@@ -144,14 +123,14 @@ class Epochs:
         self._keys = folder / "epochs"
         self._db.migrate(COMPONENT, (_SCHEMA,))
 
-    def open(self, name: str, shared: str, k: int, entries: int, seconds: float, among: int = 1) -> Epoch:
+    def open(self, name: str, asks: str, k: int, entries: int, seconds: float, among: int = 1) -> EpochRecord:
         """The epoch of this name, new if there is none; the others are closed then. Raises `Over` where the epoch of
         this name takes no more reports, or is not about this."""
         with self._db.transaction():
             found = self.named(name)
             if found is not None:
-                about = (found.shared, found.k, found.entries, found.among)
-                if about != (shared, k, entries, among) or not self.takes(found):
+                about = (found.asks, found.k, found.entries, found.among)
+                if about != (asks, k, entries, among) or not self.takes(found):
                     raise Over("The epoch is over, or about something else.")
                 return found
             for (other,) in self._db.execute("SELECT name FROM epoch WHERE people IS NULL").fetchall():
@@ -165,26 +144,26 @@ class Epochs:
             self._db.execute(
                 "INSERT INTO epoch (id, place, name, public, shared, k, entries, among, closes, arrived, logged) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0)",
-                (identity, place, name, public, shared, k, entries, among, closes),
+                (identity, place, name, public, asks, k, entries, among, closes),
             )
-        return Epoch(identity, name, public, shared, k, entries, among, closes, 0, None)
+        return EpochRecord(identity, public, asks, k, entries, among, closes, name, 0, None)
 
-    def find(self, identity: bytes) -> Epoch | None:
+    def find(self, identity: bytes) -> EpochRecord | None:
         """The epoch that envelopes call so."""
         return self._one("id", identity)
 
-    def named(self, name: str) -> Epoch | None:
+    def named(self, name: str) -> EpochRecord | None:
         return self._one("name", name)
 
-    def takes(self, epoch: Epoch) -> bool:
+    def takes(self, epoch: EpochRecord) -> bool:
         """Whether reports may still come."""
         return epoch.people is None and self.left(epoch) > 0 and self.secret(epoch) is not None
 
-    def left(self, epoch: Epoch) -> float:
+    def left(self, epoch: EpochRecord) -> float:
         """Seconds until it closes."""
         return epoch.closes - self._clock()
 
-    def secret(self, epoch: Epoch) -> bytes | None:
+    def secret(self, epoch: EpochRecord) -> bytes | None:
         """What opens its reports, for as long as it is open."""
         try:
             return None if epoch.people is not None else self._file(epoch.id).read_bytes()
@@ -235,7 +214,7 @@ class Epochs:
         found = self.named(name)
         return 0 if found is None else found.arrived
 
-    def close(self, name: str, people: int) -> Closed:
+    def close(self, name: str, people: int) -> EpochResult:
         """Take no more of an epoch's reports, and forget what opens them; what came of it stays for a while."""
         with self._db.transaction():
             epoch = self.named(name)
@@ -247,9 +226,9 @@ class Epochs:
             else:
                 counts, people = self._counts(epoch), epoch.people
         self._file(epoch.id).unlink(missing_ok=True)
-        return Closed(counts, people)
+        return EpochResult(counts, people)
 
-    def closed(self, name: str) -> Closed | None:
+    def closed(self, name: str) -> EpochResult | None:
         """What came of an epoch that is closed, for as long as that is remembered."""
         epoch = self.named(name)
         if epoch is None or epoch.people is None:
@@ -257,11 +236,11 @@ class Epochs:
         (kept,) = self._db.execute("SELECT COUNT(*) FROM epoch_counts WHERE epoch = ?", (epoch.id,)).fetchone()
         return self.close(name, epoch.people) if kept else None
 
-    def _one(self, column: str, value: bytes | str) -> Epoch | None:
+    def _one(self, column: str, value: bytes | str) -> EpochRecord | None:
         found = self._db.execute(f"SELECT {_COLUMNS} FROM epoch WHERE {column} = ?", (value,)).fetchone()
-        return None if found is None else Epoch(*found)
+        return None if found is None else EpochRecord(*found)
 
-    def _counts(self, epoch: Epoch) -> Counts:
+    def _counts(self, epoch: EpochRecord) -> Counts:
         """Folded or not."""
         query = "SELECT content FROM epoch_counts WHERE epoch = ? ORDER BY part"
         folded = b"".join(content for (content,) in self._db.execute(query, (epoch.id,)).fetchall())
@@ -273,7 +252,7 @@ class Epochs:
             counts += np.bincount(np.frombuffer(content, dtype="<u4"), minlength=len(counts))
         return counts
 
-    def _fold(self, epoch: Epoch) -> Counts:
+    def _fold(self, epoch: EpochRecord) -> Counts:
         """Bring the batches that were logged into the counts."""
         counts = self._counts(epoch)
         content = memoryview(counts.astype("<i8").tobytes())

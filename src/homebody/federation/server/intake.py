@@ -11,12 +11,13 @@ import asyncio
 import os
 import sys
 import threading
+import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,15 +35,13 @@ from homebody.federation.envelopes import (
     open_envelope,
     unseal_reports,
 )
-from homebody.federation.server.epochs import Added, Epoch, Epochs, Over
+from homebody.federation.server.epochs import Added, EpochRecord, Epochs, Over
 from homebody.federation.server.monitor import counters
-from homebody.federation.server.places import Place
-from homebody.federation.server.proxies import Proxies
-from homebody.federation.server.records import Records
+from homebody.federation.server.records import FILE, Records, database_in
 from homebody.federation.service.logs import log
 from homebody.federation.service.web import (
     Refusal,
-    Room,
+    RequestMemory,
     answer,
     declared,
     from_here,
@@ -75,15 +74,36 @@ TELL_SECONDS = 1.0
 _UNREADABLE = 2**32 - 1
 
 
+class IntakePlan(NamedTuple):
+    """Where the intake listens, and what it writes to."""
+
+    host: str
+    port: int
+    tls: bool
+    database: Path | str
+
+    @classmethod
+    def read(cls, folder: Path) -> IntakePlan:
+        """Of a plan that was checked when the server was started."""
+        try:
+            plan = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise HomebodyError(f"The server's plan {folder / FILE} cannot be read: {error}.") from error
+        host, _, port = str(plan.get("reports", "")).rpartition(":")
+        if not host:
+            raise HomebodyError(f"The server in {folder} takes in no reports: its plan names no address for them.")
+        return cls(host.strip("[]"), int(port), bool(plan.get("tls", True)), database_in(folder, plan["database"]))
+
+
 class Intake:
     """What answers. Its work is done in threads: sealed boxes are opened outside of the interpreter's lock."""
 
     def __init__(self, epochs: Epochs, threads: int | None = None) -> None:
-        self._epochs, self._records, self._proxies = epochs, epochs.records, Proxies(epochs.records)
+        self._epochs, self._records = epochs, epochs.records
         self._openers = ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="opener")
         self._handlers = ThreadPoolExecutor(4, thread_name_prefix="handler")
         self._refused: Counter[str] = Counter()
-        self._lock, self._room = threading.Lock(), Room(ROOM)
+        self._lock, self._room = threading.Lock(), RequestMemory(ROOM)
 
     def app(self) -> Starlette:
         routes = [
@@ -145,9 +165,9 @@ class Intake:
         epoch = self._known(identity)
         if not self._epochs.takes(epoch):
             raise _closed()
-        return answer(200, epoch.told())
+        return answer(200, epoch.to_json())
 
-    def _known(self, identity: bytes) -> Epoch:
+    def _known(self, identity: bytes) -> EpochRecord:
         epoch = self._epochs.find(identity) if len(identity) == EPOCH_BYTES else None
         if epoch is None:
             raise Refusal(404, "unknown epoch", "There is no such epoch.")
@@ -161,7 +181,7 @@ class Intake:
             raise Refusal(401, "bad signature", str(error)) from error
         except BadEnvelope as error:
             raise Refusal(400, "malformed", str(error)) from error
-        if sender not in {one.public_key for one in self._proxies.all()}:
+        if sender not in {proxy.public_key for proxy in self._records.proxies()}:
             raise Refusal(401, "unknown proxy", "The server does not know this proxy: register it with --proxy.")
         if batch.kind != "batch":
             raise Refusal(422, "wrong kind", "Devices report to a proxy, not to the server.")
@@ -171,11 +191,11 @@ class Intake:
         before = self._epochs.repeated(batch.epoch, batch.number)
         if before is not None:
             self._records.count("batches_repeated")
-            return _told(before)
+            return _outcome(before)
         secret = self._epochs.secret(epoch)
         if secret is None:
             raise _closed()
-        pairs = self._opened(batch.reports, epoch.public, secret)
+        pairs = self._opened(batch.reports, epoch.key, secret)
         again = ~_first(batch.reports)
         unreadable, inside = pairs == _UNREADABLE, pairs < 2 * epoch.entries
         usable = inside & ~again
@@ -186,7 +206,7 @@ class Intake:
         }
         refused = {reason: count for reason, count in reasons.items() if count}
         try:
-            return _told(self._epochs.add(batch.epoch, batch.number, pairs[usable], refused))
+            return _outcome(self._epochs.add(batch.epoch, batch.number, pairs[usable], refused))
         except Over as error:
             raise _closed() from error
 
@@ -225,7 +245,7 @@ def _closed() -> Refusal:
     return Refusal(410, "closed epoch", "The epoch is closed.")
 
 
-def _told(added: Added) -> Response:
+def _outcome(added: Added) -> Response:
     said = {"accepted": added.accepted, "refused": added.refused}
     if not added.accepted:
         return answer(422, {**said, "error": "None of the batch's reports could be used."})
@@ -252,7 +272,7 @@ def main(given: list[str] | None = None) -> None:
     asked = parser.parse_args(given)
     os.umask(0o077)
     try:
-        place, keys = Place.read(asked.folder), asked.folder / "keys"
+        place, keys = IntakePlan.read(asked.folder), asked.folder / "keys"
         listening = listen(place.host, place.port)
         intake = Intake(Epochs(Records(connect(place.database, what="server's database")), asked.folder))
         cert, key = (keys / "server.pem", keys / "server.key") if place.tls else (None, None)

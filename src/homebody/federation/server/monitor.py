@@ -25,12 +25,12 @@ except ImportError as error:
 if TYPE_CHECKING:
     import uvicorn
 
-    from homebody.federation.server.plan import Plan
+    from homebody.federation.server.plan import ServerPlan
 
-__all__ = ["Monitor", "Rounds", "counters", "exposition", "health"]
+__all__ = ["Monitor", "RoundSums", "counters", "exposition", "health"]
 
 _PAGE = 1000
-"""Rounds that are read at one time."""
+"""RoundSums that are read at one time."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Sum:
         )
 
 
-class Rounds:
+class RoundSums:
     """What all recorded rounds come to. Each is read once: an answer costs the same however many there are.
 
     The last is read every time, since it may be measured after it is recorded.
@@ -81,7 +81,7 @@ class Rounds:
 class Monitor:
     """Answers over HTTP while the server trains; nothing where the plan names no address."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: ServerPlan, folder: Path) -> None:
         self._server: uvicorn.Server | None = None
         if not plan.metrics:
             return
@@ -113,7 +113,7 @@ class Monitor:
 
 
 def _app(records: Records) -> Starlette:
-    rounds, turn = Rounds(records), threading.Lock()
+    rounds, turn = RoundSums(records), threading.Lock()
 
     def told(make: Callable[[], str], kind: str) -> Response:
         try:
@@ -134,13 +134,13 @@ def _app(records: Records) -> Starlette:
     return refusals(Starlette(routes=[Route("/metrics", metrics), Route("/health", healthy)]), lambda _: None)
 
 
-def health(rounds: Rounds) -> dict[str, Any]:
+def health(rounds: RoundSums) -> dict[str, Any]:
     """That it is there, and what it does."""
     doing = rounds.records.notes().get("doing", "starting")
     return {"status": "ok", "doing": doing, "rounds": rounds.sum().rounds}
 
 
-def exposition(rounds: Rounds) -> str:
+def exposition(rounds: RoundSums) -> str:
     """Counts and the last round's figures, as Prometheus reads them."""
     records, done, out = rounds.records, rounds.sum(), list[str]()
 
@@ -148,7 +148,7 @@ def exposition(rounds: Rounds) -> str:
         out.extend(_lines(name, kind, helped, values))
 
     devices = [one for one in records.devices() if not one.removed]
-    tell("rounds_total", "counter", "Rounds done.", {"": done.rounds})
+    tell("rounds_total", "counter", "RoundSums done.", {"": done.rounds})
     aside = sum(one.set_aside is not None for one in devices)
     tell("devices", "gauge", "Devices that may take part.", {"": len(devices) - aside})
     tell("devices_aside", "gauge", "Devices that are set aside for broken answers.", {"": aside})

@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 import math
-import tomllib
 import uuid
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import tomli_w
 
-from homebody.core import Cohort, Method
+from homebody import settings
+from homebody.core import Cohort, Method, releases
 from homebody.data.splits import How, Protocol
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation import wire
-from homebody.federation.letters import MOST_FAULTS
-from homebody.federation.runtime import NOBODY_PUBLIC, Settings, metric_names, telemetry
-from homebody.federation.server.places import FILE, database_in
+from homebody.federation.server.letters import MOST_FAULTS
+from homebody.federation.server.records import FILE, database_in
+from homebody.federation.server.runtime import NOBODY_PUBLIC, RoundSettings
 from homebody.federation.service.text import ADDRESS, is_loopback
 from homebody.federation.task import LONGEST, MOST_INTERACTIONS
-from homebody.params import KINDS
-from homebody.privacy import Channel, Shuffle
+from homebody.federation.telemetry import metric_names, telemetry
 from homebody.recipe import Recipe
+from homebody.settings import setting
 
-__all__ = ["FILE", "Plan"]
+__all__ = ["FILE", "ServerPlan"]
 
 SCHEMA_VERSION = 1
-_TYPES: dict[str, type] = {
-    **dict.fromkeys(("listen", "metrics", "database", "link", "reports", "run"), str),
-    **dict.fromkeys(("tls", "half"), bool),
-    **dict.fromkeys(("deadline", "quorum", "largest", "reports_wait"), float),
-    **dict.fromkeys(("least", "longest", "most_faults"), int),
-}
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServerPlan:
     """A server's plan.
 
-    >>> plan = Plan(Recipe("fedmf", "devices", rounds=5), listen="127.0.0.1:9092")
-    >>> Plan.from_toml(plan.to_toml()) == plan
+    >>> plan = ServerPlan(Recipe("fedmf", "devices", rounds=5), listen="127.0.0.1:9092")
+    >>> ServerPlan.from_toml(plan.to_toml()) == plan
     True
     >>> plan.host, plan.port
     ('127.0.0.1', 9092)
@@ -49,50 +42,38 @@ class Plan:
 
     recipe: Recipe
     """What is trained; the data are on the devices."""
-    listen: str = "127.0.0.1:9092"
-    """Where devices come to."""
-    metrics: str = "127.0.0.1:9464"
-    """Where /metrics and /health are; empty: nowhere."""
-    database: str = "server.sqlite"
-    """A file in the server's folder, a postgresql:// address, or env:NAME for one that the environment holds."""
-    link: str = ""
-    """A SuperLink that someone else runs, to be joined; empty: the server starts its own."""
-    reports: str = ""
-    """Where proxies bring the reports of a method that shuffles; empty: nowhere."""
-    reports_wait: float = 30.0
-    """Seconds after a round's deadline for reports to come: longer than the proxy holds them."""
-    tls: bool = True
-    deadline: float = 60.0
-    quorum: float = 0.5
-    least: int = 1
-    half: bool = False
-    largest: float = 1e9
-    most_faults: int = MOST_FAULTS
-    """Broken answers of one device before it is set aside."""
-    longest: int = LONGEST
-    """Interactions of a person that count, the latest: what a task takes of a device is reckoned with so many."""
-    run: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """What this training is called on devices."""
+    listen: str = setting("127.0.0.1:9092", "Where to listen for devices, HOST:PORT.")
+    metrics: str = setting("127.0.0.1:9464", "Where /metrics and /health answer; empty: nowhere.")
+    database: str = setting(
+        "server.sqlite", "A file in the server's folder, postgresql://…, or env:NAME for an address in the environment."
+    )
+    link: str = setting("", "A SuperLink that runs elsewhere, to be joined; empty: the server starts its own.")
+    reports: str = setting("", "Where proxies bring the reports of a method that shuffles; empty: nowhere.")
+    reports_wait: float = setting(
+        30.0,
+        "Seconds after a round's deadline for reports: longer than the proxy holds them.",
+        low=0,
+        high=86_400,
+        unit="second",
+    )
+    tls: bool = setting(True, "Encrypt.")
+    deadline: float = setting(60.0, "Seconds that a round waits for answers.", low=1, high=86_400, unit="second")
+    quorum: float = setting(0.5, "The share of a round that must answer.", above=0, high=1)
+    least: int = setting(1, "People that must be connected before a round begins.", low=1)
+    half: bool = setting(False, "Send numbers in 16 bits instead of 32.")
+    largest: float = setting(1e9, "The largest number that an update may hold.", above=0)
+    most_faults: int = setting(MOST_FAULTS, "Broken answers of one device before it is set aside.", low=1)
+    longest: int = setting(
+        LONGEST,
+        "The latest interactions of a person that count; the cost of a task is computed for so many.",
+        low=1,
+        high=MOST_INTERACTIONS,
+        unit="interaction",
+    )
+    run: str = setting(doc="The name of this training on devices.", make=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
-        for name, kind in _TYPES.items():
-            value = getattr(self, name)
-            if type(value) is not kind and not (kind is float and type(value) is int):
-                raise HomebodyError(f"The server's {name} must be {KINDS[kind]}, not {value!r}.")
-        if not 1 <= self.deadline <= 86_400:
-            raise HomebodyError(f"A round's deadline is 1 to 86,400 seconds, not {self.deadline:g}.")
-        if not 0 <= self.reports_wait <= 86_400:
-            raise HomebodyError(f"Reports are waited for 0 to 86,400 seconds, not {self.reports_wait:g}.")
-        if not 0 < self.quorum <= 1:
-            raise HomebodyError(f"The quorum is a share above 0 and at most 1, not {self.quorum:g}.")
-        if self.least < 1:
-            raise HomebodyError(f"A round needs at least 1 client, not {self.least}.")
-        if self.most_faults < 1:
-            raise HomebodyError(f"A device is set aside after 1 broken answer or more, not {self.most_faults}.")
-        if not 1 <= self.longest <= MOST_INTERACTIONS:
-            raise HomebodyError(f"The longest history is 1 to {MOST_INTERACTIONS:,} interactions, not {self.longest}.")
-        if not 0 < self.largest < math.inf:
-            raise HomebodyError(f"The largest number of an update is a finite one above 0, not {self.largest:g}.")
+        settings.check(self, "The server's ")
         for what in (self.listen, *filter(None, (self.metrics, self.link, self.reports))):
             found = ADDRESS.fullmatch(what)
             if not found or not 0 < int(found["port"]) < 65536:
@@ -120,9 +101,9 @@ class Plan:
         anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
         return self.link or f"{anywhere.get(self.host, self.listen.rpartition(':')[0])}:{self.port}"
 
-    def settings(self) -> Settings:
+    def settings(self) -> RoundSettings:
         """How the runtime waits, and what it lets in."""
-        return Settings(
+        return RoundSettings(
             deadline=self.deadline,
             quorum=self.quorum,
             least=max(self.least, self.recipe.cohort or 1),
@@ -145,7 +126,7 @@ class Plan:
             raise HomebodyError(f"{self.recipe.method} collects raw data: it cannot be trained on devices.")
         if method.needs:
             raise HomebodyError(f"{self.recipe.method} needs {method.needs[0]}, which devices do not hold yet.")
-        if method.predicts == "ratings":
+        if method.scoring.predicts == "ratings":
             raise HomebodyError(
                 f"{self.recipe.method} would predict ratings, and devices measure rankings alone: leave out "
                 "--set output=explicit."
@@ -167,7 +148,7 @@ class Plan:
 
     def _among_enough(self, method: Method) -> Method:
         """The method with a Shuffle that counts on no more people than are certain to report."""
-        shuffle = next((stage for stage in method.uplink.stages if isinstance(stage, Shuffle)), None)
+        channel, shuffle = method.uplink, method.uplink.facts.shuffle
         if shuffle is None:
             if self.reports:
                 raise HomebodyError(
@@ -181,15 +162,15 @@ class Plan:
                 "for a round: raise --least and --quorum, or lower users."
             )
         known = replace(shuffle, users=shuffle.users or self.shuffled_among)
-        channel = Channel(*(known if stage is shuffle else stage for stage in method.uplink.stages))
-        return replace(method, uplink=channel)  # type: ignore[type-var]
+        stages = (known if stage is shuffle else stage for stage in channel.stages)
+        return replace(method, uplink=channel.with_stages(*stages))  # type: ignore[type-var]
 
     def _refuse_hopeless(self, method: Method) -> None:
         """A budget that no round fits into, however people are drawn: ε of one round is infinite."""
         budget = self.recipe.allowed()
         acting = method.phases[0].method or method
         people = self.recipe.cohort or self.least
-        charges = acting.releases(Cohort(np.arange(people), "all", people, people))
+        charges = releases(acting, Cohort(np.arange(people), "all", people, people))
         if budget:
             budget.refuse_infinite(charges)
 
@@ -237,33 +218,16 @@ class Plan:
         return database_in(folder, self.database)
 
     def to_toml(self) -> str:
-        values = {name: value for name, value in asdict(self).items() if name != "recipe"}
-        recipe = {name: value for name, value in asdict(self.recipe).items() if value is not None}
-        return tomli_w.dumps({"schema": SCHEMA_VERSION, **values, "recipe": recipe})
+        return settings.to_toml(self, SCHEMA_VERSION)
 
     @classmethod
-    def from_toml(cls, text: str) -> Plan:
-        try:
-            values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise HomebodyError(f"The server's plan is not valid TOML: {error}.") from error
-        schema = values.pop("schema", SCHEMA_VERSION)
-        if type(schema) is not int or schema < 1:
-            raise HomebodyError(f"The schema of a server's plan must be a whole number from 1, not {schema!r}.")
-        if schema > SCHEMA_VERSION:
-            raise HomebodyError("The server's plan was written by a newer Homebody; update to run it.")
-        names = {spec.name for spec in fields(cls)}
-        for name in values:
-            if name not in names:
-                raise unknown_name("setting of a server", name, names)
-        described = values.pop("recipe", {})
-        if not isinstance(described, dict):
-            raise HomebodyError(f"The server's recipe must be a table, not {described!r}.")
-        recipe = Recipe.from_toml(tomli_w.dumps(described))
-        return cls(recipe, **values)
+    def from_toml(cls, text: str) -> ServerPlan:
+        what = "The server's plan"
+        values, _ = settings.load(text, what, SCHEMA_VERSION)
+        return settings.read(cls, values, what, "setting of a server", recipe=_recipe)
 
     @classmethod
-    def read(cls, folder: Path) -> Plan:
+    def read(cls, folder: Path) -> ServerPlan:
         """The plan of a server's folder."""
         try:
             return cls.from_toml((folder / FILE).read_text(encoding="utf-8"))
@@ -274,6 +238,12 @@ class Plan:
         except (OSError, UnicodeDecodeError) as error:
             raise HomebodyError(f"The server's plan {folder / FILE} cannot be read: {error}.") from error
 
-    def changed(self, **changes: Any) -> Plan:
+    def changed(self, **changes: Any) -> ServerPlan:
         """The plan with other settings."""
         return replace(self, **changes)
+
+
+def _recipe(values: Any) -> Recipe:
+    if not isinstance(values, dict):
+        raise HomebodyError(f"The server's recipe must be a table, not {values!r}.")
+    return Recipe.from_values(values)

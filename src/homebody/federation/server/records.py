@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from homebody.privacy import Ledger
     from homebody.progress import Progress, Round
 
-__all__ = ["COMPONENT", "Device", "Records", "check_text", "now"]
+__all__ = ["COMPONENT", "FILE", "Records", "RegisteredDevice", "RegisteredProxy", "check_text", "database_in"]
 
+FILE = "server.toml"
+"""The plan in a server's folder."""
 COMPONENT = "server's database"
 KEPT = 2
 """Checkpoints: the last, and the one before it in case a disk damages the last."""
@@ -88,7 +91,7 @@ _IN_POSTGRESQL = (
 
 
 @dataclass(frozen=True)
-class Device:
+class RegisteredDevice:
     """A key that the operator registered, and whom it speaks for."""
 
     fingerprint: str
@@ -111,6 +114,16 @@ class Device:
         return range(self.first, self.first + self.people)
 
 
+@dataclass(frozen=True)
+class RegisteredProxy:
+    """A key whose batches the server takes in."""
+
+    public_key: bytes
+    name: str
+    added: str
+    """When, in UTC."""
+
+
 class Records:
     """The server's state in a database; also where `fit` keeps its checkpoints.
 
@@ -125,6 +138,12 @@ class Records:
     >>> records.count("refused: too late")
     >>> records.counters()
     {'refused: too late': 1}
+    >>> records.add_proxy(bytes(32), "mixer")
+    >>> [proxy.name for proxy in records.proxies()]
+    ['mixer']
+    >>> records.remove_proxy("mixer")
+    >>> records.proxies()
+    []
     >>> records.database.close()
     """
 
@@ -156,13 +175,16 @@ class Records:
             )
         return range(first, first + people)
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[RegisteredDevice]:
         """Every device that was ever registered, in the order of its people's numbers."""
         columns = "device.fingerprint, public_key, name, first, people, added, removed, COALESCE(count, 0), set_aside"
         faults = "LEFT JOIN fault ON fault.fingerprint = device.fingerprint"
-        return [Device(*row) for row in self.database.rows(f"SELECT {columns} FROM device {faults} ORDER BY first")]
+        return [
+            RegisteredDevice(*row)
+            for row in self.database.rows(f"SELECT {columns} FROM device {faults} ORDER BY first")
+        ]
 
-    def remove_device(self, which: str) -> Device:
+    def remove_device(self, which: str) -> RegisteredDevice:
         """Take a device out, by its name or its key's fingerprint; its people's numbers stay theirs."""
         with self.database.transaction():
             device = self._device(which)
@@ -187,7 +209,7 @@ class Records:
             )
         return changed.rowcount == 1
 
-    def readmit_device(self, which: str) -> Device:
+    def readmit_device(self, which: str) -> RegisteredDevice:
         """Ask a device again that was set aside, by its name or its key's fingerprint; its faults are forgotten."""
         with self.database.transaction():
             device = self._device(which)
@@ -198,7 +220,7 @@ class Records:
             self.database.execute("DELETE FROM fault WHERE fingerprint = ?", (device.fingerprint,))
         return replace(device, faults=0, set_aside=None)
 
-    def _device(self, which: str) -> Device:
+    def _device(self, which: str) -> RegisteredDevice:
         """By its name or its key's fingerprint; of several of a name, the one that takes part."""
         known = self.devices()
         found = [one for one in known if one.name == which and not one.removed]
@@ -206,6 +228,29 @@ class Records:
         if not found:
             raise HomebodyError(f"There is no device '{which}': give its name or its key's fingerprint.")
         return found[-1]
+
+    def add_proxy(self, public_key: bytes, name: str) -> None:
+        """Let a proxy bring reports."""
+        check_text("A proxy's name", name)
+        with self.database.transaction():
+            for one in self.proxies():
+                if one.public_key == public_key:
+                    raise HomebodyError(f"The key of '{name}' is registered already, as '{one.name}'.")
+                if one.name == name:
+                    raise HomebodyError(f"There is a proxy '{name}' already; give this one another name.")
+            self.database.execute(
+                "INSERT INTO proxy (public_key, name, added) VALUES (?, ?, ?)", (public_key, name, now())
+            )
+
+    def proxies(self) -> list[RegisteredProxy]:
+        """Every registered proxy, in the order of names."""
+        query = "SELECT public_key, name, added FROM proxy ORDER BY name"
+        return [RegisteredProxy(*row) for row in self.database.rows(query)]
+
+    def remove_proxy(self, name: str) -> None:
+        """Take in nothing more from a proxy."""
+        if not self.database.execute("DELETE FROM proxy WHERE name = ?", (name,)).rowcount:
+            raise HomebodyError(f"There is no proxy '{name}' here; `homebody server status` names them.")
 
     def add_items(self, items: Iterable[tuple[str, str]]) -> tuple[int, int]:
         """Append (id, name) pairs to the catalogue: the first new number, and how many are new.
@@ -416,6 +461,16 @@ class Records:
     def _one(self, query: str, *parameters: object) -> int:
         (value,) = self.database.execute(query, parameters).fetchone()
         return int(value)
+
+
+def database_in(folder: Path, named: str) -> Path | str:
+    """What to connect to: a file in the folder, an address, or env:NAME for one that the environment holds."""
+    if named.startswith("env:"):
+        name = named.removeprefix("env:")
+        if not os.environ.get(name):
+            raise HomebodyError(f"The server's database is in the environment's {name}, which is not set.")
+        return os.environ[name]
+    return named if "://" in named else folder / named
 
 
 def now() -> str:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from homebody.errors import HomebodyError
-from homebody.federation.server.plan import Plan
+from homebody.federation.server.plan import ServerPlan
 from homebody.federation.service.logs import log
 from homebody.files import holding
 
@@ -33,14 +33,14 @@ STEADY = 10.0
 
 def supervise(folder: Path, *, once: bool = False) -> int:
     """Run a server until it is told to stop, or with `once` until the training ends; answer the exit code."""
-    plan = Plan.read(folder)
+    plan = ServerPlan.read(folder)
     plan.method()  # refused here, in a sentence, before anything is started
     with holding(folder / ".lock", f"A server runs in {folder} already.", patience=FAREWELL) as lock:
         return _Supervisor(plan, folder, once, lock).run()
 
 
 class _Supervisor:
-    def __init__(self, plan: Plan, folder: Path, once: bool, lock: int) -> None:
+    def __init__(self, plan: ServerPlan, folder: Path, once: bool, lock: int) -> None:
         self._plan, self._folder, self._once, self._lock = plan, folder, once, lock
         self._link: subprocess.Popen[bytes] | None = None
         self._trainer: subprocess.Popen[bytes] | None = None

@@ -8,13 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import statistics
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,18 +21,18 @@ from homebody.errors import Abandoned, HomebodyError, Unavailable
 from homebody.evaluation import describe
 from homebody.federation.flower.link import Link
 from homebody.federation.flower.protocol import LinkDown, Refused
-from homebody.federation.runtime import Flower
-from homebody.federation.schema import Sheet
+from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.epochs import Epochs
 from homebody.federation.server.monitor import Monitor
-from homebody.federation.server.plan import Plan
+from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
+from homebody.federation.server.runtime import Flower
 from homebody.federation.service.logs import log
 from homebody.fit import Fitted, fit
-from homebody.privacy.specs import stage_texts
 from homebody.progress import Round
-from homebody.report.record import jsonable
+from homebody.report.record import Result, jsonable
 from homebody.report.words import measured
+from homebody.run_notes import result_of
 
 __all__ = ["AGAIN", "LATER", "main", "train"]
 
@@ -47,9 +44,9 @@ LOOK_SECONDS = 2.0
 """Between looks for devices that do not have the finished model yet."""
 
 
-def train(folder: Path, *, once: bool = False) -> dict[str, Any]:
-    """Train to the end of the plan; then give the model to whoever comes, unless `once`. What came of it."""
-    plan = Plan.read(folder)
+def train(folder: Path, *, once: bool = False) -> Result:
+    """Train to the end of the plan; then give the model to whoever comes, unless `once`. Return the outcome."""
+    plan = ServerPlan.read(folder)
     method = plan.method()
     records = Records(connect(plan.database_in(folder), what="server's database"))
     if records.n_items() < 2:
@@ -60,11 +57,11 @@ def train(folder: Path, *, once: bool = False) -> dict[str, Any]:
     with Link(plan.address, ca=ca, secret=secret) as link, Monitor(plan, folder):
         link.open()
         log("started", run=plan.run[:8], method=plan.recipe.method, items=records.n_items())
-        intake = Epochs(records, folder) if plan.reports else None
+        epochs = Epochs(records, folder) if plan.reports else None
         settings = plan.settings()
-        told = records.sheet()
-        sheet = None if told is None else Sheet.read(told)
-        runtime = Flower(link, records, plan.describe(), settings, keep=keep, intake=intake, sheet=sheet, log=log)
+        content = records.sheet()
+        schema = None if content is None else FeatureSchema.read(content)
+        runtime = Flower(link, records, plan.describe(), settings, keep=keep, epochs=epochs, schema=schema, log=log)
         fitted = _fit(plan, method, runtime, records)
         result = _result(plan, method, fitted, records, folder)
         records.note("result", json.dumps(jsonable(result)))
@@ -79,9 +76,9 @@ def train(folder: Path, *, once: bool = False) -> dict[str, Any]:
     return result
 
 
-def _fit(plan: Plan, method: Method, runtime: Flower, records: Records) -> Fitted:
+def _fit(plan: ServerPlan, method: Method, runtime: Flower, records: Records) -> Fitted:
     recipe = plan.recipe
-    rounds, select = recipe.rounds or method.default_rounds, recipe.selects()
+    rounds, select = recipe.rounds or method.about.rounds, recipe.selects()
 
     def on_round(line: Round) -> None:
         records.add_round(line)
@@ -120,43 +117,27 @@ def _best_step(records: Records) -> int | None:
     return None if progress is None or progress.best is None else progress.best.step
 
 
-def _result(plan: Plan, method: Method, fitted: Fitted, records: Records, folder: Path) -> dict[str, Any]:
-    """As the record of a simulated run has it."""
-    recipe, lines = plan.recipe, records.rounds()
-    answered = max(1, sum(line["clients"] for line in lines))
-    metrics = fitted.metrics
-    return {
-        "method": recipe.method,
-        "data": "devices",
-        "protocol": recipe.protocol,
-        "split": recipe.split,
-        "meaning": describe(recipe.protocol, recipe.held_out or "latest", recipe.negatives, recipe.split),
-        "seed": recipe.seed,
-        "rounds": len(lines),
-        "chosen_round": fitted.chosen,
-        "metrics": {name: value for name, value in metrics.items() if not name.startswith("valid/")},
-        "validation": {n.removeprefix("valid/"): v for n, v in metrics.items() if n.startswith("valid/")},
-        "errors": fitted.evaluated.errors,
-        "unclipped": fitted.evaluated.unclipped,
-        "epsilon": fitted.epsilon,
-        "epsilon_unit": "user",
-        "epsilon_delta": fitted.delta,
-        "stages": recipe.stages,
-        "channel": stage_texts(method.uplink),
-        "budget": recipe.budget,
-        "stopped": fitted.stopped,
-        "bytes_up": round(sum(line["bytes_up"] for line in lines) / answered),
-        "bytes_down": round(sum(line["bytes_down"] for line in lines) / answered),
-        "seconds": sum(line["seconds"] + line["evaluation_seconds"] for line in lines),
-        "seconds_per_round": statistics.median([line["seconds"] for line in lines] or [0.0]),
-        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "notes": recipe.unshuffled(),
-        "run": str(folder),
-    }
+def _result(plan: ServerPlan, method: Method, fitted: Fitted, records: Records, folder: Path) -> Result:
+    recipe = plan.recipe
+    result = result_of(
+        recipe,
+        method,
+        records.rounds(),
+        fitted.evaluated,
+        fitted.epsilon,
+        data="devices",
+        meaning=describe(recipe.protocol, recipe.held_out or "latest", recipe.negatives, recipe.split),
+        chosen=fitted.chosen,
+        stopped=fitted.stopped,
+        notes=recipe.unshuffled(),
+        run=folder,
+    )
+    result["errors"], result["unclipped"] = fitted.evaluated.errors, fitted.evaluated.unclipped
+    return result
 
 
-def _show(result: dict[str, Any]) -> None:
-    from homebody.report.tables import print_result
+def _show(result: Result) -> None:
+    from homebody.report.terminal import print_result
 
     print_result(jsonable(result))
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["Connection", "Guard", "Limits", "Overload", "Room", "Share", "connection_of"]
+__all__ = ["Connection", "Guard", "Limits", "Overload", "RequestMemory", "Share", "connection_of"]
 
 _GRACE_SECONDS = 2.0
 """For a body to come before it may have to give way to others."""
@@ -154,7 +154,7 @@ class Overload(Exception):
     """There is no room for more bytes."""
 
 
-class Room:
+class RequestMemory:
     """The bytes that requests may take up together, whether they are being read or wait to be dealt with.
 
     What has come counts, not what was promised: whoever announces much and sends nothing takes nothing. Where there is
@@ -179,7 +179,7 @@ class Room:
 class Share:
     """What one request takes up."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: RequestMemory) -> None:
         self._room, self._since = room, time.monotonic()
         self._patience: asyncio.Timeout | None = None
         self.size = 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from homebody.errors import HomebodyError
 from homebody.federation.envelopes import signing_keys
-from homebody.federation.service.files import write_new
+from homebody.files import write_new
 
 __all__ = ["make_report_key", "read_report_key", "read_report_pub"]
 

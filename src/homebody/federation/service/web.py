@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homebody.errors import HomebodyError
-from homebody.federation.service.guard import Connection, Guard, Limits, Overload, Room, Share, connection_of
+from homebody.federation.service.guard import Connection, Guard, Limits, Overload, RequestMemory, Share, connection_of
 from homebody.federation.service.logs import Lines
 from homebody.federation.service.text import is_loopback
 
@@ -43,7 +43,7 @@ __all__ = [
     "Gone",
     "Limits",
     "Refusal",
-    "Room",
+    "RequestMemory",
     "Share",
     "answer",
     "declared",

@@ -1,1 +1,106 @@
-"""Compiled loops that do a client's work for many clients at once. Each gives the same numbers as the method."""
+"""Compiled loops, and which of them stands in for which method.
+
+A kernel does a client's work for many clients at once, faster than `client` or `adapt` under vmap and with the same
+numbers; the contract suite compares the two. It is registered here for one class and the CPU. A method does not know
+its kernel: without the entry it runs as before, only slower. A subclass has no kernel, since it may compute something
+else; `register` one for it if it does not.
+
+The shipped entries are names, so that a kernel is imported, and compiled, when its method first runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.func import vmap
+
+from homebody.core import Batch, Method, Tree, Update
+
+__all__ = ["Kernel", "adapt_many", "kernel_of", "register", "train_many"]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A method's work for many clients, stacked along the first dimension; the first argument is the method."""
+
+    train: Callable[[Any, Tree, Tree, Batch], tuple[Update, Tree]] | None = None
+    """As `client` under vmap. Where an update is too large to write out for many, it may be a formula (`Computed`)."""
+    adapt: Callable[[Any, Tree, Tree, Batch], Tree] | None = None
+    """As `adapt` under vmap. None: `train` without its update, if the method adapts by a plain round."""
+    formulas: bool = False
+    """Whether `train` gives its updates as formulas, which take no memory until they are read."""
+    anywhere: bool = False
+    """Whether `train` runs on every device, not on the CPU alone."""
+
+
+_PLAIN = Kernel()
+_SHIPPED = {
+    "homebody.methods.dp_privrec.DPPrivRec": "privrec:DP_PRIVREC",
+    "homebody.methods.fedmf.FedMF": "factors:FEDMF",
+    "homebody.methods.fedncf.FedNCF": "network:FEDNCF",
+    "homebody.methods.fedrecon.FedRecon": "factors:FEDRECON",
+    "homebody.methods.fmf_ldp.FMFLDP": "reports:FMF_LDP",
+    "homebody.methods.fofl_self.FOFLSelf": "privrec:PRIVREC",
+    "homebody.methods.nn_self.NNSelf": "privrec:NN_SELF",
+    "homebody.methods.pfedrec.PFedRec": "network:PFEDREC",
+    "homebody.methods.private_popularity.PrivatePopularity": "reports:PRIVATE_POPULARITY",
+    "homebody.methods.privrec.PrivRec": "privrec:PRIVREC",
+}
+"""By a class's full name: the module here, and the kernel in it."""
+_REGISTERED: dict[type[Method], Kernel] = {}
+
+
+def register(kind: type[Method], kernel: Kernel) -> None:
+    """Run methods of exactly this class by this kernel from now on.
+
+    >>> from homebody.methods.fedmf import FedMF
+    >>> class Mine(FedMF): ...
+    >>> kernel_of(Mine()).train is None
+    True
+    >>> register(Mine, kernel_of(FedMF()))
+    >>> kernel_of(Mine()).train is None
+    False
+    """
+    _REGISTERED[kind] = kernel
+
+
+def kernel_of(method: Method, device: torch.device | str = "cpu") -> Kernel:
+    """What is registered for exactly this method's class, as far as it runs on this device; otherwise an empty one."""
+    kind = type(method)
+    place = _SHIPPED.get(f"{kind.__module__}.{kind.__qualname__}")
+    found = _REGISTERED.get(kind, _PLAIN)
+    if found is _PLAIN and place is not None:
+        module, _, name = place.partition(":")
+        found = getattr(import_module(f"{__name__}.{module}"), name)
+    if torch.device(device).type == "cpu":
+        return found
+    return Kernel(found.train) if found.anywhere else _PLAIN
+
+
+def train_many(
+    method: Method, shared: Tree, locals_: Tree, batches: Batch, *, fused: bool = True
+) -> tuple[Update, Tree]:
+    """`client` for many clients, stacked along the first dimension; fused: by the method's kernel, if it has one."""
+    kernel = kernel_of(method, _device(shared)) if fused else _PLAIN
+    if kernel.train is not None:
+        return kernel.train(method, shared, locals_, batches)
+    return vmap(method.client, in_dims=(None, 0, 0))(shared, locals_, batches)
+
+
+def adapt_many(method: Method, shared: Tree, locals_: Tree, batches: Batch, *, fused: bool = True) -> Tree:
+    """`adapt` for many clients, stacked along the first dimension; fused: by the method's kernel, if it has one."""
+    kernel = kernel_of(method, _device(shared)) if fused else _PLAIN
+    if kernel.adapt is not None:
+        return kernel.adapt(method, shared, locals_, batches)
+    if kernel.train is not None and type(method).adapt is Method.adapt:
+        return kernel.train(method, shared, locals_, batches)[1]
+    adapted: Tree = vmap(method.adapt, in_dims=(None, 0, 0))(shared, locals_, batches)
+    return adapted
+
+
+def _device(shared: Tree) -> torch.device | str:
+    return next((value.device for value in shared.values()), "cpu")

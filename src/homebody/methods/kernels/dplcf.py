@@ -11,9 +11,11 @@ __all__ = ["add_up_neighbours"]
 
 @parallel(over="items")
 def add_up_neighbours(lower, upper, items, neighbour, weight, owned, out):
-    """out[u, j]: the weights of those of item j's neighbours that u has; `owned` has a row for each item.
+    """out[u, j] = the sum of the weights of those neighbours of items[j] that person u has.
 
-    A neighbour is added for everyone in one run: most of it is zeros, and still there is nothing faster.
+    neighbour, weight (M, K): the neighbours of each item; owned (M, people): 1 where a person has the item, with people
+    innermost, so that a neighbour is added for everyone by vector instructions; out (people, items). An item writes to
+    a column of its own, so items may run in parallel.
     """
     people = owned.shape[1]
     for place in range(lower, upper):

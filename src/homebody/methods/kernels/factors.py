@@ -1,18 +1,36 @@
-"""A compiled round of logistic factor models: one client a thread, the numbers of the vmapped `client`."""
+"""Compiled rounds of logistic factor models, one client a thread: `fedmf`, `fedrecon`, and `pfedrec` with one layer.
+
+All arrays are C-contiguous. C clients have up to S samples each, which touch up to R rows of the M × F item table:
+
+- table (M, F): the shared item table, only read;
+- index (C, R): the items that a client touches, ascending and distinct, then -1;
+- slot (C, S): for each sample, the place of its item in `index`; label (C, S);
+- count (C,): how many samples are real; they come first;
+- change (C, R, F): the client's own copy of its rows during the round, and at its end what was added to them.
+
+Client c writes to row c of each output and to scratch of its own, so the loops over clients may run in parallel, and
+the numbers do not depend on the number of threads.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numba as nb
 import numpy as np
 import torch
 from torch import Tensor
 
-from homebody.core import Batch, Rows
+from homebody.core import Batch, Rows, Tree, Update
+from homebody.methods.kernels import Kernel
 from homebody.parallel import parallel
 
-__all__ = ["errors", "fetch", "rebuild", "room", "train"]
+if TYPE_CHECKING:
+    from homebody.methods.fedmf import FedMF
+    from homebody.methods.fedrecon import FedRecon
+
+__all__ = ["FEDMF", "FEDRECON", "errors", "fetch", "rebuild", "room", "train"]
 
 
 def train(
@@ -86,10 +104,39 @@ def rebuild(
     return Rows(index, change, len(table)), user, loss
 
 
-def room(table: Tensor, batches: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows that clients touch, and room for their change and for each one's loss.
+def _fedmf(method: FedMF, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+    user = locals_["user"].clone()
+    rates = (method.learning_rate, method.row_rate(shared))
+    change, loss = train(shared["item"], user, None, batches, rates, method.batch_size, method.epochs, method.dual)
+    return {"item": change}, {"user": user, "loss": loss, **method.tuned(change)}
 
-    No wider than they must be: these rows are most of what a round writes and keeps.
+
+def _fedrecon(method: FedRecon, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+    change, user, loss = _rebuilt(method, shared, batches, batches["support"], batches["support"])
+    return {"item": change}, method.kept(locals_, user, loss)
+
+
+def _fedrecon_adapt(method: FedRecon, shared: Tree, locals_: Tree, batches: Batch) -> Tree:
+    count = batches["valid"].sum(1)
+    change, user, loss = _rebuilt(method, shared, batches, count, torch.zeros_like(count))
+    return {"user": user, "loss": loss, **method.tuned(change)}
+
+
+def _rebuilt(
+    method: FedRecon, shared: Tree, batches: Batch, until: Tensor, after: Tensor
+) -> tuple[Rows, Tensor, Tensor]:
+    rates = (method.learning_rate, method.row_rate(shared))
+    return rebuild(shared["item"], batches, until, after, rates, method.batch_size, method.rebuild, method.epochs)
+
+
+FEDMF = Kernel(_fedmf)
+FEDRECON = Kernel(_fedrecon, _fedrecon_adapt)
+
+
+def room(table: Tensor, batches: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """The indices of the rows that clients touch, and empty tensors for the rows' change and for the losses.
+
+    They are no wider than needed: these rows are most of what a round writes and keeps.
     """
     width = int((batches["index"] >= 0).sum(1).max())
     index = batches["index"][:, :width].clone()
@@ -106,7 +153,7 @@ def _dot(a, b):
 
 @nb.njit(fastmath=True, error_model="numpy")
 def errors(logit, label, scale, error):
-    """The slope of the mean loss at each logit, into `error`; answers the sum of the losses."""
+    """Write the gradient of the mean loss at each logit to `error`, and return the sum of the losses."""
     one, zero = np.float32(1.0), np.float32(0.0)
     linear, logs, product = 0.0, 0.0, 1.0
     for i in range(len(label)):
@@ -125,7 +172,7 @@ def errors(logit, label, scale, error):
 
 @nb.njit
 def fetch(table, touched, rows):
-    """The touched rows of the table, into `rows`, zeros behind them; answers how many there are."""
+    """Copy the touched rows of the table to `rows`, pad with zeros, and return how many rows there are."""
     n_rows = len(touched)
     while n_rows > 0 and touched[n_rows - 1] < 0:
         n_rows -= 1
@@ -142,8 +189,8 @@ def _train(
 ):
     """Mini-batch SGD on each client's `weight` and `bias`, changed in place, and on the rows it touched.
 
-    dual: step the score function first and the rows against the stepped one (post-tuning); otherwise both from the
-    same point. offset: whether there is a bias to step.
+    weight (C, F), bias (C,): the score functions. dual: step the score function first and the rows against the stepped
+    one (post-tuning); otherwise both from the same point. offset: whether there is a bias to step.
     """
     rate, row_rate = rates[0], rates[1]
     width = table.shape[1]
@@ -200,7 +247,10 @@ def _train(
 def _rebuild(
     lower, upper, table, user, index, slot, label, count, until, after, rates, batch_size, passes, epochs, change, loss
 ):
-    """Batches begin at multiples of their size, whichever part a sample belongs to."""
+    """FedRecon: `user` (C, F) from zero on samples before `until`, then the rows on samples from `after` on.
+
+    Batches begin at multiples of their size, whichever part a sample belongs to.
+    """
     rate, row_rate = rates[0], rates[1]
     width = table.shape[1]
     for client in range(lower, upper):

@@ -1,4 +1,9 @@
-"""A compiled half of an ALS sweep."""
+"""A compiled half of an ALS sweep: every row of one side is solved against the fixed vectors of the other.
+
+indptr (N + 1,) and members are the rows' members as compressed rows; other (M, F) and the result (N, F) are doubles.
+Row n reads `other` and writes to out[n] alone, so the rows may be solved in parallel. Of each symmetric system only the
+lower half is read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from homebody.parallel import parallel
 __all__ = ["half_sweep"]
 
 TOGETHER = 8
-"""How many members are added to a row's system in one go: the more, the less often it is read and written."""
+"""Members that are added to a row's system at once: the more, the less often it is read and written."""
 
 
 @nb.njit(fastmath=True, inline="always")

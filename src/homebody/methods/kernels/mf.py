@@ -1,4 +1,9 @@
-"""Compiled parts of the references that learn from sampled negatives: drawing, lazy Adam, a pass of MF."""
+"""Compiled parts of the references that learn from sampled negatives: drawing, lazy Adam, a pass of MF.
+
+rows (N, 3, F) holds each row's value and Adam's two moments side by side, for a step reads and writes all three. slot
+(N,) is -1 everywhere between two steps; during one it is the place where a touched row's gradient is summed, and
+touched[place] is that row. Steps follow one another, so nothing here runs in parallel.
+"""
 
 from __future__ import annotations
 

@@ -1,25 +1,39 @@
-"""A compiled round of score functions with hidden layers: one client a thread, the numbers of the vmapped `client`.
+"""Compiled rounds and scores of score functions with hidden layers, one client a thread: `fedncf` and `pfedrec`.
 
-Samples are the innermost dimension everywhere, so that every loop that matters runs over up to a batch of them.
+`table`, `index`, `slot`, `label`, `count` and `change` are laid out as in `factors`. Besides:
+
+- theta (C, weights): each client's layers, flat: for each layer its weights (inputs, outputs), then its offsets;
+- person (C, P): each client's vector, the first P inputs of the first layer; P may be 0;
+- x (F, batch), acts and slopes (layers, widest, batch): scratch of one client, with samples innermost, so that the
+  inner loops run over a batch and become vector instructions.
+
+Client c writes to row c of each output and to scratch of its own, so the loops over clients may run in parallel.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numba as nb
 import numpy as np
 import torch
 from torch import Tensor
 
-from homebody.core import Batch, Rows
+from homebody.core import Batch, Rows, Tree, Update
+from homebody.methods.kernels import Kernel, factors
 from homebody.methods.kernels.factors import errors, fetch, room
 from homebody.models.score import ScoreFunction
 from homebody.ops import for_cohort
 from homebody.parallel import parallel
 
-__all__ = ["logits", "train"]
+if TYPE_CHECKING:
+    from homebody.methods.fedncf import FedNCF
+    from homebody.methods.pfedrec import PFedRec
+
+__all__ = ["FEDNCF", "PFEDREC", "logits", "train"]
 
 AT_ONCE = 256
-"""Items that are scored together: what a layer makes of them fits into a cache."""
+"""Items that are scored together: their activations fit into a cache."""
 
 
 def train(
@@ -56,6 +70,33 @@ def train(
         loss.numpy(),
     )
     return Rows(index, change, len(table)), loss
+
+
+def _fedncf(method: FedNCF, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+    user = locals_["user"].clone()
+    start = locals_["layers"] if method.dual else shared["layers"]
+    layers = start.expand(len(user), -1).clone()
+    rates = (method.learning_rate, method.row_rate(shared), method.learning_rate * method.user_rate)
+    steps = (method.batch_size, method.epochs, method.dual)
+    change, loss = train(method.function, shared["item"], layers, user, batches, rates, *steps)
+    return method.sent(change, layers, start), {**method.kept(change, layers, user), "loss": loss}
+
+
+def _pfedrec(method: PFedRec, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+    weight, bias = locals_["weight"].clone(), locals_["bias"].clone()
+    rates = (method.learning_rate, method.row_rate(shared))
+    steps = (method.batch_size, method.epochs, method.dual)
+    if method.function.hidden:
+        theta = torch.cat([weight, bias[:, None]], dim=1)
+        change, loss = train(method.function, shared["item"], theta, None, batches, (*rates, 0.0), *steps)
+        weight, bias = theta[:, :-1], theta[:, -1]
+    else:
+        change, loss = factors.train(shared["item"], weight, bias, batches, rates, *steps)
+    return {"item": change}, {"weight": weight, "bias": bias, "loss": loss, **method.tuned(change)}
+
+
+FEDNCF = Kernel(_fedncf)
+PFEDREC = Kernel(_pfedrec)
 
 
 def logits(function: ScoreFunction, weights: Tensor, rows: Tensor, person: Tensor | None) -> Tensor:
@@ -136,9 +177,9 @@ def _outer(x, d, n, out):
 
 @nb.njit(fastmath=True, error_model="numpy")
 def _forward(widths, theta, person, x, n, acts, ready=False):
-    """What each layer makes of n samples `x`, into `acts`: hidden layers after their ReLU, then the logits.
+    """Write the activations of n samples `x` to `acts`: hidden layers after their ReLU, then the logits.
 
-    ready: `x` is already what the first layer's weights make of the samples.
+    ready: `x` already holds the product of the samples and the first layer's weights.
     """
     beside = len(person)
     at = 0
@@ -172,7 +213,7 @@ def _forward(widths, theta, person, x, n, acts, ready=False):
 
 @nb.njit(fastmath=True, error_model="numpy")
 def _backward(widths, theta, person, x, n, acts, error, slopes, of_theta, of_person, of_x, want_theta, want_x):
-    """From the errors at the logits down: the slope in all weights, in the person's vector, and in the samples."""
+    """Backpropagate the errors at the logits: gradients of all weights, of the person's vector, and of the samples."""
     beside = len(person)
     at = len(theta)
     slope = slopes[0]

@@ -1,33 +1,52 @@
-"""A compiled round of PrivRec, and its scores: a client a thread, the numbers of the vmapped `client`."""
+"""Compiled rounds and scores of `privrec` and the methods built on it, one client a thread.
+
+tables (C, M, F), features (C, rows, F) and layers (C, weights) are each client's own copy of the parameters, changed in
+place; for scores they may be one copy for all. items and real (C, L) are histories; orders (C, epochs, L) and negatives
+(C, L, epochs, N) are what `prepare` drew. People (C, K), circumstances (C, L, K) and items (M, K) are described by rows
+of features, their weights, and the block of the input that each of the K columns belongs to.
+
+Client c writes to its own parameters and to scratch of its own, so the loops over clients may run in parallel. `_dealt`
+changes which thread computes a client, never a number.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numba as nb
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 
-from homebody.core import Batch, Tree
+from homebody.core import Batch, Tree, Update
+from homebody.methods.contrastive import VIEWS
+from homebody.methods.kernels import Kernel
 from homebody.methods.kernels.privrec_steps import (
-    Described,
+    PackedFeatures,
     backward,
     errors,
     forward,
     gather,
     network_of,
-    room_for,
+    scratch_for,
     unpacked,
 )
 from homebody.methods.kernels.vectors import padded
-from homebody.models.dssm import Described as Features
-from homebody.models.score import ScoreFunction
+from homebody.models.dssm import PARTS, Described
+from homebody.models.score import ScoreFunction, read_widths
 from homebody.ops import for_cohort, single
 from homebody.parallel import parallel
 
-__all__ = ["scores", "train"]
+if TYPE_CHECKING:
+    from homebody.methods.dp_privrec import DPPrivRec
+    from homebody.methods.nn_self import NNSelf
+    from homebody.methods.privrec import PrivRec
 
+__all__ = ["DP_PRIVREC", "NN_SELF", "PRIVREC", "scores", "train"]
+
+NUMBERS_AT_ONCE = 1 << 28
+"""Held by all the inner steps of NN-SELF's clients that work together."""
 AT_ONCE = 256
 """Items that are scored together: what the layers make of them fits into a cache."""
 
@@ -41,7 +60,7 @@ def train(
     batch_size: int,
     epochs: int,
 ) -> tuple[Tree, Tensor]:
-    """Where SGD leads a cohort in so many passes, and the mean loss of the last.
+    """Each client's parameters after so many passes of SGD, and the mean loss of the last pass.
 
     It starts from the shared parameters, or from each client's own where a row for each of them is given.
     """
@@ -55,11 +74,11 @@ def train(
     explicit = "rating" in batches
     count = batches["valid"].sum(1)
     person, around, things = (
-        Described(*(batches[f"{name}/{part}"] for part in Described._fields)) for name in ("person", "around", "items")
+        PackedFeatures(*(batches[f"{name}/{part}"] for part in PackedFeatures._fields)) for name in PARTS
     )
     # What everyone has in common stands there once for each.
     person, around = (one._replace(block=one.block[0]) for one in (person, around))
-    things = Described(*(part[0] for part in things))
+    things = PackedFeatures(*(part[0] for part in things))
     _train(
         np.array(network.widths),
         network.activation == "sigmoid",
@@ -86,10 +105,60 @@ def train(
     return mine, loss
 
 
+def _privrec(method: PrivRec, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+    mine, loss = _stepped(method, shared, batches, batches["valid"], method.learning_rate, method.epochs)
+    return {name: mine[name].sub_(shared[name]) for name in shared}, {"loss": loss}
+
+
+def _privrec_adapt(method: PrivRec, shared: Tree, locals_: Tree, batches: Batch) -> Tree:
+    latest = method.at_hand(batches["valid"])
+    return _stepped(method, shared, batches, latest, method.adapt_step, method.adapt_passes)[0]
+
+
+def _stepped(
+    method: PrivRec, shared: Tree, batches: Batch, valid: Tensor, rate: float, epochs: int
+) -> tuple[Tree, Tensor]:
+    blocks = [batches[f"{part}/block"].shape[1] for part in PARTS]
+    network = method.network(blocks[2], blocks[0] + blocks[1])
+    return train(network, shared, batches, valid, (rate, method.item_rate), method.batch_size, epochs)
+
+
+def _dp_privrec(method: DPPrivRec, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+    """PrivRec's round; with `joint`, pass by pass, since a step on the sequences follows each."""
+    if not method.joint:
+        return _privrec(method, shared, locals_, batches)
+    valid, rate = batches["valid"], method.learning_rate
+    mine = {name: value.expand(len(valid), *value.shape) for name, value in shared.items()}
+    loss, first = torch.zeros(len(valid)), method.sequences
+    for epoch in range(method.epochs):
+        now = slice(epoch, epoch + 1)
+        once = {**batches, "order": batches["order"][:, now], "negative": batches["negative"][:, :, now]}
+        stepped, loss = _stepped(method, mine, once, valid, rate, 1)
+        view = {name: batches[f"view/{name}"][:, epoch] for name in VIEWS}
+        mine = vmap(lambda own, seen: first.step(own, seen, method.joint * rate)[0])({**mine, **stepped}, view)
+    return {name: mine[name] - shared[name] for name in shared}, {"loss": loss}
+
+
+def _nn_self(method: NNSelf, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
+    """`client` under vmap, for as many clients at a time as all their inner steps fit into memory."""
+    from homebody.methods.nn_self import NUMBERS_A_UNIT  # it imports this module for its scores
+
+    blocks = 1 + sum(batches[f"{name}/block"].shape[1] for name in PARTS)
+    width = blocks * method.factors + sum(read_widths("hidden", method.hidden))
+    steps = (1 + method.epochs) * batches["support/place"].shape[1] * method.per_item
+    size = max(1, NUMBERS_AT_ONCE // max(1, NUMBERS_A_UNIT * width * steps))
+    return vmap(method.client, in_dims=(None, 0, 0), chunk_size=size)(shared, locals_, batches)
+
+
+PRIVREC = Kernel(_privrec, _privrec_adapt)
+DP_PRIVREC = Kernel(_dp_privrec, _privrec_adapt)
+NN_SELF = Kernel(_nn_self, _privrec_adapt, anywhere=True)
+
+
 def scores(
-    network: ScoreFunction, mine: Tree, person: Features, around: Features, things: Features, items: Tensor
+    network: ScoreFunction, mine: Tree, person: Described, around: Described, things: Described, items: Tensor
 ) -> Tensor:
-    """What one client's network says of these items; of a cohort's in one pass."""
+    """One client's scores of these items; under vmap those of a whole cohort in one pass."""
     blocks = [one.block for one in (person, around, things)]
     parts = (person.row, person.weight, around.row, around.weight, things.row, things.weight)
     (out,) = _scores(mine["item"], mine["feature"], mine["layers"], *parts, items, blocks, network)
@@ -129,13 +198,13 @@ def _scores(
 
 
 def _dealt(count: Any) -> Any:
-    """Clients in an order of which every thread gets an equal piece: long ones and short ones in each."""
+    """An order of clients in which each thread's share holds long and short histories alike."""
     order, threads = np.argsort(-count, kind="stable"), nb.get_num_threads()
     return np.concatenate([order[thread::threads] for thread in range(threads)])
 
 
 def _once(part: Tensor) -> Tensor:
-    """What all clients have in common stands there once, whatever the first dimension says."""
+    """A tensor that vmap expanded over the clients, as one copy."""
     return (part[:1] if part.stride(0) == 0 else part).contiguous()
 
 
@@ -166,10 +235,10 @@ def _train_one(
 ):
     """Mini-batch SGD on one client's parameters, changed in place; the mean loss of the last pass."""
     net = network_of(*common)
-    person_, around_ = Described(*person), Described(*around)
+    person_, around_ = PackedFeatures(*person), PackedFeatures(*around)
     per_item = 1 if net.explicit else 1 + negative.shape[2]
-    room = room_for(net, len(feature) // net.factors, per_item * min(batch_size, max(1, n)))
-    unpacked(net.widths, room.theta, flat, False)
+    scratch = scratch_for(net, len(feature) // net.factors, per_item * min(batch_size, max(1, n)))
+    unpacked(net.widths, scratch.theta, flat, False)
     total, told = 0.0, 0
     for epoch in range(epochs):
         total, told = 0.0, 0
@@ -179,26 +248,32 @@ def _train_one(
                 place = order[epoch, i]
                 if not real[place]:
                     continue
-                room.sample[m], room.place[m] = items[place], place
-                room.label[m] = rating[place] if net.explicit else np.float32(1.0)
+                scratch.sample[m], scratch.place[m] = items[place], place
+                scratch.label[m] = rating[place] if net.explicit else np.float32(1.0)
                 m += 1
                 for j in range(per_item - 1):
                     if negative[place, epoch, j] >= 0:
-                        room.sample[m], room.place[m] = negative[place, epoch, j], place
-                        room.label[m] = np.float32(0.0)
+                        scratch.sample[m], scratch.place[m] = negative[place, epoch, j], place
+                        scratch.label[m] = np.float32(0.0)
                         m += 1
             if m == 0:
                 continue
-            n_met = gather(net, room, table, feature, person_, around_, who, m)
-            forward(net, room, person_, around_, who, m, n_met)
+            n_met = gather(net, scratch, table, feature, person_, around_, who, m)
+            forward(net, scratch, person_, around_, who, m, n_met)
             step = np.float32(-rates[0] / m)
             last = len(net.widths) - 2
             total += errors(
-                room.acts[last], padded(net.widths[last + 1]), room.label, m, net.explicit, step, room.slopes[0]
+                scratch.acts[last],
+                padded(net.widths[last + 1]),
+                scratch.label,
+                m,
+                net.explicit,
+                step,
+                scratch.slopes[0],
             )
-            backward(net, room, table, feature, person_, around_, who, m, n_met, rates[1])
+            backward(net, scratch, table, feature, person_, around_, who, m, n_met, rates[1])
             told += m
-    unpacked(net.widths, room.theta, flat, True)
+    unpacked(net.widths, scratch.theta, flat, True)
     return total / max(1, told)
 
 
@@ -231,20 +306,20 @@ def _train(
 
 @nb.njit
 def _score_one(common, table, feature, flat, items, person, around, who, out):
-    net, person_, around_ = network_of(*common), Described(*person), Described(*around)
-    room = room_for(net, len(feature) // net.factors, min(AT_ONCE, len(items)))
-    unpacked(net.widths, room.theta, flat, False)
+    net, person_, around_ = network_of(*common), PackedFeatures(*person), PackedFeatures(*around)
+    scratch = scratch_for(net, len(feature) // net.factors, min(AT_ONCE, len(items)))
+    unpacked(net.widths, scratch.theta, flat, False)
     last = len(net.widths) - 2
     for start in range(0, len(items), AT_ONCE):
         m = min(AT_ONCE, len(items) - start)
         for i in range(m):
-            room.sample[i], room.place[i] = items[start + i], 0
-        n_met = gather(net, room, table, feature, person_, around_, who, m)
-        forward(net, room, person_, around_, who, m, n_met)
+            scratch.sample[i], scratch.place[i] = items[start + i], 0
+        n_met = gather(net, scratch, table, feature, person_, around_, who, m)
+        forward(net, scratch, person_, around_, who, m, n_met)
         for i in range(m):
-            out[start + i] = room.acts[last][i * padded(1)]
+            out[start + i] = scratch.acts[last][i * padded(1)]
         for u in range(n_met):
-            room.seat[room.met[u]] = -1
+            scratch.seat[scratch.met[u]] = -1
 
 
 @parallel(over="out")

@@ -1,8 +1,12 @@
-"""One step of PrivRec's compiled round: what a client's network makes of some samples, and their slopes.
+"""One step of PrivRec's compiled round: the network's forward and backward pass over some samples of one client.
 
-All that a client changes lies in buffers of its own, layers with their columns padded to whole vectors. What a
-feature's row adds to the first layer is computed once a step for each row that is met, not for each sample: people
-share few features, and so do items.
+All matrices are flat arrays of floats. A client's layers are unpacked to `theta`, in which the columns of each layer
+are padded with zeros to whole vectors, as are activations (samples, padded width). What a feature's row adds to the
+first layer is computed once a step for each distinct row, not for each sample: people share few features, and so do
+items.
+
+Between two steps every entry of `seat` is -1; `gather` sets those of the rows that a step meets, and `backward`, or the
+loop that scores, resets them. All of it belongs to one client, so clients may run in parallel.
 """
 
 from __future__ import annotations
@@ -14,10 +18,10 @@ import numpy as np
 
 from homebody.methods.kernels.vectors import add, copy, padded, product, turned
 
-__all__ = ["Described", "backward", "errors", "forward", "gather", "network_of", "room_for", "unpacked"]
+__all__ = ["PackedFeatures", "backward", "errors", "forward", "gather", "network_of", "scratch_for", "unpacked"]
 
 
-class Described(NamedTuple):
+class PackedFeatures(NamedTuple):
     """Rows of features with weights, and the block of the input that each column of them belongs to."""
 
     row: Any
@@ -25,8 +29,8 @@ class Described(NamedTuple):
     block: Any
 
 
-class Network(NamedTuple):
-    """What all clients have in common."""
+class PackedNetwork(NamedTuple):
+    """The parts of the network that all clients share."""
 
     widths: Any
     starts: Any
@@ -39,36 +43,45 @@ class Network(NamedTuple):
     """Blocks of the input that are a person's, and of circumstances; then come the item's row, and its features."""
     sigmoid: bool
     explicit: bool
-    things: Described
+    things: PackedFeatures
     """The items' features."""
 
 
-class Room(NamedTuple):
-    """What a client works in."""
+class Scratch(NamedTuple):
+    """One client's scratch memory, allocated once a round."""
 
     theta: Any
+    """The layers, padded."""
     sample: Any
+    """(samples,) the item of each."""
     place: Any
-    """Which interaction a sample belongs to."""
+    """(samples,) the interaction that each belongs to."""
     label: Any
     x: Any
+    """(samples, factors) the items' own rows; `of_x` (samples, padded factors) their gradients."""
     of_x: Any
     acts: Any
+    """(layers, samples × widest); `slopes` (2, samples × widest) holds the gradients of two layers by turns."""
     slopes: Any
     turned: Any
+    """(widest × widest) one layer's weights, transposed."""
     base: Any
+    """(first,) what all samples of a step have in common in the first layer."""
     seat: Any
     """Where each row of features stands among those a step has met; -1: nowhere."""
     met: Any
+    """The rows that a step has met, in the order of their seats; `block` is the input block of each."""
     block: Any
-    """Of each row that was met."""
     met_x: Any
+    """(rows, factors) their values; `of_met` (rows, padded factors) their gradients."""
     of_met: Any
     made: Any
-    """What the first layer makes of each row that was met."""
+    """The product of each row that was met and its block of the first layer."""
     of_made: Any
     one: Any
+    """A single 1, which `product` reads as a row of ones to sum over samples."""
     none: Any
+    """Empty: `product` starts its sums from zero."""
 
 
 @nb.njit
@@ -108,84 +121,88 @@ def _through(slope, z, n, sigmoid):
 
 
 @nb.njit
-def _meet(row, block, room, n_met):
+def _meet(row, block, scratch, n_met):
     """Give a row of features a place among those that a step has met; how many those are then."""
-    if room.seat[row] >= 0:
+    if scratch.seat[row] >= 0:
         return n_met
-    room.seat[row], room.met[n_met], room.block[n_met] = n_met, row, block
+    scratch.seat[row], scratch.met[n_met], scratch.block[n_met] = n_met, row, block
     return n_met + 1
 
 
 @nb.njit
-def gather(net, room, table, feature, person, around, who, m):
+def gather(net, scratch, table, feature, person, around, who, m):
     """The samples' own rows, and the rows of features that they meet, those of a block side by side."""
     n_met = 0
     for k in range(person.row.shape[1]):
         if person.weight[who, k] != 0:
-            n_met = _meet(person.row[who, k], person.block[k], room, n_met)
+            n_met = _meet(person.row[who, k], person.block[k], scratch, n_met)
     for k in range(around.row.shape[2]):
         for i in range(m):
-            at = room.place[i]
+            at = scratch.place[i]
             if around.weight[who, at, k] != 0:
-                n_met = _meet(around.row[who, at, k], net.people + around.block[k], room, n_met)
+                n_met = _meet(around.row[who, at, k], net.people + around.block[k], scratch, n_met)
     for k in range(net.things.row.shape[1]):
         for i in range(m):
-            item = room.sample[i]
+            item = scratch.sample[i]
             if net.things.weight[item, k] != 0:
                 block = net.people + net.around + 1 + net.things.block[k]
-                n_met = _meet(net.things.row[item, k], block, room, n_met)
+                n_met = _meet(net.things.row[item, k], block, scratch, n_met)
     width = net.factors
     for u in range(n_met):
-        copy(feature, room.met[u] * width, room.met_x, u * width, width)
+        copy(feature, scratch.met[u] * width, scratch.met_x, u * width, width)
     for i in range(m):
-        copy(table, room.sample[i] * width, room.x, i * width, width)
+        copy(table, scratch.sample[i] * width, scratch.x, i * width, width)
     return n_met
 
 
 @nb.njit
-def _block_end(room, low, n_met):
+def _block_end(scratch, low, n_met):
     """Where the rows end that were met of the same block as this one."""
     high = low + 1
-    while high < n_met and room.block[high] == room.block[low]:
+    while high < n_met and scratch.block[high] == scratch.block[low]:
         high += 1
     return high
 
 
 @nb.njit
-def forward(net, room, person, around, who, m, n_met):
-    """What each layer makes of m samples, into `acts`; hidden layers after their activation."""
-    theta, first, width, low = room.theta, net.first, net.factors, 0
+def forward(net, scratch, person, around, who, m, n_met):
+    """Write the activations of m samples to `acts`; hidden layers after their activation function."""
+    theta, first, width, low = scratch.theta, net.first, net.factors, 0
     while low < n_met:
-        high = _block_end(room, low, n_met)
-        at = room.block[low] * width * first
-        rows, weights, made = (room.met_x, low * width, width, 1), (theta, at, first), (room.made, low * first, first)
-        product(*rows, *weights, room.none, 0, -1, *made, high - low, first, width)
+        high = _block_end(scratch, low, n_met)
+        at = scratch.block[low] * width * first
+        rows, weights, made = (
+            (scratch.met_x, low * width, width, 1),
+            (theta, at, first),
+            (scratch.made, low * first, first),
+        )
+        product(*rows, *weights, scratch.none, 0, -1, *made, high - low, first, width)
         low = high
-    base, z = room.base, room.acts[0]
+    base, z = scratch.base, scratch.acts[0]
     copy(theta, net.widths[0] * first, base, 0, first)
     for k in range(person.row.shape[1]):
         if person.weight[who, k] != 0:
-            add(room.made, room.seat[person.row[who, k]] * first, person.weight[who, k], base, 0, first)
+            add(scratch.made, scratch.seat[person.row[who, k]] * first, person.weight[who, k], base, 0, first)
     for i in range(m):
         copy(base, 0, z, i * first, first)
         for k in range(around.row.shape[2]):
-            weight = around.weight[who, room.place[i], k]
+            weight = around.weight[who, scratch.place[i], k]
             if weight != 0:
-                seat = room.seat[around.row[who, room.place[i], k]]
-                add(room.made, seat * first, weight, z, i * first, first)
+                seat = scratch.seat[around.row[who, scratch.place[i], k]]
+                add(scratch.made, seat * first, weight, z, i * first, first)
         for k in range(net.things.row.shape[1]):
-            weight = net.things.weight[room.sample[i], k]
+            weight = net.things.weight[scratch.sample[i], k]
             if weight != 0:
-                seat = room.seat[net.things.row[room.sample[i], k]]
-                add(room.made, seat * first, weight, z, i * first, first)
+                seat = scratch.seat[net.things.row[scratch.sample[i], k]]
+                add(scratch.made, seat * first, weight, z, i * first, first)
     at = (net.people + net.around) * width * first
-    product(room.x, 0, width, 1, theta, at, first, z, 0, first, z, 0, first, m, first, width)
+    product(scratch.x, 0, width, 1, theta, at, first, z, 0, first, z, 0, first, m, first, width)
     for layer in range(1, len(net.widths) - 1):
         low, high, at = net.widths[layer], padded(net.widths[layer + 1]), net.starts[layer]
-        below, wide = room.acts[layer - 1], padded(low)
+        below, wide = scratch.acts[layer - 1], padded(low)
         _active(below, m * wide, net.sigmoid)
         offset = at + low * high
-        product(below, 0, wide, 1, theta, at, high, theta, offset, 0, room.acts[layer], 0, high, m, high, low)
+        product(below, 0, wide, 1, theta, at, high, theta, offset, 0, scratch.acts[layer], 0, high, m, high, low)
 
 
 @nb.njit(fastmath=True, error_model="numpy")
@@ -209,76 +226,76 @@ def errors(z, row, label, m, explicit, step, slope):
 
 
 @nb.njit
-def backward(net, room, table, feature, person, around, who, m, n_met, item_rate):
-    """From the slopes at the output down, each added to its weights as it is: they carry the step's size."""
-    theta, first, width = room.theta, net.first, net.factors
+def backward(net, scratch, table, feature, person, around, who, m, n_met, item_rate):
+    """Backpropagate the slopes at the output and add them to the weights: they already hold the step's size."""
+    theta, first, width = scratch.theta, net.first, net.factors
     turn = 0
     for layer in range(len(net.widths) - 2, 0, -1):
         low, high, at = net.widths[layer], padded(net.widths[layer + 1]), net.starts[layer]
-        below, wide = room.acts[layer - 1], padded(low)
-        slope, other = room.slopes[turn], room.slopes[1 - turn]
-        turned(theta, at, low, net.widths[layer + 1], high, room.turned, wide)
-        weights = (room.turned, 0, wide)
-        product(slope, 0, high, 1, *weights, room.none, 0, -1, other, 0, wide, m, wide, net.widths[layer + 1])
+        below, wide = scratch.acts[layer - 1], padded(low)
+        slope, other = scratch.slopes[turn], scratch.slopes[1 - turn]
+        turned(theta, at, low, net.widths[layer + 1], high, scratch.turned, wide)
+        weights = (scratch.turned, 0, wide)
+        product(slope, 0, high, 1, *weights, scratch.none, 0, -1, other, 0, wide, m, wide, net.widths[layer + 1])
         product(below, 0, 1, wide, slope, 0, high, theta, at, high, theta, at, high, low, high, m)
         at += low * high
-        product(room.one, 0, 0, 0, slope, 0, high, theta, at, high, theta, at, high, 1, high, m)
+        product(scratch.one, 0, 0, 0, slope, 0, high, theta, at, high, theta, at, high, 1, high, m)
         _through(other, below, m * wide, net.sigmoid)
         turn = 1 - turn
     # What samples have in common is summed before it is multiplied.
-    slope, base, of_made = room.slopes[turn], room.base, room.of_made
+    slope, base, of_made = scratch.slopes[turn], scratch.base, scratch.of_made
     for k in range(n_met * first):
         of_made[k] = np.float32(0.0)
-    product(room.one, 0, 0, 0, slope, 0, first, room.none, 0, -1, base, 0, first, 1, first, m)
+    product(scratch.one, 0, 0, 0, slope, 0, first, scratch.none, 0, -1, base, 0, first, 1, first, m)
     for i in range(m):
         for k in range(around.row.shape[2]):
-            weight = around.weight[who, room.place[i], k]
+            weight = around.weight[who, scratch.place[i], k]
             if weight != 0:
-                seat = room.seat[around.row[who, room.place[i], k]]
+                seat = scratch.seat[around.row[who, scratch.place[i], k]]
                 add(slope, i * first, weight, of_made, seat * first, first)
         for k in range(net.things.row.shape[1]):
-            weight = net.things.weight[room.sample[i], k]
+            weight = net.things.weight[scratch.sample[i], k]
             if weight != 0:
-                seat = room.seat[net.things.row[room.sample[i], k]]
+                seat = scratch.seat[net.things.row[scratch.sample[i], k]]
                 add(slope, i * first, weight, of_made, seat * first, first)
     for k in range(person.row.shape[1]):
         if person.weight[who, k] != 0:
-            add(base, 0, person.weight[who, k], of_made, room.seat[person.row[who, k]] * first, first)
+            add(base, 0, person.weight[who, k], of_made, scratch.seat[person.row[who, k]] * first, first)
     add(base, 0, np.float32(1.0), theta, net.widths[0] * first, first)
     row, low = padded(width), 0
     while low < n_met:
-        high = _block_end(room, low, n_met)
-        at = room.block[low] * width * first
-        rows, slopes = (room.met_x, low * width), (of_made, low * first)
-        _layer_back(net, room, rows, slopes, at, room.of_met, low * row, high - low)
+        high = _block_end(scratch, low, n_met)
+        at = scratch.block[low] * width * first
+        rows, slopes = (scratch.met_x, low * width), (of_made, low * first)
+        _layer_back(net, scratch, rows, slopes, at, scratch.of_met, low * row, high - low)
         low = high
     at = (net.people + net.around) * width * first
-    _layer_back(net, room, (room.x, 0), (slope, 0), at, room.of_x, 0, m)
+    _layer_back(net, scratch, (scratch.x, 0), (slope, 0), at, scratch.of_x, 0, m)
     for i in range(m):
-        add(room.of_x, i * row, item_rate, table, room.sample[i] * width, width)
+        add(scratch.of_x, i * row, item_rate, table, scratch.sample[i] * width, width)
     for u in range(n_met):
-        add(room.of_met, u * row, np.float32(1.0), feature, room.met[u] * width, width)
-        room.seat[room.met[u]] = -1
+        add(scratch.of_met, u * row, np.float32(1.0), feature, scratch.met[u] * width, width)
+        scratch.seat[scratch.met[u]] = -1
 
 
 @nb.njit
-def _layer_back(net, room, rows, slopes, at, out, to, n):
+def _layer_back(net, scratch, rows, slopes, at, out, to, n):
     """One block of the first layer: the slopes of its n rows into `out`, and its weights stepped."""
-    theta, first, width = room.theta, net.first, net.factors
+    theta, first, width = scratch.theta, net.first, net.factors
     row = padded(width)
-    turned(theta, at, width, net.widths[1], first, room.turned, row)
-    weights = (room.turned, 0, row)
-    product(*slopes, first, 1, *weights, room.none, 0, -1, out, to, row, n, row, net.widths[1])
+    turned(theta, at, width, net.widths[1], first, scratch.turned, row)
+    weights = (scratch.turned, 0, row)
+    product(*slopes, first, 1, *weights, scratch.none, 0, -1, out, to, row, n, row, net.widths[1])
     product(*rows, 1, width, *slopes, first, theta, at, first, theta, at, first, width, first, n)
 
 
 @nb.njit
-def room_for(net, n_rows, most):
+def scratch_for(net, n_rows, most):
     widest, row = padded(net.factors), padded(net.factors)
     depth = len(net.widths) - 1
     for layer in range(depth):
         widest = max(widest, padded(net.widths[layer + 1]))
-    return Room(
+    return Scratch(
         np.zeros(net.starts[depth], np.float32),
         np.empty(most, np.int64),
         np.empty(most, np.int64),
@@ -306,6 +323,6 @@ def network_of(widths, sigmoid, explicit, factors, blocks, things):
     starts = np.zeros(len(widths), np.int64)
     for layer in range(len(widths) - 1):
         starts[layer + 1] = starts[layer] + (widths[layer] + 1) * padded(widths[layer + 1])
-    return Network(
-        widths, starts, factors, padded(widths[1]), blocks[0], blocks[1], sigmoid, explicit, Described(*things)
+    return PackedNetwork(
+        widths, starts, factors, padded(widths[1]), blocks[0], blocks[1], sigmoid, explicit, PackedFeatures(*things)
     )

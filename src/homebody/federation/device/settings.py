@@ -1,0 +1,132 @@
+"""The settings of a device: its server, its proxy, its people's budget, and the limits of a task."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from homebody.errors import HomebodyError, unknown_name
+from homebody.federation.service.text import ADDRESS, URL, is_loopback, one_line
+
+__all__ = ["HomeSettings", "limit_fields", "read_certificate", "server_certificate"]
+
+LIMITS = ("memory", "operations", "bytes", "seconds")
+"""What a task may use, by name; each is the field `most_…` of the settings."""
+
+
+@dataclass(frozen=True)
+class HomeSettings:
+    """The settings of a device.
+
+    >>> HomeSettings(server="example.org:9092").paused
+    False
+    >>> HomeSettings(server="example.org")
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: The server's address must be HOST:PORT, such as example.org:9092, not 'example.org'.
+    """
+
+    server: str
+    name: str = ""
+    """What the device calls itself."""
+    budget: str | None = None
+    """Each person's privacy budget, in the form that `homebody.privacy.Budget` reads; None: no limit."""
+    paused: bool = False
+    node: int | None = None
+    """The number that the network last knew the device by."""
+    proxy: str = ""
+    """The address of the proxy that reports go through; empty where no method shuffles."""
+    most_memory: int = 2 << 30
+    """Bytes of memory that the work on a letter may use, by its method's estimate."""
+    most_operations: int = 10**12
+    """Arithmetic operations that the work on a letter may take, by the same estimate."""
+    most_bytes: int = 256 << 20
+    """Bytes that an answer may have, by the same estimate."""
+    most_seconds: float = 120.0
+    """Seconds by the clock after which the work for one person is given up."""
+
+    def __post_init__(self) -> None:
+        address = ADDRESS.fullmatch(str(self.server))
+        if not address or not 0 < int(address["port"]) < 65536:
+            raise HomebodyError(
+                f"The server's address must be HOST:PORT, such as example.org:9092, not '{self.server}'."
+            )
+        if self.name:
+            one_line(self.name, "A device's name", 200)
+        if self.proxy:
+            _check_proxy(self.proxy)
+        for name, value in self.limits.items():
+            if type(value) not in ((int, float) if name == "seconds" else (int,)) or not 0 < value < 2**62:
+                whole = "a number" if name == "seconds" else "a whole number"
+                raise HomebodyError(f"A device's limit of {name} must be {whole} above 0, not {value!r}.")
+
+    @property
+    def limits(self) -> dict[str, int | float]:
+        """What a task may use, by name."""
+        return {name: getattr(self, f"most_{name}") for name in LIMITS}
+
+    @property
+    def host(self) -> str:
+        """The server's host, without its port.
+
+        >>> HomeSettings(server="[::1]:9092").host
+        '::1'
+        """
+        return self.server.rpartition(":")[0].strip("[]")
+
+
+def limit_fields(limits: Mapping[str, float]) -> dict[str, Any]:
+    """The fields of the settings that hold these limits.
+
+    >>> limit_fields({"memory": 1e9})
+    {'most_memory': 1000000000}
+    """
+    for name in limits:
+        if name not in LIMITS:
+            raise unknown_name("limit of a device", name, LIMITS)
+    return {
+        f"most_{name}": int(value) if name != "seconds" and value == value // 1 else value
+        for name, value in limits.items()
+    }
+
+
+def server_certificate(server: str, file: Path | None) -> bytes | None:
+    """The certificate that a device knows its server by; a server on the same machine needs none."""
+    host = HomeSettings(server=server).host
+    if file is not None:
+        return read_certificate(file)
+    if host in ("localhost", "127.0.0.1", "::1"):
+        return None
+    raise HomebodyError(f"{host} is another machine: give the certificate of its server as --ca ca.pem.")
+
+
+def read_certificate(file: Path) -> bytes:
+    """A certificate in PEM form; a file that also holds a private key is refused."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise HomebodyError(f"{file} cannot be read: {error.strerror or error}.") from error
+    if b"PRIVATE KEY" in content:
+        raise HomebodyError(f"{file} holds a private key, which a device must never have: give ca.pem.")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise HomebodyError(f"{file} is not a certificate in PEM form; give the ca.pem of the server.") from error
+    return content
+
+
+def _check_proxy(url: str) -> None:
+    """
+    >>> _check_proxy("http://example.org:9094")
+    Traceback (most recent call last):
+        ...
+    homebody.errors.HomebodyError: A proxy on another machine is reached by https://, not 'http://example.org:9094'.
+    """
+    address = URL.fullmatch(url)
+    if not address or (address["port"] and not 0 < int(address["port"]) < 65536):
+        raise HomebodyError(f"A proxy's address must be https://HOST:PORT, not '{url}'.")
+    if address["scheme"] == "http" and not is_loopback(address["host"]):
+        raise HomebodyError(f"A proxy on another machine is reached by https://, not '{url}'.")

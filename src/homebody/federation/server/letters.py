@@ -1,0 +1,355 @@
+"""Letters to devices: who is there, what each has, who is asked, and who is left alone for a while."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from homebody.core import Tree
+from homebody.federation import wire
+from homebody.federation.server import answers
+from homebody.federation.server.answers import Answer
+from homebody.federation.task import Task
+
+if TYPE_CHECKING:
+    from homebody.federation.flower.link import Link
+    from homebody.federation.server.records import Records, RegisteredDevice
+
+__all__ = ["MOST_FAULTS", "PAUSE", "Correspondence", "Node", "resting"]
+
+ITEMS_AT_ONCE = 50_000
+"""Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
+MOST_LETTERS = 3
+"""To one device in one round, beside those that tell it of a large catalogue: it may lack the shared parameters."""
+HELLO_SECONDS = 120.0
+"""How long a greeting waits to be answered before it is said again: a device compiles its kernels first."""
+MOST_RESTS = 8
+"""How often a rest is doubled."""
+REST_SECONDS = 600.0
+"""How long somebody is not asked who had nothing to answer with, or whose answer was refused."""
+GREET_SECONDS = 30.0
+"""How long a device is not greeted again of which nobody takes part, or whose answer to a greeting was refused."""
+AWAY_SECONDS = 1.0
+"""How long a device may be away in a round that can do without it, once that is known: one that joins anew is away for
+a moment."""
+MOST_LOST = 5
+"""Letters to one device in one round that may be lost before it is left alone."""
+LOOK_SECONDS = 2.0
+"""Between looks, in a round, for devices that were away and came back."""
+SILENT_TIMES = 3
+"""Rounds in a row that a device may leave unanswered before it is left alone, longer each time."""
+MOST_FAULTS = 5
+"""Broken answers of one device before it is set aside, where nobody says: the operator may readmit it."""
+PAUSE = 0.2
+
+
+def resting(notes: Mapping[str, str]) -> dict[str, Any] | None:
+    """How many people a server leaves alone, and until when at most, by its notes; None where it does nobody.
+
+    >>> resting({"resting": '{"60": 3, "32503680000": 2}'})
+    {'people': 2, 'until': '3000-01-01 00:00 UTC'}
+    """
+    ends = {int(end): count for end, count in json.loads(notes.get("resting", "{}")).items()}
+    left = {end: count for end, count in ends.items() if end > datetime.now(UTC).timestamp()}
+    return {"people": sum(left.values()), "until": moment(max(left))} if left else None
+
+
+def moment(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+@dataclass
+class Node:
+    """What is known of a device that is there."""
+
+    device: RegisteredDevice
+    active: list[int]
+    """The numbers of its people that take part."""
+    items: int
+    """How much of the catalogue it knows."""
+    holds: set[str] = field(default_factory=set)
+
+
+class Correspondence:
+    """With all the devices of a server's records, over its link.
+
+    most_faults: how many broken answers of one device are borne before it is set aside.
+    """
+
+    def __init__(self, link: Link, records: Records, log: Callable[..., None], most_faults: int = MOST_FAULTS) -> None:
+        self._link, self._records, self._log, self._most_faults = link, records, log, most_faults
+        self.known: dict[int, Node] = {}
+        self._greeted: dict[str, tuple[int, float]] = {}
+        self._registered: dict[str, RegisteredDevice] = {}
+        self._resting: dict[int, float] = {}
+        self._rests: dict[int, int] = {}
+        self._silent: dict[str, int] = {}
+        self._left_alone: dict[int, float] = {}
+        self._sent_to_rest: set[int] = set()
+        self.declined: set[int] = set()
+        """The numbers of people who declined in the round, or whose device did for all of its people."""
+        if "resting" in records.notes():
+            records.note("resting", "{}")  # of a process that is no more: this one asks everybody
+
+    def look_around(self, greeting: Task) -> None:
+        """Who is there now. A device that is new, or was silent, is greeted and counts once it has answered."""
+        devices = self._devices()
+        online = {
+            node: devices[mark]
+            for mark, node in self._link.nodes().items()
+            if mark in devices and not devices[mark].set_aside
+        }
+        for node in set(self.known) - set(online):
+            del self.known[node]
+        now = time.monotonic()
+        self._left_alone = {node: until for node, until in self._left_alone.items() if until > now and node in online}
+        asked = {node for node, until in self._greeted.values() if until > now} | self._left_alone.keys()
+        # Also those of whom nobody took part: somebody may by now.
+        present = {node for node, one in self.known.items() if one.active}
+        strangers = [node for node in online if node not in present and node not in asked]
+        if strangers:
+            sent = self._link.send(
+                dict.fromkeys(strangers, (greeting.kind, wire.encode_letter(greeting.header()))), HELLO_SECONDS
+            )
+            self._greeted.update({message: (node, now + HELLO_SECONDS) for message, node in sent.items()})
+        self._greeted = {message: one for message, one in self._greeted.items() if one[1] > now and one[0] in online}
+        if not self._greeted:
+            return
+        for reply in self._link.receive(set(self._greeted), PAUSE):
+            node, _ = self._greeted.pop(reply.message, (0, 0.0))
+            if node not in online or reply.body is None:
+                continue
+            self._left_alone[node] = time.monotonic() + GREET_SECONDS
+            known = self.known.get(node)
+            one = self.known[node] = Node(online[node], [], 0)
+            try:
+                answer = answers.read(reply.body, one.device)
+            except wire.Malformed as error:
+                self.refuse(node, error)
+                self.known.pop(node, None)
+                continue
+            if not self._learn(node, answer):
+                del self.known[node]
+            elif known is None or one.active:
+                self._log("joined", device=one.device.fingerprint[:12], people=len(one.active))
+
+    def present(self) -> list[int]:
+        """The numbers of all people who are there and not resting."""
+        now = time.monotonic()
+        self._resting = {number: until for number, until in self._resting.items() if until > now}
+        return sorted({number for node in self.known.values() for number in node.active} - self._resting.keys())
+
+    def homes(self, users: list[int], only: set[int] | None) -> dict[int, list[int]]:
+        """Which of these people are where."""
+        wanted = set(users)
+        where = {
+            node: [number for number in one.active if number in wanted]
+            for node, one in self.known.items()
+            if only is None or node in only
+        }
+        return {node: theirs for node, theirs in where.items() if theirs or only is not None}
+
+    def letters(
+        self,
+        task: Task,
+        shared: bytes,
+        users: list[int],
+        end: float,
+        *,
+        schema: bytes = b"",
+        only: set[int] | None = None,
+        traffic: list[int] | None = None,
+        update: Callable[[bytes], Tree] | None = None,
+        needed: int = 0,
+    ) -> Iterator[tuple[int, Answer]]:
+        """Write to everyone concerned, and give the answers as they come, until the deadline.
+
+        schema: the task's features, for whoever does not hold them. update: reads what one person sends.
+        needed: how many people must answer. A device that is away is given up soon if there are enough others.
+        Otherwise it is waited for until the deadline: a round that is given up has been charged, and is charged again.
+        """
+        task = replace(task, shared=wire.digest(shared))
+        traffic = [0, 0] if traffic is None else traffic
+        self.declined = set()
+        where = self.homes(users, only)
+        waiting: dict[str, int] = {}
+        digests: dict[int, str] = {}
+        asked, lost, answered = dict.fromkeys(where, 0), dict.fromkeys(where, 0), 0
+        gone: dict[int, tuple[float, str]] = {}
+        most = MOST_LETTERS + task.n_items // ITEMS_AT_ONCE
+
+        def write(nodes: Collection[int]) -> None:
+            letters = {}
+            for node in nodes:
+                one, asked[node] = self.known[node], asked[node] + 1
+                lacking = min(ITEMS_AT_ONCE, task.n_items - one.items)
+                news = self._records.items(one.items)[:lacking] if lacking > 0 else []
+                parts = {"items": json.dumps([one.items, list(news)]).encode()} if news else {}
+                if task.shared not in one.holds:
+                    parts["shared"] = shared
+                if task.features and task.features not in one.holds:
+                    parts["features"] = schema
+                header = replace(task, first=one.device.first, people=where[node]).header()
+                letters[node] = (task.kind, wire.encode_letter(header, parts))
+                digests[node] = wire.digest(letters[node][1])
+                traffic[1] += len(letters[node][1])
+            waiting.update(self._link.send(letters, max(1.0, end - time.monotonic())))
+
+        if where:
+            write(where)
+            self._log("sent", kind=task.kind, release=task.release, devices=len(waiting))
+        while (waiting or gone) and (left := end - time.monotonic()) > 0:
+            if gone:
+                possible = answered + sum(len(where[node]) for node in {*waiting.values(), *gone})
+                self._ask_again(gone, lost, write, where, possible - needed)
+            if not waiting:
+                time.sleep(min(left, PAUSE))
+                continue
+            for reply in self._link.receive(set(waiting), min(left, PAUSE if gone else LOOK_SECONDS)):
+                node = waiting.pop(reply.message, None)
+                if node is None or node not in self.known:
+                    continue
+                if reply.body is None:
+                    gone[node] = (time.monotonic() + AWAY_SECONDS, reply.error)
+                    continue
+                traffic[0] += len(reply.body)
+                try:
+                    answer = answers.read(reply.body, self.known[node].device, digests[node], where[node], update)
+                except wire.Malformed as error:
+                    self.refuse(node, error, where[node])
+                    continue
+                if not self._learn(node, answer):
+                    self.declined.update(where[node])
+                    self._rest(where[node])
+                elif not answer.lacks:
+                    answered += len(answer.updates)
+                    self._silent.pop(self.known[node].device.fingerprint, None)
+                    self._note_declined(answer.declined)
+                    if answer.faults:
+                        self.refuse(node, next(iter(answer.faults.values())), answer.faults)
+                    yield node, answer
+                elif asked[node] < most:
+                    write([node])
+                else:
+                    self.refuse(node, wire.Malformed("it lacks what it was given"), where[node])
+        for node in {*waiting.values(), *gone}:
+            self._forget(node, "no answer in time")
+        self._tell_rests()
+
+    def _ask_again(
+        self,
+        gone: dict[int, tuple[float, str]],
+        lost: dict[int, int],
+        write: Callable[[Collection[int]], None],
+        where: Mapping[int, Sequence[int]],
+        spare: int,
+    ) -> None:
+        """A device that was away for a moment is asked again: it gives what it gave, or would have given.
+
+        spare: how many people the round can do without; below 0 it is lost, whoever comes back.
+        """
+        there = set(self._link.nodes().values())
+        for node, (until, error) in list(gone.items()):
+            if node in there and lost[node] < MOST_LOST:
+                lost[node] += 1
+                write([node])
+            elif node not in there and (time.monotonic() < until or 0 <= spare < len(where[node])):
+                continue
+            else:
+                self._forget(node, error)
+                spare -= len(where[node])
+            del gone[node]
+
+    def _note_declined(self, declined: Collection[int]) -> None:
+        """Whoever declines is left alone for a while, and longer each time."""
+        for number in declined:
+            self._records.count("declined")
+            self.declined.add(number)
+        self._rest(declined)
+
+    def refuse(self, node: int, reason: wire.Malformed, people: Collection[int] = ()) -> None:
+        """An answer that is broken: count and log it, and leave these people alone for a while. A device that gives too
+        many is set aside; one of another version is not at fault."""
+        device = self.known[node].device
+        known = isinstance(reason, wire.OtherVersion)
+        self._records.count(f"refused: {'another wire version' if known else reason}")
+        accident = {} if reason.__cause__ is None else {"error": type(reason.__cause__).__name__}
+        self._log("refused", device=device.fingerprint[:12], reason=str(reason), **accident)
+        self._rest(people)
+        if not known and self._records.add_fault(device.fingerprint, self._most_faults):
+            self._records.count("devices_set_aside")
+            self._log("set aside", device=device.fingerprint[:12], faults=self._most_faults)
+            del self.known[node]
+
+    def suspect(self, number: int | None) -> None:
+        """Blame a round whose total broke the server's step on this person's device: its people are left alone."""
+        for node, one in list(self.known.items()):
+            if number in one.active:
+                self.refuse(node, wire.Malformed("it spoiled a round"), one.active)
+                self._tell_rests()
+
+    def _devices(self) -> dict[str, RegisteredDevice]:
+        """Whoever may take part; the network is told of those who are new, and of those who are no more."""
+        devices = {one.fingerprint: one for one in self._records.devices() if not one.removed}
+        for mark in devices.keys() - self._registered.keys():
+            self._link.register(devices[mark].public_key, devices[mark].name)
+        for mark in self._registered.keys() - devices.keys():
+            self._link.unregister(self._registered[mark].public_key)
+        self._registered = devices
+        return devices
+
+    def _learn(self, node: int, answer: Answer) -> bool:
+        """What a device says of itself; False where it refuses. Its words are logged, never counted: it could say
+        anything."""
+        one = self.known[node]
+        if answer.refused is not None:
+            self._records.count("refused: the device refuses")
+            self._log(
+                "refused", device=one.device.fingerprint[:12], reason="the device refuses", said=answer.refused[:200]
+            )
+            return False
+        if answer.unregistered and not one.active:  # said once, when it is greeted
+            self._log(
+                "more people than registered",
+                device=one.device.fingerprint[:12],
+                people=len(answer.people) + answer.unregistered,
+                registered=one.device.people,
+            )
+        one.active, one.items, one.holds = list(answer.people), answer.items, set(answer.holds)
+        return True
+
+    def _rest(self, people: Collection[int]) -> None:
+        for number in people:
+            self._rests[number] = min(self._rests.get(number, 0) + 1, MOST_RESTS)
+            self._resting[number] = time.monotonic() + REST_SECONDS * 2 ** (self._rests[number] - 1)
+        self._sent_to_rest.update(people)
+
+    def _tell_rests(self) -> None:
+        """Log who was sent to rest since this was told last, and note for whoever asks how many rest until when."""
+        if not self._sent_to_rest:
+            return
+        ahead, ends = datetime.now(UTC).timestamp() - time.monotonic(), Counter[int]()
+        for until in self._resting.values():
+            ends[math.ceil((until + ahead) / 60) * 60] += 1
+        last = max(self._resting[number] for number in self._sent_to_rest) + ahead
+        self._log("left alone", clients=len(self._sent_to_rest), until=moment(last))
+        self._records.note("resting", json.dumps(ends))
+        self._sent_to_rest.clear()
+
+    def _forget(self, node: int, why: str) -> None:
+        """It must answer a greeting before it counts again: one that is gone costs a deadline, not each."""
+        one = self.known.pop(node, None)
+        self._records.count("answers_missing")
+        if one is not None:
+            mark = one.device.fingerprint
+            times = self._silent[mark] = min(self._silent.get(mark, 0) + 1, MOST_RESTS)
+            # At first it is greeted at once: it may have been killed and come back.
+            if times >= SILENT_TIMES:
+                self._left_alone[node] = time.monotonic() + GREET_SECONDS * 2 ** (times - SILENT_TIMES)
+            self._log("silent", device=mark[:12], reason=why)

@@ -1,0 +1,362 @@
+"""Real devices over a network: the runtime whose clients are elsewhere.
+
+Flower carries the letters; what is in them is ours (`homebody.federation.wire`). A device is a public key, and each of
+its people a client with a number that never changes. Every letter says all that is needed to answer it, so that a
+device may come and go; whoever does not answer in time is not waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homebody.core import (
+    Catalogue,
+    Cohort,
+    Collected,
+    Evaluated,
+    Method,
+    Newcomer,
+    Opened,
+    Recommended,
+    Total,
+    Tree,
+    Users,
+)
+from homebody.errors import Abandoned, HomebodyError
+from homebody.federation import wire
+from homebody.federation.schema import FeatureSchema
+from homebody.federation.server.aggregate import LetterRoute, ProxyRoute, bounds, largest
+from homebody.federation.server.letters import MOST_FAULTS, PAUSE, Correspondence
+from homebody.federation.task import Task, asks
+from homebody.federation.telemetry import metric_names, telemetry
+from homebody.privacy import Charge
+from homebody.rng import Rng, SystemRng
+
+if TYPE_CHECKING:
+    from homebody.federation.flower.link import Link
+    from homebody.federation.server.epochs import Epochs
+    from homebody.federation.server.records import Records
+
+__all__ = ["Flower", "RoundSettings", "within_range"]
+
+NOBODY_PUBLIC = "No device's data is public: leave out public people, and stages that learn from them alone."
+BACK_SECONDS = 20.0
+"""How long a round that was cut short waits for devices to come back that it can do without."""
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """How long to wait, for how many, and what is let in."""
+
+    deadline: float = 60.0
+    """Seconds for a round."""
+    quorum: float = 0.5
+    """The share of a cohort that must answer; otherwise the round is abandoned."""
+    least: int = 1
+    """Clients that must be there before a round begins."""
+    half: bool = False
+    """Whether floats travel in 16 bits."""
+    largest: float = 1e9
+    """The largest number that an update may hold."""
+    reports_wait: float = 30.0
+    """Seconds that reports may come after that, where a proxy holds them until there are enough."""
+    cutoffs: tuple[int, ...] = (5, 10, 20)
+    """Lengths of the lists that telemetry looks at."""
+    most_faults: int = MOST_FAULTS
+    """Broken answers of one device before it is set aside."""
+
+
+class _Answers(NamedTuple):
+    """The sum of what people sent, how many they were, and the bytes that came and went."""
+
+    sum: Tree
+    answered: int
+    up: int = 0
+    down: int = 0
+    updates: Mapping[int, Tree] = MappingProxyType({})
+    """What each person sent, where that came in letters."""
+
+
+class Flower:
+    """Sends the work of a round to the devices of its cohort, and adds up what comes back through the channel.
+
+    description: what a device needs to do the same mathematics, as JSON: the recipe's method, fields and stages, the
+    seed, the protocol and whether anything is held out. epochs: where reports arrive that come through a proxy.
+    schema: the features that devices know, where the method uses any.
+    """
+
+    simulated = False
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        link: Link,
+        records: Records,
+        description: Mapping[str, Any],
+        settings: RoundSettings | None = None,
+        *,
+        keep: int | None = None,
+        epochs: Epochs | None = None,
+        schema: FeatureSchema | None = None,
+        log: Callable[..., None] = lambda event, **facts: None,
+    ) -> None:
+        self._records, self._description, self._log = records, dict(description), log
+        self.settings = settings or RoundSettings()
+        self._schema = schema or FeatureSchema()
+        if self._schema.digest:
+            self._description["features"] = self._schema.digest
+        self.catalogue = self._schema.catalogue(records.n_items())
+        self._letters = Correspondence(link, records, log, self.settings.most_faults)
+        self._key, self._release = 0, records.notes().get("opened", "").partition(" ")[0].partition("#")[0]
+        self._step, self._keep, self._epochs = 0, keep, epochs
+
+    def available(self, *, public: bool = False) -> Users:
+        """The numbers of all people who are there, once there are enough of them."""
+        if public:
+            raise HomebodyError(NOBODY_PUBLIC)
+        # Between two rounds, and at no other time: what is shared has a row for each item of it.
+        self.catalogue = self._catalogue()
+        return self._gathered()
+
+    def _gathered(self) -> Users:
+        said = False
+        while True:
+            self._letters.look_around(self._greeting())
+            numbers = self._letters.present()
+            if len(numbers) >= max(1, self.settings.least):
+                return np.array(numbers, dtype=np.int64)
+            if not said:
+                self._log("waiting", present=len(numbers), least=self.settings.least)
+                said = True
+            time.sleep(PAUSE)
+
+    def begin(self, method: Method, rng: Rng) -> None:
+        wire.refuse_unfit(method, proxied=self._epochs is not None)
+        self._key = int(rng.key)
+
+    def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
+        """A round that was cut short is the same one only if it asks the same: then its devices answer the same."""
+        self._release = release
+        asks = wire.digest(json.dumps([self._description, self.catalogue.n_items, self.settings.half]).encode())
+        asks += wire.digest(wire.encode_tree(shared, half=self.settings.half))
+        name = self._attempt()
+        before = self._records.opened(name)
+        if before is not None and self._records.notes().get("opened") != f"{name} {asks}":
+            self._give_up(reason="it would ask something else now")
+            return self.open(release, cohort, shared)
+        if before is None:
+            self._records.note("opened", f"{name} {asks}")
+            self._records.open_round(name, cohort)
+        opened = Opened(name, cohort if before is None else before, again=before is not None)
+        self._log("opened", release=name, clients=len(opened.cohort.users), again=opened.again)
+        return opened
+
+    def _attempt(self) -> str:
+        """What the round is called: after it was given up it is another release."""
+        base, _, attempts = self._records.notes().get("abandoned", "").partition("#")
+        return f"{self._release}#{int(attempts) + 1}" if base == self._release else self._release
+
+    def _give_up(self, **facts: Any) -> None:
+        """This attempt at the round."""
+        name = self._attempt()
+        self._log("abandoned", release=name, **facts)
+        self._records.note("abandoned", f"{self._release}#{name.partition('#')[2] or 1}")
+        self._records.count("rounds_abandoned")
+
+    def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
+        wanted = wire.expected(method, shared, self.catalogue)
+        within = bounds(method.uplink, self.settings.largest)
+        task = self._task("train", step, rng)
+        try:
+            got = self._ask(method, shared, task, cohort.users.tolist(), wanted, within, _as_it_is)
+        except Abandoned as error:
+            self._give_up(reason=str(error))
+            raise
+        total = method.uplink.server(Total(got.sum, cohort.size), SystemRng().fold("server"))
+        before, self._step = self._step, step
+
+        def spoiled(reason: str) -> None:
+            self._step = before
+            self._letters.suspect(largest(got.updates))
+            self._give_up(reason=reason)
+
+        return Collected(total, got.up, got.down, answered=got.answered, spoiled=spoiled)
+
+    def _ask(
+        self,
+        method: Method,
+        shared: Tree,
+        task: Task,
+        users: list[int],
+        wanted: Mapping[str, wire.Expected],
+        within: tuple[float, int | None],
+        clean: Callable[[Tree], Tree],
+    ) -> _Answers:
+        """Ask these people, and sum what comes back; `Abandoned` where too few answer.
+
+        wanted, within: what an update must look like. clean: applied to each, before the channel's own bounds.
+        """
+        body = wire.encode_tree(shared, half=self.settings.half)
+        route: LetterRoute | ProxyRoute = LetterRoute(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
+        if method.uplink.facts.shuffled:
+            assert self._epochs is not None  # refused when the phase began
+            name = f"{task.run}/{self._attempt()}{'' if task.do == 'train' else '/telemetry'}"
+            about = asks(replace(task, shared=wire.digest(body)).header())
+            seconds = self.settings.deadline + self.settings.reports_wait
+            route = ProxyRoute(self._epochs, name, about, method.uplink, wanted, seconds)
+        needed = max(1, math.ceil(self.settings.quorum * len(users)))
+        if (before := route.before(needed, len(users))) is not None:
+            return _Answers(*before)
+        task = route.open(task)
+        end = time.monotonic() + min(self.settings.deadline, route.left())
+        self._await(users, needed, end)
+        found: dict[int, Tree] = {}
+        traffic = [0, 0]
+        for _, answer in self._letters.letters(
+            task,
+            body,
+            users,
+            end,
+            schema=self._schema.content,
+            traffic=traffic,
+            update=route.read,
+            needed=needed,
+        ):
+            found.update(answer.updates)
+        if len(found) < needed:
+            declined = len(self._letters.declined)
+            raise Abandoned(
+                f"{len(found)} of {len(users)} clients answered within {self.settings.deadline:g} s"
+                f"{f', {declined} declined' if declined else ''}, and {needed} must"
+                f"{': does the proxy run, and do devices reach it?' if declined and route.proxied else '.'}"
+            )
+        updates = dict(sorted(found.items()))  # summed in the order of people's numbers
+        tree, beside = route.sum(updates, needed, len(users))
+        return _Answers(tree, len(updates), traffic[0] + beside, traffic[1], updates)
+
+    def telemetry(self, method: Method) -> Sequence[Charge]:
+        users = self._gathered()
+        return method.uplink.charges(Cohort(users, "all", len(users), len(users)))
+
+    def evaluate(self, method: Method, shared: Tree) -> Evaluated:
+        """The mean of what people measure on their own devices; it leaves through the method's channel."""
+        everyone = self._gathered().tolist()
+        task = replace(self._task("evaluate", self._step, Rng.of(0)), cutoffs=list(self.settings.cutoffs))
+        # Shares, where nothing is added to them on the way: one device does not decide for all.
+        within = bounds(method.uplink, self.settings.largest if method.uplink.stages else 1.0)
+        clean, wanted = _shares if method.uplink.facts.plain else _as_it_is, telemetry(method, self.settings.cutoffs)
+        try:
+            got = self._ask(method, shared, task, everyone, wanted, within, clean)
+        except Abandoned:
+            return Evaluated({})  # of too few to choose a round by
+        sums = method.uplink.server(Total(got.sum, got.answered), SystemRng().fold("server")).sum
+        asked, names = float(sums["asked"]), metric_names(self.settings.cutoffs)
+        if not asked >= 1:
+            return Evaluated({})
+        found = {name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)}
+        return within_range(found, method.uplink.deviation(len(names) + 1, got.answered) / asked)
+
+    def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
+        raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")
+
+    def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
+        raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")
+
+    def state(self, *, lasting: bool = False) -> dict[str, Tensor]:
+        """The devices keep their own state, by round: its number is enough to come back to it."""
+        if lasting:
+            self._keep = self._step
+        return {"step": torch.tensor(self._step)}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self._step = int(state["step"])
+
+    def publish(self, method: Method, shared: Tree, step: int, known: set[str]) -> set[str]:
+        """Give every device that is there the model to rank with from now on; answer which have it.
+
+        known: those that have it already; where items came since, nobody has.
+        """
+        before, self.catalogue = self.catalogue, self._catalogue()
+        known = known if self.catalogue is before else set()
+        self._letters.look_around(self._greeting())
+        there = {node: one for node, one in self._letters.known.items() if one.device.fingerprint not in known}
+        if not there:
+            return known
+        task = self._task("adapt", step, Rng.of(0))
+        numbers = [number for one in there.values() for number in one.active]
+        had, end = set(known), time.monotonic() + self.settings.deadline
+        body = wire.encode_tree(shared, half=self.settings.half)
+        for node, _ in self._letters.letters(task, body, numbers, end, schema=self._schema.content, only=set(there)):
+            known.add(there[node].device.fingerprint)
+        if known != had:
+            self._log("published", devices=len(known - had), items=self.catalogue.n_items)
+        return known
+
+    def _task(self, do: str, step: int, rng: Rng) -> Task:
+        """What letters of this kind ask, whoever gets them."""
+        return Task(
+            do=do,
+            release=self._release,
+            step=step,
+            key=int(rng.key),
+            clients_key=self._key,
+            keep=self._keep,
+            n_items=self.catalogue.n_items,
+            half=self.settings.half,
+            largest=self.settings.largest,
+            **self._description,
+        )
+
+    def _greeting(self) -> Task:
+        return self._task("hello", self._step, Rng.of(0))
+
+    def _await(self, users: list[int], needed: int, end: float) -> None:
+        """After a restart the devices of a round that was cut short need a moment to come back; until then, or until
+        the deadline where there are too few without them."""
+        until = time.monotonic() + BACK_SECONDS
+        while away := set(users) - {number for node in self._letters.known.values() for number in node.active}:
+            if time.monotonic() > (until if len(users) - len(away) >= needed else end):
+                return
+            time.sleep(PAUSE)
+            self._letters.look_around(self._greeting())
+
+    def _catalogue(self) -> Catalogue:
+        count = self._records.n_items()
+        return self.catalogue if count == self.catalogue.n_items else self._schema.catalogue(count)
+
+
+def _as_it_is(tree: Tree) -> Tree:
+    return tree
+
+
+def _shares(tree: Tree) -> Tree:
+    return {name: value.clamp(0, 1) for name, value in tree.items()}
+
+
+def within_range(estimates: Mapping[str, float], deviation: float) -> Evaluated:
+    """Shares that were estimated as one noisy sum over another, clipped to 0 … 1, each with its standard error.
+
+    deviation: of the noise of a sum, over the sum that is divided by.
+
+    >>> found = within_range({"hr@10": 0.5, "ndcg@10": -0.25}, 0.25)
+    >>> found.metrics, found.unclipped
+    ({'hr@10': 0.5, 'ndcg@10': 0.0}, {'ndcg@10': -0.25})
+    >>> {name: round(error, 3) for name, error in found.errors.items()}
+    {'hr@10': 0.28, 'ndcg@10': 0.25}
+    """
+    metrics = {name: min(1.0, max(0.0, value)) for name, value in estimates.items()}
+    if deviation == 0:
+        return Evaluated(metrics)
+    # To the first order, a quotient moves with what is above by 1, and with what is below by the quotient itself.
+    errors = {name: deviation * math.hypot(1.0, value) for name, value in metrics.items()}
+    return Evaluated(metrics, {}, errors, {name: value for name, value in estimates.items() if metrics[name] != value})

@@ -1,0 +1,172 @@
+"""A dot chart as SVG: obtained figures with their deviation, and the published ones beside them.
+
+The text is a file of its own: no script, no font, no link. Its colours follow the reader's light or dark theme.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import NamedTuple
+
+__all__ = ["DotPanel", "DotRow", "dot_chart"]
+
+WIDTH = 800
+GAP = 24
+ROW = 24
+TOP, HEAD, FOOT = 74, 30, 34
+"""Heights of the title and key, of a panel's title, and of its axis."""
+VALUE = 54
+"""Width of the column with obtained figures at the right of a panel."""
+LETTER = 6.9
+"""Width of a letter of 13 px, on average."""
+STYLE = """
+text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; fill: #1b2130; }
+.title { font-size: 15px; font-weight: 600; } .head { font-weight: 600; } .soft { fill: #566074; font-size: 12px; }
+.ground { fill: #ffffff; } .grid { stroke: #dde1e8; } .sd { stroke: #1f6fd1; stroke-width: 2; }
+.ours { fill: #1f6fd1; } .theirs { fill: none; stroke: #c2410c; stroke-width: 2; }
+@media (prefers-color-scheme: dark) {
+text { fill: #e8ebf2; } .soft { fill: #a6afc1; } .ground { fill: #12151c; } .grid { stroke: #313949; }
+.sd { stroke: #6cabff; } .ours { fill: #6cabff; } .theirs { stroke: #ff9b62; }
+}"""
+
+
+class DotRow(NamedTuple):
+    """A method: its published and obtained figures, None where there is none, and the deviation over seeds."""
+
+    name: str
+    published: float | None
+    obtained: float | None
+    sd: float = 0.0
+
+
+class DotPanel(NamedTuple):
+    """One part of a chart, with an axis of its own."""
+
+    title: str
+    rows: Sequence[DotRow]
+
+
+def dot_chart(title: str, axis: str, panels: Sequence[DotPanel]) -> str:
+    """The whole picture, two panels side by side.
+
+    >>> chart = dot_chart("A paper", "HR@10", [DotPanel("Table 1", [DotRow("PFedRec", 71.62, 71.5, 1.1)])])
+    >>> "PFedRec" in chart, chart.count('class="ours"'), chart.count('class="theirs"')
+    (True, 2, 2)
+    """
+    across = min(2, len(panels))
+    wide = (WIDTH - GAP * (across + 1)) / max(1, across)
+    parts: list[str] = []
+    top = float(TOP)
+    for start in range(0, len(panels), across or 1):
+        beside = panels[start : start + across]
+        for place, panel in enumerate(beside):
+            parts += _panel(panel, GAP + place * (wide + GAP), top, wide)
+        top += HEAD + FOOT + ROW * max(len(panel.rows) for panel in beside)
+    height = round(top + 8)
+    with_published = any(row.published is not None for panel in panels for row in panel.rows)
+    label = escape(f"{title}: {axis}. " + " ".join(_told(panel) for panel in panels))
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">',
+            f"<style>{STYLE}\n</style>",
+            f'<rect class="ground" width="{WIDTH}" height="{height}" rx="8"/>',
+            _text(GAP, 28, _fitting(title, WIDTH - 2 * GAP, 8.2), "title"),
+            *_key(axis, with_published),
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def _told(panel: DotPanel) -> str:
+    """A panel's figures as a sentence, for readers who do not see them."""
+    rows = []
+    for row in panel.rows:
+        ours = "not run" if row.obtained is None else _short(row.obtained)
+        rows.append(f"{row.name} {ours}" + ("" if row.published is None else f" (published {_short(row.published)})"))
+    return f"{panel.title}: {', '.join(rows)}."
+
+
+def _key(axis: str, with_published: bool) -> Iterator[str]:
+    yield f'<circle class="ours" cx="{GAP + 5}" cy="49" r="5"/>'
+    yield _text(GAP + 16, 53, axis)
+    if with_published:
+        after = GAP + 16 + LETTER * len(axis) + 24
+        yield f'<circle class="theirs" cx="{after:.0f}" cy="49" r="5"/>'
+        yield _text(after + 11, 53, "published")
+
+
+def _panel(panel: DotPanel, left: float, top: float, wide: float) -> Iterator[str]:
+    names = min(wide * 0.45, LETTER * max(len(row.name) for row in panel.rows) + 10)
+    start, end = left + names, left + wide - VALUE
+    ticks = _ticks([end for row in panel.rows for end in _ends(row)])
+    low, high = ticks[0], ticks[-1]
+    bottom = top + HEAD + ROW * len(panel.rows)
+
+    def at(value: float) -> float:
+        return start + (end - start) * (value - low) / (high - low)
+
+    yield _text(left, top + 16, _fitting(panel.title, wide, 7.9), "head")
+    for tick in ticks:
+        yield f'<path class="grid" d="M{at(tick):.1f} {top + HEAD - 4:.1f}V{bottom:.1f}"/>'
+        yield _text(at(tick), bottom + 16, f"{tick:g}", "soft", "middle")
+    for place, row in enumerate(panel.rows):
+        y = top + HEAD + ROW * (place + 0.5)
+        yield _text(left, y + 4, _fitting(row.name, names))
+        if row.obtained is not None:
+            if row.sd:
+                ends = f"M{at(max(low, row.obtained - row.sd)):.1f} {y:.1f}H{at(min(high, row.obtained + row.sd)):.1f}"
+                yield f'<path class="sd" d="{ends}"/>'
+            yield f'<circle class="ours" cx="{at(row.obtained):.1f}" cy="{y:.1f}" r="4.5"/>'
+            yield _text(left + wide, y + 4, _short(row.obtained), anchor="end")
+        if row.published is not None:
+            yield f'<circle class="theirs" cx="{at(row.published):.1f}" cy="{y:.1f}" r="6.5"/>'
+
+
+def _ends(row: DotRow) -> Iterator[float]:
+    if row.published is not None:
+        yield row.published
+    if row.obtained is not None:
+        yield from (row.obtained - row.sd, row.obtained + row.sd)
+
+
+def _ticks(values: Sequence[float]) -> list[float]:
+    """Round numbers around these values, about five.
+
+    >>> _ticks([59.0, 73.0]), _ticks([0.1, 0.58])
+    ([55.0, 60.0, 65.0, 70.0, 75.0], [0.0, 0.2, 0.4, 0.6])
+    """
+    low, high = min(values), max(values)
+    rough = (high - low or abs(high) or 1.0) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [round(number * step, 10) for number in range(first, max(last, first + 1) + 1)]
+
+
+def _short(value: float) -> str:
+    """A figure with four digits.
+
+    >>> _short(71.501), _short(0.24271)
+    ('71.50', '0.2427')
+    """
+    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4f}"
+
+
+def _fitting(text: str, room: float, letter: float = LETTER) -> str:
+    """Cut where it would run out of its place.
+
+    >>> _fitting("a very long name", 60)
+    'a very…'
+    """
+    most = max(1, int(room / letter))
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+
+
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+    named = f' class="{kind}"' if kind else ""
+    side = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}"{named}{side}>{escape(text)}</text>'

@@ -1,0 +1,314 @@
+"""Results, comparisons and reproductions on a terminal."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from homebody.counts import several
+from homebody.privacy import OBSERVERS, Ledger, event_from_json
+from homebody.report import words
+from homebody.report.comparison import comparison_columns, legend
+from homebody.report.record import RunFolder
+from homebody.report.reproduction import (
+    SHORT,
+    ResultTable,
+    caption,
+    metric_table,
+    panel_table,
+    rounds_table,
+    state,
+    sweep_table,
+    values_table,
+)
+from homebody.report.statement import recipe_of, stated_at
+from homebody.report.words import kilobytes
+
+__all__ = ["comparison_table", "print_comparison", "print_reproduction", "print_result", "print_run", "unlike_public"]
+
+TITLES = {"hr": "HR", "ndcg": "NDCG", "precision": "Precision", "recall": "Recall", "mrr": "MRR"}
+AREA = ("full/", "full catalogue")
+SPARKS = "▁▂▃▄▅▆▇█"
+
+
+def at_delta(result: Mapping[str, Any]) -> str:
+    """The δ that ε is stated at; records of earlier versions have none, nor a finite ε."""
+    return f"; δ = {result['epsilon_delta']:g}" if result.get("epsilon_delta") is not None else ""
+
+
+def print_result(result: Mapping[str, Any], console: Console | None = None) -> None:
+    """One run: metrics, ε, costs, and where the record is."""
+    console = console or Console()
+    metrics, cuts, errors = result["metrics"], _cutoffs(result["metrics"]), result.get("errors", {})
+    table = Table("", *cuts, title=f"{result['method'].rpartition(':')[2]} on {result['data']}, test")
+    first = "among what was shown" if result.get("split", "").startswith("impressions") else "sampled"
+    for group in ("", *_slices(metrics)):
+        for label, prefix in ((first, group), ("full catalogue", f"{group}full/")):
+            users = f", users of {group.rstrip('/')}" if group else ""
+            for name in _told(metrics, prefix, cuts):
+                asked = [prefix + name + cut for cut in cuts]
+                shown = (words.with_error(metrics[one], errors.get(one)) if one in metrics else "" for one in asked)
+                table.add_row(f"{TITLES[name]}, {label}{users}", *shown)
+    if metrics:
+        console.print(table)
+    else:
+        console.print(
+            f"{result['method'].rpartition(':')[2]} on {result['data']}: not measured", highlight=False, markup=False
+        )
+    areas = [
+        f"{words.with_error(metrics[f'{p}auc'], errors.get(f'{p}auc'))} {label}"
+        for p, label in (("", first), AREA)
+        if f"{p}auc" in metrics
+    ]
+    for group in ("", *_slices(metrics)):
+        if f"{group}rmse" in metrics:
+            users = f", users of {group.rstrip('/')}" if group else ""
+            rmse, mae = (float(metrics[group + name]) for name in ("rmse", "mae"))  # JSON has no NaN: it is a text
+            console.print(f"RMSE {rmse:.4f}, MAE {mae:.4f} on held-out ratings{users}", highlight=False)
+            if not math.isfinite(rmse):
+                console.print(
+                    "predictions went out of bounds: a smaller learning_rate or adapt_rate may help", highlight=False
+                )
+    if areas:
+        console.print(f"AUC {', '.join(areas)}", highlight=False)
+    epsilon = ", ".join(f"{who} {words.epsilon(value)}" for who, value in result["epsilon"].items())
+    passed = result.get("stages") or result.get("channel")
+    costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round{_compiled(result)}"
+    for line in (
+        *([result["meaning"]] if metrics else []),
+        *_noise_line(result),
+        f"ε certified, one user, over the whole training: {epsilon}{at_delta(result)}",
+        *_reports_line(result),
+        *([f"stages: {' → '.join(passed)}"] if passed else []),
+        *([result["stopped"]] if result.get("stopped") else []),
+        f"rounds {result['rounds']}, chosen {result['chosen_round']}; {costs}; {result['peak_rss_mb']:,.0f} MB at most",
+        f"per client and round: {kilobytes(result['bytes_up'])} KB up, {kilobytes(result['bytes_down'])} KB down",
+        *result["notes"],
+        f"record: {result['run']}",
+    ):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _compiled(result: Mapping[str, Any]) -> str:
+    """The time that compilation took, which seconds do not contain; empty where kernels came from the cache."""
+    seconds = result.get("compile_seconds", 0.0)
+    return f", {seconds:.1f} s more to compile" if seconds >= 0.05 else ""
+
+
+def _noise_line(result: Mapping[str, Any]) -> list[str]:
+    """What ± means, and which metrics noise carried out of their range."""
+    if not result.get("errors"):
+        return []
+    clipped = result.get("unclipped", {})
+    beyond = f"; clipped to 0 … 1: {', '.join(sorted(clipped))}" if clipped else ""
+    return [f"± is the standard error of the noise that was added to what devices measured{beyond}"]
+
+
+def _reports_line(result: Mapping[str, Any]) -> list[str]:
+    """What reports tell without the shuffle, beside what they tell with it."""
+    reports = result.get("reports")
+    if not reports:
+        return []
+    counts = f"{several(reports['count'], 'report')} × {several(result['rounds'], 'round')}"
+    parts = f"{words.epsilon(reports['epsilon'])} × {counts}"
+    behind = ""
+    if "sealed_bytes" in reports:
+        behind = "; the lower figures above hold behind a proxy that does not collude with whoever looks"
+    return [f"ε of reports, by addition: {parts} = {words.epsilon(reports['total'])} at δ = 0{behind}"]
+
+
+def print_comparison(comparison: Mapping[str, Any], console: Console | None = None) -> None:
+    """Methods side by side, and what the columns mean."""
+    console = console or Console()
+    rows = [{**row, "name": row["method"].rpartition(":")[2]} for row in comparison["methods"]]
+    comparison_table({**comparison, "methods": rows}, console)
+    for line in (
+        *legend(comparison),
+        *unlike_public(rows),
+        *_compilation(rows),
+        *comparison["notes"],
+        "records:",
+        *(f"  {run}" for row in rows for run in row["runs"]),
+    ):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def comparison_table(comparison: Mapping[str, Any], console: Console) -> None:
+    """The columns of a comparison, narrow enough for 80 characters: headings and deviations are broken into lines."""
+    seeds = several(len(comparison["seeds"]), "seed")
+    title = f"{comparison['data']}, protocol {comparison['protocol']}, {seeds}"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("method", overflow="fold", min_width=10)
+    columns = comparison_columns(("server", "public"))
+    for column in columns:
+        heading = column.heading.replace("seconds", "time s").replace("@", " @").replace(", ", " ")
+        table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
+    for row in comparison["methods"]:
+        cells = (column.cell(row) for column in columns)
+        table.add_row(row["name"], *(re.sub(r" ± (\d\.\d{3})\d*", r"\n±\1", cell).strip("–") for cell in cells))
+    console.print(table)
+
+
+def _compilation(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Per method, the time that compilation took; nothing where all kernels came from the cache."""
+    spent = {row["name"]: row.get("compile_seconds", 0.0) for row in rows}
+    apart = [f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05]
+    return [f"time: without compilation, which took {', '.join(apart)}"] if apart else []
+
+
+def unlike_public(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """ε against the other clients, which has no column: they mostly see what the public sees."""
+    apart = [
+        f"{row['name']} {words.epsilon(row['epsilon']['clients'])}"
+        for row in rows
+        if row["epsilon"].get("clients", row["epsilon"]["public"]) != row["epsilon"]["public"]
+    ]
+    return ["ε against other clients: " + (", ".join(apart) if apart else "as against the public")]
+
+
+def print_reproduction(
+    result: Mapping[str, Any], folder: Path, labels: Collection[str], console: Console | None = None
+) -> None:
+    """The tables and figures of these labels, narrow enough for 80 characters, and where the page is."""
+    console = console or Console()
+    short = False
+    for study in result["studies"]:
+        if study["label"] not in labels:
+            continue
+        for data, part in study["data"].items():
+            title = ", ".join(filter(None, (study["label"], data, caption(study, part))))
+            console.print(_narrow(_result_table(study, part), title, console.width))
+            short = short or any(
+                group.get("short") for line in part["rows"] for group in (line, *line.get("points", []))
+            )
+            for sentence in (*state(part, study["protocols"]), *part.get("footnotes", [])):
+                console.print(sentence, highlight=False, markup=False)
+    page = "index.html" if (folder / "index.html").exists() else "RESULTS.md"
+    mark = f"{SHORT} short by more than {result['tolerance']:g} points" if short else ""
+    for text in filter(None, (mark, f"page: {folder / page}")):
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def _result_table(study: Mapping[str, Any], part: Mapping[str, Any]) -> ResultTable:
+    """The table of a study that is narrowest: a row a metric, a value or a protocol."""
+    kind = study["kind"]
+    if kind == "convergence":
+        return rounds_table(study, part, shares=(1.0,))
+    if kind == "accounting":
+        return sweep_table(study, part)
+    if kind == "embedding":
+        table = panel_table(study, part)
+        heads = [column.replace("test item", "test").replace(" ", "\n") for column in table.columns]
+        return replace(
+            table, columns=heads, rows=[[*row[:2], row[2].partition(",")[0], *row[3:]] for row in table.rows]
+        )
+    if kind in ("table", "pairs", "membership"):
+        table = metric_table(study, part).by_metric()
+        short = {"difference": "differ-\nence"}
+        heads = [short.get(column, column).replace(", ", ",\n").replace(" protocol", "") for column in table.columns]
+        return replace(table, columns=heads)
+    return values_table(study, part)
+
+
+def _narrow(result: ResultTable, title: str, width: int) -> Table:
+    """Names stand once, until they change. Headings may break, and so may what a row is called; figures never do."""
+    rows: list[list[str]] = []
+    before: list[str] = []
+    for row in result.rows:
+        cells = [cell.replace(" protocol", "") for cell in row[: result.left]] + row[result.left :]
+        same = 0
+        while same < result.left - 1 and before[: same + 1] == cells[: same + 1]:
+            same += 1
+        rows.append(["" for _ in range(same)] + cells[same:])
+        before = cells
+    wide = [max((len(row[place]) for row in rows), default=0) for place in range(len(result.columns))]
+    words_ = [max(map(len, column.split()), default=0) for column in result.columns]
+    widths = [max(pair) for pair in zip(wide, words_, strict=True)]
+    left = width - sum(widths[1:]) - 2 * len(widths) - 1  # between columns, and at both ends
+    widths[0] = max(min(widths[0], left), 8)
+    shown = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for place, column in enumerate(result.columns):
+        side: Literal["left", "right"] = "left" if place < result.left else "right"
+        shown.add_column(column, overflow="fold", width=widths[place], justify=side)
+    for row in rows:
+        shown.add_row(*row)
+    return shown
+
+
+def print_run(folder: RunFolder, console: Console | None = None) -> None:
+    """A record: recipe, rounds, ledger, result."""
+    console = console or Console()
+    recipe = recipe_of(folder)
+    parts = (f"{name}={value}" for name, value in recipe.items() if value not in ({}, None) and name != "schema")
+    console.print("recipe: " + " ".join(parts), highlight=False, soft_wrap=True, markup=False)
+    lines = folder.rounds()
+    asked = [line for line in lines if line["metrics"]]
+    for name in ("valid/ndcg@10", "ndcg@10"):
+        values = [line["metrics"][name] for line in asked if name in line["metrics"]]
+        if values:
+            console.print(f"{name:>14} {_spark(values)} {values[0]:.4f} → {values[-1]:.4f}", highlight=False)
+    losses = [line["loss"] for line in lines if isinstance(line["loss"], float)]
+    if losses:
+        console.print(f"{'loss':>14} {_spark(losses)} {losses[0]:.4f} → {losses[-1]:.4f}", highlight=False)
+    if folder.ledger_path.exists():
+        _print_ledger(folder, stated_at(recipe), console)
+    if (folder.path / "result.json").exists():
+        print_result(folder.result(), console)
+    else:
+        console.print(
+            f"not complete: {several(len(lines), 'round is', 'rounds are')} recorded; "
+            f"go on with `homebody run --resume {folder.path}`",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
+    ledger = Ledger(folder.ledger_path)
+    entries, spent = ledger.entries(), ledger.epsilons(delta)
+    ledger.close()
+    told_to: dict[str, set[str]] = {}
+    for text, observer in {(entry.event, entry.observer): None for entry in entries}:
+        told_to.setdefault(str(event_from_json(text)), set()).add(observer)
+    everyone = {observer for observers in told_to.values() for observer in observers}
+    told = "; ".join(
+        what if observers == everyone else f"to {', '.join(who for who in OBSERVERS if who in observers)}: {what}"
+        for what, observers in told_to.items()
+    )
+    if any(0 < value < float("inf") for value in spent.values()):
+        told += f"; ε {', '.join(f'{who} {words.epsilon(value)}' for who, value in spent.items())} at δ = {delta:g}"
+    told = f"{several(len(entries), 'charge')}, chain whole; {told}"
+    console.print(f"ledger: {told}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _cutoffs(metrics: Mapping[str, float]) -> list[str]:
+    return [name.removeprefix("hr") for name in metrics if name.startswith("hr@")]
+
+
+def _slices(metrics: Mapping[str, float]) -> list[str]:
+    """Prefixes of the metrics of some users."""
+    found = (name.removesuffix("auc") for name in metrics if name.endswith("/auc"))
+    return [prefix for prefix in found if not prefix.endswith("full/")]
+
+
+def _told(metrics: Mapping[str, float], prefix: str, cuts: list[str]) -> list[str]:
+    """The metrics that say something: with one relevant item each, recall is HR and precision a part of it."""
+    there = [name for name in TITLES if any(f"{prefix}{name}{cut}" in metrics for cut in cuts)]
+    single = all(metrics.get(f"{prefix}recall{cut}") == metrics.get(f"{prefix}hr{cut}") for cut in cuts)
+    return [name for name in there if not (single and name in ("precision", "recall"))]
+
+
+def _spark(values: list[float], width: int = 40) -> str:
+    count = min(width, len(values))
+    picked = [values[round(i * (len(values) - 1) / max(1, count - 1))] for i in range(count)]
+    low, high = min(picked), max(picked)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[int((value - low) * scale)] for value in picked)

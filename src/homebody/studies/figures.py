@@ -1,0 +1,421 @@
+"""From results of runs to the rows of a table or figure: means, deviations, differences, curves.
+
+Two kinds of study need no run: ε from our accountants, and how long people's histories are.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from homebody.data.population import Population
+from homebody.errors import HomebodyError, unknown_name
+from homebody.privacy import GaussianRelease, Sampling
+from homebody.privacy.accountant import epsilon
+from homebody.recipe import Recipe
+from homebody.report.words import OF_RUNS, QUANTITIES
+from homebody.run import population_of
+from homebody.settings import KINDS
+from homebody.studies import probes
+from homebody.studies.provenance import without_paths
+from homebody.studies.study import Row, Study, deviations, published
+
+__all__ = ["LINES", "MEANINGS", "TOLERANCE", "NoisyRelease", "Runs"]
+
+TOLERANCE = 1.5
+"""Points by which an obtained figure may fall short before it is marked."""
+MEANINGS = {
+    "certified": (
+        "ε of one person against the public, who sees every model and not who took part, composed over all rounds by "
+        "our accountants: the smallest of their bounds"
+    ),
+    "counted": "the data set itself, whole, before any split",
+}
+"""What stands in place of a protocol, and what it means."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What was run for one table or figure on one data set."""
+
+    study: Study
+    """With as many seeds as were asked for."""
+    data: str
+    of: Callable[[Row, str, int], Sequence[Mapping[str, Any]]]
+    """The results so far, of a row, a protocol and a point."""
+    rounds: Callable[[str], Sequence[Mapping[str, Any]]]
+    """The rounds of a run."""
+    data_dir: str | None = None
+    """Where data sets are, for kinds that count in the data itself."""
+
+
+def table(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row."""
+    return [{**_named(row, runs.data), **_figures(runs, row)} for row in runs.study.rows]
+
+
+def pairs(runs: Runs) -> list[dict[str, Any]]:
+    """Three lines a pair: without, with, and the improvement as a part of the first."""
+    lines = {line["name"]: line for line in table(runs)}
+    out = []
+    for without, with_ in runs.study.pairs:
+        one, other = lines[without], lines[with_]
+        out += [one, other, _improvement(runs, one, other)]
+    return out
+
+
+def sweep(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row, with a point for each value."""
+    study = runs.study
+    lines = []
+    for row in study.rows:
+        values = zip(study.points(row), study.labels, strict=True)
+        points = [
+            {"value": value, "label": label, **_figures(runs, row, point)}
+            for point, (value, label) in enumerate(values)
+        ]
+        lines.append({**_named(row, runs.data), "points": points})
+    return lines
+
+
+def convergence(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row, with a curve for each protocol and metric."""
+    lines = []
+    for row in runs.study.rows:
+        curves, errors = {}, []
+        for protocol in runs.study.protocols if row.method is not None else ():
+            results = runs.of(row, protocol, 0)
+            errors += _errors(results)
+            found = [runs.rounds(str(result["run"])) for result in results if "error" not in result]
+            if found:
+                curves[protocol] = {
+                    metric: _curve(found, row.metric_on(runs.data, metric)) for metric in runs.study.metrics
+                }
+        lines.append({**_named(row, runs.data), "curves": curves, "errors": list(dict.fromkeys(errors))})
+    return lines
+
+
+def tables(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row, with a point for each item table that clients rank with, or for each way to adapt."""
+
+    def of(row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
+        name = str(runs.study.values[point])
+        answers = probes.probed(runs.study.probe, runs.of(row, protocol, point))
+        return [one if "error" in one else {**one, "metrics": one["probe"]["metrics"][name]} for one in answers]
+
+    return sweep(replace(runs, of=of))
+
+
+def membership(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row: what attacks on its model found."""
+
+    def of(row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
+        answers = probes.probed(runs.study.probe, runs.of(row, protocol, point))
+        return [one if "error" in one else {**one, **_attacked(one["probe"])} for one in answers]
+
+    return table(replace(runs, of=of))
+
+
+def _attacked(probed: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: probed[name] for name in ("metrics", "intervals")}
+
+
+def embedding(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row, with a panel for each protocol: the picture of the first seed, its figures over all seeds."""
+    lines = []
+    for row in runs.study.rows:
+        panels, errors = {}, []
+        for protocol in runs.study.protocols if row.method is not None else ():
+            answers = probes.probed("embedding", runs.of(row, protocol, 0))
+            errors += _errors(answers)
+            found = [result["probe"] for result in answers if "error" not in result]
+            if found:
+                panels[protocol] = {
+                    **{name: value for name, value in found[0].items() if name not in ("schema", "people")},
+                    "n": len(found),
+                    "count": found[0]["people"]["count"],
+                    "people": {n: _spread([one["people"][n] for one in found]) for n in ("training", "held_out")},
+                }
+        lines.append({**_named(row, runs.data), "panels": panels, "errors": list(dict.fromkeys(errors))})
+    return lines
+
+
+@dataclass(frozen=True)
+class NoisyRelease:
+    """What a round tells: a sum of clipped updates with Gaussian noise, of a cohort out of a population.
+
+    >>> NoisyRelease.of({"noise": 1, "cohort": 30, "population": 4800}).epsilon(1000, 0.0)
+    inf
+    """
+
+    noise: float
+    """Of the sensitivity under this relation."""
+    cohort: int = 1
+    population: int = 1
+    """Without sampling neither says anything."""
+    relation: str = "replace-one"
+    sampling: str = "fixed"
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> NoisyRelease:
+        """From a recipe's table, checked."""
+        kinds = {"noise": float, "cohort": int, "population": int, "relation": str, "sampling": str}
+        for name, value in given.items():
+            if name not in kinds:
+                raise unknown_name("setting of a release", name, kinds)
+            if type(value) is not kinds[name] and not (kinds[name] is float and type(value) is int):
+                raise HomebodyError(f"release.{name} must be {KINDS[kinds[name]]}, not {value!r}.")
+        drawn = given.get("sampling") != "none"
+        for name in ("noise", *(("cohort", "population") if drawn else ())):
+            if name not in given:
+                raise HomebodyError(f"release.{name} is missing: give it to the table or to this row.")
+        found = cls(**given)
+        found.event()
+        return found
+
+    def event(self) -> GaussianRelease:
+        size = (1, 1) if self.sampling == "none" else (self.cohort, self.population)
+        drawn = Sampling(self.sampling, *size)  # type: ignore[arg-type]
+        return GaussianRelease(self.noise, self.relation, drawn)  # type: ignore[arg-type]
+
+    def epsilon(self, rounds: int, delta: float) -> float:
+        """Certified, of so many rounds."""
+        return epsilon([(self.event(), rounds)], delta).epsilon
+
+
+def accounting(runs: Runs) -> list[dict[str, Any]]:
+    """A line a release, with a point for each δ."""
+    study = runs.study
+    lines = []
+    for row in study.rows:
+        release = NoisyRelease.of({**study.release, **row.release})
+        rounds = row.rounds or study.rounds or 1
+        points = [
+            {
+                **_point(delta, label, "certified", study.metrics[0], release.epsilon(rounds, delta)),
+                "published": published(study, row, runs.data, place),
+                "published_sd": deviations(study, row, runs.data, place),
+            }
+            for place, (delta, label) in enumerate(zip(study.values, study.labels, strict=True))
+        ]
+        lines.append({"name": row.name, "note": row.note_on(runs.data), "missing": "", "points": points})
+    return lines
+
+
+def lengths(runs: Runs) -> list[dict[str, Any]]:
+    """Two lines, of interactions and of different items: how many people have so many."""
+    study, data = runs.study, runs.data
+    recipe = Recipe("popularity", data, data_dir=runs.data_dir, **{**study.run, **study.run_on.get(data, {})})
+    try:
+        population = population_of(recipe)
+    except HomebodyError as error:  # the rest of the paper is made all the same
+        failed = {"note": "", "missing": "", "points": [], "errors": [without_paths(str(error))]}
+        return [{"name": "interactions", **failed}]
+    lines = []
+    for name, counts in (("different items", different(population)), ("interactions", population.lengths)):
+        people = binned(counts, study.values)
+        points = [
+            # By its label: bins of different widths stand side by side.
+            {**_point(label, label, "counted", study.metrics[0], float(count)), "published": {}, "published_sd": {}}
+            for label, count in zip(study.labels, people, strict=True)
+        ]
+        note = f"{population.n_users:,} people, the one in the middle with {np.median(counts):,.0f}."
+        lines.append({"name": name, "note": note, "missing": "", "points": points})
+    return lines
+
+
+def different(population: Population) -> npt.NDArray[np.int64]:
+    """How many different items each person met.
+
+    >>> different(Population("toy", np.array([0, 3, 3, 5]), np.array([4, 4, 1, 0, 2], dtype=np.int32), n_items=5))
+    array([2, 0, 2])
+    """
+    users = np.repeat(np.arange(population.n_users), population.lengths)
+    pairs = np.unique(users * population.n_items + population.items)
+    return np.bincount(pairs // population.n_items, minlength=population.n_users)
+
+
+def binned(counts: npt.NDArray[np.int64], least: Sequence[int]) -> list[int]:
+    """How many of the counts lie from each of these numbers to under the next; the last is open.
+
+    >>> binned(np.array([1, 9, 10, 25, 400]), [1, 10, 20])
+    [2, 1, 2]
+    """
+    found = np.histogram(counts, [*least, max(int(counts.max(initial=0)), least[-1]) + 1])[0]
+    return [int(count) for count in found]
+
+
+def _point(value: Any, label: str, source: str, metric: str, found: float) -> dict[str, Any]:
+    spread = {"mean": found, "sd": None, "values": [found]}
+    obtained = {source: {"n": 1, "metrics": {metric: spread}, "errors": [], "cells": []}}
+    return {"value": value, "label": label, "obtained": obtained, "difference": {}, "short": []}
+
+
+LINES: dict[str, Callable[[Runs], list[dict[str, Any]]]] = {
+    "table": table,
+    "pairs": pairs,
+    "sweep": sweep,
+    "convergence": convergence,
+    "tables": tables,
+    "adaptation": tables,
+    "embedding": embedding,
+    "membership": membership,
+    "accounting": accounting,
+    "lengths": lengths,
+}
+"""How each kind of study makes its lines."""
+
+
+def _named(row: Row, data: str) -> dict[str, Any]:
+    reason = row.missing if row.method is None else ""
+    named: dict[str, Any] = {"name": row.name, "note": row.note_on(data), "missing": reason}
+    return named | ({"diverges": True} if row.diverges else {})
+
+
+def _figures(runs: Runs, row: Row, point: int = 0) -> dict[str, Any]:
+    """Published, obtained under each protocol, and how far apart they are, in points."""
+    study, data = runs.study, runs.data
+    given = published(study, row, data, point)
+    names = {metric: row.metric_on(data, metric) for metric in (*study.metrics, *study.also)}
+    found = (
+        {}
+        if row.method is None
+        else {protocol: _obtained(runs.of(row, protocol, point), names) for protocol in study.protocols}
+    )
+    ours = found.get(runs.study.against, {}).get("metrics", {})
+    gaps = {
+        name: 100 * (ours[name]["mean"] - one) for name, one in given.items() if name in ours and name not in QUANTITIES
+    }
+    return {
+        "published": given,
+        "published_sd": deviations(study, row, data, point),
+        "obtained": found,
+        "difference": gaps,
+        "short": [name for name, gap in gaps.items() if gap < -TOLERANCE],
+    }
+
+
+def _obtained(results: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, Any]:
+    """Mean and deviation over seeds. names: what a run's result calls each metric."""
+    runs = [result for result in results if "error" not in result]
+    found = {}
+    for metric, name in names.items() if runs else ():
+        if metric not in OF_RUNS and name not in runs[0]["metrics"]:
+            raise unknown_name("metric", name, runs[0]["metrics"])
+        values = [_quantity(run, metric) if metric in OF_RUNS else float(run["metrics"][name]) for run in runs]
+        if not any(map(math.isnan, values)):
+            found[metric] = {**_spread(values), **_interval([run.get("intervals", {}).get(name) for run in runs])}
+    return {
+        "n": len(runs),
+        "metrics": found,
+        "errors": list(dict.fromkeys(_errors(results))),
+        "diverged": len(runs) < len(results) and all(one.get("diverged") for one in results if "error" in one),
+        "seconds": statistics.fmean(float(run["seconds"]) for run in runs) if runs else None,
+        "chosen_rounds": [run["chosen_round"] for run in runs],
+        "cells": [Path(run["run"]).name for run in runs],
+    }
+
+
+_OF_REPORTS = {
+    "reports": "count",
+    "epsilon_report": "epsilon",
+    "epsilon_round": "round",
+    "epsilon_total": "total",
+    "bytes_sealed": "sealed_bytes",
+}
+
+
+def _quantity(run: Mapping[str, Any], name: str) -> float:
+    """One of `OF_RUNS`; nan where a run has none, as a reference has no model of one device."""
+    if name == "parameters":
+        return float(run["parameters"]["model"]) if run["parameters"] else math.nan
+    if name == "epochs":
+        return float(run["chosen_round"] * run["passes"])
+    if name == "epsilon":
+        return float(run["epsilon"]["server"])
+    if name == "epsilon_public":
+        return float(run["epsilon"]["public"])
+    if name.endswith("_total") and name.startswith("bytes"):
+        return float(run[name.removesuffix("_total")] * run["rounds"])
+    if name in _OF_REPORTS:
+        return float((run.get("reports") or {}).get(_OF_REPORTS[name], math.nan))
+    return float(run[name])
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    mean = statistics.fmean(values)
+    sd = statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else None
+    return {"mean": mean, "sd": sd, "values": list(values)}
+
+
+def _interval(found: Sequence[Sequence[float] | None]) -> dict[str, Any]:
+    """Of several seeds from the lowest end to the highest."""
+    known = [ends for ends in found if ends is not None]
+    return {"interval": [min(low for low, _ in known), max(high for _, high in known)]} if known else {}
+
+
+def _errors(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [without_paths(str(result["error"])) for result in results if "error" in result]
+
+
+def _improvement(runs: Runs, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What the second of a pair gains on the first: of the means, as papers count it, with the deviation over seeds."""
+    metrics = [metric for metric in runs.study.metrics if metric not in QUANTITIES]
+    obtained = {}
+    for protocol in runs.study.protocols if one["obtained"] and other["obtained"] else ():
+        before, after = (line["obtained"][protocol] for line in (one, other))
+        gains = {m: _gains(before["metrics"].get(m), after["metrics"].get(m), runs.study.seeds) for m in metrics}
+        obtained[protocol] = {
+            "n": min(before["n"], after["n"]),
+            "metrics": {metric: gain for metric, gain in gains.items() if gain},
+            "errors": [],
+            "cells": [],
+        }
+    printed = [(m, one["published"].get(m), other["published"].get(m)) for m in metrics]
+    given = {m: after / before - 1 for m, before, after in printed if before and after is not None}
+    ours = obtained.get(runs.study.against, {}).get("metrics", {})
+    return {
+        "name": f"improvement on {one['name']}",
+        "note": "",
+        "missing": "" if obtained else one["missing"] or other["missing"],
+        "improvement": True,
+        "published": given,
+        "published_sd": {},
+        "obtained": obtained,
+        "difference": {m: 100 * (ours[m]["mean"] - gain) for m, gain in given.items() if m in ours},
+        "short": [],
+    }
+
+
+def _gains(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, seeds: int) -> dict[str, Any] | None:
+    if not before or not after or not before["mean"]:
+        return None
+    ours, theirs = before["values"], after["values"]
+    # Seed by seed only where every seed is there: otherwise the n-th of one may be another seed than the other's.
+    paired = len(ours) == len(theirs) == seeds and all(ours)
+    values = [new / old - 1 for old, new in zip(ours, theirs, strict=True)] if paired else []
+    sd = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": after["mean"] / before["mean"] - 1, "sd": sd, "values": values}
+
+
+def _curve(runs: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> dict[str, Any]:
+    """Mean, least and most over seeds, at each round that all of them evaluated."""
+    series = [{line["step"]: line["metrics"][metric] for line in lines if metric in line["metrics"]} for lines in runs]
+    if not all(series):
+        raise HomebodyError(f"No round was evaluated for {metric}: a convergence figure needs a metric of every round.")
+    rounds = sorted(set.intersection(*(set(one) for one in series)))
+    at = [[float(one[step]) for one in series] for step in rounds]
+    return {
+        "n": len(series),
+        "round": rounds,
+        "mean": [statistics.fmean(values) for values in at],
+        "low": [min(values) for values in at],
+        "high": [max(values) for values in at],
+    }

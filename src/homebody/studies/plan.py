@@ -1,0 +1,166 @@
+"""Which runs a command of `homebody reproduce` needs, and where each result belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from homebody.errors import HomebodyError, unknown_name
+from homebody.recipe import Recipe
+from homebody.studies import probes
+from homebody.studies.papers import Paper
+from homebody.studies.provenance import command_text
+from homebody.studies.study import Row, Study
+
+__all__ = ["Cell", "Plan", "plan"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study, and where its result belongs."""
+
+    study: Study
+    row: Row
+    data: str
+    protocol: str
+    point: int
+    run: int
+    """Which of the plan's recipes, those that are not run behind the others: two studies may show the same run."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command asks for: some studies of a paper, on some data sets, with so many seeds."""
+
+    paper: Paper
+    studies: list[tuple[Study, list[str]]]
+    recipes: list[Recipe]
+    """What is run."""
+    others: list[Recipe]
+    """Under the protocols that were not asked for: shown if they were run before."""
+    cells: list[Cell]
+    command: str
+    rounds: int | None
+    protocols: list[str]
+    probes: list[list[str]]
+    """For each of the recipes that are run, what is looked for in its model."""
+    data_dir: str | None = None
+    asked_for: str | None = None
+    """The one table or figure that was named; None where it is all of them."""
+
+
+def plan(
+    paper: Paper,
+    *,
+    table: str | None = None,
+    figure: str | None = None,
+    data: Sequence[str] = (),
+    protocols: Sequence[str] = (),
+    seeds: int | None = None,
+    rounds: int | None = None,
+    data_dir: str | None = None,
+) -> Plan:
+    """Which cells a command needs. Without a table or a figure, all of them."""
+    for name, value in (("Seeds", seeds), ("Rounds", rounds)):
+        if value is not None and value < 1:
+            raise HomebodyError(f"{name} must be at least 1, not {value}.")
+    chosen = _named("table", table, paper.tables, figure is None) + _named(
+        "figure", figure, paper.figures, table is None
+    )
+    known = {name for study in chosen for name in study.data}
+    for name in data:
+        if name not in known:
+            raise unknown_name("data set of this part of the paper", name, known)
+    under = {name for study in chosen for name in study.protocols}
+    for name in protocols:
+        if name not in under:
+            raise unknown_name("protocol of this part of the paper", name, under)
+    studies = []
+    for study in chosen:
+        absent = {name for name in study.optional if not data and not _at_hand(name, data_dir)}
+        wanted = [name for name in study.data if (not data or name in data) and name not in absent]
+        if wanted and (not protocols or set(protocols) & set(study.protocols)):
+            studies.append((replace(study, seeds=seeds or study.seeds), wanted))
+    asked = list(protocols) or sorted(under)
+    every = _Numbered(rounds, data_dir)
+    cells = every.cells(studies, asked)
+    recipes = list(every.recipes)
+    cells += every.cells(studies, under.difference(asked))
+    options = {
+        "table": table,
+        "figure": figure,
+        "data": list(data),
+        "protocol": list(protocols),
+        "seeds": seeds,
+        "rounds": rounds,
+    }
+    command = command_text(f"homebody reproduce {paper.name}", options)
+    looked = _probes(paper, {study.label for study, _ in studies}, every, seeds)[: len(recipes)]
+    others = every.recipes[len(recipes) :]
+    return Plan(paper, studies, recipes, others, cells, command, rounds, asked, looked, data_dir, table or figure)
+
+
+def _at_hand(name: str, data_dir: str | None) -> bool:
+    """Whether a data set is on this machine."""
+    from homebody.data.sources import find
+
+    return find(name, data_dir=data_dir, quick=True) is not None
+
+
+def _probes(paper: Paper, asked: Collection[str], every: _Numbered, seeds: int | None) -> list[list[str]]:
+    """Also what figures that were not asked for would look for, where it costs little: a model is there once."""
+    found: list[list[str]] = [[] for _ in every.recipes]
+    for study in paper.studies:
+        unasked = study.label not in asked
+        if not study.probe or (unasked and (study.kind not in probes.CHEAP or probes.lacks(study.probe))):
+            continue
+        for name, row, protocol in product(study.data, study.rows, study.protocols):
+            for seed in range(seeds or study.seeds) if row.method is not None else ():
+                place = every.known(study.recipe(row, name, protocol, seed))
+                if place is not None and study.probe not in found[place]:
+                    found[place].append(study.probe)
+    return found
+
+
+class _Numbered:
+    """The recipes of a plan, each once, in the order in which they are first needed."""
+
+    def __init__(self, rounds: int | None, data_dir: str | None) -> None:
+        self.rounds, self.data_dir = rounds, data_dir
+        self.recipes: list[Recipe] = []
+        self.places: dict[str, int] = {}
+
+    def cells(self, studies: Sequence[tuple[Study, Sequence[str]]], protocols: Collection[str]) -> list[Cell]:
+        return [
+            Cell(study, row, name, protocol, point, self._place(study.recipe(row, name, protocol, seed, value)))
+            for study, names in studies
+            for name, row, protocol in product(names, study.rows, study.protocols)
+            if protocol in protocols and row.method is not None
+            for (point, value), seed in product(enumerate(study.points(row)), range(study.seeds))
+        ]
+
+    def known(self, recipe: Recipe) -> int | None:
+        """Which of them this one is, if any."""
+        return self.places.get(self._as_run(recipe).to_toml())
+
+    def _as_run(self, recipe: Recipe) -> Recipe:
+        return replace(recipe, rounds=self.rounds or recipe.rounds, data_dir=self.data_dir)
+
+    def _place(self, recipe: Recipe) -> int:
+        recipe = self._as_run(recipe)
+        place = self.places.setdefault(recipe.to_toml(), len(self.recipes))
+        if place == len(self.recipes):
+            self.recipes.append(recipe)
+        return place
+
+
+def _named(kind: str, wanted: str | None, studies: Sequence[Study], otherwise: bool) -> list[Study]:
+    if wanted is None:
+        return list(studies) if otherwise else []
+    found = [study for study in studies if study.id == wanted]
+    # A figure of several parts, as 3-rounds and 3-epochs, is asked for by its number too.
+    found = found or [study for study in studies if study.id.startswith(f"{wanted}-")]
+    if not found:
+        raise unknown_name(kind, wanted, [study.id for study in studies])
+    return found
