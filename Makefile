@@ -13,7 +13,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-faults test-random attack check bench clean
+.PHONY: help setup demo test test-fast test-faults test-random attack check bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -32,19 +32,26 @@ demo: $(STAMP)  ## compare four recommenders on MovieLens-100K
 	$(BIN)/homebody compare popularity fedials fedmf pfedrec --data ml-100k --seeds 1
 
 # Workers already fill the cores: one thread of linear algebra each.
-test test-faults test-random attack: export OMP_NUM_THREADS ?= 1
-test test-faults test-random attack: export NUMBA_NUM_THREADS ?= 1
+test test-fast test-faults test-random attack: export OMP_NUM_THREADS ?= 1
+test test-fast test-faults test-random attack: export NUMBA_NUM_THREADS ?= 1
+# A worker keeps to its part of the files, where tests share servers, and takes from the other's part when it is done.
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n $(WORKERS) --maxprocesses=8 --dist worksteal
+
 test: $(STAMP)  ## run all tests, doctests and the notebook (WORKERS=n, ARGS="-k name")
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8 $(ARGS)
+	$(PYTEST) $(PARALLEL) $(ARGS)
+
+test-fast: $(STAMP)  ## the same without tests that start processes
+	$(PYTEST) $(PARALLEL) -m "not processes and not faults and not attack" $(ARGS)
 
 test-faults: $(STAMP)  ## kill processes, cut networks, fill a disk: nothing acknowledged is lost
-	$(BIN)/python -m pytest -m faults $(ARGS)
+	$(PYTEST) -m faults $(ARGS)
 
 test-random: $(STAMP)  ## repeat every test that draws from the system (REPEAT=200)
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses=8 -m random_draws --repeat $(or $(REPEAT),200) $(ARGS)
+	$(PYTEST) $(PARALLEL) -m random_draws --repeat $(or $(REPEAT),200) $(ARGS)
 
 attack: $(STAMP)  ## run the long fuzzers and the kills, and count them (HOMEBODY_ATTACKS=0.01 for a short one, ARGS="-k name")
-	$(BIN)/python -m pytest -m attack tests/attacks $(ARGS)
+	$(PYTEST) -m attack tests/attacks $(ARGS)
 
 check: $(STAMP)  ## lint, format, types, import direction
 	$(BIN)/ruff check .

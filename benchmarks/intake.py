@@ -24,7 +24,7 @@ import httpx
 import numpy as np
 from proxy import DEVICES, LEAST, OPENED, OPENING, PER_MESSAGE, World, begin, cpu_of, free_port, paced
 
-from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_envelope, seal_reports, signing_keys
+from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_reports, sign_envelope, signing_keys
 from homebody.federation.proxy.admin import make, report
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import ProxyStore, Sender
@@ -105,7 +105,7 @@ class Whole(World):
             envelope = Envelope(
                 "message", self.epoch.id, os.urandom(16), self.reports(number * PER_MESSAGE, PER_MESSAGE)
             )
-            body = seal_envelope(envelope, self.devices[number % DEVICES][1])
+            body = sign_envelope(envelope, self.devices[number % DEVICES][1])
             made.append(b"POST /v1/reports HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         return made
 
@@ -151,7 +151,7 @@ def alone(world: Whole, seconds: float) -> None:
         with httpx.Client(base_url=f"https://127.0.0.1:{world.sink_port}", verify=world.context, timeout=60) as http:
             while time.monotonic() - began < seconds:
                 batch = Envelope("batch", world.epoch.id, os.urandom(16), world.reports(0, BATCH))
-                assert http.post("/v1/batches", content=seal_envelope(batch, world.signs)).status_code == 200
+                assert http.post("/v1/batches", content=sign_envelope(batch, world.signs)).status_code == 200
                 rooms[which] += BATCH
 
     threads = [threading.Thread(target=send, args=(which,)) for which in range(2)]

@@ -33,8 +33,8 @@ from homebody.federation.envelopes import (
     Envelope,
     epoch_keys,
     open_envelope,
-    seal_envelope,
     seal_reports,
+    sign_envelope,
     signing_keys,
     unseal_reports,
 )
@@ -110,7 +110,7 @@ class World:
             start = number * size % max(1, len(stock))
             reports = stock[start : start + size] if self.opening else os.urandom(size)
             envelope = Envelope("message", EPOCH, os.urandom(16), reports)
-            body = seal_envelope(envelope, self.devices[number % DEVICES][1])
+            body = sign_envelope(envelope, self.devices[number % DEVICES][1])
             made.append(b"POST /v1/reports HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         return made
 

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import fcntl
+import inspect
+import multiprocessing
 import os
 import pwd
 import shutil
 import signal
 import subprocess
 import tempfile
+import types
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from homebody.database import Database, connect
 
+if TYPE_CHECKING:
+    from tests.federation.world import World
+    from tests.warm import Nest
+
+    from homebody.data import Population
+
 # Property tests try the same examples each time, however slow the machine is; `--hypothesis-profile=default` tries new
 # ones.
 settings.register_profile("seeded", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("seeded")
+
+TESTS = Path(__file__).parent
 
 
 def pytest_configure() -> None:
@@ -40,6 +53,36 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if times > 1 and metafunc.definition.get_closest_marker("random_draws"):
         metafunc.fixturenames.append("time")
         metafunc.parametrize("time", range(times))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts processes, in the test itself or in a fixture that it uses: `make test-fast` leaves it out."""
+    seen: dict[object, bool] = {}
+    for item in items:
+        if isinstance(item, pytest.Function):
+            fixtures = [found[-1].func for found in item._fixtureinfo.name2fixturedefs.values()]
+            starts = any(_starts_processes(function, seen) for function in (item.function, *fixtures))
+            if starts or "warm" in item.fixturenames:
+                item.add_marker("processes")
+
+
+def _starts_processes(what: Any, seen: dict[object, bool]) -> bool:
+    """Whether a function or class of the tests names `subprocess`, itself or through others that it names."""
+    what = getattr(what, "__func__", what)
+    functions = [one for one in (vars(what).values() if isinstance(what, type) else [what]) if inspect.isfunction(one)]
+    if not functions or TESTS not in Path(functions[0].__code__.co_filename).parents:
+        return False
+    if what not in seen:
+        seen[what] = False  # until it is known, for those that name each other
+        named = [one.__globals__.get(name) for one in functions for name in _names(one.__code__)]
+        seen[what] = any(one is subprocess or one is multiprocessing or _starts_processes(one, seen) for one in named)
+    return seen[what]
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names that a function uses, and those that it imports."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return {*code.co_names, *(name for one in inner for name in _names(one))}
 
 
 @pytest.fixture(scope="session")
@@ -62,8 +105,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class PostgresServer:
     """A real PostgreSQL server of the tests' own, from the wheel, on a socket in a folder; skips where none can run."""
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="hb-"))  # short: a socket's path has about 100 characters
+    def __init__(self, running: Path | None = None) -> None:
+        """running: the folder of a server that another worker has started."""
+        # Short: a socket's path has about 100 characters.
+        self.folder = running or Path(tempfile.mkdtemp(prefix="hb-"))
         self.url = f"postgresql://postgres@/postgres?host={self.folder}"
         self._someone: dict[str, Any] = {}
         try:
@@ -74,6 +119,8 @@ class PostgresServer:
                 nobody = pwd.getpwnam("nobody")
                 self._someone = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
                 os.chown(self.folder, nobody.pw_uid, nobody.pw_gid)
+            if running:
+                return
             try:
                 self._call("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
                 hba = self.folder / "data" / "pg_hba.conf"
@@ -107,11 +154,35 @@ class PostgresServer:
 
 
 @pytest.fixture(scope="session")
-def postgresql() -> Iterator[str]:
-    """The URL of a PostgreSQL server that all tests share."""
-    server = PostgresServer()
+def postgresql(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[str]:
+    """The URL of a PostgreSQL server that all tests share, also those of other workers: the first worker starts it, and
+    the last one that uses it removes it."""
+    if worker_id == "master":
+        server = PostgresServer()
+        yield server.url
+        server.remove()
+        return
+    here = tmp_path_factory.getbasetemp().parent / "postgresql"
+    here.mkdir(exist_ok=True)
+    with _alone(here):
+        if not (here / "folder").exists():
+            (here / "folder").write_text(str(PostgresServer().folder))
+        server = PostgresServer(Path((here / "folder").read_text()))
+        (here / f"used by {worker_id}").touch()
     yield server.url
-    server.remove()
+    with _alone(here):
+        (here / f"used by {worker_id}").unlink()
+        if not list(here.glob("used by *")):
+            (here / "folder").unlink()
+            server.remove()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One worker at a time."""
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture
@@ -126,7 +197,7 @@ def new_postgresql(postgresql: str) -> Iterator[str]:
         server.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.processes)])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
     """A place for an empty database, once of each kind."""
     if request.param == "sqlite":
@@ -148,3 +219,51 @@ def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charges of the test's own methods and stages count as derived, as those that come with Homebody do."""
     for module in ("homebody.core", "homebody.privacy.channel"):
         monkeypatch.setattr(f"{module}.ships", lambda kind: True)
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Nest]:
+    """What starts processes of Homebody without their imports."""
+    from tests.warm import warmed
+
+    with warmed() as nest:
+        yield nest
+
+
+@pytest.fixture
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., World]]:
+    """Makes a server with devices in a folder of the test's own; what still runs of it at the end is killed.
+
+    Processes begin warm, unless the test says how or is one of `make test-faults`.
+    """
+    from tests.federation.world import World
+
+    made: list[World] = []
+    if request.node.get_closest_marker("faults"):
+        popen: Callable[..., Any] = subprocess.Popen
+    else:
+        popen = request.getfixturevalue("warm").popen
+
+    def make_world(population: Population, devices: int, plan: Any, **settings: Any) -> World:
+        made.append(World(tmp_path / f"world{len(made)}", population, devices, plan, **{"popen": popen, **settings}))
+        return made[-1]
+
+    yield make_world
+    for one in made:
+        one.stop()
+
+
+@pytest.fixture
+def few() -> Population:
+    """Eight made-up people: quick to train, so that the faults are what takes time."""
+    from tests.federation.world import few_people
+
+    return few_people()
+
+
+@pytest.fixture
+def twenty(real_data: Path) -> Population:
+    """The first twenty people of MovieLens-100K, with its whole catalogue."""
+    from tests.federation.world import twenty_people
+
+    return twenty_people(real_data)

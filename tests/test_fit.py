@@ -29,6 +29,7 @@ from homebody.core import (
     Tree,
     Users,
 )
+from homebody.core import releases as round_charges
 from homebody.errors import Abandoned, HomebodyError
 from homebody.fit import carry, choose, fit
 from homebody.privacy import Budget, Channel, Charge, Clip, Laplace, Ledger
@@ -559,7 +560,7 @@ def test_a_round_that_was_open_is_with_its_own_cohort_and_not_charged_again() ->
     runtime, ledger = Devices(), Ledger()
     mine = Cohort(np.array([1, 4]), "fixed", 2, CLIENTS)
     runtime.opened["train/1"] = mine
-    ledger.charge("train/1", Toy().releases(mine))
+    ledger.charge("train/1", round_charges(Toy(), mine))
     fit(Toy(), runtime, rounds=2, cohort=5, ledger=ledger, evaluate_every=0)
     assert runtime.cohorts[0] == [1, 4]
     assert len(runtime.cohorts[1]) == 5

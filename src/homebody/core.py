@@ -70,12 +70,12 @@ Users = npt.NDArray[np.int64]
 CALL = 50_000
 """Operations that one call on tensors counts as, however small they are: about 50 µs on a slow device."""
 HEAD_BYTES = 4_096
-"""More than the names and shapes of an update take."""
+"""An upper bound on the bytes that the names and shapes of an update take."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Upper bounds on what a task takes of a device, known before it starts.
+    """Upper bounds on the resources that a task takes on a device, known before it starts.
 
     >>> Work(8, 100, 4) + Work(2, 50, 1)
     Work(memory=10, operations=150, bytes=5)
@@ -98,7 +98,7 @@ class Work:
 
 
 class Column(NamedTuple):
-    """One feature as numbers, a row for each item or user; what training never met counts as unknown.
+    """One feature as numbers, a row for each item or user; values that training never saw are unknown.
 
     - one: (N,) codes below `size`; 0 is unknown.
     - many: (N, W) codes below `size`, then -1.
@@ -109,20 +109,20 @@ class Column(NamedTuple):
     size: int
     kind: Literal["one", "many", "number"]
     text: bool = False
-    """Whether the codes are pieces of a text, of which there may be very many."""
+    """Whether the codes are words of a text, so that there may be very many."""
 
 
 @dataclass(frozen=True, eq=False)
 class Catalogue:
-    """What everyone knows: the items, what they are like, and which features people have."""
+    """What everyone knows: the items, their features, and which features people and interactions have."""
 
     n_items: int
     items: Mapping[str, Column] = field(default_factory=dict)
     """The items' features, by name."""
     people: Mapping[str, Column] = field(default_factory=dict)
-    """The users' features, by name: sizes and kinds alone, their values stay with each one (`Data.features`)."""
+    """The users' features, by name: sizes and kinds alone; the values stay with each user (`Data.features`)."""
     contexts: Mapping[str, Column] = field(default_factory=dict)
-    """Of the circumstances of interactions, likewise (`Data.contexts`)."""
+    """The circumstances of interactions, likewise (`Data.contexts`)."""
 
 
 class Data(NamedTuple):
@@ -133,38 +133,38 @@ class Data(NamedTuple):
     """
 
     items: Tensor
-    """(L,) what this person interacted with, oldest first."""
+    """(L,) the items that this person interacted with, oldest first."""
     valid: Tensor
     """(L,) which of them are real."""
     excluded: Tensor
-    """(K,) sorted: what is never drawn as a negative; padded with the size of the catalogue."""
+    """(K,) the items that are never drawn as negatives, sorted; padded with the size of the catalogue."""
     catalogue: Catalogue
     features: Mapping[str, Tensor] = MappingProxyType({})
     """This person's row of each feature that `catalogue.people` names."""
     contexts: Mapping[str, Tensor] = MappingProxyType({})
     """The circumstances of each interaction, (L,) or (L, W), as `catalogue.contexts` names them."""
     ratings: Tensor | None = None
-    """(L,) what this person thought of each, where the method takes ratings in."""
+    """(L,) this person's ratings, if the method uses ratings."""
     now: Mapping[str, Tensor] = MappingProxyType({})
-    """The circumstances in which something is to be recommended; empty where nothing is known of them."""
+    """The circumstances in which items are ranked; empty if nothing is known of them."""
 
 
 @dataclass(frozen=True)
 class Newcomer:
-    """Somebody whom training never met, as they describe themselves."""
+    """A person who took no part in training, as they describe themselves."""
 
     items: Sequence[int] = ()
-    """What they have, oldest first."""
+    """Their items, oldest first."""
     features: Mapping[str, object] = field(default_factory=dict)
-    """What they say of themselves; what they do not say is unknown."""
+    """Their features; missing ones are unknown."""
     now: Mapping[str, object] = field(default_factory=dict)
     """The circumstances in which they ask."""
     ratings: Sequence[float] | None = None
-    """What they think of each item that they have."""
+    """Their rating of each item."""
 
 
 class Recommended(NamedTuple):
-    """The best items that somebody does not have, with their scores, and what was unknown or left out."""
+    """The best items that a person does not have, with their scores, and notes on what was unknown or ignored."""
 
     items: list[tuple[int, float]]
     notes: tuple[str, ...] = ()
@@ -172,16 +172,16 @@ class Recommended(NamedTuple):
 
 @dataclass(frozen=True)
 class Cohort:
-    """Who takes part in a round, and how they came to: accounting depends on it."""
+    """Who takes part in a round, and how they were sampled: accounting depends on it."""
 
     users: Users
     sampling: Literal["all", "fixed"]
     """Everyone, or a fixed number drawn without replacement."""
     size: int
-    """As planned. Means divide by it, whoever answers."""
+    """The planned number of clients. Means divide by it, whoever answers."""
     population: int
     items: int = 0
-    """How many items everyone knows of, for methods that tell something of each; 0: not stated."""
+    """The number of items, for methods whose clients report on each; 0: not stated."""
 
 
 @dataclass(frozen=True)
@@ -191,9 +191,9 @@ class Total:
     sum: Tree
     clients: int
     told: Tree = field(default_factory=dict)
-    """Where devices tell of single entries: the mean at each over the reports that there are of it, or over all of the
-    table where there is none. How many there are is left to chance, and the sum, which counts on as many as there
-    should be, is off by that too."""
+    """If devices report single entries: the mean of the reports on each entry, or of the whole table's for an entry
+    without any. The number of reports on an entry is random. The sum assumes the expected number, and inherits that
+    error."""
 
     @property
     def mean(self) -> Tree:
@@ -302,7 +302,7 @@ class Method(Recommender):
     """
 
     uplink: Channel
-    """The way out in training. Each method names its own."""
+    """The channel that updates pass in training. Each method declares its own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -320,11 +320,11 @@ class Method(Recommender):
         raise _missing(self, "init_shared")
 
     def init_server(self, shared: Tree) -> Tree:
-        """What the server keeps for itself: optimiser moments and the like."""
+        """What the server keeps for itself, such as optimiser moments."""
         return {}
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        """What a client that joins now holds and never sends."""
+        """The state of a client that joins now; it is never sent."""
         raise _missing(self, "init_local")
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
@@ -332,32 +332,32 @@ class Method(Recommender):
         raise _missing(self, "prepare")
 
     def asks(self, batch: Batch) -> dict[str, Tensor]:
-        """Which rows of which shared tables a round works on, each once; -1 pads. Empty: it needs them whole."""
+        """The rows of shared tables that a round reads, each once, padded with -1. Empty: it reads whole tables."""
         return {}
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         """A round on the device: what it sends, and what it keeps.
 
-        It never raises, whatever the numbers are that it is given: a failure would tell of the data. An update that is
-        not finite leaves a device as zeros. If it keeps a `loss`, a simulation shows the mean; a real device keeps that
-        to itself too.
+        It never raises, whatever numbers it is given: a failure would reveal something of the data. An update that is
+        not finite leaves a device as zeros. If it keeps a `loss`, a simulation shows the mean; a real device does not
+        send it.
         """
         raise _missing(self, "client")
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
-        """The server's step on what came through the channel; `state` is what `init_server` began."""
+        """The server's step on the total that came through the channel; `state` is that of `init_server` at first."""
         raise _missing(self, "server")
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
-        """How well each of these items fits this person; on the device."""
+        """How well each of these items fits this person, computed on the device."""
         raise _missing(self, "score")
 
     def adapt(self, shared: Tree, local: Tree, batch: Batch) -> Tree:
-        """Personalise on the device, sending nothing: by default one round whose update is thrown away."""
+        """Personalise on the device without sending anything: by default one round whose update is discarded."""
         return self.client(shared, local, batch)[1]
 
     def takes_in(self, catalogue: Catalogue) -> tuple[str, ...]:
-        """Which features of people and of circumstances it looks at: all there are, where it needs or uses any."""
+        """The features of people and circumstances that it reads: all of them, if it needs or uses any."""
         taken = (*self.needs, *self.uses)
         people = catalogue.people if "user features" in taken else ()
         return (*people, *(catalogue.contexts if "contexts" in taken else ()))
@@ -373,7 +373,7 @@ class Method(Recommender):
         return plain_work(_shared_numbers(self, catalogue), catalogue, longest)
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
-        """What one round tells each observer: what its channel says, unless the method knows better."""
+        """What one round tells each observer: what its channel derives, unless the method states it."""
         return self.uplink.charges(cohort) if self.about.sends else ()
 
 
@@ -427,16 +427,16 @@ def _missing(method: object, name: str) -> HomebodyError:
 
 @dataclass(frozen=True)
 class Phase:
-    """One stage of training. Its method's shared parameters begin as those of the same name before it."""
+    """One phase of training. Its shared parameters start as those of the same name in the phase before."""
 
     name: str
     method: Method | None = None
     rounds: int | None = None
     """None: the rounds the run was asked for."""
     evaluated: bool = True
-    """Whether this stage already ranks items."""
+    """Whether this phase already ranks items."""
     public: bool = False
-    """Whether it learns from people whose data is public, and from nobody else: nothing is charged for it."""
+    """Whether it learns only from people whose data is public: nothing is charged for it."""
     note: str = ""
     """What readers of a run's record must know of how this phase was set."""
 

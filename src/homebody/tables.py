@@ -80,7 +80,7 @@ _pytree.register_pytree_node(
 class Computed(Protocol):
     """The tables of several clients, each worked out only where it is looked at: whole they would take too much room.
 
-    A fused `Method.cohort` may give one in the place of a stacked tensor; it is the same numbers.
+    A fused kernel may give one in the place of a stacked tensor; it is the same numbers.
     """
 
     shape: tuple[int, ...]

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from numba.core.dispatcher import Dispatcher
+from tests.processes import PATIENCE
 
 from homebody.core import Catalogue, Cohort, Tree, releases
 from homebody.errors import HomebodyError
@@ -358,7 +359,7 @@ def test_work_that_takes_too_long_is_given_up_and_leaves_as_zeros(
     attacker: Attacker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = threading.Event()
-    monkeypatch.setattr(Household, "train", lambda *given: free.wait(60))
+    monkeypatch.setattr(Household, "train", lambda *given: free.wait(PATIENCE))
     attacker.home.configure(limits={"seconds": 0.05})
     try:
         header, parts = attacker.send(attacker.letter())
@@ -382,7 +383,7 @@ def test_compiled_kernels_let_other_threads_run(kernels: ModuleType) -> None:
 
 def test_a_greeting_that_takes_too_long_is_given_up(attacker: Attacker, monkeypatch: pytest.MonkeyPatch) -> None:
     free = threading.Event()
-    monkeypatch.setattr(Household, "train", lambda *given: free.wait(60))
+    monkeypatch.setattr(Household, "train", lambda *given: free.wait(PATIENCE))
     attacker.home.configure(limits={"seconds": 0.05})
     try:
         header, _ = attacker.send(attacker.greeting(fields={"factors": 2}))
@@ -398,7 +399,7 @@ def test_a_client_whose_work_does_not_end_starts_itself_anew(
 
     def works(one: Any) -> None:
         with pytest.raises(HomebodyError, match="took longer"):
-            one._device._in_time(lambda: free.wait(60))
+            one._device._in_time(lambda: free.wait(PATIENCE))
 
     make_device_key(home.path)
     home.configure(limits={"seconds": 0.05})

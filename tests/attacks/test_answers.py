@@ -484,13 +484,8 @@ def test_a_device_that_keeps_breaking_is_set_aside_until_the_operator_readmits_i
             runtime.available()
             clock.sleep(100_000)
             everyone = runtime.available()
-            runtime._bring(
-                "train",
-                runtime._task("train", number, Rng.of(0)),
-                shared,
-                everyone.tolist(),
-                runtime._way(method, shared, {"do": "train"}, street.wanted["train"], (1e9, None), lambda tree: tree),
-            )
+            task, wanted = runtime._task("train", number, Rng.of(0)), street.wanted["train"]
+            runtime._ask(method, shared, task, everyone.tolist(), wanted, (1e9, None), lambda tree: tree)
         return runtime
 
     looks(1)

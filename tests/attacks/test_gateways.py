@@ -22,6 +22,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.processes import PATIENCE, wait_until
 
 import homebody
 from homebody.federation.flower.link import Fleet, Link, LinkDown, Refused
@@ -58,13 +59,13 @@ class Gateway:
             stdin=subprocess.PIPE,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
         )
-        until(lambda: self.answers() or self.process.poll() is not None)
+        wait_until(lambda: self.answers() or self.process.poll() is not None, "it answers")
         assert self.process.poll() is None
 
     def answers(self) -> bool:
         """Whether it says that it is well."""
         try:
-            with closing(tls(self.port, "127.0.0.1", timeout=20)) as asking:
+            with closing(tls(self.port, "127.0.0.1", timeout=20)) as asking:  # it is asked again
                 asking.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
                 return asking.recv(100).startswith(b"HTTP/1.1 200")
         except OSError:
@@ -79,16 +80,16 @@ class Gateway:
         """A letter goes to a device and its answer comes back, over connections that may have to be made anew."""
         for number in range(rounds):
             body = b"%d" % number
-            until(lambda body=body: self._once(link, fleet, node, body))
+            wait_until(lambda body=body: self._once(link, fleet, node, body), "a letter is answered")
 
     def _once(self, link: Link, fleet: Fleet, node: int, body: bytes) -> bool:
         try:
-            (message,) = link.send({node: ("query", body)}, 60)
-            letter = fleet.pull(20)
+            (message,) = link.send({node: ("query", body)}, PATIENCE)
+            letter = fleet.pull(PATIENCE)
             assert letter is not None
             assert letter.body == body
             fleet.answer(letter, body[::-1])
-            (reply,) = link.receive({message}, 20)
+            (reply,) = link.receive({message}, PATIENCE)
             return reply.body == body[::-1]
         except LinkDown:
             return False
@@ -98,14 +99,7 @@ class Gateway:
         self.process.communicate()
 
 
-def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.05)
-
-
-def plain(port: int, source: str, timeout: float = 20) -> socket.socket:
+def plain(port: int, source: str, timeout: float = PATIENCE) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout, source_address=(source, 0))
 
 
@@ -118,7 +112,7 @@ def context() -> ssl.SSLContext:
 TLS = context()
 
 
-def tls(port: int, source: str, timeout: float = 20) -> socket.socket:
+def tls(port: int, source: str, timeout: float = PATIENCE) -> socket.socket:
     return TLS.wrap_socket(plain(port, source, timeout), server_hostname="localhost")
 
 
@@ -245,7 +239,7 @@ def test_one_key_on_two_devices_answers_each_letter_once_and_harms_nobody_else(g
         for one in twins:
             one.start()
         try:
-            until(lambda: len(link.nodes()) == 2)
+            wait_until(lambda: len(link.nodes()) == 2, "both are there")
             (twin,) = set(link.nodes().values()) - {node}
             replies: Counter[str] = Counter()
             for _ in range(10):
@@ -363,10 +357,10 @@ def test_who_has_proved_a_key_is_limited_by_it_and_not_by_the_address() -> None:
 
         known = {key: [connect(key) for _ in range(2)] for key in "abcdef"}
         idle = [connect() for _ in range(20)]
-        until(lambda: counted["too many connections"] == 16)
+        wait_until(lambda: counted["too many connections"] == 16, "they are counted")
         assert all(asked(one, key=key) for key, own in known.items() for one in own)
         third = connect("a")
-        until(lambda: counted["too many connections"] >= 17)
+        wait_until(lambda: counted["too many connections"] >= 17, "they are counted")
         assert [bool(asked(one, key="a")) for one in (*known["a"], third)].count(True) == 2
         assert len(idle) == 20
 
@@ -398,7 +392,7 @@ def test_who_does_not_read_its_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPa
     with served(large) as (port, counted):
         with closing(plain(port, "127.0.0.1")) as connection:
             assert asked(connection, "/large").startswith(b"HTTP/1.1 200")
-            until(lambda: counted["too slow"] == 1)
+            wait_until(lambda: counted["too slow"] == 1, "it is counted")
         with closing(plain(port, "127.0.0.1")) as connection:
             got = len(asked(connection, "/large"))
             while got < 50_000_000:  # slowly, but it goes on

@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.attacks.conftest import Campaign
-from tests.federation.proxy.conftest import Device, Upstream, reports, wait_until
-from tests.federation.world import World, few, free_port, world  # noqa: F401
+from tests.federation.proxy.conftest import Device, Upstream, reports
+from tests.federation.world import World
+from tests.processes import PATIENCE, free_port, wait_until
 
 from homebody.data import Population
 from homebody.federation.flower.fleet import Fleet
@@ -104,7 +105,7 @@ class Sender:
         raw, whole = self._request()
         line = self._opened()
         line.sendall(raw)
-        line.settimeout(20.0 if whole else 0.02)
+        line.settimeout(PATIENCE if whole else 0.02)
         status, stays = self._status(line)
         if status:
             self.outcomes[f"{status // 100}xx"] += 1
@@ -118,7 +119,7 @@ class Sender:
     def _below_http(self) -> None:
         """Hang up at once, send noise, or speak the wrong protocol."""
         self._close()
-        line = socket.create_connection(("127.0.0.1", self.target.port), timeout=20)
+        line = socket.create_connection(("127.0.0.1", self.target.port), timeout=PATIENCE)
         kind = self.rng.integers(4)
         if kind == 1:
             line.sendall(self.rng.bytes(int(self.rng.integers(1, 300))))
@@ -134,7 +135,7 @@ class Sender:
 
     def _opened(self) -> socket.socket:
         if self._line is None:
-            line = socket.create_connection(("127.0.0.1", self.target.port), timeout=20)
+            line = socket.create_connection(("127.0.0.1", self.target.port), timeout=PATIENCE)
             try:
                 self._line = self._context.wrap_socket(line, server_hostname="localhost") if self.target.tls else line
             except BaseException:
@@ -330,17 +331,15 @@ def _memory(pid: int) -> float:
 
 @pytest.mark.attack
 def test_a_hundred_thousand_requests_for_each_socket(
-    few: Population,  # noqa: F811
-    world: Callable[..., World],  # noqa: F811
+    few: Population,
+    world: Callable[..., World],
     campaign: Campaign,
     tmp_path: Path,
 ) -> None:
     count = campaign.size(100_000)
     stages = ["one-bit:epsilon=0.1,k=2", "shuffle"]  # quick to account for
     recipe = Recipe("fedmf", "devices", rounds=100_000, seed=4, evaluate_every=0, stages=stages)
-    federation = world(
-        few, 2, recipe, shuffling={"least_devices": 2}, least=8, deadline=60.0, metrics=f"127.0.0.1:{free_port()}"
-    )
+    federation = world(few, 2, recipe, shuffling={"least_devices": 2}, least=8, metrics=f"127.0.0.1:{free_port()}")
     federation.start("proxy")
     sockets = targets(federation, tmp_path)  # the device that was stolen is registered before the server starts
     federation.start("server", *(device.name for device in federation.devices))

@@ -3,8 +3,8 @@
 What was acknowledged is not lost, no charge is lost or doubled, every ledger's chain is whole, and where a run is
 deterministic it ends as one that nobody disturbed.
 
-Processes are started warm (`tests.attacks.warm`), so that kills find them at work. The tests of kills beside each
-module start them as a person does.
+Processes are started warm (`tests.warm`), so that kills find them at work. `make test-faults` starts them as a person
+does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +27,14 @@ import numpy as np
 import psutil
 import pytest
 from tests.attacks.conftest import Campaign
-from tests.attacks.warm import CALM, COMMAND, Nest, warmed
 from tests.cli.test_run import rounds_of
-from tests.federation.proxy.conftest import Device, Load, Process, Sink, made, sink, started, wait_until  # noqa: F401
+from tests.federation.proxy.conftest import Device, Load, Process, Sink, made, sink, started  # noqa: F401
 from tests.federation.test_shuffling import K, Keys
 from tests.federation.test_shuffling import check as check_reports
 from tests.federation.test_shuffling import plan as shuffled_plan
-from tests.federation.world import World, few, world  # noqa: F401
+from tests.federation.world import World
+from tests.processes import wait_until
+from tests.warm import CALM, COMMAND, Nest
 
 from homebody.data import Population
 from homebody.federation.proxy.admin import report
@@ -74,13 +75,6 @@ COMMANDS = {
 OTHERWISE = re.compile("seconds|date|study|folder|^run$|rss")
 """What differs from one undisturbed run to the next."""
 STAMP = re.compile(r"-\d{8}-\d{6}")
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Nest]:
-    """What starts processes without delay."""
-    with warmed() as nest:
-        yield nest
 
 
 class Progress:
@@ -150,9 +144,8 @@ def ended(federation: World) -> None:
 
 @pytest.mark.attack
 def test_every_process_of_a_federation(
-    few: Population,  # noqa: F811
-    world: Callable[..., World],  # noqa: F811
-    warm: Nest,
+    few: Population,
+    world: Callable[..., World],
     campaign: Campaign,
 ) -> None:
     """Devices hold private states, and the model is the simulator's at the end."""
@@ -160,7 +153,7 @@ def test_every_process_of_a_federation(
     names = ["trainer", "link", "device0", "device1", "server"]
     while killed.total() < count:
         recipe = Recipe("pfedrec", "devices", rounds=ROUNDS, seed=4 + finished, evaluate_every=0)
-        federation = world(few, 2, recipe, deadline=600.0, popen=warm.popen)
+        federation = world(few, 2, recipe)
         federation.start(once=True)
         killed += disturb(federation, count - killed.total(), names, rng)
         ended(federation)
@@ -172,9 +165,8 @@ def test_every_process_of_a_federation(
 
 @pytest.mark.attack
 def test_every_process_of_a_shuffled_federation(
-    few: Population,  # noqa: F811
-    world: Callable[..., World],  # noqa: F811
-    warm: Nest,
+    few: Population,
+    world: Callable[..., World],
     campaign: Campaign,
 ) -> None:
     """Every report of every round is counted exactly once."""
@@ -183,7 +175,7 @@ def test_every_process_of_a_shuffled_federation(
     while killed.total() < count:
         # With a larger ε the accountant would take longer than the round.
         recipe = replace(shuffled_plan(ROUNDS), stages=[f"one-bit:epsilon=0.05,k={K}", "shuffle"])
-        federation = world(few, 2, recipe, shuffling={"least_devices": 2}, deadline=600.0, longest=20, popen=warm.popen)
+        federation = world(few, 2, recipe, shuffling={"least_devices": 2}, longest=20)
         keys = Keys(federation.server)
         try:
             federation.start(once=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from tests.attacks.conftest import Campaign
 from tests.federation.test_shuffling import Keys, plan
-from tests.federation.world import World, few, free_port, world  # noqa: F401
+from tests.federation.world import World
+from tests.processes import PATIENCE, free_port
 
 from homebody.data import Population
 from homebody.federation.flower.gateway import operator_token
@@ -35,8 +36,8 @@ def private_lines(folder: Path) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("shuffled", [pytest.param(False, marks=pytest.mark.attack), True])
 def test_logs_hold_no_secret_nobody_and_no_item(
-    few: Population,  # noqa: F811
-    world: Callable[..., World],  # noqa: F811
+    few: Population,
+    world: Callable[..., World],
     shuffled: bool,
     campaign: Campaign,
 ) -> None:
@@ -55,7 +56,7 @@ def test_logs_hold_no_secret_nobody_and_no_item(
         federation.kill("device0")
         federation.start("device0")
         federation.wait_for("server", "finished")
-        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=PATIENCE) as answer:
             told = answer.read()
     finally:
         epoch_keys = keys.stop()

@@ -22,7 +22,7 @@ import pytest
 import torch
 from tests.attacks.conftest import Campaign
 from tests.conftest import PostgresServer
-from tests.federation.world import World, few, world  # noqa: F401
+from tests.federation.world import World
 
 from homebody.core import Cohort
 from homebody.data import Population
@@ -378,14 +378,14 @@ def test_a_tablespace_that_is_full(own_server: PostgresServer, small_disk: Path)
 @pytest.mark.attack
 def test_a_federation_whose_database_is_stopped_read_only_and_locked(
     own_server: PostgresServer,
-    few: Population,  # noqa: F811
-    world: Callable[..., World],  # noqa: F811
+    few: Population,
+    world: Callable[..., World],
     campaign: Campaign,
 ) -> None:
     """Real devices, a real server: it ends with the model and the charges of an undisturbed run."""
     times = campaign.size(60, least=3)
     recipe = Recipe("pfedrec", "devices", rounds=3 * times + 3, seed=4, evaluate_every=0)
-    federation = world(few, 2, recipe, deadline=120.0, database=own_server.url)
+    federation = world(few, 2, recipe, database=own_server.url)
     federation.start(once=True)
     rng = np.random.default_rng(11)
     kinds = {"stopped": 0, "read_only": 0, "sessions_ended": 0}

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.processes import PATIENCE
 from typer.testing import CliRunner
 
 from homebody.cli import app
@@ -51,7 +52,7 @@ def alone(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(folder / "path"), os.environ.get("PYTHONPATH", ""))))
     command = [sys.executable, "-P", "-c", "from homebody.cli import main; main()", *map(str, arguments)]
     return subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
 
 

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests.processes import wait_until
 
 from homebody.cli import main
 
@@ -170,14 +170,18 @@ def test_killed_and_started_again_it_ends_the_same(run: Any, tmp_path: Path) -> 
 
     start = [sys.executable, "-c", "from homebody.cli import main; main()"]
     parent = subprocess.Popen([*start, *command("killed"), "--jobs", "2"])
-    until(lambda: begun.exists() and len(begun.read_text().splitlines()) == 4)
+    wait_until(lambda: begun.exists() and len(begun.read_text().splitlines()) == 4, "two trials are under way")
     # Two trials are done, and two are in the middle.
-    until(lambda: len(list((tmp_path / "killed").glob("tune-*/trials/*/metrics.jsonl"))) == 4)
+    wait_until(
+        lambda: len(list((tmp_path / "killed").glob("tune-*/trials/*/metrics.jsonl"))) == 4, "both have begun to train"
+    )
     workers = psutil.Process(parent.pid).children(recursive=True)
     assert len(workers) == 2
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait(timeout=300)
-    until(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers))
+    wait_until(
+        lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers), "the workers end"
+    )
     assert not study_in(tmp_path / "killed")["complete"]
     (tmp_path / "awake").touch()
     again = json.loads(run(*command("killed"), "--jobs", "2")[1])
@@ -186,10 +190,3 @@ def test_killed_and_started_again_it_ends_the_same(run: Any, tmp_path: Path) -> 
     assert len(beginnings) <= 6  # a trial without a checkpoint begins again; one that is done does not
     whole = json.loads(run(*command("whole"), "--jobs", "1")[1])
     assert outcome(again) == outcome(whole) == outcome(study_in(tmp_path / "killed"))
-
-
-def until(happened: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.05)

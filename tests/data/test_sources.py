@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.processes import PATIENCE
 
 from homebody.data import sources
 from homebody.data.catalogue import DATASETS, Dataset, PackageCopy
@@ -55,7 +56,7 @@ class Official(http.server.BaseHTTPRequestHandler):
         self.wfile.write(self.body[: self.served])
         self.wfile.flush()
         if self.hang:
-            self.release.wait(20)
+            self.release.wait(PATIENCE)
 
     def log_message(self, *args: object) -> None:
         pass

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.federation.world import few, twenty, world  # noqa: F401
+from tests.processes import wait_until
 
 
 class Ground:
@@ -61,7 +61,7 @@ class Ground:
         self.await_port(self.process)
 
     def await_port(self, process: subprocess.Popen[bytes]) -> None:
-        _until(lambda: process.poll() is not None or _answers(self.port))
+        wait_until(lambda: process.poll() is not None or _answers(self.port), "the link listens")
         assert process.poll() is None, process.communicate()[1].decode()
 
     def kill(self) -> str:
@@ -76,13 +76,6 @@ class Ground:
 def _answers(port: int) -> bool:
     with closing(socket.socket()) as tried:
         return tried.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.processes import free_port
 
 from homebody.data import Population
 from homebody.data.partitions import leave_one_out
@@ -24,11 +24,6 @@ from homebody.simulation import Simulator
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "devices.md"
 ROUNDS = 12
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def section() -> str:

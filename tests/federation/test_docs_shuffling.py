@@ -6,10 +6,11 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.processes import free_port
 
 from homebody.federation.device.home import Home
 from homebody.federation.server.admin import opened
@@ -17,11 +18,6 @@ from homebody.federation.service.keys import read_report_pub
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "shuffling.md"
 ROUNDS, PEOPLE, K = 4, 12, 100
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def section() -> str:

@@ -15,7 +15,7 @@ from homebody.recipe import Recipe
 def test_a_run_survives_the_kill_of_a_device_of_the_trainer_and_of_the_server(
     few: Population, world: Callable[..., Any]
 ) -> None:
-    federation = world(few, 2, Recipe("pfedrec", "devices", rounds=24, seed=4, evaluate_every=0), deadline=60.0)
+    federation = world(few, 2, Recipe("pfedrec", "devices", rounds=24, seed=4, evaluate_every=0))
     federation.start(once=True)
     federation.wait_for("server", "opened", release="train/3")
     federation.kill("device0")

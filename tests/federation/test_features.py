@@ -21,8 +21,9 @@ from homebody.data.codes import Code, Scale
 from homebody.data.partitions import everything
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.device.device import Device, recommend
+from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
+from homebody.federation.device.recommend import recommend
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.admin import make, opened, person_code
 from homebody.federation.server.plan import ServerPlan
@@ -230,7 +231,7 @@ def test_an_operator_says_which_features_there_are(tmp_path: Path) -> None:
     made = make(tmp_path / "server", plan, str(items), [], ["gender=F,M", "age=number:40:10", "hobbies=many:chess"])
     assert made["features"] == {"people": ["gender", "age", "hobbies"], "items": ["colour", "tags"]}
     with opened(tmp_path / "server") as (_, records):
-        content = records.sheet()
+        content = records.features()
         records.backup(tmp_path / "copy.sqlite")
     assert content is not None
     found = FeatureSchema.read(content)
@@ -280,7 +281,7 @@ def test_privrec_trains_over_devices_with_features_and_serves_a_newcomer(world: 
                 home.people.describe(person, profiles[int(person.name.rpartition(" ")[2])])
     newcomer = there._device(2, [0])
     with opened(there.server) as (_, records):
-        content = records.sheet()
+        content = records.features()
     assert content is not None
     there.start("server", "device0", "device1")
     there.wait_for("server", "published")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 
 from homebody.data import Population
 from homebody.data.partitions import everything, leave_one_out
-from homebody.federation.device.device import recommend
 from homebody.federation.device.home import Home
+from homebody.federation.device.recommend import recommend
 from homebody.federation.server.admin import opened
 from homebody.fit import fit
 from homebody.recipe import Recipe
@@ -25,7 +26,9 @@ def test_twenty_people_on_four_devices_train_what_a_simulation_trains(
     method: str, twenty: Population, world: Callable[..., Any]
 ) -> None:
     plan = Recipe(method, "devices", rounds=ROUNDS, seed=3, evaluate_every=1 if method == "pfedrec" else 0)
-    federation = world(twenty, 4, plan)
+    # Of each command at least one is a process that a person might have started, with all its imports.
+    how = {"popen": subprocess.Popen} if method == "fedmf" else {}
+    federation = world(twenty, 4, plan, **how)
     federation.start(once=True)
     assert federation.finish() == 0
     split = leave_one_out(twenty, seed=3) if plan.evaluate_every else everything(twenty, seed=3)

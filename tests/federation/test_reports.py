@@ -25,8 +25,8 @@ from homebody.federation.envelopes import (
     REPORT_BYTES,
     Envelope,
     open_envelope,
-    seal_envelope,
     seal_reports,
+    sign_envelope,
     signing_keys,
 )
 from homebody.federation.epoch import Epoch
@@ -90,7 +90,7 @@ class Mixer:
 
     def release(self) -> None:
         for epoch, reports in self.held.items():
-            batch = seal_envelope(Envelope("batch", epoch, os.urandom(16), reports), self._secret)
+            batch = sign_envelope(Envelope("batch", epoch, os.urandom(16), reports), self._secret)
             try:
                 answer = self.intake.take(batch)
             except Refusal as refusal:

@@ -14,7 +14,7 @@ import torch
 from homebody.core import Batch, Catalogue, Data, Method, Phase, Rows, Total, Tree
 from homebody.errors import Abandoned, HomebodyError
 from homebody.federation import wire
-from homebody.federation.device.device import recommend
+from homebody.federation.device.recommend import recommend
 from homebody.federation.server import letters as correspondence
 from homebody.privacy import Channel
 from homebody.recipe import Recipe
@@ -697,7 +697,7 @@ class InTwo(Sums):
 @pytest.fixture
 def in_two(monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """A method of two phases, installed for as long as the test runs."""
-    monkeypatch.setattr("homebody.recipe.find", lambda name: InTwo)
+    monkeypatch.setattr("homebody.methods.find", lambda name: InTwo)
     monkeypatch.setattr("homebody.federation.task.METHODS", {**METHODS, "intwo": "homebody.methods.intwo"})
     return Recipe("intwo", "devices", rounds=2, seed=5, evaluate_every=1, cutoffs=[3])
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from homebody.data import Population
-from homebody.federation.device.device import recommend
 from homebody.federation.device.home import Home
+from homebody.federation.device.recommend import recommend
 from homebody.federation.envelopes import REPORT_BYTES, unseal_reports
 from homebody.federation.server.admin import opened
 from homebody.federation.server.epochs import Epochs
@@ -112,7 +112,7 @@ def test_a_run_survives_the_kill_of_every_part_and_counts_every_report_once(few:
 @pytest.mark.faults
 def test_reports_are_counted_once_whatever_is_killed_and_whenever(few: Population, world: Make) -> None:
     rng, rounds = np.random.default_rng(2), 40
-    federation = world(few, 3, plan(rounds), shuffling={"least_devices": 3}, deadline=120.0)
+    federation = world(few, 3, plan(rounds), shuffling={"least_devices": 3})
     keys = Keys(federation.server)
     try:
         federation.start(once=True)

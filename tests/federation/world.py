@@ -8,17 +8,16 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
+from tests.processes import COMMAND, PATIENCE, free_port
 
 from homebody.data import Population, load
 from homebody.data.partitions import everything
@@ -33,13 +32,6 @@ from homebody.federation.service.keys import make_report_key, read_report_pub
 from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.simulation import Simulator
-
-PATIENCE = 600.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 class Proxy:
@@ -84,7 +76,7 @@ class Proxy:
         while self._open.is_set():
             try:
                 near = listening.accept()[0]
-                far = socket.create_connection(("127.0.0.1", self._target), timeout=10)
+                far = socket.create_connection(("127.0.0.1", self._target), timeout=PATIENCE)
             except OSError:
                 if listening.fileno() < 0 or not self._open.is_set():
                     return
@@ -148,7 +140,7 @@ class World:
         plan = ServerPlan(
             recipe,
             listen=f"127.0.0.1:{self.port}",
-            **{"metrics": "", "quorum": 1.0, "least": population.n_users, "deadline": 30.0, **settings},
+            **{"metrics": "", "quorum": 1.0, "least": population.n_users, "deadline": PATIENCE, **settings},
         )
         catalogue = folder / "items.csv"
         with catalogue.open("w", newline="") as file:
@@ -189,6 +181,7 @@ class World:
         port = self.proxies[number].port if self.proxies else self.port
         through = f"https://127.0.0.1:{self.proxy_port}" if self.proxy is not None else ""
         with Home.create(folder, server=f"127.0.0.1:{port}", proxy=through, furnish=furnish) as home:
+            home.configure(limits={"seconds": PATIENCE})  # a busy machine may compile for minutes
             for user in people:
                 person = home.people.add(f"person {user}")
                 start, end = self.population.indptr[user : user + 2]
@@ -211,7 +204,7 @@ class World:
             command += ["--once"] if name == "server" and once else []
             with (self.folder / f"{name}.log").open("ab") as log, (self.folder / f"{name}.out").open("ab") as out:
                 self.processes[name] = self._popen(
-                    [sys.executable, "-P", "-c", "from homebody.cli import main; main()", *command],
+                    [*COMMAND, *command],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=log,
@@ -331,7 +324,7 @@ class World:
 
 
 def _child(parent: int, module: str) -> int | None:
-    """The child that runs a module: it stands in its command line, or is its name (`tests.attacks.warm`)."""
+    """The child that runs a module: it stands in its command line, or is its name (`tests.warm`)."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
@@ -347,22 +340,7 @@ def _child(parent: int, module: str) -> int | None:
     return None
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
-    """Makes a world in a folder of the test's own; what still runs of it at the end is killed."""
-    made: list[World] = []
-
-    def make_world(population: Population, devices: int, plan: Recipe, **settings: Any) -> World:
-        made.append(World(tmp_path / f"world{len(made)}", population, devices, plan, **settings))
-        return made[-1]
-
-    yield make_world
-    for one in made:
-        one.stop()
-
-
-@pytest.fixture
-def few() -> Population:
+def few_people() -> Population:
     """Eight made-up people: quick to train, so that the faults are what takes time."""
     rng = np.random.default_rng(5)
     histories = [np.sort(rng.choice(40, size, replace=False)) for size in rng.integers(6, 14, 8)]
@@ -370,10 +348,9 @@ def few() -> Population:
     return Population("few", indptr, np.concatenate(histories).astype(np.int32), n_items=40)
 
 
-@pytest.fixture
-def twenty(real_data: Path) -> Population:
+def twenty_people(folder: Path) -> Population:
     """The first twenty people of MovieLens-100K, with its whole catalogue."""
-    population, users = load("ml-100k", data_dir=str(real_data)), 20
+    population, users = load("ml-100k", data_dir=str(folder)), 20
     end = int(population.indptr[users])
     assert population.times is not None
     return Population(

@@ -12,7 +12,7 @@ from torch.func import vmap
 from torch.testing import assert_close
 
 from homebody import kernels
-from homebody.core import Cohort, Rows, Total, Tree
+from homebody.core import Cohort, Rows, Total, Tree, releases
 from homebody.errors import HomebodyError
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import (
@@ -203,7 +203,7 @@ def test_only_a_method_that_knows_its_entries_can_be_charged() -> None:
     with pytest.raises(HomebodyError, match="only a method that says how many there are can use it"):
         Channel(RandomisedResponse(1.0)).charges(ONE)
     with pytest.raises(HomebodyError, match="such as dplcf"):
-        FedMF(uplink=Channel(RandomisedResponse(1.0), asks_rows=True)).releases(ONE)
+        releases(FedMF(uplink=Channel(RandomisedResponse(1.0), asks_rows=True)), ONE)
 
 
 def test_channels_that_only_sum_have_nothing_to_read() -> None:

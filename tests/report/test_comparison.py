@@ -114,6 +114,7 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     assert good["p_against_best"] is None
     assert poor["p_against_best"] < 0.001
     assert (good["bytes_up"], good["seconds"]) == (15, 2.0)
+    assert good["compile_seconds"] == 0.0  # records of older versions do not say
     assert good["runs"] == [results[0]["run"], results[1]["run"]]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from tests.processes import PATIENCE
 
 from homebody.errors import HomebodyError
 from homebody.report import pages
@@ -380,7 +381,7 @@ class TestBrowser:
             *("--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", "--virtual-time-budget=10000"),
             *(f"--user-data-dir={folder / 'profile'}", "--window-size=1280,1000", *flags, "--dump-dom", page.as_uri()),
         ]
-        done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+        done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=True)
         said = [line for line in done.stderr.decode(errors="replace").splitlines() if "CONSOLE" in line]
         return re.sub(r"<script.*?</script>", "", done.stdout.decode(), flags=re.DOTALL), "\n".join(said)
 

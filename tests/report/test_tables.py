@@ -53,6 +53,13 @@ def test_a_result(console: Console, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"record: {RESULT['run']}" in text  # on one line, to be copied
 
 
+def test_compilation_is_shown_apart_from_training(console: Console) -> None:
+    print_result({**RESULT, "compile_seconds": 7.25}, console)
+    assert "12.3 s, 0.500 s a training round, 7.2 s more to compile; 512 MB" in console.export_text()
+    print_result({**RESULT, "compile_seconds": 0.0}, console)
+    assert "compile" not in console.export_text()
+
+
 def test_every_metric_of_everyone_and_of_some(console: Console, capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"{name}@{k}" for name in ("hr", "ndcg", "precision", "recall", "mrr") for k in (5, 10)]
     several = {f"{p}{n}": 0.1 + i / 1000 for p in ("", "full/", "20-30/") for i, n in enumerate([*names, "auc"])}
@@ -120,6 +127,7 @@ def test_a_comparison(console: Console, capsys: pytest.CaptureFixture[str]) -> N
     wide = Console(record=True, width=200, force_terminal=False)
     print_comparison(comparison, wide)
     text = wide.export_text()
+    assert "which took" not in text
     assert "toy, protocol strict, 2 seeds" in text
     assert "0.5000  0.5000" in text
     assert "±0.012  ±0.012" in text
@@ -131,6 +139,8 @@ def test_a_comparison(console: Console, capsys: pytest.CaptureFixture[str]) -> N
     assert "0.040" in lines["popularity"]
     assert "protocol strict: what it means" in text
     assert "runs/two" in text
+    print_comparison({**comparison, "methods": [{**row, "compile_seconds": 20.0}, {**row, "method": "ials"}]}, wide)
+    assert "time: without compilation, which took fedmf 20.0 s" in wide.export_text()
 
 
 def folder_with(tmp_path: Path, rounds: int) -> RunFolder:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.processes import wait_until
 
 from homebody import __version__, run_notes
 from homebody.errors import Diverged, HomebodyError
@@ -352,24 +353,23 @@ class TestProcesses:
         texts = [recipe.to_toml() for recipe in recipes]
         parent = subprocess.Popen([sys.executable, "-c", script, str(root), *texts])
         begun = tmp_path / "method" / "log"
-        until(lambda: begun.exists() and log(tmp_path).count("sleep 0") + log(tmp_path).count("sleep 1") == 2)
+        wait_until(
+            lambda: begun.exists() and log(tmp_path).count("sleep 0") + log(tmp_path).count("sleep 1") == 2,
+            "two cells are under way",
+        )
         workers = psutil.Process(parent.pid).children(recursive=True)
         assert len(workers) == 2
         os.kill(parent.pid, how)
         assert parent.wait(timeout=300) == code
         # They are silent for twenty minutes, so that no line they cannot send ends them.
-        until(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers), seconds=300)
+        wait_until(
+            lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers),
+            "the workers end",
+        )
         (tmp_path / "method" / "awake").touch()
         results = run_cells(recipes, root)
         assert [result["rounds"] for result in results] == [1, 2, 2, 2]
         assert log(tmp_path).count("count 7") == 1
-
-
-def until(happened: Callable[[], bool], seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.05)
 
 
 class TestFolders:

@@ -379,7 +379,7 @@ def test_figures_from_the_runs_of_a_table(tmp_path: Path, write_paper: Callable[
             places = {n: group["place"] for group in view["groups"] for n in group["at"]}
             assert [places[n] for n in range(60)] == panel["mark"]
     assert "Figure 2 on" in page
-    assert "Figure 2 on synthetic:users=40,items=60,mean=12 <span class=soft>2 seeds</span></caption>" in page, (
+    assert "Figure 2 on synthetic:users=40,items=60,mean=12 <span class=soft>1 seed</span></caption>" in page, (
         "it has no scale"
     )
     figure[1]["name"] = "A rather long name"

@@ -28,7 +28,7 @@ def draw_releases(
 ) -> list[Finding]:
     """Lower bounds on ε of a single release through this channel, by Clopper and Pearson, beside the certified ones.
 
-    >>> from homebody.privacy import Gaussian
+    >>> from homebody.privacy import Channel, Clip, Gaussian
     >>> server, clients, public = draw_releases(Channel(Clip(1.0), Gaussian(z=2)), draws=2000, delta=1e-5)
     >>> server.certified, round(clients.certified, 2), clients.contradicted
     (inf, 1.99, False)

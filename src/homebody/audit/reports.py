@@ -162,7 +162,7 @@ def _sealed(found: ClientReports, pairs: npt.NDArray[np.int64]) -> ClientReports
     _, signing = seals.signing_keys()
     reports = seals.seal_reports(pairs, public)
     envelope = seals.Envelope("message", os.urandom(seals.EPOCH_BYTES), os.urandom(16), reports)
-    body = seals.seal_envelope(envelope, signing)
+    body = seals.sign_envelope(envelope, signing)
     device, arrived = seals.open_envelope(body)
     opened = seals.unseal_reports(arrived.reports, public, secret)
     own, others = seals.epoch_keys()

@@ -30,6 +30,7 @@ def whole(value: Tensor | Rows) -> Tensor:
 def decoded(channel: Channel, sums: Update) -> Tree:
     """A message, or a sum of messages, as the server decodes it before it adds noise of its own.
 
+    >>> from homebody.privacy import Channel, OneBit
     >>> reports = Channel(OneBit(epsilon=20.0, k=400))
     >>> sent = reports.device({"w": torch.tensor([1.0, -1.0])}, Rng.of(0))
     >>> decoded(reports, sent)["w"].sign().tolist()

@@ -36,8 +36,8 @@ Sent = Annotated[int, typer.Option("--reports", help="Reports of one person in a
 
 
 @dataclass(frozen=True)
-class Question:
-    """What was asked of one mechanism."""
+class MechanismQuestion:
+    """A question about the ε of a mechanism, or about the noise for an ε."""
 
     about: dict[str, Any]
     name: str
@@ -120,7 +120,7 @@ def gaussian(
     def event(multiplier: float) -> Event:
         return GaussianRelease(multiplier, cast("Relation", relation), drawn)
 
-    _answer(Question(about, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
+    _answer(MechanismQuestion(about, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
 
 
 @app.command()
@@ -146,7 +146,7 @@ def laplace(
     def event(multiplier: float) -> Event:
         return LaplaceRelease(multiplier, cast("Relation", relation), drawn)
 
-    _answer(Question(about, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
+    _answer(MechanismQuestion(about, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
 
 
 @app.command()
@@ -168,7 +168,9 @@ def onebit(
     def event(each: float) -> Event:
         return Reports(each, reports)
 
-    _answer(Question(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json)
+    _answer(
+        MechanismQuestion(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json
+    )
 
 
 @app.command()
@@ -191,7 +193,9 @@ def shuffle(
     def event(each: float) -> Event:
         return ShuffledReports(each, reports, users)
 
-    _answer(Question(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json)
+    _answer(
+        MechanismQuestion(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json
+    )
 
 
 def _sampling(kind: str | None, cohort: int | None, population: int | None, relation: str) -> Sampling:
@@ -216,7 +220,7 @@ def _drawn(sampling: Sampling) -> dict[str, Any]:
     return {"sampling": sampling.kind, "cohort": sampling.cohort, "population": sampling.population}
 
 
-def _answer(asked: Question, plot: Path | None, as_json: bool) -> None:
+def _answer(asked: MechanismQuestion, plot: Path | None, as_json: bool) -> None:
     """A row for each number of rounds and each δ: ε for what was given, or what must be given for ε."""
     option = "--" + asked.name.replace("_", "-")
     if (asked.given is None) == (asked.target is None):
@@ -239,7 +243,7 @@ def _answer(asked: Question, plot: Path | None, as_json: bool) -> None:
         typer.echo(f"ε over rounds: {plot}")
 
 
-def _row(asked: Question, count: int, delta: float) -> dict[str, Any]:
+def _row(asked: MechanismQuestion, count: int, delta: float) -> dict[str, Any]:
     from homebody.privacy.accountant import epsilon
 
     value = asked.given if asked.given is not None else _calibrated(asked, count, delta)
@@ -256,7 +260,7 @@ def _row(asked: Question, count: int, delta: float) -> dict[str, Any]:
     }
 
 
-def _calibrated(asked: Question, count: int, delta: float) -> float:
+def _calibrated(asked: MechanismQuestion, count: int, delta: float) -> float:
     from homebody.privacy.budget import calibrate_events
 
     if asked.about["mechanism"] == "gaussian" and delta == 0:
@@ -332,7 +336,7 @@ def _print_paper(name: str, as_json: bool) -> None:
         console.print(f"{number}. {why}", highlight=False)
 
 
-def _draw(file: Path, asked: Question, value: float) -> None:
+def _draw(file: Path, asked: MechanismQuestion, value: float) -> None:
     """A page that needs nothing else: ε over rounds, a line for each δ."""
     if file.suffix != ".html":
         raise HomebodyError(f"--plot writes a page, {file.stem}.html, not '{file.name}'.")

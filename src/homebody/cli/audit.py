@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homebody.cli import options
+from homebody.cli.progress import Bar
 from homebody.counts import several
 from homebody.errors import HomebodyError, unknown_name
 
@@ -24,8 +25,6 @@ __all__ = ["audit"]
 
 PATIENCE = 2.0
 """Seconds before a bar appears."""
-EVERY = 5.0
-"""Seconds between lines where there is no terminal to draw one on."""
 OWN = {
     "interactions": ("users",),
     "canary": ("canaries", "trials", "confidence"),
@@ -206,7 +205,6 @@ def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[s
 def _membership(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
     from homebody.audit.membership import Released, attack, leaves_some_out
     from homebody.audit.shadows import trained_for
-    from homebody.cli.audit_membership import print_membership
     from homebody.recipe import Recipe
     from homebody.reference import federated
     from homebody.report import RunFolder
@@ -242,7 +240,7 @@ def _membership(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dic
             f"Every model had {several(cut, 'round')}, and the run's had {fitted.chosen:,}.",
         ]
     if not quiet:
-        print_membership(found, recipe.short_method)
+        _print_membership(found, recipe.short_method)
     return found
 
 
@@ -413,33 +411,87 @@ def _would_be_found(visible: Visible) -> str:
     )
 
 
+def _print_membership(found: dict[str, Any], method: str) -> None:
+    """A line for each attack, beside what any could reach."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    title = f"{method}: who was in the training? {found['members']:,} members, {found['others']:,} others"
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("attack")
+    for heading in ("reached", "95 %", "any attack,\nby certified ε"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in _membership_rows(found):
+        table.add_row(*row)
+    console.print(table)
+    for line in _membership_remarks(found):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _membership_rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    most, lists, ratio = found["allowed"], found["lists"], found["likelihood_ratio"]
+    if "accuracy" in lists:
+        yield ("lists, forest: accuracy", *_interval(lists["accuracy"]), _at_most(most["accuracy"]))
+        yield ("lists, oracle: accuracy", f"{lists['ceiling']:.3f}", "", "")
+    yield ("preference alone: AUC", *_interval(ratio["auc_without_shadows"]), _at_most(most["auc"]))
+    yield ("likelihood ratio: AUC", *_interval(ratio["auc"]), _at_most(most["auc"]))
+    if ratio["auc_took_part"] and found["took_part"] < found["trained_on"]:
+        yield ("  of those in a round", *_interval(ratio["auc_took_part"]), "")
+    for rate, bound in zip(ratio["rates"], most["rates"], strict=True):
+        yield (f"  found at {100 * rate['false_positives']:g} % false", *_interval(rate["true"]), _at_most(bound))
+
+
+def _interval(figure: list[float]) -> tuple[str, str]:
+    value, low, high = figure
+    return f"{value:.3f}", f"{low:.3f} – {high:.3f}"
+
+
+def _at_most(bound: float) -> str:
+    return f"{bound:.3f}"
+
+
+def _membership_remarks(found: dict[str, Any]) -> Iterator[str]:
+    from homebody.report.words import epsilon as epsilon_text
+
+    most, lists = found["allowed"], found["lists"]
+    drawn = f"{found['took_part']:,} of {found['trained_on']:,} members were in a round"
+    if found["target"] == "the run's model":
+        yield f"attacked: the run's model as released; others are the people it held out; {drawn}"
+    else:
+        yield f"attacked: a model trained for the audit as the run's was, on half of the people; {drawn}"
+    if "accuracy" in lists:
+        yield (
+            f"lists: features and top 10, {lists['distinct']:,} distinct among those asked about: no classifier passes "
+            f"the oracle; shadow model on {lists['shadow_trained_on']:,} of {lists['shadow_people']:,} other people"
+        )
+    else:
+        yield f"lists: {lists['skipped']}"
+    yield f"likelihood ratio: {found['shadows']} shadow models on halves; {found['likelihood_ratio']['statistic']}"
+    if found["stages"]:
+        yield f"stages: {' → '.join(found['stages'])}"
+    run = epsilon_text(found["epsilon"]["public"])
+    yield (
+        f"ε certified for the public, one user: {epsilon_text(most['epsilon'])} for the attacked model, {run} for the "
+        f"run; δ = {found['delta']:g}"
+    )
+    yield from found["notes"]
+    if found["contradicted"]:
+        yield "CONTRADICTED: an attack gets further than the certified ε allows"
+
+
 @contextmanager
 def _bar(label: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the error stream once the work takes longer than a moment; lines where there is no terminal."""
-    if quiet:
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-    bar = Progress(*columns, console=console)
-    task = bar.add_task(label, total=None)
-    began = last = time.monotonic()
+    """A bar once the work takes longer than a moment."""
+    bar, began = Bar(label, quiet=quiet), time.monotonic()
 
     def step(done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if console.is_terminal and now - began > PATIENCE and not bar.live.is_started:
+        if time.monotonic() - began > PATIENCE:
             bar.start()
-        bar.update(task, completed=done, total=total)
-        if not console.is_terminal and now - last > EVERY:
-            last = now
-            console.print(f"{label}: {done} of {total}", highlight=False)
+        bar.update("", f"{label}: {done} of {total}", completed=done, total=total)
 
     try:
         yield step
     finally:
-        if bar.live.is_started:
-            bar.stop()
+        bar.stop()

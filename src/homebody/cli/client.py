@@ -11,13 +11,14 @@ import typer
 
 from homebody.cli import options
 from homebody.counts import several
+from homebody.errors import HomebodyError
 
 if TYPE_CHECKING:
     from homebody.federation.device.home import Home
 
 __all__ = ["app"]
 
-app = typer.Typer(help="A device: what its people did stays on it.", no_args_is_help=True)
+app = typer.Typer(help="A device: the histories of its people stay on it.", no_args_is_help=True)
 
 Dir = Annotated[Path, typer.Argument(help="The device's folder.", metavar="DIR")]
 Name = Annotated[str, typer.Argument(help="The person, by name.")]
@@ -25,18 +26,16 @@ Name = Annotated[str, typer.Argument(help="The person, by name.")]
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="A folder that is empty or does not exist.", metavar="DIR")],
     server: Annotated[str, typer.Option("--server", help="The server's address, HOST:PORT.")],
     ca: Annotated[
         Path | None,
         typer.Option("--ca", help="The server's ca.pem; leave it out only for a server on this machine without TLS."),
     ] = None,
-    name: Annotated[
-        str, typer.Option("--name", help="What `status` calls the device; the server does not learn it.")
-    ] = "",
+    name: Annotated[str, typer.Option("--name", help="A name for the device; the server does not learn it.")] = "",
     budget: Annotated[
         str | None,
-        typer.Option("--budget", help="The most that each person tells, such as eps=8,delta=1e-6,observer=server."),
+        typer.Option("--budget", help="Each person's privacy budget, such as eps=8,delta=1e-6,observer=server."),
     ] = None,
     proxy: Annotated[
         str,
@@ -52,13 +51,12 @@ def init(
         list[str] | None,
         typer.Option(
             "--limit",
-            help="The most that a task may take: memory=2e9, operations=1e12, bytes=3e8, seconds=120; repeat.",
+            help="The most that a task may use: memory=2e9, operations=1e12, bytes=3e8, seconds=120; repeat.",
         ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make a device: its folder, its keys and its empty store."""
-    from homebody.errors import HomebodyError
+    """Create a device: its folder, its keys and its empty store."""
     from homebody.federation.device.home import Home
     from homebody.federation.device.settings import read_certificate, server_certificate
 
@@ -107,7 +105,7 @@ def import_history(
     person: Annotated[str | None, typer.Option("--person", help="Whose history it is; added if not known.")] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help="Of a file of several people, this one alone; repeat for more, in order."),
+        typer.Option("--only", help="Only this person of a file of several; repeat for more, in order."),
     ] = None,
     user_col: Annotated[str | None, typer.Option("--user-col", help="The column of users; '' for none.")] = None,
     item_col: Annotated[str | None, typer.Option("--item-col", help="The column of items.")] = None,
@@ -115,10 +113,8 @@ def import_history(
     rating_col: Annotated[str | None, typer.Option("--rating-col", help="The column of ratings; '' for none.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Add a file's rows to the histories, all or nothing; rows that are known already are left alone."""
-    from homebody.federation.device.home import Home
-
-    with Home(folder) as home:
+    """Add the rows of a file to the histories, all or none; rows that are there already are not added again."""
+    with _home(folder) as home:
         done = home.history.import_file(
             file,
             person,
@@ -147,11 +143,10 @@ def append(
     rating: Annotated[float | None, typer.Option("--rating", help="What it was rated.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Note an interaction as it happens."""
+    """Add one interaction to a person's history."""
     from homebody.federation.device.history import read_time
-    from homebody.federation.device.home import Home
 
-    with Home(folder) as home:
+    with _home(folder) as home:
         noted = home.history.append(person, item, None if time is None else read_time(time), rating)
     _say(noted._asdict(), as_json, f"{noted.item} noted for {person}, time {noted.time}.")
 
@@ -165,11 +160,10 @@ def delete(
     before: Annotated[str | None, typer.Option("--before", help="Only what is older than this time.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Delete what a person did: with one item, or all of it."""
+    """Delete a person's interactions with an item, or all of them."""
     from homebody.federation.device.history import read_time
-    from homebody.federation.device.home import Home
 
-    with Home(folder) as home:
+    with _home(folder) as home:
         count = home.history.delete(person, item, all=everything, before=None if before is None else read_time(before))
         learnt = home.models.has_states(person)
     text = f"{several(count, 'interaction')} deleted."
@@ -185,10 +179,8 @@ def export(
     person: Annotated[str | None, typer.Option("--person", help="One person's history alone.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Write the history as a CSV file that `import` takes."""
-    from homebody.federation.device.home import Home
-
-    with Home(folder) as home:
+    """Write the histories as a CSV file that `import` reads."""
+    with _home(folder) as home:
         count = home.history.export(file, person)
     _say({"rows": count, "file": str(file)}, as_json, f"{several(count, 'interaction')} written to {file}.")
 
@@ -196,13 +188,11 @@ def export(
 @app.command()
 def people(
     folder: Dir,
-    add: Annotated[list[str] | None, typer.Option("--add", help="Someone who has no history yet; repeat.")] = None,
+    add: Annotated[list[str] | None, typer.Option("--add", help="Add a person who has no history yet; repeat.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Who lives with the device, and who of them takes part."""
-    from homebody.federation.device.home import Home
-
-    with Home(folder) as home:
+    """List the people of the device, and who takes part."""
+    with _home(folder) as home:
         for name in add or []:
             home.people.add(name)
         rows = _people(home)
@@ -217,20 +207,18 @@ def profile(
     folder: Dir,
     person: Name,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="What they say of themselves, such as age=25; repeat.")
+        list[str] | None, typer.Option("--set", help="A feature of this person, such as age=25; repeat.")
     ] = None,
-    forget: Annotated[list[str] | None, typer.Option("--forget", help="A feature to take back; repeat.")] = None,
+    forget: Annotated[list[str] | None, typer.Option("--forget", help="A feature to remove; repeat.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """What a person says of themselves: the model here takes it in, and it never leaves the device."""
-    from homebody.errors import HomebodyError
-    from homebody.federation.device.home import Home
+    """Show or set a person's features. The model on this device uses them, and they never leave it."""
     from homebody.federation.schema import FeatureSchema
 
     said = options.pairs(settings, "--set")
     if both := sorted(said.keys() & set(forget or [])):
         raise HomebodyError(f"'{both[0]}' is set and taken back at once: leave out --set or --forget.")
-    with Home(folder) as home:
+    with _home(folder) as home:
         known = home.people.profile(person)
         for name in forget or []:
             if name not in known:
@@ -256,11 +244,10 @@ def ledger(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """What left the device, what it told whom, and the ε that was spent."""
+    """List what left the device, what it disclosed to whom, and the ε that was spent."""
     from homebody.federation.device.disclosures import disclosure
-    from homebody.federation.device.home import Home
 
-    with Home(folder) as home:
+    with _home(folder) as home:
         found = [
             disclosure(home, one, delta)
             for one in ([home.people.find(person)] if person is not None else home.people.all())
@@ -268,13 +255,10 @@ def ledger(
     if as_json:
         typer.echo(json.dumps({"people": found}))
         return
-
-    from homebody.cli.client_ledger import print_told
-
     if not found:
         typer.echo("Nobody lives with this device yet, so nothing has left it.")
     for one in found:
-        print_told(one)
+        _print_disclosure(one)
 
 
 @app.command()
@@ -294,10 +278,8 @@ def limits(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """What a task of the server's may take of the device: memory, operations, bytes of an answer, seconds of work."""
-    from homebody.federation.device.home import Home
-
-    with Home(folder) as home:
+    """Show or set what a task may use: memory, operations, bytes of an answer, seconds of work."""
+    with _home(folder) as home:
         if settings:
             home.configure(limits=_limits(settings))
         found = home.settings.limits
@@ -311,11 +293,10 @@ def recommend(
     k: Annotated[int, typer.Option("-k", help="How many items.", min=1)] = 10,
     as_json: options.Json = False,
 ) -> None:
-    """A person's best new items, worked out here; no network is needed."""
-    from homebody.federation.device.device import recommend as ranked
-    from homebody.federation.device.home import Home
+    """Rank a person's best new items on this device; no network is needed."""
+    from homebody.federation.device.recommend import recommend as ranked
 
-    with Home(folder) as home:
+    with _home(folder) as home:
         best = ranked(home, home.people.find(person), k)
     if as_json:
         typer.echo(json.dumps({"person": person, "items": [one._asdict() for one in best]}))
@@ -349,10 +330,8 @@ def opt_out(
     delete_history: Annotated[bool, typer.Option("--delete-history", help="Delete what they did, too.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """A person takes no part any more: their private state and stored answers are deleted. What was told was told."""
-    from homebody.federation.device.home import Home
-
-    with Home(folder) as home:
+    """End a person's part: their private state and stored answers are deleted. What left before stays with others."""
+    with _home(folder) as home:
         found = home.people.opt_out(person, delete_history=delete_history)
         left = home.history.lengths()[found.slot]
     history = "the history too" if delete_history else f"the history stays ({several(left, 'interaction')})"
@@ -361,20 +340,16 @@ def opt_out(
 
 @app.command("opt-in")
 def opt_in(folder: Dir, person: Name, as_json: options.Json = False) -> None:
-    """A person who opted out takes part again."""
-    from homebody.federation.device.home import Home
-
-    with Home(folder) as home:
+    """Let a person who opted out take part again."""
+    with _home(folder) as home:
         found = home.people.opt_in(person)
     _say(found._asdict(), as_json, f"{found.name} takes part again.")
 
 
 @app.command()
 def status(folder: Dir, as_json: options.Json = False) -> None:
-    """The device: its server, whether it runs or rests, its people, and the model it has."""
-    from homebody.federation.device.home import Home
-
-    with Home(folder) as home:
+    """Show the device: its server, whether it runs or is paused, its people, and its model."""
+    with _home(folder) as home:
         settings, model, rows = home.settings, home.models.ranking(), _people(home)
         running, items, reports, overruns = (
             home.store.client_runs(),
@@ -401,10 +376,14 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
     _print_people(rows)
 
 
+def _home(folder: Path) -> Home:
+    from homebody.federation.device.home import Home  # loads SQLite: not for --help
+
+    return Home(folder)
+
+
 def _limits(given: list[str] | None) -> dict[str, float]:
     """Limits as people write them, such as memory=2e9."""
-    from homebody.errors import HomebodyError
-
     found = {}
     for name, text in options.pairs(given, "--limit").items():
         try:
@@ -415,9 +394,7 @@ def _limits(given: list[str] | None) -> dict[str, float]:
 
 
 def _rest(folder: Path, paused: bool, as_json: bool, text: str) -> None:
-    from homebody.federation.device.home import Home
-
-    with Home(folder) as home:
+    with _home(folder) as home:
         home.configure(paused=paused)
     _say({"paused": paused}, as_json, text)
 
@@ -448,3 +425,58 @@ def _print_people(rows: list[dict[str, Any]]) -> None:
 
 def _say(found: dict[str, Any], as_json: bool, text: str) -> None:
     typer.echo(json.dumps(found) if as_json else text)
+
+
+def _print_disclosure(found: dict[str, Any]) -> None:
+    """Print what left the device of one person: the answers, what each disclosed to whom, and ε."""
+    from datetime import UTC, datetime
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    part = "" if found["active"] else " (takes no part any more)"
+    sent, ledger = found["sent"], found["ledger"]
+    console.print(f"{found['person']}{part}", style="bold", highlight=False, markup=False)
+    through = f", with {several(sent['reports'], 'report')} for the proxy" if sent["reports"] else ""
+    say(f"  {several(sent['answers'], 'answer')} left the device, {several(sent['bytes'], 'byte')} in all{through}.")
+    for line in sent["lines"]:
+        rounds = line["first"] if line["first"] == line["last"] else f"{line['first']} to {line['last']}"
+        at = f"{datetime.fromtimestamp(line['at'], UTC):%Y-%m-%d %H:%M} UTC"
+        say(
+            f"    {rounds} of {line['run'][:8]}: {several(line['answers'], 'answer')}, "
+            f"{several(line['bytes'], 'byte')}, the last on {at}"
+        )
+    if not ledger["releases"]:
+        say("  Nothing was charged: ε = 0 against everyone.")
+        return
+
+    from homebody.report.statement import figure
+
+    say(f"  {several(ledger['releases'], 'release')} charged, each before it left:")
+    for line in ledger["lines"]:
+        say(f"    {line['rounds']}:")
+        for charge in line["told"]:
+            about = f"{charge['unit']}, {charge['part']}" if charge["part"] else charge["unit"]
+            each = "each" if line["count"] > 1 else "once"
+            say(
+                f"      to {', '.join(charge['observers'])}, about one {about}: {charge['what']}; "
+                f"ε = {figure(charge['epsilon_of_one'])} {each}"
+            )
+    table = Table("observer", "unit", "ε", "δ", "by", box=box.SIMPLE_HEAD)
+    for row in found["certified"]:
+        by = row["accountant"] if row["accountant"] != "none" else ""
+        table.add_row(row["observer"], row["unit"], figure(row["epsilon"]), f"{found['delta']:g}", by)
+    console.print(table)
+    for note in dict.fromkeys(note for row in found["certified"] for note in row["notes"]):
+        say(f"  {note}")
+    if budget := found["budget"]:
+        say(
+            f"  Budget: ε = {figure(budget['spent'])} of {budget['epsilon']:g} is spent about one {budget['unit']}, "
+            f"against the {budget['observer']}, at δ = {budget['delta']:g}."
+        )

@@ -32,8 +32,8 @@ def leaderboard(
 
     Runs that are finished are kept: what was interrupted goes on when the same command is given again.
     """
-    from homebody.cli.cells import watching_cells
     from homebody.cli.data import fetching
+    from homebody.cli.progress import watching_cells
     from homebody.report.pages import NEEDS, has_plotly
     from homebody.run import Watcher, population_of
     from homebody.studies.leaderboard import fitting

@@ -53,7 +53,7 @@ def reproduce(
         _list([read_paper(folder, load=False) for folder in list_papers()], as_json)
         return
 
-    from homebody.cli.cells import watching_cells
+    from homebody.cli.progress import watching_cells
     from homebody.methods import code_of, trust
     from homebody.report.pages import NEEDS, has_plotly
     from homebody.studies.cells import check_jobs

@@ -202,7 +202,7 @@ def items(
     found = read_items(source)
     with opened(folder) as (_, records):
         _, count = records.add_items(found)
-        total, featured = records.n_items(), records.sheet() is not None
+        total, featured = records.n_items(), records.features() is not None
     text = f"{count:,} of {several(len(found), 'item is', 'items are')} new; the catalogue has {total:,}."
     if featured and count:
         text += " Their features are unknown to the model, which got its own when the server was made."

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from homebody.cli import options
-from homebody.cli.progress import EVERY, Interrupted
+from homebody.cli.progress import watching_trials
 from homebody.counts import several
 
 if TYPE_CHECKING:
-    from homebody.run import Watcher
-    from homebody.studies.cells import CellProgress
+    pass
 
 __all__ = ["tune"]
 
@@ -63,7 +59,7 @@ def tune(
     recipe = given.recipe(method, fields=fixed, seed=seed)
     varied = {**{name: where for name, where in space.items() if name not in fixed}, **asked}
     wanted = Search(recipe, varied, trials, seeds)
-    with _watching(recipe.short_method, recipe.selects(), quiet=as_json) as (watcher, watch):
+    with watching_trials(recipe.short_method, recipe.selects(), quiet=as_json) as (watcher, watch):
         if not declared and varied:
             looked = ", ".join(f"{name} {space_text(where)}" for name, where in varied.items())
             watcher.say(f"{found.__name__} declares no search ranges; looking around its defaults: {looked}.")
@@ -72,61 +68,6 @@ def tune(
         typer.echo(json.dumps(record))
         return
     _print(record)
-
-
-@contextmanager
-def _watching(
-    label: str, select: str, *, quiet: bool
-) -> Iterator[tuple[Watcher, Callable[[CellProgress, dict[str, Any]], None]]]:
-    """A bar over all rounds of all trials, with the best so far; lines where there is no terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Column
-
-    from homebody.cli.data import fetching
-    from homebody.run import Watcher
-
-    console = Console(stderr=True, quiet=quiet)
-    bar = Progress(
-        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        BarColumn(bar_width=12),
-        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[told]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-        console=console,
-        expand=True,
-    )
-    task = bar.add_task(f"tune {label}", total=None, told="")
-    share: dict[int, float] = {}
-    begun, last_line = False, time.monotonic()
-
-    def start(_: Path) -> None:
-        nonlocal begun
-        begun = True
-        if console.is_terminal and not quiet:
-            bar.start()
-
-    def watch(now: Any, record: dict[str, Any]) -> None:
-        nonlocal last_line
-        share[now.cell] = 1.0 if now.result is not None else now.done / max(1, now.planned)
-        best, trials = record["best"], record["trials"]
-        told = f"{sum(trial['status'] != 'waiting' for trial in trials)}/{several(len(trials), 'trial')}"
-        if best:
-            told += f" · best {select} {best['validation']:.4f} (trial {best['trial']})"
-        bar.update(task, total=len(trials) * record["spec"]["seeds"], completed=sum(share.values()), told=told)
-        if not console.is_terminal and time.monotonic() - last_line > EVERY:
-            last_line = time.monotonic()
-            console.print(f"tune {label}: {told}", highlight=False, soft_wrap=True)
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-    with fetching(quiet=quiet) as (_, fetched):
-        try:
-            yield Watcher(say=say, begun=start, fetched=fetched), watch
-        except KeyboardInterrupt:
-            raise Interrupted(None, "The same command goes on from here." if begun else "") from None
-        finally:
-            bar.stop()
 
 
 def _print(record: dict[str, Any]) -> None:

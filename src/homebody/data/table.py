@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -19,7 +19,7 @@ from homebody.data.kinds import known_kinds
 from homebody.data.population import Population
 from homebody.errors import HomebodyError
 
-__all__ = ["listed", "raw_table", "read_table", "usual"]
+__all__ = ["choose_columns", "listed", "raw_table", "read_table", "usual"]
 
 SEPARATORS = (",", "\t", ";")
 USUAL_NAMES = {
@@ -65,7 +65,7 @@ def read_table(
     others: list[str] = []
 
     def choose(present: list[str]) -> list[str]:
-        names.update(_choose(path, present, given))
+        names.update(choose_columns(path, present, given))
         others.extend(_features(path, present, names, given, feature_cols))
         return [*names.values(), *others]
 
@@ -154,8 +154,10 @@ def _failures_named(path: Path) -> Iterator[None]:
         raise HomebodyError(f"{path} cannot be read as a table; it may be damaged: {reason}.") from error
 
 
-def _choose(path: Path, present: list[str], given: dict[str, str | None]) -> dict[str, str]:
-    """Which column plays which role."""
+def choose_columns(
+    path: Path, present: list[str], given: dict[str, str | None], *, required: Collection[str] = ("user", "item")
+) -> dict[str, str]:
+    """The column of each role: as given, or by its usual names. Columns that are not required may be missing."""
     chosen = {}
     for role, name in given.items():
         if name is None:
@@ -164,7 +166,7 @@ def _choose(path: Path, present: list[str], given: dict[str, str | None]) -> dic
             raise HomebodyError(f"{path} has no column '{name}' (--{role}-col); its columns are {listed(present)}.")
         if name:
             chosen[role] = name
-        elif role in {"user", "item"}:
+        elif role in required:
             headless = " (does the file lack a header line?)" if all(map(_numeric, present)) else ""
             raise HomebodyError(
                 f"Which column of {path} is the {role}? Name it with --{role}-col; its columns are "

@@ -39,8 +39,8 @@ __all__ = [
     "epoch_keys",
     "named_sender",
     "open_envelope",
-    "seal_envelope",
     "seal_reports",
+    "sign_envelope",
     "signing_keys",
     "unseal_reports",
 ]
@@ -121,12 +121,12 @@ def signing_keys(seed: bytes | None = None) -> tuple[bytes, bytes]:
     return public, secret
 
 
-def seal_envelope(envelope: Envelope, secret: bytes) -> bytes:
+def sign_envelope(envelope: Envelope, secret: bytes) -> bytes:
     """As bytes, signed.
 
     >>> public, secret = signing_keys()
     >>> sent = Envelope("message", bytes(16), os.urandom(16), bytes(2 * REPORT_BYTES))
-    >>> sender, found = open_envelope(seal_envelope(sent, secret))
+    >>> sender, found = open_envelope(sign_envelope(sent, secret))
     >>> sender == public, found == sent
     (True, True)
     """

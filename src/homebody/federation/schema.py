@@ -1,6 +1,6 @@
 """What a server tells devices of features: how people's are written in numbers, and what its items are like.
 
-A sheet holds nothing of anybody: which features people may have and which values those take is the operator's to say.
+A schema holds nothing of anybody: which features people may have and which values those take is the operator's to say.
 A device encodes its people by it, and what they say of themselves stays there.
 """
 
@@ -29,10 +29,10 @@ __all__ = ["FeatureSchema"]
 class FeatureSchema:
     """Features as a server and its devices know them.
 
-    >>> sheet = FeatureSchema({"job": Code("one", ("cook", "vet"))}, {"colour": Code("one", ("red",))},
+    >>> schema = FeatureSchema({"job": Code("one", ("cook", "vet"))}, {"colour": Code("one", ("red",))},
     ...     {"colour": np.array([1, 0, 1])})
-    >>> again = FeatureSchema.read(sheet.content)
-    >>> again.people == sheet.people, again.catalogue(4).items["colour"].values.tolist()
+    >>> again = FeatureSchema.read(schema.content)
+    >>> again.people == schema.people, again.catalogue(4).items["colour"].values.tolist()
     (True, [1, 0, 1, 0])
     """
 
@@ -67,9 +67,9 @@ class FeatureSchema:
             )
             numbers = wire.decode_tree(parts["items"])
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError, HomebodyError) as error:
-            raise wire.Malformed("The sheet of features is not as it should be.") from error
+            raise wire.Malformed("The feature schema is not as it should be.") from error
         if numbers.keys() != items.keys() or len({len(values) for values in numbers.values()}) > 1:
-            raise wire.Malformed("The sheet's items do not have the features that it names.")
+            raise wire.Malformed("The schema's items do not have the features that it names.")
         for name, code in items.items():
             _refuse_misfit(code, numbers[name])
         return cls(people, items, {name: values.numpy() for name, values in numbers.items()})
@@ -87,7 +87,7 @@ class FeatureSchema:
         return Catalogue(n_items, items, people)
 
     def encoded(self, profiles: Sequence[Mapping[str, str]], n_items: int) -> dict[str, Encoded]:
-        """These people and the items as `Split.coded` takes them; what the sheet does not know of is left out."""
+        """These people and the items as `Split.coded` takes them; what the schema does not know of is left out."""
         rows = [self._of_person(profile)[0] for profile in profiles]
         people = {
             name: EncodedColumn(_stacked([row[name] for row in rows], code), code.size, code.kind, code.text)
@@ -150,4 +150,4 @@ def _refuse_misfit(code: Code, values: Any) -> None:
         fit = least <= int(values.min()) and int(values.max()) < code.size
         fit = fit and (code.kind != "many" or values.shape[1] == code.width)
     if not fit:
-        raise wire.Malformed("The sheet has numbers of an item that its feature does not have.")
+        raise wire.Malformed("The schema has numbers of an item that its feature does not have.")

@@ -71,7 +71,7 @@ def legend(comparison: Mapping[str, Any]) -> list[str]:
         f"p: {comparison['test']}",
         f"ε: certified, one user, whole training{'' if delta is None else f'; δ = {delta:g}'}; {UNBOUNDED}",
         "KB: per client and round; a centralised method's is the raw history, sent once",
-        "seconds: wall time of a run's training and evaluation, mean over seeds",
+        "seconds: wall time of a run's training and evaluation, without compilation, mean over seeds",
     ]
 
 

@@ -167,7 +167,7 @@ def _laid_out(given: ResultTable, marks: Mapping[str, Sequence[int]]) -> tuple[s
         seen.add(row[0])
         links = ", ".join(f"[{number}](#notes)" for number in numbers)
         name = plain(row[0]) + (f" <sup>{links}</sup>" if links else "")
-        rows.append([name, *map(plain, row[1:])])
+        rows.append([name, *map(plain, row[1 : result.left]), *row[result.left :]])
     return ", ".join(plain(one) for one in same), list(table(columns, rows, numeric=result.left))
 
 

@@ -66,7 +66,7 @@ def dot_chart(title: str, axis: str, panels: Sequence[DotPanel]) -> str:
         top += HEAD + FOOT + ROW * max(len(panel.rows) for panel in beside)
     height = round(top + 8)
     with_published = any(row.published is not None for panel in panels for row in panel.rows)
-    label = escape(f"{title}: {axis}. " + " ".join(_told(panel) for panel in panels))
+    label = escape(f"{title}: {axis}. " + " ".join(_described(panel) for panel in panels))
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     return "\n".join(
         [
@@ -81,7 +81,7 @@ def dot_chart(title: str, axis: str, panels: Sequence[DotPanel]) -> str:
     )
 
 
-def _told(panel: DotPanel) -> str:
+def _described(panel: DotPanel) -> str:
     """A panel's figures as a sentence, for readers who do not see them."""
     rows = []
     for row in panel.rows:

@@ -53,7 +53,7 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     for group in ("", *_slices(metrics)):
         for label, prefix in ((first, group), ("full catalogue", f"{group}full/")):
             users = f", users of {group.rstrip('/')}" if group else ""
-            for name in _told(metrics, prefix, cuts):
+            for name in _informative(metrics, prefix, cuts):
                 asked = [prefix + name + cut for cut in cuts]
                 shown = (words.with_error(metrics[one], errors.get(one)) if one in metrics else "" for one in asked)
                 table.add_row(f"{TITLES[name]}, {label}{users}", *shown)
@@ -145,11 +145,14 @@ def comparison_table(comparison: Mapping[str, Any], console: Console) -> None:
     """The columns of a comparison, narrow enough for 80 characters: headings and deviations are broken into lines."""
     seeds = several(len(comparison["seeds"]), "seed")
     title = f"{comparison['data']}, protocol {comparison['protocol']}, {seeds}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    wide = console.width >= 100
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, int(wide), 0, 0), pad_edge=False)
     table.add_column("method", overflow="fold", min_width=10)
     columns = comparison_columns(("server", "public"))
     for column in columns:
         heading = column.heading.replace("seconds", "time s").replace("@", " @").replace(", ", " ")
+        if not wide:
+            heading = heading.replace("server", "ser- ver").replace("public", "pub- lic")
         table.add_column(heading.replace(" ", "\n"), justify="right", no_wrap=True)
     for row in comparison["methods"]:
         cells = (column.cell(row) for column in columns)
@@ -275,18 +278,18 @@ def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
     ledger = Ledger(folder.ledger_path)
     entries, spent = ledger.entries(), ledger.epsilons(delta)
     ledger.close()
-    told_to: dict[str, set[str]] = {}
+    seen_by: dict[str, set[str]] = {}
     for text, observer in {(entry.event, entry.observer): None for entry in entries}:
-        told_to.setdefault(str(event_from_json(text)), set()).add(observer)
-    everyone = {observer for observers in told_to.values() for observer in observers}
-    told = "; ".join(
+        seen_by.setdefault(str(event_from_json(text)), set()).add(observer)
+    everyone = {observer for observers in seen_by.values() for observer in observers}
+    summary = "; ".join(
         what if observers == everyone else f"to {', '.join(who for who in OBSERVERS if who in observers)}: {what}"
-        for what, observers in told_to.items()
+        for what, observers in seen_by.items()
     )
     if any(0 < value < float("inf") for value in spent.values()):
-        told += f"; ε {', '.join(f'{who} {words.epsilon(value)}' for who, value in spent.items())} at δ = {delta:g}"
-    told = f"{several(len(entries), 'charge')}, chain whole; {told}"
-    console.print(f"ledger: {told}", highlight=False, soft_wrap=True, markup=False)
+        summary += f"; ε {', '.join(f'{who} {words.epsilon(value)}' for who, value in spent.items())} at δ = {delta:g}"
+    summary = f"{several(len(entries), 'charge')}, chain whole; {summary}"
+    console.print(f"ledger: {summary}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _cutoffs(metrics: Mapping[str, float]) -> list[str]:
@@ -299,7 +302,7 @@ def _slices(metrics: Mapping[str, float]) -> list[str]:
     return [prefix for prefix in found if not prefix.endswith("full/")]
 
 
-def _told(metrics: Mapping[str, float], prefix: str, cuts: list[str]) -> list[str]:
+def _informative(metrics: Mapping[str, float], prefix: str, cuts: list[str]) -> list[str]:
     """The metrics that say something: with one relevant item each, recall is HR and precision a part of it."""
     there = [name for name in TITLES if any(f"{prefix}{name}{cut}" in metrics for cut in cuts)]
     single = all(metrics.get(f"{prefix}recall{cut}") == metrics.get(f"{prefix}hr{cut}") for cut in cuts)

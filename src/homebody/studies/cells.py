@@ -1,8 +1,7 @@
 """A cell is one recipe, run once and kept.
 
-A cell's folder is a run's record under a name of its own: what was run, a hash of the recipe and of the code.
-A finished cell is never run again, an interrupted one goes on from its checkpoint, and one whose code has
-changed since is a new one.
+A cell's folder is the record of a run. Its name has a hash of the recipe and of the code. A finished cell is never
+run again, an interrupted one continues from its checkpoint, and a change of the code makes a new cell.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from homebody.data.fetch import sha256
 from homebody.errors import Diverged, HomebodyError
 from homebody.files import private_folder
 from homebody.methods import code_of, find
-from homebody.progress import Round
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
 from homebody.run import QUIET, Watcher, execute, resume
@@ -41,20 +39,20 @@ __all__ = [
 ]
 
 END = ("result.json", "error.json")
-"""Files that say a cell needs no more work."""
+"""A cell that has one of these files needs no more work."""
 PATIENCE = 100
-"""Tenths of a second that a folder may be held by a worker on its way out."""
+"""Tenths of a second to wait for a folder that a dying worker still holds."""
 
 
 @dataclass(frozen=True)
 class CellProgress:
-    """How far the cells are; told whenever a cell has done a round, or is finished."""
+    """How far the cells are, after a round of a cell or at its end."""
 
     cell: int
     """Which of the recipes."""
     recipe: Recipe
     done: int
-    """Rounds of this cell, and how many there will be; both 0 for one that was finished before."""
+    """Rounds done; `planned` is how many there will be. Both are 0 for a cell that was finished before."""
     planned: int
     finished: int
     """Cells, over all."""
@@ -73,12 +71,12 @@ def run_cells(
     keep_state: bool = True,
     probes: Sequence[Sequence[str]] = (),
 ) -> list[dict[str, Any]]:
-    """The results of the recipes, in their order; what `root` holds already is not run again.
+    """Run the recipes and return their results in order; cells that `root` holds already are not run again.
 
-    jobs: processes; with 1 the cells run in this one. say: gets what happened to the data, each sentence once.
-    on_error: "keep" gives {"error": sentence, …} for a cell that failed, in place of its result.
+    jobs: processes; with 1 the cells run in this one. say: receives each sentence about the data once.
+    on_error: "keep" returns {"error": sentence, …} for a cell that failed, in place of its result.
     keep_state: False removes the models of finished cells, which are large; their figures stay.
-    probes: for each recipe, what is to be looked for in its model before that; see `homebody.studies.probes`.
+    probes: for each recipe, the probes to take before its model is removed; see `homebody.studies.probes`.
     """
     check_jobs(jobs)
     try:
@@ -86,8 +84,7 @@ def run_cells(
     except OSError as error:
         raise HomebodyError(f"No run can be written below {root}: {error.strerror}.") from error
     with RunFolder(root).alone():
-        told = (watch or _nothing, _once(say or _nothing))
-        return _Cells(recipes, root, *told, on_error, keep_state, probes).run(jobs)
+        return _Cells(recipes, root, watch or _ignore, _once(say or _ignore), on_error, keep_state, probes).run(jobs)
 
 
 def kept(recipes: Sequence[Recipe], root: Path, probes: Sequence[Sequence[str]] = ()) -> int:
@@ -99,9 +96,9 @@ def kept(recipes: Sequence[Recipe], root: Path, probes: Sequence[Sequence[str]] 
 def run_cell(
     recipe: Recipe, path: Path, watcher: Watcher = QUIET, *, keep_state: bool = True, probes: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Finish the cell in this folder: begin it, go on with it, or just say its result.
+    """Finish the cell in this folder: start it, continue it, or return its result if it is finished.
 
-    A probe that finds nothing to look at says why in the result's `refused`; the cell is none the worse for it.
+    A probe that cannot work on this model gives its reason in the result's `refused`; the cell is valid all the same.
     """
     failed = path / "error.json"
     if failed.exists():
@@ -130,12 +127,12 @@ def run_cell(
 
 
 def unprobed(path: Path, probes: Sequence[str]) -> list[str]:
-    """Those probes that a cell has no answer of."""
+    """The probes that a cell has no answer of yet."""
     return [name for name in probes if not looking.file_of(path, name).exists()]
 
 
 def _probe(recipe: Recipe, path: Path, watcher: Watcher, probes: Sequence[str]) -> dict[str, str]:
-    """Look into a finished cell's model; one whose model is gone is trained once more, beside what it has."""
+    """Probe a finished cell's model; a model that was removed is trained once more, in a folder beside the cell."""
     refused = {name: why for name in probes if (why := looking.lacks(name))}
     probes = [name for name in probes if name not in refused]
     if not probes:
@@ -155,7 +152,7 @@ def _probe(recipe: Recipe, path: Path, watcher: Watcher, probes: Sequence[str]) 
 
 
 def check_jobs(jobs: int) -> None:
-    """Refuse a number of processes that makes no sense."""
+    """Raise if there is less than one process."""
     if jobs < 1:
         raise HomebodyError(f"Jobs must be at least 1, not {jobs}.")
 
@@ -178,7 +175,7 @@ def cell_key(recipe: Recipe) -> str:
 
 
 def _own_files(recipe: Recipe) -> dict[str, bytes]:
-    """What is in the files of one's own that a recipe names: changed files make another cell."""
+    """Hashes of the user's own files that a recipe names: a changed file makes another cell."""
     named = {name: getattr(recipe, name) for name in ("data", "user_features", "item_features", "impressions")}
     return {name: sha256(Path(file)).encode() for name, file in named.items() if file and Path(file).is_file()}
 
@@ -208,7 +205,7 @@ def commit() -> str:
 
 
 class _Cells:
-    """One call of `run_cells`: what is to do, and what came of it."""
+    """One call of `run_cells`: the cells to run, and their results so far."""
 
     def __init__(
         self,
@@ -251,9 +248,9 @@ class _Cells:
     def _run_here(self, key: str) -> None:
         watcher = Watcher(
             say=self.say,
-            start=lambda rounds: self._start(key, rounds),
-            on_round=lambda line: self._round(key, line),
-            looked=lambda done, steps: self._looked(key, done, steps),
+            start=lambda rounds: self._progress(key, 0, rounds),
+            on_round=lambda line: self._progress(key, line.step, self.planned[key]),
+            looked=lambda done, steps: self._progress(key, done, steps),
         )
         try:
             result = run_cell(
@@ -278,30 +275,21 @@ class _Cells:
         from homebody.studies.workers import Pool  # here, so that `-m homebody.studies.workers` imports it once
 
         with Pool(jobs, tasks) as pool:
-            for key, told in pool.messages():
-                if "say" in told:
-                    self.say(told["say"])
-                elif "planned" in told:
-                    self.planned[key], self.done[key] = told["planned"], told["done"]
-                    self._tell(key)
-                elif "error" in told:
-                    self._fail(key, (Diverged if told.get("diverged") else HomebodyError)(told["error"]))
+            for key, message in pool.messages():
+                if "say" in message:
+                    self.say(message["say"])
+                elif "planned" in message:
+                    self._progress(key, message["done"], message["planned"])
+                elif "error" in message:
+                    self._fail(key, (Diverged if message.get("diverged") else HomebodyError)(message["error"]))
                 else:
-                    self._finish(key, told["result"])
+                    self._finish(key, message["result"])
 
     def _recipe(self, key: str) -> Recipe:
         return self.recipes[self.places[key][0]]
 
-    def _start(self, key: str, rounds: int) -> None:
-        self.planned[key] = rounds
-        self._tell(key)
-
-    def _round(self, key: str, line: Round) -> None:
-        self.done[key] = line.step
-        self._tell(key)
-
-    def _looked(self, key: str, done: int, steps: int) -> None:
-        self.planned[key], self.done[key] = steps, done
+    def _progress(self, key: str, done: int, planned: int) -> None:
+        self.planned[key], self.done[key] = planned, done
         self._tell(key)
 
     def _fail(self, key: str, error: HomebodyError) -> None:
@@ -336,8 +324,7 @@ class _Cells:
 
 def _trusted(recipe: Recipe) -> str:
     """The SHA-256 of the file that a recipe's method is from, which must be trusted here; empty for any other."""
-    code = code_of(recipe.method)
-    if code is None:
+    if (code := code_of(recipe.method)) is None:
         return ""
     find(recipe.method)
     return code.sha256
@@ -348,7 +335,7 @@ def _needs_nothing(path: Path, probes: Sequence[str]) -> bool:
 
 
 def _wait_for(path: Path) -> None:
-    """We hold the root, so only a dying worker of a process that was killed can hold a cell, and not for long."""
+    """Wait until a cell's folder is free. We hold the root, so only a dying worker of a killed process can hold it."""
     if not path.exists():
         return
     for patience in range(PATIENCE, -1, -1):
@@ -362,7 +349,7 @@ def _wait_for(path: Path) -> None:
 
 
 def _drop_state(path: Path) -> None:
-    """The pointer goes first: one that names a missing file would look like damage."""
+    """Remove a cell's model. The pointer goes first: a pointer to a missing file would look like damage."""
     for file in (path / "state.json", *path.glob("state-*.safetensors")):
         file.unlink(missing_ok=True)
 
@@ -378,5 +365,5 @@ def _once(say: Callable[[str], None]) -> Callable[[str], None]:
     return once
 
 
-def _nothing(_: Any) -> None:
-    """Tell nobody."""
+def _ignore(_: Any) -> None:
+    """A listener that does nothing."""

@@ -62,7 +62,7 @@ def leaderboard(
 ) -> dict[str, Any]:
     """Run every method that fits, as the recipe says; out/leaderboard/DATA-PROTOCOL… has the pages.
 
-    The recipe's method and seed are set here. A method that fails is told of and stops nothing.
+    The recipe's method and seed are set here. A method that fails is reported and stops nothing.
     """
     began = time.monotonic()
     if recipe.protocol not in PROTOCOLS:

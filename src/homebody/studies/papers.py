@@ -1,4 +1,4 @@
-"""A paper's recipe: which runs its tables and figures need, and what was published.
+"""Reading a paper's recipe: the runs of its tables and figures, and the published figures.
 
 It is a folder with a `recipe.toml`; docs/reproducing.md explains the format to authors.
 """
@@ -26,7 +26,7 @@ __all__ = ["Paper", "Row", "Study", "find_paper", "list_papers", "published", "r
 SCHEMA_VERSION = 1
 FILE = "recipe.toml"
 SWAPPED = {"values": list(TABLES), "labels": list(TABLES), "axis": "item table"}
-"""What such a figure goes through: no setting of a run, so that its points are one run's."""
+"""The values of such a figure are item tables, not settings of a run: its points come from one run."""
 LENGTHS = [0, 10, 20, 50, 100, 200, 500, 1000]
 """Where groups of people by their interactions begin, if a recipe does not say."""
 
@@ -83,7 +83,7 @@ def find_paper(name: str) -> Path:
 
 
 def read_paper(folder: Path, *, load: bool = True) -> Paper:
-    """Read and check a paper's recipe. What is wrong is said with its place, before anything runs.
+    """Read and check a paper's recipe. An error names its place, before anything runs.
 
     load: False loads no method, so that no code of the folder runs; their settings are not checked then.
     """

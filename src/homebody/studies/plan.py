@@ -1,4 +1,4 @@
-"""Which runs a command of `homebody reproduce` needs, and where each result belongs."""
+"""The plan of a `homebody reproduce` command: which runs it needs, and to which row each result belongs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Cell", "Plan", "plan"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a study, and where its result belongs."""
+    """One run of a study, and the row, protocol and point that its result belongs to."""
 
     study: Study
     row: Row
@@ -26,28 +26,28 @@ class Cell:
     protocol: str
     point: int
     run: int
-    """Which of the plan's recipes, those that are not run behind the others: two studies may show the same run."""
+    """Its place in the plan's `recipes`, then `others`: two studies may show the same run."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command asks for: some studies of a paper, on some data sets, with so many seeds."""
+    """What a command asks for: studies of a paper, their data sets, and the recipes to run."""
 
     paper: Paper
     studies: list[tuple[Study, list[str]]]
     recipes: list[Recipe]
     """What is run."""
     others: list[Recipe]
-    """Under the protocols that were not asked for: shown if they were run before."""
+    """Recipes under protocols that were not asked for: shown if they were run before."""
     cells: list[Cell]
     command: str
     rounds: int | None
     protocols: list[str]
     probes: list[list[str]]
-    """For each of the recipes that are run, what is looked for in its model."""
+    """For each of the recipes that are run, the probes of its model."""
     data_dir: str | None = None
     asked_for: str | None = None
-    """The one table or figure that was named; None where it is all of them."""
+    """The table or figure that was named; None for all of them."""
 
 
 def plan(
@@ -61,7 +61,7 @@ def plan(
     rounds: int | None = None,
     data_dir: str | None = None,
 ) -> Plan:
-    """Which cells a command needs. Without a table or a figure, all of them."""
+    """The plan of a command. Without a table or a figure it has all of them."""
     for name, value in (("Seeds", seeds), ("Rounds", rounds)):
         if value is not None and value < 1:
             raise HomebodyError(f"{name} must be at least 1, not {value}.")
@@ -109,7 +109,7 @@ def _at_hand(name: str, data_dir: str | None) -> bool:
 
 
 def _probes(paper: Paper, asked: Collection[str], every: _Numbered, seeds: int | None) -> list[list[str]]:
-    """Also what figures that were not asked for would look for, where it costs little: a model is there once."""
+    """The probes of each recipe, including cheap ones of figures that were not asked for: the model exists now."""
     found: list[list[str]] = [[] for _ in every.recipes]
     for study in paper.studies:
         unasked = study.label not in asked

@@ -1,4 +1,4 @@
-"""What a page says of its own making: the command, the code, the kind of machine; never a path or a host's name."""
+"""How a page was made: the command, the code and the kind of machine; never a path or a host name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["command_text", "machine", "provenance_of", "slug", "without_paths", 
 
 
 def provenance_of(command: str) -> dict[str, Any]:
-    """Who and when; `seconds` grows until the work is done."""
+    """The command, version, commit, machine and date; the caller updates `seconds`."""
     return {
         "command": command,
         "version": __version__,

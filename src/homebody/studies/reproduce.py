@@ -1,4 +1,4 @@
-"""Run a paper's tables and figures, and set what was obtained beside what was published."""
+"""Run a paper's tables and figures, and write obtained figures beside published ones."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ SCHEMA_VERSION = 2
 KEPT = "results.json"
 """The figures of a paper, beside its recipe: RESULTS.md can be made from them without a run."""
 SHAPE = ("kind", "metrics", "also", "protocols", "vary", "labels")
-"""What two results of a study must have in common to stand side by side."""
+"""Fields that two results of a study must share to be merged."""
 INTERVALS = "In brackets: the interval of 95 %, over people; of several seeds, from the lowest end to the highest."
 EVERY = 2.0
-"""Seconds between two writings of the pages while cells finish."""
+"""Seconds between two writes of the pages while cells finish."""
 
 
 def work(planned: Plan, out: Path) -> str:
-    """How much a plan is, in a sentence, before anything of it is run."""
+    """How many runs a plan has and how many are finished, as a sentence."""
     total, before = len(planned.recipes), kept(planned.recipes, out / "cells", planned.probes)
     if not total:
         return ""
@@ -59,7 +59,7 @@ def reproduce(
 ) -> dict[str, Any]:
     """Run what is planned; out/reproduce/PAPER has the pages, rewritten as cells finish.
 
-    A failed cell is told of on the pages and stops nothing. What was interrupted goes on with the same plan.
+    A failed cell is reported on the pages and stops nothing. The same plan continues what was interrupted.
     """
     folder = out / "reproduce" / planned.paper.name
     book = _Book(planned, folder)
@@ -96,7 +96,7 @@ def reproduce(
 
 
 class _Book:
-    """The result as it grows: what earlier commands made, and what this one has so far."""
+    """The result as it grows: parts of earlier commands, and those of this one so far."""
 
     def __init__(self, planned: Plan, folder: Path) -> None:
         self.planned, self.folder = planned, folder
@@ -203,7 +203,7 @@ class _Book:
         }
 
     def _computed(self, study: Study, data: str) -> dict[str, Any]:
-        """What no run is made for, worked out once."""
+        """A study that needs no run, computed once."""
         key = (study.label, data)
         if key not in self.computed:
             self.computed[key] = LINES[study.kind](self._runs(study, data))
@@ -228,7 +228,7 @@ class _Book:
         return [self.results[place] for place in places if place in self.results]
 
     def _elsewhere(self, results: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Kept runs may be of another machine than this page, and their seconds with them."""
+        """Notes on kept runs, and so their seconds, that come from another machine than this page."""
         counts: dict[int, int] = {}
         for result in results:
             run = str(result["run"])

@@ -1,10 +1,10 @@
-"""A table or a figure of a paper: which runs it needs, and what was published."""
+"""A study is one table or figure of a paper: its rows, the recipe of each run, and the published figures."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -57,7 +57,7 @@ class Row:
     slice: dict[str, str] = field(default_factory=dict)
     """By data set, the group of users that this row is about."""
     fixed: bool = False
-    """In a sweep, whether the values do not concern it: a line to hold the others against."""
+    """In a sweep, whether the values do not concern it: a baseline for the others."""
     diverges: bool = False
     """Whether training is known to diverge: that is then what the row shows, and no failure."""
     release: dict[str, Any] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Study:
 
     @property
     def probe(self) -> str:
-        """What is looked for in the models of its runs; empty where nothing is."""
+        """The probe of its runs' models; empty where there is none."""
         if self.kind == "adaptation":
             return probes.adaptation_probe(self.vary.partition(".")[2], self.values)
         if self.kind == "membership":
@@ -172,19 +172,15 @@ def _printed(study: Study, figures: list[Any], point: int) -> dict[str, float]:
 
 
 def check_study(study: Study, where: str, *, load: bool = True) -> None:
-    """What only shows when a whole table is read: figures that do not fit, methods that refuse their fields.
+    """Raise for what only a whole study shows: figures that do not fit, methods that refuse their fields.
 
     load: False loads no method.
     """
-    for protocol in study.protocols if study.kind not in COMPUTED else ():
-        if protocol not in PROTOCOLS:
-            raise at(where, unknown_name("protocol", protocol, PROTOCOLS))
-    for name in study.also:
-        if name not in OF_RUNS:
-            raise at(where, unknown_name("quantity of a run", name, OF_RUNS))
-    for name in study.metrics if study.kind == "membership" else ():
-        if name not in ATTACKS:
-            raise at(where, unknown_name("figure of an attack", name, ATTACKS))
+    if study.kind not in COMPUTED:
+        _check_names("protocol", study.protocols, PROTOCOLS, where)
+    _check_names("quantity of a run", study.also, OF_RUNS, where)
+    if study.kind == "membership":
+        _check_names("figure of an attack", study.metrics, ATTACKS, where)
     if not study.rows and study.kind != "lengths":
         raise HomebodyError(f"{where}: it has no [[row]].")
     if study.seeds < 1:
@@ -198,6 +194,12 @@ def check_study(study: Study, where: str, *, load: bool = True) -> None:
         _check_row(study, row, f"{where}, row '{row.name}'", load)
 
 
+def _check_names(what: str, names: Iterable[str], known: Collection[str], where: str) -> None:
+    for name in names:
+        if name not in known:
+            raise at(where, unknown_name(what, name, known))
+
+
 def _check_by_data(study: Study, given: dict[str, Any], part: str, kind: type, where: str) -> None:
     for data, value in given.items():
         if data not in study.data:
@@ -209,9 +211,7 @@ def _check_by_data(study: Study, given: dict[str, Any], part: str, kind: type, w
 
 def _check_row(study: Study, row: Row, where: str, load: bool) -> None:
     for settings in (study.run, *study.run_on.values(), row.run):
-        for name in settings:
-            if name not in RUN:
-                raise at(where, unknown_name("setting of a run", name, RUN))
+        _check_names("setting of a run", settings, RUN, where)
     parts = {"on": dict, "notes": str, "slice": str, "published": list, "published_sd": list}
     for part, kind in parts.items():
         _check_by_data(study, getattr(row, part), part, kind, where)

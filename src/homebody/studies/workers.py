@@ -63,16 +63,16 @@ class Pool:
             worker.close()
 
     def messages(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What the workers tell of each task, until every one has a result or an error."""
+        """The messages of the workers with their tasks, until every task has a result or an error."""
         while self._todo or any(worker.task for worker in self._workers):
             self._employ()
             for key, _ in self._selector.select(POLL_SECONDS):
                 worker: _Worker = key.data
-                told = worker.read()
-                if told is None:
+                messages = worker.read()
+                if messages is None:
                     yield from self._bury(worker)
                     continue
-                for message in told:
+                for message in messages:
                     task = worker.task
                     if "crash" in message:
                         raise RuntimeError(f"{Path(self.tasks[task]['path']).name} failed:\n{message['crash']}")
@@ -96,7 +96,7 @@ class Pool:
         worker.send(self.tasks[worker.task])
 
     def _bury(self, worker: _Worker) -> Iterator[tuple[str, dict[str, Any]]]:
-        """A worker died: its task gets another, or an end."""
+        """A worker died: its task gets another worker, or an error."""
         self._selector.unregister(worker.output)
         self._workers.remove(worker)
         how = worker.close()
@@ -117,7 +117,7 @@ class Pool:
 
 
 class _Worker:
-    """A process, its way in and its way out."""
+    """A worker process with its input and output."""
 
     def __init__(self, threads: int) -> None:
         self.task = ""
@@ -136,7 +136,7 @@ class _Worker:
         self.input, self.output = self.process.stdin, self.process.stdout
 
     def send(self, task: Mapping[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # its output has ended too, which says so
+        with contextlib.suppress(BrokenPipeError):  # it has died: `read` will report it
             self.input.write(json.dumps(task).encode() + b"\n")
             self.input.flush()
 
@@ -149,7 +149,7 @@ class _Worker:
         return [json.loads(line) for line in lines]
 
     def close(self) -> str:
-        """Wait for its end; how it came."""
+        """Wait for its end, and say how it ended."""
         with contextlib.suppress(BrokenPipeError):
             self.input.close()
         self.output.close()
@@ -185,7 +185,7 @@ def main() -> None:
 
 
 def _die_with_parent() -> None:
-    """Where the system offers it, at once and even within compiled code; the end of the input does it elsewhere."""
+    """Ask Linux to kill this process with its parent, even within compiled code; elsewhere the input's end does it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -204,7 +204,7 @@ def _work(task: dict[str, Any], out: BinaryIO) -> None:
     from homebody.run import Watcher
     from homebody.studies.cells import run_cell
 
-    planned, told_at = 0, 0.0
+    planned, sent_at = 0, 0.0
 
     def tell(message: dict[str, Any]) -> None:
         out.write(json.dumps(message).encode() + b"\n")
@@ -216,15 +216,15 @@ def _work(task: dict[str, Any], out: BinaryIO) -> None:
         tell({"planned": planned, "done": 0})
 
     def on_round(line: Round) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at > REPORT_SECONDS:
-            told_at = time.monotonic()
+        nonlocal sent_at
+        if time.monotonic() - sent_at > REPORT_SECONDS:
+            sent_at = time.monotonic()
             tell({"planned": planned, "done": line.step})
 
     def looked(done: int, steps: int) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at > REPORT_SECONDS or done == steps:
-            told_at = time.monotonic()
+        nonlocal sent_at
+        if time.monotonic() - sent_at > REPORT_SECONDS or done == steps:
+            sent_at = time.monotonic()
             tell({"planned": steps, "done": done})
 
     watcher = Watcher(say=lambda text: tell({"say": text}), start=start, on_round=on_round, looked=looked)

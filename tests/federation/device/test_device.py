@@ -15,8 +15,9 @@ import torch
 from homebody.core import Catalogue, Tree
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.device.device import Device, recommend
+from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
+from homebody.federation.device.recommend import recommend
 from homebody.methods import find
 from homebody.rng import Rng
 
@@ -350,7 +351,7 @@ def test_a_letter_that_breaks_something_is_refused_and_does_not_end_the_process(
     def breaks(self: Any) -> Any:
         raise OverflowError("ann-of-green")
 
-    monkeypatch.setattr("homebody.federation.device.device.shuffled", breaks)
+    monkeypatch.setattr("homebody.federation.task.Task.acting", property(breaks))
     header, _ = server.ask()
     assert header["refused"] == "The letter asks for something that this device cannot work with."
     assert server.logs[-1] == {"event": "failed", "reason": "OverflowError"}

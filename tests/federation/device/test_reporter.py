@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.processes import PATIENCE
 
 from homebody.errors import HomebodyError
 from homebody.federation.device import reporter as reporter_module
@@ -111,7 +112,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Reporter]]:
         one.close()
 
 
-def soon(seconds: float = 20) -> float:
+def soon(seconds: float = PATIENCE) -> float:
     return time.monotonic() + seconds
 
 

@@ -19,6 +19,7 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.message_pb2 import Message, Metadata
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+from tests.processes import PATIENCE
 
 from homebody.federation.flower.gateway import OPERATOR, WAIT, operator_token
 from homebody.federation.flower.superlink import Gateway, main
@@ -342,7 +343,9 @@ def test_an_answer_wakes_the_server() -> None:
 def call(ground: Any, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes]:
     """One request over TLS; an iterator for a body goes in chunks."""
     trusting = ssl.create_default_context(cafile=ground.folder / "ca.pem")
-    with closing(http.client.HTTPSConnection("localhost", ground.port, timeout=30, context=trusting)) as connection:
+    with closing(
+        http.client.HTTPSConnection("localhost", ground.port, timeout=PATIENCE, context=trusting)
+    ) as connection:
         connection.request(method, path, body, {"content-type": "application/protobuf", **headers})
         response = connection.getresponse()
         return response.status, response.read()
@@ -391,7 +394,7 @@ def test_raw_nonsense_does_not_end_it(ground: Any) -> None:
         b"\x00\xff nonsense\r\n\r\n",
     ):
         with (
-            socket.create_connection(("localhost", ground.port), timeout=30) as plain,
+            socket.create_connection(("localhost", ground.port), timeout=PATIENCE) as plain,
             trusting.wrap_socket(plain, server_hostname="localhost") as connection,
         ):
             connection.sendall(sent)
@@ -412,7 +415,7 @@ def test_it_ends_with_its_parent(own_ground: Any) -> None:
 def test_it_ends_quietly_when_told(own_ground: Any, number: signal.Signals) -> None:
     own_ground.start(tls=False)
     own_ground.process.send_signal(number)
-    _, said = own_ground.process.communicate(timeout=300)
+    _, said = own_ground.process.communicate(timeout=PATIENCE)
     # It may be told before it is ready, while it still imports.
     assert (said, own_ground.process.returncode in (0, 130, -number)) == (b"", True)
     own_ground.process = None
@@ -420,7 +423,9 @@ def test_it_ends_quietly_when_told(own_ground: Any, number: signal.Signals) -> N
 
 def test_a_port_that_is_taken_is_said(ground: Any) -> None:
     command = [sys.executable, "-m", "homebody.federation.flower.superlink", "--port", str(ground.port)]
-    done = subprocess.run([*command, "--secret", ground.folder / "secret"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*command, "--secret", ground.folder / "secret"], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 2
     assert done.stderr.startswith(f"homebody: Nobody can listen on 127.0.0.1:{ground.port}: ")
     assert len(done.stderr.splitlines()) == 1

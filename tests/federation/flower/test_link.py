@@ -17,6 +17,7 @@ import pytest
 from flwr.proto import fleet_pb2 as fleet
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
 from flwr.proto.node_pb2 import Node
+from tests.processes import PATIENCE
 
 from homebody.errors import HomebodyError
 from homebody.federation.flower import link as flower_link
@@ -55,7 +56,7 @@ def ask(link: Link, node: int, body: bytes = b"", *, kind: str = "train", deadli
 
 
 def letter_of(device: Fleet) -> Letter:
-    letter = device.pull(20.0)
+    letter = device.pull(PATIENCE)
     assert letter is not None
     return letter
 
@@ -69,7 +70,7 @@ def test_a_body_goes_there_and_back(link: Link, joined: Joined, size: int) -> No
     assert (letter.message, letter.kind, letter.body) == (number, "query.hello", sent)
     assert 0 < letter.until - time.time() <= 30
     assert device.answer(letter, answered)
-    assert link.receive([number], 20.0) == [Reply(number, node, answered, "")]
+    assert link.receive([number], PATIENCE) == [Reply(number, node, answered, "")]
     # Each is given once.
     assert device.pull(0.0) is None
 
@@ -99,7 +100,7 @@ def test_several_are_asked_and_answer_in_any_order(link: Link, joined: Joined, m
         assert device.answer(letter, b"from " + str(node).encode())
     replies: list[Reply] = []
     while len(replies) < 3:
-        got = link.receive(set(sent) - {reply.message for reply in replies}, 20.0)
+        got = link.receive(set(sent) - {reply.message for reply in replies}, PATIENCE)
         assert got
         replies += got
     assert {reply.node: reply.body for reply in replies} == {node: b"from " + str(node).encode() for node in devices}
@@ -108,7 +109,7 @@ def test_several_are_asked_and_answer_in_any_order(link: Link, joined: Joined, m
 def test_pulls_are_held_until_there_is_something(link: Link, joined: Joined) -> None:
     device, node = joined()
     got: list[Letter | None] = []
-    pulling = threading.Thread(target=lambda: got.append(device.pull(30.0)))
+    pulling = threading.Thread(target=lambda: got.append(device.pull(PATIENCE)))
     pulling.start()
     time.sleep(0.5)
     number = ask(link, node, b"now")
@@ -116,7 +117,7 @@ def test_pulls_are_held_until_there_is_something(link: Link, joined: Joined) -> 
     assert not pulling.is_alive()
     assert got[0] is not None
     replies: list[Reply] = []
-    receiving = threading.Thread(target=lambda: replies.extend(link.receive([number], 30.0)))
+    receiving = threading.Thread(target=lambda: replies.extend(link.receive([number], PATIENCE)))
     receiving.start()
     time.sleep(0.5)
     assert device.answer(got[0], b"then")
@@ -127,7 +128,7 @@ def test_pulls_are_held_until_there_is_something(link: Link, joined: Joined) -> 
 def test_nothing_comes_of_waiting_for_nothing(link: Link, joined: Joined) -> None:
     device, node = joined()
     assert device.pull(0.3) is None
-    assert link.receive([], 30.0) == []
+    assert link.receive([], PATIENCE) == []
     assert link.receive([ask(link, node)], 0.3) == []
 
 
@@ -146,11 +147,11 @@ def test_an_answer_after_the_deadline_is_not_taken(link: Link, joined: Joined) -
     letter = letter_of(device)
     time.sleep(max(0.0, letter.until - time.time()) + 0.1)
     assert not device.answer(letter, b"late")
-    assert link.receive([number], 5.0) == [Reply(number, node, None, "It is too late for an answer.")]
+    assert link.receive([number], PATIENCE) == [Reply(number, node, None, "It is too late for an answer.")]
     never_pulled = ask(link, node, deadline=1.5)
     time.sleep(1.7)
     assert device.pull(0.0) is None
-    assert [reply.error for reply in link.receive([never_pulled], 5.0)] == ["It is too late for an answer."]
+    assert [reply.error for reply in link.receive([never_pulled], PATIENCE)] == ["It is too late for an answer."]
 
 
 def test_only_the_first_answer_is_taken(link: Link, joined: Joined) -> None:
@@ -161,7 +162,7 @@ def test_only_the_first_answer_is_taken(link: Link, joined: Joined) -> None:
     # The same again, as after a connection that broke before it was heard that it was taken.
     assert device.answer(letter, b"first")
     assert not device.answer(letter, b"second")
-    assert [reply.body for reply in link.receive([number], 5.0)] == [b"first"]
+    assert [reply.body for reply in link.receive([number], PATIENCE)] == [b"first"]
     assert not device.answer(letter, b"first")
     assert link.receive([number], 0.0) == []
 
@@ -190,7 +191,7 @@ def test_nobody_answers_in_anothers_name(link: Link, joined: Joined) -> None:
         message_object_trees=[ObjectTree(object_id="f" * 64)],
     )
     assert other._ask("push-messages", request, fleet.PushMessagesResponse).objects_to_push
-    (reply,) = link.receive([number], 5.0)
+    (reply,) = link.receive([number], PATIENCE)
     assert reply == Reply(number, node, None, "The answer is not from the device that was asked.")
 
 
@@ -198,7 +199,7 @@ def test_pulling_for_another_is_refused(link: Link, joined: Joined) -> None:
     (_, node), (other, own) = joined(), joined()
     other._node = node
     with pytest.raises(Refused, match="401") as refused:
-        other.pull(5.0)
+        other.pull(PATIENCE)
     assert refused.value.status == 401
     other._node = own
 
@@ -223,7 +224,7 @@ def test_what_is_no_answer_of_ours_is_an_error(link: Link, joined: Joined) -> No
         node=Node(node_id=node), messages_list=[message], message_object_trees=[ObjectTree(object_id="e" * 64)]
     )
     device._ask("push-messages", request, fleet.PushMessagesResponse)
-    assert [reply.error for reply in link.receive([number], 5.0)] == ["The answer is no message of Homebody's."]
+    assert [reply.error for reply in link.receive([number], PATIENCE)] == ["The answer is no message of Homebody's."]
 
 
 def test_a_key_that_is_not_registered_stays_outside(ground: Any, link: Link) -> None:
@@ -237,7 +238,7 @@ def test_a_key_that_is_not_registered_stays_outside(ground: Any, link: Link) -> 
         link.unregister(public)
         link.unregister(public)
         with pytest.raises(Refused) as refused:
-            device.pull(5.0)
+            device.pull(PATIENCE)
         assert refused.value.status == 401
         with pytest.raises(Refused, match="taken off"):
             link.register(public, "again")
@@ -261,7 +262,7 @@ def test_too_large_an_answer_is_refused_and_a_smaller_one_is_not(link: Link, joi
         device.answer(letter, bytes(9 << 20))
     assert refused.value.status == 413
     assert device.answer(letter, b"small")
-    assert [reply.body for reply in link.receive([number], 5.0)] == [b"small"]
+    assert [reply.body for reply in link.receive([number], PATIENCE)] == [b"small"]
 
 
 def test_a_device_reads_no_more_than_its_limit(ground: Any, link: Link) -> None:
@@ -271,7 +272,7 @@ def test_a_device_reads_no_more_than_its_limit(ground: Any, link: Link) -> None:
         node = device.join()
         ask(link, node, bytes(100_000))
         with pytest.raises(Refused) as refused:
-            device.pull(5.0)
+            device.pull(PATIENCE)
         assert refused.value.status == 413
         ask(link, node, b"fits")
         assert letter_of(device).body == b"fits"
@@ -302,7 +303,7 @@ def test_what_was_fetched_is_not_lost_when_the_rest_fails(
         return real(path, *more, **named)
 
     monkeypatch.setattr(link._wire, "ask", cut)
-    assert [reply.body for reply in link.receive(numbers, 5.0)] == [b"first"]
+    assert [reply.body for reply in link.receive(numbers, PATIENCE)] == [b"first"]
 
 
 def test_without_the_secret_nothing_is_the_operators(ground: Any) -> None:
@@ -323,7 +324,7 @@ def test_a_wrong_clock_is_put_right(ground: Any, link: Link, monkeypatch: pytest
     with Fleet(ground.address, ca=ground.ca, key=private) as device:
         number = ask(link, device.join())
         assert device.answer(letter_of(device), b"in time")
-    assert link.receive([number], 5.0) != []
+    assert link.receive([number], PATIENCE) != []
 
 
 def test_opening_again_drops_what_was_under_way(ground: Any, link: Link, joined: Joined) -> None:
@@ -350,7 +351,7 @@ def test_a_run_is_renewed_when_it_has_carried_much(link: Link, joined: Joined, m
         letter = letter_of(device)
         runs.add(letter.run)
         assert device.answer(letter, b"")
-        assert [reply.error for reply in link.receive([number], 5.0)] == [""]
+        assert [reply.error for reply in link.receive([number], PATIENCE)] == [""]
     assert len(runs) == 2
     # Never while somebody has still to answer.
     for _ in range(4):
@@ -366,7 +367,7 @@ def test_a_killed_device_comes_back(ground: Any, link: Link) -> None:
     code = (
         "import sys, time; from pathlib import Path; from homebody.federation.flower.link import Fleet\n"
         "device = Fleet(sys.argv[1], ca=Path(sys.argv[2]).read_bytes(), key=Path(sys.argv[3]).read_bytes())\n"
-        "print(device.join(), flush=True); print(device.pull(60.0).body.decode(), flush=True); device.pull(60.0)\n"
+        "print(device.join(), flush=True); print(device.pull(600.0).body.decode(), flush=True); device.pull(600.0)\n"
     )
     command = [sys.executable, "-c", code, ground.address, str(ground.folder / "ca.pem"), str(key)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -387,7 +388,7 @@ def test_a_killed_device_comes_back(ground: Any, link: Link) -> None:
     with Fleet(ground.address, ca=ground.ca, key=private, last_node=node) as device:
         assert device.join() == node
         assert device.answer(letter_of(device), b"here")
-        assert link.receive([lost, kept], 5.0) == [Reply(kept, node, b"here", "")]
+        assert link.receive([lost, kept], PATIENCE) == [Reply(kept, node, b"here", "")]
         # Delivered once: it is for the deadline to end it.
         assert link.receive([lost], 0.0) == []
     assert link.receive([lost], 0.0) == [Reply(lost, node, None, "The device is gone.")]
@@ -412,23 +413,23 @@ def test_a_killed_superlink_comes_back_empty(own_ground: Any) -> None:
         with pytest.raises(LinkDown):
             device.answer(letter, b"nobody there")
         with pytest.raises(LinkDown):
-            link.receive([number], 5.0)
+            link.receive([number], PATIENCE)
         own_ground.start()
         with pytest.raises(Refused) as refused:
-            device.pull(5.0)
+            device.pull(PATIENCE)
         assert refused.value.status == 401
         with pytest.raises(Refused) as refused:
             device.answer(letter, bytes(1 << 20))
         assert refused.value.status == 401
         with pytest.raises(Refused):
-            link.receive([number], 5.0)
+            link.receive([number], PATIENCE)
         link.register(public, "a device")
         link.open()
         node = device.join()
         assert not device.answer(letter, b"to nobody")
         again = ask(link, node, b"after")
         assert device.answer(letter_of(device), b"back")
-        assert link.receive([again], 5.0) == [Reply(again, node, b"back", "")]
+        assert link.receive([again], PATIENCE) == [Reply(again, node, b"back", "")]
 
 
 def test_a_stock_superlink_carries_messages_too(own_ground: Any, tmp_path: Path) -> None:
@@ -455,7 +456,7 @@ def test_a_stock_superlink_carries_messages_too(own_ground: Any, tmp_path: Path)
         number = ask(link, device.join(), b"asked")
         letter = letter_of(device)
         assert (letter.body, device.answer(letter, b"answered")) == (b"asked", True)
-        assert [reply.body for reply in link.receive([number], 10.0)] == [b"answered"]
+        assert [reply.body for reply in link.receive([number], PATIENCE)] == [b"answered"]
         assert device.pull(0.2) is None
         assert fingerprint(public) in link.nodes()
 

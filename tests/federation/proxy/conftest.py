@@ -21,15 +21,15 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.processes import PATIENCE, free_port, wait_until
 
-from homebody.federation.envelopes import REPORT_BYTES, Envelope, open_envelope, seal_envelope, signing_keys
+from homebody.federation.envelopes import REPORT_BYTES, Envelope, open_envelope, sign_envelope, signing_keys
 from homebody.federation.proxy.admin import make
 from homebody.federation.proxy.app import Service
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import ProxyStore, Sender, VerifiedMessage
 
 EPOCH = bytes(range(16))
-PATIENCE = 600.0
 
 
 def reports(count: int) -> bytes:
@@ -61,7 +61,7 @@ class Device:
         return VerifiedMessage(self.key, self.sender, self.envelope(sealed, **rest))
 
     def body(self, sealed: bytes, **rest: Any) -> bytes:
-        return seal_envelope(self.envelope(sealed, **rest), self.secret)
+        return sign_envelope(self.envelope(sealed, **rest), self.secret)
 
 
 class Upstream(Device):
@@ -172,7 +172,14 @@ def made(tmp_path: Path, sink: Sink) -> Callable[..., tuple[Path, ProxySettings]
     """Make a proxy before the sink, with these settings and devices."""
 
     def made(*devices: Device, name: str = "proxy", **settings: Any) -> tuple[Path, ProxySettings]:
-        given = {"next": sink.url, "tls": False, "hold": 0.0, "least_devices": 1, "listen": address(), **settings}
+        given = {
+            "next": sink.url,
+            "tls": False,
+            "hold": 0.0,
+            "least_devices": 1,
+            "listen": f"127.0.0.1:{free_port()}",
+            **settings,
+        }
         chosen = ProxySettings(**given)
         make(tmp_path / name, chosen)
         store = ProxyStore(tmp_path / name, chosen)
@@ -183,18 +190,6 @@ def made(tmp_path: Path, sink: Sink) -> Callable[..., tuple[Path, ProxySettings]
         return tmp_path / name, chosen
 
     return made
-
-
-def address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return f"127.0.0.1:{listening.getsockname()[1]}"
-
-
-def wait_until(done: Callable[[], Any], what: str, patience: float = PATIENCE) -> None:
-    until = time.monotonic() + patience
-    while not done():
-        assert time.monotonic() < until, f"Waited {patience:g} s until {what}."
-        time.sleep(0.02)
 
 
 class Client:
@@ -216,11 +211,11 @@ class Client:
             self._loop.close()
 
     def _wait(self, what: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(what, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(PATIENCE)
 
     def ask(self, method: str, path: str, body: bytes | list[bytes] = b"", address: str = "127.0.0.1") -> Any:
         """What is answered; an exception of the app's is raised here. A body of several parts comes in chunks."""
-        return self.begin(method, path, body, address).result(60)
+        return self.begin(method, path, body, address).result(PATIENCE)
 
     def begin(self, method: str, path: str, body: bytes | list[bytes] = b"", address: str = "127.0.0.1") -> Future[Any]:
 
@@ -246,7 +241,7 @@ class Client:
     def refused(self, reason: str, times: int) -> bool:
         """Whether something was refused for this so often, once the counts are written."""
         name = f'refused_total{{reason="{reason}"}}'
-        wait_until(lambda: self.counts().get(name, 0) >= times, f"{reason} is counted", 10)
+        wait_until(lambda: self.counts().get(name, 0) >= times, f"{reason} is counted")
         return self.counts()[name] == times
 
 
@@ -299,7 +294,7 @@ class Process:
         """Tell it to; how it ended."""
         assert self.process
         self.process.terminate()
-        code = self.process.wait(300)
+        code = self.process.wait(PATIENCE)
         self.process = None
         return code
 
@@ -334,7 +329,7 @@ class Load:
             thread.start()
 
     def _send(self, device: Device) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
         while not self._stop.is_set():
             sealed = reports(self._size)
             body = device.body(sealed)
@@ -362,6 +357,6 @@ class Load:
         """Send no more; what was acknowledged, once the last has been."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(300)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
         return sorted(self.accepted)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from homebody.cli import app
 from homebody.errors import HomebodyError
-from homebody.federation.envelopes import Envelope, open_envelope, seal_envelope
+from homebody.federation.envelopes import Envelope, open_envelope, sign_envelope
 from homebody.federation.proxy.admin import make
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.service.keys import make_report_key, read_report_key, read_report_pub
@@ -129,7 +129,7 @@ def test_a_key_signs_and_is_for_its_owner_alone(tmp_path: Path) -> None:
     private = public.with_suffix(".key")
     assert {stat.S_IMODE(path.stat().st_mode) for path in (public, private)} == {0o600}
     known, secret = read_report_key(private)
-    sender, _ = open_envelope(seal_envelope(Envelope("message", bytes(16), bytes(16), b""), secret))
+    sender, _ = open_envelope(sign_envelope(Envelope("message", bytes(16), bytes(16), b""), secret))
     assert sender == known == read_report_pub(public)
     assert public.read_text() == f"homebody-reports {known.hex()}\n"
     with pytest.raises(HomebodyError, match="must not leave its device"):

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.federation.proxy.conftest import EPOCH, Client, Device, Sink, Upstream, reports, split, wait_until
+from tests.federation.proxy.conftest import EPOCH, Client, Device, Sink, Upstream, reports, split
+from tests.processes import PATIENCE, wait_until
 
 from homebody.errors import Unavailable
-from homebody.federation.envelopes import HEAD_BYTES, REPORT_BYTES, SIGNATURE_BYTES, seal_envelope
+from homebody.federation.envelopes import HEAD_BYTES, REPORT_BYTES, SIGNATURE_BYTES, sign_envelope
 from homebody.federation.proxy.admin import allow, forbid
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import DATABASE, ProxyStore, keyed
@@ -96,9 +97,9 @@ def test_strangers_are_refused_and_so_is_the_wrong_door(made: Made, asking: Call
     assert client.send(upstream.body(reports(1))).status_code == 422
     # A device that calls its message a batch has no limit of its own then: it is none.
     as_batch = device.envelope(reports(1))._replace(kind="batch")
-    assert client.send(seal_envelope(as_batch, device.secret), "/v1/batches").status_code == 401
+    assert client.send(sign_envelope(as_batch, device.secret), "/v1/batches").status_code == 401
     as_message = upstream.envelope(reports(1))._replace(kind="message")
-    assert client.send(seal_envelope(as_message, upstream.secret)).status_code == 401
+    assert client.send(sign_envelope(as_message, upstream.secret)).status_code == 401
     assert client.refused("unknown sender", 4)
     assert client.refused("wrong kind", 2)
     assert client.counts()["held_reports"] == 0
@@ -199,8 +200,8 @@ def test_strangers_who_invent_epochs_are_not_in_the_way_of_those_who_may_send(
     assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 200  # now everybody may know
     assert not honest.done()
     sink.slow.set()
-    assert honest.result(30).status_code == 200
-    assert {stranger.result(30).status_code for stranger in strangers} == {404}
+    assert honest.result(PATIENCE).status_code == 200
+    assert {stranger.result(PATIENCE).status_code for stranger in strangers} == {404}
 
 
 def test_whoever_waits_too_long_for_a_turn_is_told_to_come_again(
@@ -219,7 +220,7 @@ def test_whoever_waits_too_long_for_a_turn_is_told_to_come_again(
     late = client.ask("GET", f"/v1/epochs/{EPOCH.hex()}")
     assert (late.status_code, late.headers["retry-after"]) == (429, "1")
     sink.slow.set()
-    assert sorted(one.result(30).status_code for one in strangers) == [404] * 4 + [429] * 2
+    assert sorted(one.result(PATIENCE).status_code for one in strangers) == [404] * 4 + [429] * 2
     assert client.ask("GET", f"/v1/epochs/{EPOCH.hex()}").status_code == 200
 
 

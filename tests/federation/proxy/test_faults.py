@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.federation.proxy.conftest import Device, Load, Process, Sink, address, wait_until
+from tests.federation.proxy.conftest import Device, Load, Process, Sink
+from tests.processes import free_port, wait_until
 
 from homebody.federation.proxy.admin import allow, make, report
 from homebody.federation.proxy.settings import ProxySettings
@@ -47,8 +48,8 @@ def test_a_next_hop_that_goes_away_gets_everything_when_it_is_back(
     devices = [Device() for _ in range(6)]
     folder, last_settings = made(name="last", hold=0.3, most=1_000_000, batch=3000)
     settings = ProxySettings(
-        next=f"http://127.0.0.1:{last_settings.port}", listen=address(), tls=False, hold=0.2, least_devices=1,
-        most=1_000_000, batch=1000,
+        next=f"http://127.0.0.1:{last_settings.port}", listen=f"127.0.0.1:{free_port()}", tls=False, hold=0.2,
+        least_devices=1, most=1_000_000, batch=1000,
     )  # fmt: skip
     public = make(tmp_path / "first", settings)
     allow(tmp_path / "first", [device.file(tmp_path) for device in devices], people=100_000)

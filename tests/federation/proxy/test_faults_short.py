@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.federation.proxy.conftest import Device, Load, Process, Sink, wait_until
+from tests.federation.proxy.conftest import Device, Load, Process, Sink
+from tests.processes import wait_until
 
 from homebody.federation.proxy.admin import report
 from homebody.federation.proxy.settings import ProxySettings

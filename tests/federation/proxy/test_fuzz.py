@@ -13,7 +13,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.federation.proxy.conftest import EPOCH, Client, Device, Process, Sink, Upstream, address, reports
+from tests.federation.proxy.conftest import EPOCH, Client, Device, Process, Sink, Upstream, reports
+from tests.processes import PATIENCE, free_port
 
 from homebody.federation.envelopes import HEAD_BYTES, SIGNATURE_BYTES
 from homebody.federation.proxy.admin import make, report
@@ -38,7 +39,7 @@ class World:
     def __init__(self, folder: Path, sink: Sink) -> None:
         self.sink, self.folder = sink, folder / "proxy"
         self.device, self.upstream = Device(people=1000), Upstream()
-        self.settings = ProxySettings(next=sink.url, tls=False, least_devices=1000, listen=address())
+        self.settings = ProxySettings(next=sink.url, tls=False, least_devices=1000, listen=f"127.0.0.1:{free_port()}")
         make(self.folder, self.settings)
         store = ProxyStore(self.folder, self.settings)
         for one in (self.device, self.upstream):
@@ -152,7 +153,7 @@ def test_bytes_of_all_kinds_on_a_real_socket(tmp_path: Path) -> None:
         raw = line + b"\r\nhost: x\r\ncontent-length: %s\r\nconnection: close\r\n" % length.encode() + extra + b"\r\n"
         raw = data.draw(st.one_of(st.just(raw + body), spoilt(raw + body), st.binary(max_size=200)))
         complete = raw.endswith(b"\r\n\r\n" + whole) and length == str(len(whole)) and not extra
-        with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as connection:
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=PATIENCE) as connection:
             said = b""
             with suppress(OSError):
                 connection.sendall(raw)

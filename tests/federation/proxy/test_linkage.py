@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.federation.proxy.conftest import Device, Process, Sink, split, wait_until
+from tests.federation.proxy.conftest import Device, Process, Sink, split
+from tests.processes import PATIENCE, wait_until
 
-from homebody.audit.linkage import ReportBatch, as_they_come, linkage, reported
+from homebody.audit.linkage import SealedBatch, as_they_come, linkage, reported
 from homebody.federation.envelopes import epoch_keys, seal_reports, unseal_reports
 from homebody.federation.proxy.rehearsal import rehearse_reports
 from homebody.federation.proxy.settings import ProxySettings
@@ -43,13 +44,13 @@ def test_the_servers_view_of_a_real_proxy(
     for number, (device, pairs) in enumerate(zip(devices, round_.messages, strict=True)):
         sealed = seal_reports(pairs, public)
         owner |= dict.fromkeys(split(sealed), number)
-        connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=PATIENCE)
         connection.request("POST", "/v1/reports", device.body(sealed))
         assert connection.getresponse().status == 200
         connection.close()
     wait_until(lambda: len(sink.came()) == PEOPLE * K, "everything has arrived")
     view = [
-        ReportBatch(float(place), unseal_reports(batch, public, secret).astype(np.int64))
+        SealedBatch(float(place), unseal_reports(batch, public, secret).astype(np.int64))
         for place, batch in enumerate(sink.batches.values())
     ]
     truth = np.array([owner[report] for report in sink.came()])

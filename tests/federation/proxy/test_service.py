@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.federation.proxy.conftest import EPOCH, Device, Process, Sink, address, reports, split, wait_until
+from tests.federation.proxy.conftest import EPOCH, Device, Process, Sink, reports, split
+from tests.processes import PATIENCE, free_port, wait_until
 
 from homebody.errors import HomebodyError
 from homebody.federation.proxy.admin import allow, make, report
@@ -35,13 +36,13 @@ def test_it_serves_over_tls_and_ends_when_told_to(tmp_path: Path, made: Made, st
     folder, settings = made(device, tls=True)
     proxy = started(folder, settings)
     trusted = ssl.create_default_context(cafile=folder / "keys" / "ca.pem")
-    connection = http.client.HTTPSConnection("localhost", settings.port, context=trusted, timeout=20)
+    connection = http.client.HTTPSConnection("localhost", settings.port, context=trusted, timeout=PATIENCE)
     assert post(connection, "/v1/reports", device.body(reports(2))) == (200, {"accepted": 2})
     wait_until(lambda: len(sink.came()) == 2, "it has arrived")
-    plain = http.client.HTTPConnection("localhost", settings.port, timeout=20)
+    plain = http.client.HTTPConnection("localhost", settings.port, timeout=PATIENCE)
     with pytest.raises((OSError, http.client.HTTPException)):
         post(plain, "/v1/reports", device.body(reports(2)))
-    stranger = http.client.HTTPSConnection("localhost", settings.port, timeout=20)
+    stranger = http.client.HTTPSConnection("localhost", settings.port, timeout=PATIENCE)
     with pytest.raises(ssl.SSLCertVerificationError):
         stranger.connect()
     with pytest.raises(HomebodyError, match="already"):
@@ -65,13 +66,13 @@ def test_two_proxies_one_behind_the_other(tmp_path: Path, made: Made, started: S
     near, own = [Device() for _ in range(3)], Device()
     second, second_settings = made(own, name="second", least_devices=4, tls=True)
     first_settings = ProxySettings(
-        next=f"https://localhost:{second_settings.port}", listen=address(), tls=False, hold=0.5, least_devices=3,
-        next_ca=True,
+        next=f"https://localhost:{second_settings.port}", listen=f"127.0.0.1:{free_port()}", tls=False, hold=0.5,
+        least_devices=3, next_ca=True,
     )  # fmt: skip
     public = make(tmp_path / "first", first_settings, next_ca=second / "keys" / "ca.pem")
     allow(tmp_path / "first", [device.file(tmp_path) for device in near])
     first, last = started(tmp_path / "first", first_settings), started(second, second_settings)
-    connection = http.client.HTTPConnection("127.0.0.1", first.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", first.port, timeout=PATIENCE)
     connection.request("GET", f"/v1/epochs/{EPOCH.hex()}")
     closes = json.loads(connection.getresponse().read())["closes"]
     assert closes == pytest.approx(sink.closes - 10)  # each hop closes a little before the next one
@@ -86,7 +87,7 @@ def test_two_proxies_one_behind_the_other(tmp_path: Path, made: Made, started: S
     assert sink.came() == []  # of three devices, where four are waited for
     trusted = ssl.create_default_context(cafile=second / "keys" / "ca.pem")
     mine = reports(10)
-    direct = http.client.HTTPSConnection("localhost", last.port, context=trusted, timeout=20)
+    direct = http.client.HTTPSConnection("localhost", last.port, context=trusted, timeout=PATIENCE)
     assert post(direct, "/v1/reports", own.body(mine))[0] == 200
     wait_until(lambda: len(sink.came()) == 40, "everything has arrived")
     assert sorted(sink.came()) == sorted(one for some in (*sealed, mine) for one in split(some))
@@ -110,7 +111,7 @@ def test_no_trace_of_who_reported(tmp_path: Path, made: Made, started: Started, 
     proxy = started(folder, settings)
     told: list[bytes] = []
     for device in (*devices, stranger, *devices):
-        connection = http.client.HTTPConnection("127.0.0.1", settings.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", settings.port, timeout=PATIENCE)
         connection.connect()
         told.append(b"%d" % connection.sock.getsockname()[1])
         envelope = device.envelope(reports(4))

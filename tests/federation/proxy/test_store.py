@@ -20,7 +20,7 @@ from tests.federation.proxy.conftest import EPOCH, Device, Upstream, facts, repo
 from homebody.errors import HomebodyError
 from homebody.federation.epoch import Epoch
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.store import DATABASE, ProxyStore, ReportBatch, VerifiedMessage, create
+from homebody.federation.proxy.store import DATABASE, ProxyStore, SealedBatch, VerifiedMessage, create
 
 START = 1_000_000.0
 
@@ -52,11 +52,11 @@ class Kept:
         with self.store.transaction():
             return self.store.tick(self.now)
 
-    def cut(self) -> ReportBatch | None:
+    def cut(self) -> SealedBatch | None:
         with self.store.transaction():
             return self.store.cut()
 
-    def forwarded(self) -> list[ReportBatch]:
+    def forwarded(self) -> list[SealedBatch]:
         """Everything that is released, passed on."""
         out = []
         while (batch := self.cut()) is not None:

@@ -19,14 +19,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.processes import PATIENCE, wait_until
 
 from homebody.database import Database, connect
 from homebody.federation.envelopes import (
     REPORT_BYTES,
     Envelope,
     epoch_keys,
-    seal_envelope,
     seal_reports,
+    sign_envelope,
     signing_keys,
 )
 from homebody.federation.server import epochs as epochs_module
@@ -75,7 +76,7 @@ class Server:
         return self.signed(Envelope("batch", epoch.id, number or os.urandom(16), reports))
 
     def signed(self, envelope: Envelope) -> bytes:
-        return seal_envelope(envelope, self.secret)
+        return sign_envelope(envelope, self.secret)
 
     def counters(self) -> dict[str, int]:
         self.intake.tell()
@@ -245,7 +246,7 @@ class TestRefusals:
     def test_whoever_is_no_registered_proxy(self, server: Server) -> None:
         epoch = server.open()
         body, (_, stranger) = server.batch(epoch, [1]), signing_keys()
-        strange = seal_envelope(Envelope("batch", epoch.id, bytes(16), body[73:-64]), stranger)
+        strange = sign_envelope(Envelope("batch", epoch.id, bytes(16), body[73:-64]), stranger)
         bent = bytearray(body)
         bent[-1] ^= 1
         for one, reason in ((strange, "unknown proxy"), (bytes(bent), "bad signature")):
@@ -362,7 +363,9 @@ class Process:
         self.public, self.secret = signing_keys()
         self.records.add_proxy(self.public, "mixer")
         context = ssl.create_default_context(cadata=(self.folder / "keys" / "ca.pem").read_text())
-        self.http = httpx.Client(base_url=f"https://localhost:{self.port}", verify=context, trust_env=False)
+        self.http = httpx.Client(
+            base_url=f"https://localhost:{self.port}", verify=context, trust_env=False, timeout=PATIENCE
+        )
         self.log = (folder / "intake.log").open("ab")
         self.start()
 
@@ -378,7 +381,7 @@ class Process:
 
     def post(self, body: bytes) -> httpx.Response:
         """As a proxy does: again and again until there is an answer."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             try:
                 found = self.http.post("/v1/batches", content=body)
@@ -411,7 +414,7 @@ def torment(process: Process, batches: int, kills: int) -> None:
     epoch = process.epochs.open("run/train/1", "d" * 32, k=4, entries=ENTRIES, seconds=600)
     pairs = rng.integers(0, 2 * ENTRIES, (batches, 40))
     bodies = [
-        seal_envelope(Envelope("batch", epoch.id, os.urandom(16), seal_reports(own, epoch.key)), process.secret)
+        sign_envelope(Envelope("batch", epoch.id, os.urandom(16), seal_reports(own, epoch.key)), process.secret)
         for own in pairs
     ]
     done = threading.Event()
@@ -459,11 +462,8 @@ def test_a_real_intake_answers_over_tls_says_no_address_and_ends_with_its_parent
     told = process.http.get("/metrics").text
     assert "# TYPE homebody_" in told or told == ""
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"https://localhost:{process.port}/health", trust_env=False)
-    until = time.monotonic() + 20
-    while "intake_refused: malformed" not in process.records.counters():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+        httpx.get(f"https://localhost:{process.port}/health", trust_env=False, timeout=PATIENCE)
+    wait_until(lambda: "intake_refused: malformed" in process.records.counters(), "the refusal is counted")
     assert 'homebody_intake_refused_total{reason="malformed"} 1' in process.http.get("/metrics").text
     assert process.process.stdin is not None
     process.process.stdin.close()

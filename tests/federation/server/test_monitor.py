@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.processes import PATIENCE
 
 from homebody.database import connect
 from homebody.errors import HomebodyError
@@ -156,7 +157,7 @@ def test_an_answer_reads_each_round_once(records: Records, monkeypatch: pytest.M
 def asked(where: str) -> tuple[int, str, str]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://{where}", timeout=10) as answer:
+        with opener.open(f"http://{where}", timeout=PATIENCE) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -494,11 +494,11 @@ def test_a_database_without_features_is_brought_forward(database: Database, tmp_
     database.execute("DROP TABLE fault")
     database.execute("UPDATE homebody_schema SET version = 2 WHERE component = ?", (COMPONENT,))
     records = Records(database)
-    assert (whole(records), records.sheet()) == (expected, None)
-    records.put_sheet(b"colours")
+    assert (whole(records), records.features()) == (expected, None)
+    records.put_features(b"colours")
     records.backup(tmp_path / "copy.sqlite")
     other = connect(tmp_path / "other.sqlite")
-    assert Records.restore(tmp_path / "copy.sqlite", other).sheet() == b"colours"
+    assert Records.restore(tmp_path / "copy.sqlite", other).features() == b"colours"
     other.close()
 
 

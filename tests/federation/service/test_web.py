@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from tests.processes import PATIENCE
 
 from homebody.federation.service import guard, web
 
@@ -50,7 +51,7 @@ class Served:
         self.counted[reason] += 1
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def close(self) -> None:
         self._server.should_exit = True

@@ -1,4 +1,4 @@
-"""The process of a device: join, wait for letters, answer them; come back by itself after whatever happens."""
+"""The process of a device: join the network, wait for letters, answer them, and reconnect after any failure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 
 
 def take_part(folder: Path) -> None:
-    """Take part until told to stop. One process for a device; what is asked is answered one after the other."""
+    """Take part until a signal stops the process. A device has one process, which answers letters one by one."""
     torch.set_num_threads(1)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -53,7 +53,7 @@ def take_part(folder: Path) -> None:
 
 
 def _reporter(home: Home, folder: Path, stop: threading.Event) -> Reporter | None:
-    """The way to the proxy, where there is one; whoever needs none needs none of its libraries."""
+    """The reporter to the proxy, if the device has one; only then are its libraries imported."""
     if not home.settings.proxy:
         return None
     from homebody.federation.device.reporter import Reporter
@@ -102,8 +102,7 @@ class _Client:
                 self._away(_why(error))
 
     def _reply(self, letter: Letter, body: bytes, until: float) -> None:
-        """Give an answer, again and again until it is taken, refused, or too late: by one's own clock, whatever the
-        server's says."""
+        """Send an answer again and again, until it is accepted, refused, or too late by this device's clock."""
         pause, taking_part = FIRST_PAUSE, self._home.people.active()
         while not self._silent() and self._home.people.active() == taking_part and time.monotonic() < until:
             try:
@@ -116,7 +115,7 @@ class _Client:
         log("not sent", kind=letter.kind)
 
     def _silent(self) -> bool:
-        """Whether nothing may leave any more: told to stop, or paused, perhaps a moment ago."""
+        """Whether nothing may leave any more, because the process is stopping or the device is paused."""
         return self._stop.is_set() or self._home.settings.paused
 
     def _rest(self) -> None:
@@ -135,7 +134,7 @@ class _Client:
 
 
 def _why(error: LinkDown | Refused) -> str:
-    """What keeps it away, for whoever reads the log."""
+    """Why the device is not connected, for the log."""
     status = error.status if isinstance(error, Refused) else 0
     if status == 412:
         return (

@@ -1,8 +1,8 @@
-"""What left a person's device: every answer, what each release told whom, and the ε that came of it."""
+"""What left a device about a person: every answer, what each release disclosed to whom, and the ε that was spent."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -11,16 +11,16 @@ from homebody.federation.device.outbox import SentAnswer
 from homebody.federation.device.people import Who
 
 if TYPE_CHECKING:
-    from homebody.privacy import Budget, Ledger
+    from homebody.privacy import Ledger
     from homebody.report.ledger_lines import Release
 
 __all__ = ["disclosure"]
 
 
 def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, Any]:
-    """What was sent and what it told, at this δ, or the budget's, or the usual one.
+    """What was sent about a person and what it disclosed, at this δ, or the budget's, or the default.
 
-    JSON can hold it: ∞ is a text. A ledger that was changed is refused. Where nothing was ever charged, ε is 0.
+    The values fit into JSON: ∞ is a text. A ledger that was tampered with is refused. ε is 0 before the first charge.
     """
     person, budget = home.people.find(who), None
     found = {
@@ -58,13 +58,13 @@ def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, An
             "lines": lines_of(_by_kind(releases), delta),
         },
         "certified": _certified(ledger, {(entry.observer, entry.unit) for entry in entries}, delta),
-        "budget": None if budget is None else _budget(ledger, budget),
+        "budget": None if budget is None else {**asdict(budget), "spent": budget.spent(ledger)},
     }
     return cast(dict[str, Any], jsonable(whole))
 
 
 def _kind(release: str) -> tuple[str, int]:
-    """Which series of releases one belongs to, and its round: measurements stand apart from what they measure.
+    """The series that a release belongs to, and its round. Measurements are a series of their own.
 
     >>> _kind("train/12"), _kind("train/12/telemetry")
     (('train', 12), ('train, measured', 12))
@@ -77,7 +77,7 @@ def _kind(release: str) -> tuple[str, int]:
 
 
 def _by_kind(releases: list[Release]) -> list[Release]:
-    """A device's releases under the names that people know, series by series: without run and digest."""
+    """A device's releases, series by series, named without run and digest."""
     found = []
     for place, release in enumerate(releases):
         run, _, rest = release.name.partition("/")
@@ -90,7 +90,7 @@ def _by_kind(releases: list[Release]) -> list[Release]:
 
 
 def _sent(marks: list[SentAnswer]) -> dict[str, Any]:
-    """The answers, and those of one series as one line."""
+    """The answers: totals, one line for each series, and each answer."""
 
     def stage(mark: SentAnswer) -> tuple[str, str]:
         return mark.run, _kind(mark.release)[0]
@@ -120,7 +120,7 @@ def _sent(marks: list[SentAnswer]) -> dict[str, Any]:
 
 
 def _certified(ledger: Ledger, charged: set[tuple[str, str]], delta: float) -> list[dict[str, Any]]:
-    """ε for each observer, about a person and about each unit that was charged."""
+    """ε against each observer, about a person and about each unit that was charged."""
     from homebody.privacy import OBSERVERS, Observer, Unit
 
     rows = []
@@ -139,13 +139,3 @@ def _certified(ledger: Ledger, charged: set[tuple[str, str]], delta: float) -> l
                 }
             )
     return rows
-
-
-def _budget(ledger: Ledger, budget: Budget) -> dict[str, Any]:
-    return {
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "unit": budget.unit,
-        "observer": budget.observer,
-        "spent": budget.spent(ledger),
-    }

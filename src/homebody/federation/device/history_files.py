@@ -1,12 +1,11 @@
-"""Histories in files: which column is what, rows as they are stored, and back."""
+"""Histories in files: reads rows from CSV and Parquet, and writes CSV."""
 
 from __future__ import annotations
 
 import csv
-import os
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,14 +13,15 @@ import polars as pl
 
 from homebody.data.columns import Column, numbers, times
 from homebody.data.spreadsheets import marked, unmarked_all
-from homebody.data.table import USUAL_NAMES, listed, raw_table, usual
+from homebody.data.table import choose_columns, listed, raw_table
 from homebody.errors import HomebodyError
 from homebody.federation.device.history import TIME_LIMIT
+from homebody.files import replacing
 
 __all__ = ["COLUMNS", "HistoryRows", "read_rows", "write_rows"]
 
 COLUMNS = ("user", "item", "time", "rating")
-"""What an export's columns are called, and an import finds by itself."""
+"""The column names of an export; an import also finds other usual names."""
 _NO_LINE = r"[\p{Cc}\x{2028}\x{2029}]"
 
 
@@ -38,11 +38,16 @@ class HistoryRows(NamedTuple):
 def read_rows(
     path: Path, person: str | None, given: dict[str, str | None], *, item_limit: int, name_limit: int
 ) -> HistoryRows:
-    """What a CSV or Parquet file holds, checked row by row; the first bad row refuses it whole."""
+    """The rows of a CSV or Parquet file. Every row is checked, and the first bad one refuses the whole file."""
     chosen: dict[str, str] = {}
 
     def choose(present: list[str]) -> list[str]:
-        chosen.update(_choose(path, present, person, given))
+        chosen.update(choose_columns(path, present, given, required=("item",)))
+        if "user" not in chosen and person is None:
+            raise HomebodyError(
+                f"Whose history is {path}? Name the person with --person, or the column of users with --user-col; "
+                f"its columns are {listed(present)}."
+            )
         return list(chosen.values())
 
     table = raw_table(path, choose)
@@ -63,62 +68,17 @@ def read_rows(
 
 
 def write_rows(path: Path, rows: Iterable[tuple[str, str, int | float | None, float | None]]) -> int:
-    """A CSV file that only its owner reads, whole or not at all; how many rows it has."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        scratch.unlink(missing_ok=True)
-        try:
-            number = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-            with os.fdopen(number, "w", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(COLUMNS)
-                count = 0
-                for user, item, *rest in rows:
-                    writer.writerow((marked(user), marked(item), *rest))
-                    count += 1
-                file.flush()
-                os.fsync(number)
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
-    except OSError as error:
-        raise HomebodyError(f"{path} cannot be written: {error.strerror or error}.") from error
+    """Write a CSV file that only its owner can read, completely or not at all. Returns the number of rows."""
+    with replacing(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        count = 0
+        for user, item, *rest in rows:
+            writer.writerow((marked(user), marked(item), *rest))
+            count += 1
+        text.detach()  # flushes, and leaves the file open
     return count
-
-
-def _choose(path: Path, present: list[str], person: str | None, given: dict[str, str | None]) -> dict[str, str]:
-    """Which column plays which role."""
-    chosen: dict[str, str] = {}
-    for role in COLUMNS:
-        name = given.get(role)
-        if name and name not in present:
-            raise HomebodyError(f"{path} has no column '{name}' (--{role}-col); its columns are {listed(present)}.")
-        if name is None:
-            found = usual(present, USUAL_NAMES[role])
-            if len(found) > 1:
-                raise HomebodyError(
-                    f"{path} has several columns that could be the {role} ({listed(found)}); "
-                    f"name one with --{role}-col."
-                )
-            name = found[0] if found else ""
-        if name:
-            chosen[role] = name
-    if "item" not in chosen:
-        raise HomebodyError(
-            f"Which column of {path} is the item? Name it with --item-col; its columns are {listed(present)}."
-        )
-    if "user" not in chosen and person is None:
-        raise HomebodyError(
-            f"Whose history is {path}? Name the person with --person, or the column of users with --user-col; "
-            f"its columns are {listed(present)}."
-        )
-    for role, other in combinations(chosen, 2):
-        if chosen[role] == chosen[other]:
-            raise HomebodyError(
-                f"The {role} and the {other} of {path} cannot both be in the column '{chosen[role]}'; "
-                f"name two with --{role}-col and --{other}-col."
-            )
-    return chosen
 
 
 def _refuse_several(path: Path, person: str, name: str, users: pl.Series) -> None:
@@ -131,7 +91,7 @@ def _refuse_several(path: Path, person: str, name: str, users: pl.Series) -> Non
 
 
 def _texts(column: Column, limit: int) -> pl.Series:
-    """Ids as they are written, but for spaces around them: whatever is in a cell is an id, also NA or 007."""
+    """Ids as they are written, without spaces around them. Every cell is an id, also NA or 007."""
     column.bare()  # refuses what is neither text nor number
     values = column.values
     if values.dtype.is_float():
@@ -144,7 +104,7 @@ def _texts(column: Column, limit: int) -> pl.Series:
 
 
 def _times(column: Column) -> Sequence[int | float | None]:
-    """Numbers as they are written; dates as seconds since 1970; None where there is nothing."""
+    """Numbers as they are written; dates as seconds since 1970; None for an empty cell."""
     found, there = _or_nothing(column, times)
     if found.dtype.is_temporal():
         micro = [None if moment is None else int(moment) for moment in found.dt.epoch("us").to_list()]
@@ -165,7 +125,7 @@ def _ratings(column: Column) -> Sequence[float | None]:
 
 @dataclass(frozen=True)
 class _Present(Column):
-    """The rows of a column that hold something; what is said about one names its row in the whole."""
+    """The rows of a column that are not empty. An error about one of them names its row in the whole file."""
 
     whole: Column
     places: pl.Series
@@ -176,7 +136,7 @@ class _Present(Column):
 
 
 def _or_nothing(column: Column, read: Callable[[Column], pl.Series]) -> tuple[pl.Series, pl.Series]:
-    """What `read` makes of the rows that hold something, null elsewhere; and the bare column."""
+    """The values that `read` finds in the rows that are not empty, null elsewhere; and the bare column."""
     bare = column.bare()
     places = bare.is_not_null().arg_true().cast(pl.Int64)
     if len(places) == 0:

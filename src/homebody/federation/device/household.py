@@ -1,45 +1,105 @@
-"""The people of one real device, each a client of its own."""
+"""The people of one device as clients: the same work as in a simulation, for one person at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_map
 
 from homebody.core import Method, Rows, Tree, Update, written
+from homebody.data import Population
+from homebody.data.partitions import LEAST, everything, leave_one_out
 from homebody.errors import HomebodyError
 from homebody.evaluation import Block, questions, summarise
+from homebody.federation import wire
+from homebody.federation.device.home import Home
+from homebody.federation.device.models import PrivateState
+from homebody.federation.device.people import Person
+from homebody.federation.schema import FeatureSchema
+from homebody.fit import carry
 from homebody.privacy import Channel
 from homebody.rng import DeviceRng, Rng, SystemRng
 from homebody.simulation.clients import Clients
 
-__all__ = ["Household", "grown"]
+__all__ = ["TOY_ITEMS", "Household", "carried", "compile_kernels", "feature_schema", "grown"]
+
+TOY_ITEMS = 8
+"""Items of the catalogue that kernels are compiled with."""
 
 
 class Household(Clients):
-    """Works for one person at a time; what is private is drawn from the operating system.
+    """Works for one person at a time; private numbers are drawn from the operating system.
 
-    Users are counted as the split counts them; where numbers are drawn that everybody could draw, `split.numbers`
-    says what the server calls them.
+    Users are numbered as in the split. `split.numbers` holds the numbers that the server knows them by; random numbers
+    that are not private are drawn by those.
     """
 
     stream = DeviceRng
 
+    @classmethod
+    def of(
+        cls,
+        home: Home,
+        people: Sequence[Person],
+        described: Mapping[str, Any],
+        n_items: int,
+        longest: int | None = None,
+    ) -> Self:
+        """These people with their interactions with the first items of the catalogue.
+
+        Where devices measure, the last two interactions of each person are held out. longest: only so many of a
+        person's latest interactions; None: all.
+        """
+        population = home.history.population(people, n_items, longest)
+        numbers: npt.NDArray[np.int64] = np.array([described["first"] + person.slot for person in people])
+        if described["measures"] and population.lengths.max(initial=0) >= LEAST:
+            split = leave_one_out(
+                population,
+                protocol=described["protocol"],
+                how=described["held_out"],
+                seed=described["seed"],
+                negatives=described["negatives"],
+            )
+        else:
+            split = everything(population, seed=described["seed"])
+        if digest := described.get("features", ""):
+            profiles = [home.people.profile(person) for person in people]
+            split = replace(split, coded=feature_schema(home, digest).encoded(profiles, n_items))
+        return cls(replace(split, numbers=numbers), cutoffs=described["cutoffs"])
+
+    def restore(self, home: Home, user: int, state: PrivateState, phase: str, shared: Tree) -> None:
+        """Take up a person's stored state, grown to the length of the shared parameters. A state of another phase is
+        ignored: each phase starts without one."""
+        header, parts = wire.decode_letter(state.bytes)
+        if header["phase"] != phase:
+            return
+        tree = grown(wire.decode_tree(parts["state"]), shared)
+        tables = [value for value in tree.values() if isinstance(value, Rows)]
+        if any(len(rows.index) and int(rows.index.max()) >= rows.size for rows in tables):
+            raise HomebodyError("The private state is about a larger catalogue than the shared parameters.")
+        base = None if state.base is None else home.models.shared(state.base)
+        self.hold(user, tree, None if base is None else carried(wire.decode_tree(base), shared))
+
     def hold(self, user: int, state: Tree, base: Tree | None = None) -> None:
-        """This person's own state, and the shared parameters it was trained from where those are ranked with."""
+        """Set a person's private state, and the shared parameters it was trained from, if ranking needs them."""
         users = np.array([user])
         self._store.put(users, tree_map(lambda leaf: leaf[None], state))
         if base is not None:
             self._remember(base, users, step=user)
 
     def train(self, method: Method, shared: Tree, user: int, rng: Rng) -> tuple[Update, Tree]:
-        """One round of one person: what leaves the device, and what stays; both are finite, or it raises."""
+        """One person's round: the update after the channel, and the private state. Both are finite, or it raises."""
         update, kept, _ = self._work(method, shared, np.array([user]), None, self._own(rng))
-        _refuse_endless(kept if method.uplink.stages else {**kept, **{f"update/{n}": u for n, u in update.items()}})
-        return _alone(update), _alone(kept)
+        _refuse_not_finite(kept if method.uplink.stages else {**kept, **{f"update/{n}": u for n, u in update.items()}})
+        return _unstacked(update), _unstacked(kept)
 
     def measure(self, method: Method, shared: Tree, user: int) -> dict[str, float]:
-        """How well this person is served by what they hold; empty where there is nothing to ask."""
+        """The metrics of one person on their held-out items; empty where nothing is held out."""
         users = np.array([user])
         asked = questions(self.split, users, self.device)
         if not asked:
@@ -49,28 +109,50 @@ class Household(Clients):
         return summarise([Block(users, scores, asked)], self._cutoffs).metrics
 
     def _leave(self, channel: Channel, update: Update, streams: Rng, *, summed: bool) -> Update:
-        own = _alone(written(update))
-        _refuse_endless(own)
+        own = _unstacked(written(update))
+        _refuse_not_finite(own)
         left: Update = tree_map(lambda leaf: leaf[None], channel.device(own, SystemRng()))
         return left
 
 
-def _refuse_endless(tree: Tree) -> None:
-    """Refuse numbers that are not finite: no channel bounds them, and a state that has some never recovers."""
+def compile_kernels(method: Method, schema: FeatureSchema, *, measures: bool) -> None:
+    """Train and measure one toy person, so that no round waits for compilation."""
+    toy = Population("toy", np.array([0, 3]), np.array([0, 1, 2], dtype=np.int32), n_items=TOY_ITEMS)
+    split = leave_one_out(toy, how="latest", negatives=2) if measures else everything(toy)
+    household, rng = Household(replace(split, coded=schema.encoded([{}], TOY_ITEMS))), Rng.of(0)
+    household.begin(method, rng)
+    shared = method.init_shared(household.catalogue, rng)
+    household.train(method, shared, 0, rng)
+    household.measure(method, shared, 0)
+
+
+def feature_schema(home: Home, digest: str) -> FeatureSchema:
+    """The schema of features with this digest; an empty one for the empty digest."""
+    content = home.items.schema(digest) if digest else None
+    return FeatureSchema() if content is None else FeatureSchema.read(content)
+
+
+def carried(old: Tree, new: Tree) -> Tree:
+    """As `carry`, for old parameters that may have been sent in 16 bits."""
+    return carry({name: value.to(new[name].dtype) if name in new else value for name, value in old.items()}, new)
+
+
+def grown(state: Tree, shared: Tree) -> Tree:
+    """A state whose tables are as long as the shared ones, because the catalogue may have grown since."""
+    return {
+        name: Rows(value.index, value.value, len(shared[name])) if isinstance(value, Rows) and name in shared else value
+        for name, value in state.items()
+    }
+
+
+def _refuse_not_finite(tree: Tree) -> None:
+    """Refuse numbers that are not finite: no channel bounds them, and a state that holds one never recovers."""
     for value in tree.values():
         if not bool(torch.isfinite(value.value if isinstance(value, Rows) else value).all()):
             raise HomebodyError("The round led out of the finite numbers.")
 
 
-def _alone(stacked: Tree) -> Tree:
-    """The tree of the one client in a stack."""
-    alone: Tree = tree_map(lambda leaf: leaf[0], stacked)
-    return alone
-
-
-def grown(state: Tree, shared: Tree) -> Tree:
-    """A state whose tables are as long as the shared ones are now: the catalogue may have grown since."""
-    return {
-        name: Rows(value.index, value.value, len(shared[name])) if isinstance(value, Rows) and name in shared else value
-        for name, value in state.items()
-    }
+def _unstacked(stacked: Tree) -> Tree:
+    """The tree of the only client in a stack."""
+    tree: Tree = tree_map(lambda leaf: leaf[0], stacked)
+    return tree

@@ -1,7 +1,7 @@
-"""What a task may take of a device, and when its answer leaves.
+"""What a task may use of a device, and when its answer leaves.
 
-A device reckons up a task before it starts, and refuses what is over its limits. Where a finite ε is stated against the
-server, the same reckoning says when the answer leaves: how long the work took would tell what is in a history.
+A device estimates a task before it starts, and refuses a task over its limits. If the method states a finite ε against
+the server, the same estimate decides when the answer leaves: the time that the work took would depend on the history.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from homebody.privacy import Charge, NonPrivate
 __all__ = ["TooLarge", "answering_seconds", "estimate", "private", "refuse_larger"]
 
 RATE = 1e9
-"""Operations a second that every device is taken to manage."""
+"""Operations a second that every device is assumed to reach."""
 BASE_SECONDS, PERSON_SECONDS = 0.25, 0.25
 """To read the home and to write an answer down, for a letter and for each person in it."""
 STEP_SECONDS = 0.05
 ITEM_BYTES, ITEM_OPERATIONS = 600, 10_000
-"""Of one item of the catalogue, its name included, and of one interaction, while a household is made."""
+"""What one item of the catalogue, with its name, and one interaction take while a household is built."""
 
 
 class TooLarge(HomebodyError):
-    """A task is over one of the device's limits; the sentence says which."""
+    """A task exceeds one of the device's limits; the message says which."""
 
 
 def estimate(method: Method, catalogue: Catalogue, longest: int, people: int) -> Work:
-    """Upper bounds for a letter that asks so many people, one after the other.
+    """Upper bounds for a letter that asks this many people, one after the other.
 
     >>> from homebody.methods.fedmf import FedMF
     >>> small, large = (estimate(FedMF(factors=size), Catalogue(100), 50, 1) for size in (4, 400))
@@ -51,7 +51,7 @@ def estimate(method: Method, catalogue: Catalogue, longest: int, people: int) ->
 
 
 def refuse_larger(work: Work, settings: HomeSettings) -> None:
-    """Refuse a task that is over a limit.
+    """Refuse a task that exceeds a limit.
 
     >>> refuse_larger(Work(memory=3 << 30), HomeSettings(server="localhost:9092"))
     Traceback (most recent call last):

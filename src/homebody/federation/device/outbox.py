@@ -157,6 +157,10 @@ class Outbox:
         rows = self._store.read("SELECT people, bytes FROM message WHERE ask = ? ORDER BY id", (ask,))
         return [ProxyMessage(json.loads(people), content) for people, content in rows]
 
+    def keeps(self, ask: str, message: ProxyMessage) -> bool:
+        """Whether a message may still be sent: all are deleted when a person opts out."""
+        return message in self.messages(ask)
+
     def note_late(self) -> None:
         """Count one more answer that left late."""
         with self._store.writing() as db:

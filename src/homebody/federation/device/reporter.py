@@ -1,4 +1,4 @@
-"""A device's way to its proxy: it makes sure that everybody is asked the same, and reports until that is taken."""
+"""How a device reports to its proxy: it checks that all devices are asked the same, and sends until it is accepted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from homebody.errors import HomebodyError
 from homebody.federation.device.settings import HomeSettings
-from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_envelope, seal_reports
+from homebody.federation.envelopes import REPORT_BYTES, Envelope, seal_reports, sign_envelope
 from homebody.federation.epoch import BadEpoch, Epoch
 from homebody.federation.service.keys import read_report_key
 
@@ -25,7 +25,7 @@ __all__ = ["NotReported", "Reporter"]
 
 TIMEOUT = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
-"""Seconds before a proxy that is away is tried again."""
+"""Seconds before a proxy that cannot be reached is tried again."""
 WHY = {
     401: "it does not know this device's key, which its operator adds with `homebody proxy allow`",
     404: "it knows no such epoch",
@@ -33,11 +33,11 @@ WHY = {
     429: "it takes no more from this device now, or for fewer people (`homebody proxy allow --people`)",
 }
 LONGEST_ANSWER = 1 << 16
-"""Bytes of what a proxy may say."""
+"""Bytes of a proxy's answer."""
 
 
 class NotReported(HomebodyError):
-    """The proxy took nothing; the sentence says why, for the device's own log."""
+    """The proxy accepted nothing; the message says why, for the device's own log."""
 
 
 class Reporter:
@@ -56,7 +56,7 @@ class Reporter:
 
     @classmethod
     def of(cls, folder: Path, settings: HomeSettings, silent: Callable[[], bool]) -> Self | None:
-        """The one of a device's folder; None where it has no proxy."""
+        """The reporter of a device's folder, or None if the device has no proxy."""
         if not settings.proxy:
             return None
         ca = folder / "proxy-ca.pem"
@@ -79,17 +79,17 @@ class Reporter:
             raise NotReported("The server's letter names another key or another model than the proxy.")
 
     def sealed(self, epoch: Epoch, pairs: npt.NDArray[np.int64]) -> bytes:
-        """One person's reports, each of which only the server can open."""
+        """One person's reports, each encrypted so that only the server can open it."""
         return seal_reports(pairs, epoch.key)
 
     def message(self, epoch: Epoch, reports: bytes) -> bytes:
-        """What the proxy is given; whose report is whose is not to be seen in it."""
+        """A message to the proxy. It does not show which report belongs to whom."""
         parts = sorted(reports[at : at + REPORT_BYTES] for at in range(0, len(reports), REPORT_BYTES))
         content = Envelope("message", epoch.id, os.urandom(16), b"".join(parts))
-        return seal_envelope(content, self._secret)
+        return sign_envelope(content, self._secret)
 
     def send(self, message: bytes, until: float = math.inf, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Give the proxy a message, again and again until it is taken: the same one is taken once.
+        """Send the proxy a message again and again, until it is accepted. The proxy counts a message once.
 
         wanted: whether this one may still leave, asked before each attempt.
         """
@@ -116,7 +116,7 @@ class Reporter:
         raise NotReported(f"The proxy took nothing in time: {why}.")
 
     def _away(self, error: httpx.HTTPError) -> str:
-        """Why nothing was heard of the proxy, and what to do about it."""
+        """Why the proxy could not be reached, and what to do about it."""
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             return f"{self._url} shows another certificate than this device trusts (`homebody client init --proxy-ca`)"
         return (

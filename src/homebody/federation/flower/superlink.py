@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import sys
-import threading
 from base64 import b64decode
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from homebody.errors import HomebodyError
 from homebody.federation.flower.gateway import LIMIT, Gateway, Headers, quiet_flower
+from homebody.federation.service.logs import Lines, follow_parent
 from homebody.federation.service.text import is_loopback
 
 if TYPE_CHECKING:
@@ -48,20 +46,13 @@ def _is_known(app: FastAPI, headers: Headers) -> bool:
         return False
 
 
-class _Lines(logging.Handler):
-    """One JSON object a line; of an exception its kind alone, for its text may name anything."""
+class _Lines(Lines):
+    """Without the noise of pulls that are held when the link ends."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if (record.exc_info and record.exc_info[0] is asyncio.CancelledError) or "graceful shutdown" in record.msg:
-            return  # pulls that are held when it ends
-        said: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "event": record.getMessage().splitlines()[0][:200],
-        }
-        if record.exc_info and record.exc_info[0] is not None:
-            said["error"] = record.exc_info[0].__name__
-        print(json.dumps(said), file=sys.stderr, flush=True)  # noqa: T201
+        cancelled = record.exc_info and record.exc_info[0] is asyncio.CancelledError
+        if not cancelled and "graceful shutdown" not in record.msg:
+            super().emit(record)
 
 
 def _arguments(given: list[str] | None) -> argparse.Namespace:
@@ -128,13 +119,7 @@ def _serve(asked: argparse.Namespace) -> None:
         date=True,
     )
     if asked.follow_parent:
-
-        def follow() -> None:
-            while os.read(0, 4096):
-                pass
-            answering.should_exit = True
-
-        threading.Thread(target=follow, daemon=True).start()
+        follow_parent(lambda: setattr(answering, "should_exit", True))
     with listening:
         answering.run(sockets=[listening])
 

@@ -23,7 +23,7 @@ from homebody.federation.epoch import MESSAGE_REPORTS
 from homebody.federation.proxy.epochs import Book
 from homebody.federation.proxy.forward import Forwarder, NextHop
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.store import ProxyStore, ReportBatch, VerifiedMessage
+from homebody.federation.proxy.store import ProxyStore, SealedBatch, VerifiedMessage
 from homebody.federation.proxy.writer import Writer
 from homebody.federation.service.keys import read_report_key
 from homebody.federation.service.logs import log
@@ -207,7 +207,7 @@ class Service:
         self.refused, self.room = proxy.refused, proxy.room
         self.app = proxy.app(self._start, self._stop)
 
-    def _done(self, batch: ReportBatch, outcome: str) -> None:
+    def _done(self, batch: SealedBatch, outcome: str) -> None:
         self.writer.done(batch, outcome)
 
     def _start(self) -> None:

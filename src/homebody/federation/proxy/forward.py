@@ -15,10 +15,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from homebody.errors import HomebodyError
-from homebody.federation.envelopes import Envelope, seal_envelope
+from homebody.federation.envelopes import Envelope, sign_envelope
 from homebody.federation.epoch import Epoch
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.store import ReportBatch
+from homebody.federation.proxy.store import SealedBatch
 from homebody.federation.service.logs import log
 
 __all__ = ["CLOSED", "EpochClosed", "Forwarder", "NextHop", "Unknown", "Unreachable"]
@@ -78,9 +78,9 @@ class NextHop:
             raise Unreachable(f"it described an epoch that closes more than {_LONGEST_EPOCH / 86_400:g} days from now")
         return described
 
-    def send(self, batch: ReportBatch) -> int:
+    def send(self, batch: SealedBatch) -> int:
         """How it answers a batch."""
-        body = seal_envelope(Envelope("batch", batch.epoch, batch.number, batch.reports), self._secret)
+        body = sign_envelope(Envelope("batch", batch.epoch, batch.number, batch.reports), self._secret)
         return self._ask("POST", "/v1/batches", body)[0]
 
     def close(self) -> None:
@@ -126,10 +126,10 @@ class Forwarder:
     An answer of 2xx, 410 or 422 is for good; everything else is tried again, for ever.
     """
 
-    def __init__(self, connect: Callable[[], NextHop], done: Callable[[ReportBatch, str], None]) -> None:
+    def __init__(self, connect: Callable[[], NextHop], done: Callable[[SealedBatch, str], None]) -> None:
         self._connect, self._done = connect, done
         self._changed = threading.Condition()
-        self._due: list[tuple[float, int, ReportBatch, float]] = []
+        self._due: list[tuple[float, int, SealedBatch, float]] = []
         self._numbers = itertools.count()
         self._stopping = False
         self._trouble = ""
@@ -148,10 +148,10 @@ class Forwarder:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def put(self, batch: ReportBatch) -> None:
+    def put(self, batch: SealedBatch) -> None:
         self._put(batch, 0.0, _FIRST_PAUSE)
 
-    def _put(self, batch: ReportBatch, wait: float, pause: float) -> None:
+    def _put(self, batch: SealedBatch, wait: float, pause: float) -> None:
         with self._changed:
             heapq.heappush(self._due, (time.monotonic() + wait, next(self._numbers), batch, pause))
             self._changed.notify()
@@ -179,7 +179,7 @@ class Forwarder:
                 self._put(batch, pause * (0.5 + os.urandom(1)[0] / 512), min(2 * pause, _LONGEST_PAUSE))
         hop.close()
 
-    def _next(self) -> tuple[ReportBatch, float] | None:
+    def _next(self) -> tuple[SealedBatch, float] | None:
         with self._changed:
             while not self._stopping:
                 wait = self._due[0][0] - time.monotonic() if self._due else None

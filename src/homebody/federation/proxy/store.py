@@ -33,7 +33,7 @@ __all__ = [
     "DATABASE",
     "KEY_BYTES",
     "ProxyStore",
-    "ReportBatch",
+    "SealedBatch",
     "Secrets",
     "Sender",
     "Ticked",
@@ -107,7 +107,7 @@ class VerifiedMessage(NamedTuple):
     envelope: Envelope
 
 
-class ReportBatch(NamedTuple):
+class SealedBatch(NamedTuple):
     number: bytes
     epoch: bytes
     reports: bytes
@@ -470,7 +470,7 @@ class ProxyStore:
                 ticked.closed[epoch], ticked.why[epoch] = self.close_epoch(epoch, few), why
         return ticked
 
-    def cut(self) -> ReportBatch | None:
+    def cut(self) -> SealedBatch | None:
         """Cut the next batch off what is released: its reports leave their rows and get a number, at once."""
         found = self._db.execute(
             "SELECT pools.pool, pools.epoch, epochs.epoch FROM pools JOIN epochs ON epochs.id = pools.epoch "
@@ -494,7 +494,7 @@ class ProxyStore:
         self._db.execute("UPDATE pools SET reports = reports - ?, low = ? WHERE pool = ?", (size, last, pool))
         if not self._db.execute("SELECT reports FROM pools WHERE pool = ?", (pool,)).fetchone()[0]:
             self._forget_pool(pool)
-        return ReportBatch(number, epoch, reports)
+        return SealedBatch(number, epoch, reports)
 
     def _lowest(self, pool: int, count: int) -> bytes:
         """The key of the last of the first so many reports of a pool, in the order of their keys."""
@@ -517,16 +517,16 @@ class ProxyStore:
         self._db.execute("DELETE FROM heaps WHERE pool = ?", (pool,))
         self._db.execute("DELETE FROM pools WHERE pool = ?", (pool,))
 
-    def under_way(self) -> list[ReportBatch]:
+    def under_way(self) -> list[SealedBatch]:
         """Batches that were cut and are not done."""
         return [
-            ReportBatch(*row)
+            SealedBatch(*row)
             for row in self._db.execute(
                 "SELECT number, epochs.epoch, reports FROM batches JOIN epochs ON epochs.id = batches.epoch"
             ).fetchall()
         ]
 
-    def finish(self, batch: ReportBatch, outcome: str) -> None:
+    def finish(self, batch: SealedBatch, outcome: str) -> None:
         """The next hop has answered for good: `forwarded`, or why it does not want it."""
         if outcome == "forwarded":
             self.count("forwarded_reports", batch.size)

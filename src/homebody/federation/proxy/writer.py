@@ -13,7 +13,7 @@ from typing import Any
 
 from homebody.errors import HomebodyError
 from homebody.federation.proxy.forward import CLOSED
-from homebody.federation.proxy.store import DATABASE, ProxyStore, ReportBatch, Sender, Ticked, VerifiedMessage
+from homebody.federation.proxy.store import DATABASE, ProxyStore, SealedBatch, Sender, Ticked, VerifiedMessage
 from homebody.federation.service.logs import log
 
 __all__ = ["Writer"]
@@ -35,14 +35,14 @@ class Writer:
         self,
         folder: Path,
         store: ProxyStore,
-        forward: Callable[[ReportBatch], None],
+        forward: Callable[[SealedBatch], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path, self._store, self._forward, self._clock = folder / DATABASE, store, forward, clock
         self._changed = threading.Condition()
         self._messages: deque[tuple[VerifiedMessage, asyncio.Future[str]]] = deque()
         self._calls: deque[tuple[Call, asyncio.Future[Any]]] = deque()
-        self._done: deque[tuple[ReportBatch, str]] = deque()
+        self._done: deque[tuple[SealedBatch, str]] = deque()
         self._counted: Counter[str] = Counter()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
@@ -93,7 +93,7 @@ class Writer:
             self._changed.notify()
         return await future
 
-    def done(self, batch: ReportBatch, outcome: str) -> None:
+    def done(self, batch: SealedBatch, outcome: str) -> None:
         """The next hop has answered for good."""
         with self._changed:
             self._done.append((batch, outcome))
@@ -169,9 +169,9 @@ class Writer:
             self._ticked = time.monotonic()
             self._look_for_senders()
 
-    def _cut(self, came: int) -> list[ReportBatch]:
+    def _cut(self, came: int) -> list[SealedBatch]:
         """Batches of what is released: at least one, and as much as came in, lest more and more is held under load."""
-        cut: list[ReportBatch] = []
+        cut: list[SealedBatch] = []
         while (not cut or sum(batch.size for batch in cut) < came) and (batch := self._store.cut()) is not None:
             cut.append(batch)
         return cut

@@ -50,7 +50,7 @@ def make(
         if not plan.tls and not is_loopback(host):
             raise HomebodyError(f"{host} is not on this machine alone: leave out --no-tls.")
     found, of_items, of_people = ([], None, None) if items is None else read_catalogue(items)
-    sheet = _sheet(method, plan, of_items, of_people, people)
+    schema = _schema(method, plan, of_items, of_people, people)
     fresh = not folder.exists()
     if not fresh and not folder.is_dir():
         raise HomebodyError(f"{folder} is a file: a server gets a folder of its own.")
@@ -74,11 +74,11 @@ def make(
                 if (folder / plan.database).is_file():
                     (folder / plan.database).chmod(0o600)
                 records.add_items(found)
-                if sheet.digest:
-                    records.put_sheet(sheet.content)
+                if schema.digest:
+                    records.put_features(schema.content)
                 made = {"folder": str(folder), "run": plan.run, "items": records.n_items(), "listen": plan.listen}
-                if sheet.digest:
-                    made["features"] = {"people": list(sheet.people), "items": list(sheet.items)}
+                if schema.digest:
+                    made["features"] = {"people": list(schema.people), "items": list(schema.items)}
                 if plan.reports:
                     host, _, port = plan.reports.rpartition(":")
                     host = next(iter(hosts), host) if host in ("0.0.0.0", "[::]") else host
@@ -107,7 +107,7 @@ def opened(folder: Path) -> Iterator[tuple[ServerPlan, Records]]:
         records.database.close()
 
 
-def _sheet(
+def _schema(
     method: Method, plan: ServerPlan, items: Features | None, people: Features | None, given: Sequence[str]
 ) -> FeatureSchema:
     """What of features goes to devices: of a method that takes none in, nothing."""
@@ -115,13 +115,13 @@ def _sheet(
         if given:
             raise HomebodyError(f"{plan.recipe.method} does not look at features: leave out --person-feature.")
         return FeatureSchema()
-    sheet = declare(items, people, given)
-    method.init_shared(sheet.catalogue(2), Rng.of(0))  # refuses a feature that there is not
-    return sheet
+    schema = declare(items, people, given)
+    method.init_shared(schema.catalogue(2), Rng.of(0))  # refuses a feature that there is not
+    return schema
 
 
 def declare(items: Features | None, people: Features | None, given: Sequence[str]) -> FeatureSchema:
-    """The sheet of a server: texts are left out, and so are circumstances, which devices do not note.
+    """The feature schema of a server: texts are left out, and so are circumstances, which devices do not note.
 
     people: those of a dataset by name, whose values are known to everyone. given: NAME=VALUE,VALUE in their place.
     """

@@ -38,7 +38,7 @@ from homebody.federation.envelopes import (
 from homebody.federation.server.epochs import Added, EpochRecord, Epochs, Over
 from homebody.federation.server.monitor import counters
 from homebody.federation.server.records import FILE, Records, database_in
-from homebody.federation.service.logs import log
+from homebody.federation.service.logs import follow_parent, log
 from homebody.federation.service.web import (
     Refusal,
     RequestMemory,
@@ -220,6 +220,11 @@ class Intake:
         with self._lock:
             self._refused[f"intake_refused: {reason}"] += 1
 
+    def end(self) -> None:
+        """End with the supervisor, at once: a batch that was not answered is sent again."""
+        self.tell()
+        os._exit(0)
+
     def tell(self) -> None:
         """Write down what was refused since: not at once, for strangers could keep the database busy with it."""
         with self._lock:
@@ -252,18 +257,6 @@ def _outcome(added: Added) -> Response:
     return answer(200, said)
 
 
-def _follow_parent(intake: Intake) -> None:
-    """End with the supervisor, at once: a batch that was not answered is sent again."""
-
-    def follow() -> None:
-        while os.read(0, 4096):
-            pass
-        intake.tell()
-        os._exit(0)
-
-    threading.Thread(target=follow, daemon=True).start()
-
-
 def main(given: list[str] | None = None) -> None:
     """The process. Exit code 2: something a person must put right; anything else: start it again."""
     parser = argparse.ArgumentParser("homebody.federation.server.intake", description="Take in reports from proxies.")
@@ -277,7 +270,7 @@ def main(given: list[str] | None = None) -> None:
         intake = Intake(Epochs(Records(connect(place.database, what="server's database")), asked.folder))
         cert, key = (keys / "server.pem", keys / "server.key") if place.tls else (None, None)
         if asked.follow_parent:
-            _follow_parent(intake)
+            follow_parent(intake.end)
         serve(intake.app(), listening, cert=cert, key=key, counted=intake.count)
     except Unavailable as error:
         log("intake interrupted", reason=str(error))

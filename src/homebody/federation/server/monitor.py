@@ -115,7 +115,7 @@ class Monitor:
 def _app(records: Records) -> Starlette:
     rounds, turn = RoundSums(records), threading.Lock()
 
-    def told(make: Callable[[], str], kind: str) -> Response:
+    def respond(make: Callable[[], str], kind: str) -> Response:
         try:
             with turn:  # what an answer takes while it is made does not add up
                 text = make()
@@ -126,10 +126,10 @@ def _app(records: Records) -> Starlette:
             return answer(503, {"status": "failing", "why": why})
 
     def metrics(_: Request) -> Response:
-        return told(lambda: exposition(rounds), "text/plain; version=0.0.4; charset=utf-8")
+        return respond(lambda: exposition(rounds), "text/plain; version=0.0.4; charset=utf-8")
 
     def healthy(_: Request) -> Response:
-        return told(lambda: json.dumps(health(rounds)) + "\n", "application/json")
+        return respond(lambda: json.dumps(health(rounds)) + "\n", "application/json")
 
     return refusals(Starlette(routes=[Route("/metrics", metrics), Route("/health", healthy)]), lambda _: None)
 
@@ -184,8 +184,8 @@ def counters(records: Records) -> str:
 
 
 def _lines(name: str, kind: str, helped: str, values: dict[str, float]) -> list[str]:
-    told = [f"homebody_{name}{labels} {value}" for labels, value in values.items()]
-    return [f"# HELP homebody_{name} {helped}", f"# TYPE homebody_{name} {kind}", *told]
+    samples = [f"homebody_{name}{labels} {value}" for labels, value in values.items()]
+    return [f"# HELP homebody_{name} {helped}", f"# TYPE homebody_{name} {kind}", *samples]
 
 
 def _number(value: float | str) -> Any:

@@ -416,12 +416,12 @@ class Records:
         """Every note, by name."""
         return dict(self.database.execute("SELECT name, value FROM note ORDER BY name").fetchall())
 
-    def put_sheet(self, content: bytes) -> None:
-        """What the model knows of features: said once, when a server is made."""
+    def put_features(self, content: bytes) -> None:
+        """Store the feature schema; once, when a server is made."""
         self.database.execute("INSERT INTO sheet (number, content) VALUES (0, ?)", (content,))
 
-    def sheet(self) -> bytes | None:
-        """That; None where it knows of none."""
+    def features(self) -> bytes | None:
+        """The encoded feature schema; None: the model uses no features."""
         row = self.database.execute("SELECT content FROM sheet").fetchone()
         return None if row is None else bytes(row[0])
 

@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from homebody.federation.server.monitor import Monitor
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
 from homebody.federation.server.runtime import Flower
-from homebody.federation.service.logs import log
+from homebody.federation.service.logs import follow_parent, log
 from homebody.fit import Fitted, fit
 from homebody.progress import Round
 from homebody.report.record import Result, jsonable
@@ -59,7 +58,7 @@ def train(folder: Path, *, once: bool = False) -> Result:
         log("started", run=plan.run[:8], method=plan.recipe.method, items=records.n_items())
         epochs = Epochs(records, folder) if plan.reports else None
         settings = plan.settings()
-        content = records.sheet()
+        content = records.features()
         schema = None if content is None else FeatureSchema.read(content)
         runtime = Flower(link, records, plan.describe(), settings, keep=keep, epochs=epochs, schema=schema, log=log)
         fitted = _fit(plan, method, runtime, records)
@@ -142,17 +141,6 @@ def _show(result: Result) -> None:
     print_result(jsonable(result))
 
 
-def _follow_parent() -> None:
-    """End with the supervisor: a trainer that nobody watches must not go on beside the next one."""
-
-    def follow() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(AGAIN)
-
-    threading.Thread(target=follow, daemon=True).start()
-
-
 def main(given: list[str] | None = None) -> None:
     """The process. Exit code 2: something a person must put right; 75: start it again."""
     parser = argparse.ArgumentParser("homebody.federation.server.trainer", description="Train over real devices.")
@@ -161,7 +149,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--follow-parent", action="store_true", help="End when standard input does.")
     asked = parser.parse_args(given)
     if asked.follow_parent:
-        _follow_parent()
+        follow_parent(lambda: os._exit(AGAIN))
     os.umask(0o077)
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))
     try:

@@ -1,14 +1,20 @@
-"""Structured logs: one JSON object a line on standard error; never an item, a name, an address, a key or a secret."""
+"""What every process of ours does: it logs one JSON object a line on standard error, and ends with its parent.
+
+A log holds no item, name, address, key or secret.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Lines", "log"]
+__all__ = ["Lines", "follow_parent", "log"]
 
 
 def log(event: str, **facts: Any) -> None:
@@ -27,3 +33,14 @@ class Lines(logging.Handler):
         if record.exc_info and record.exc_info[0] is not None:
             facts["error"] = record.exc_info[0].__name__
         log((record.getMessage().splitlines() or [""])[0][:200], **facts)
+
+
+def follow_parent(end: Callable[[], object]) -> None:
+    """Call `end` in a thread when standard input ends: a process that nobody watches must not go on."""
+
+    def follow() -> None:
+        while os.read(0, 4096):
+            pass
+        end()
+
+    threading.Thread(target=follow, daemon=True).start()
