@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba as nb
 import numpy as np
+import numpy.typing as npt
 
 from homebody.parallel import parallel
 
@@ -24,6 +27,8 @@ __all__ = [
     "toss",
     "touch",
 ]
+
+Array = npt.NDArray[Any]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -295,7 +300,7 @@ def scatter_sum(lower, upper, index, value, table):
                         table[row, column] += value[i, column]
 
 
-def in_order(index, value):
+def in_order(index: Array, value: Array) -> bool:
     """Whether every client's rows are there once, in ascending order, and nothing but zeros behind them."""
     right = np.ones(len(index), dtype=np.bool_)
     _in_order(index, value, right)
@@ -339,7 +344,7 @@ def scale(lower, upper, value, factor, out):
             out[row, position] = wide * factor[row] if factor[row] != 0 else 0.0
 
 
-def count_pairs(bits, pairs):
+def count_pairs(bits: Array, pairs: Array) -> None:
     """Add to the upper half of `pairs` in how many rows of `bits` both of two columns are set."""
     _count_pairs(_packed(bits), pairs)
 

@@ -111,7 +111,8 @@ class _Crew:
 
 @cache
 def _crew() -> _Crew:
-    return _Crew(nb.config.NUMBA_NUM_THREADS - 1)
+    most: int = nb.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    return _Crew(most - 1)
 
 
 os.register_at_fork(after_in_child=_crew.cache_clear)  # threads do not survive a fork

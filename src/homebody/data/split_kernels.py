@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from homebody.kernels import below, nth_outside
+from homebody.kernels import Array, below, nth_outside
 from homebody.parallel import parallel
 
 __all__ = [
@@ -30,7 +30,7 @@ def first_only(indptr, items, n_items):
     return keep
 
 
-def hold_out(starts, stops, rows, keys, counts):
+def hold_out(starts: Array, stops: Array, rows: Array, keys: Array, counts: Array) -> Array:
     """Move randomly chosen entries of each user to the end, one after another, the others keeping their order."""
     out = rows.copy()
     _hold_out(starts, stops, keys, counts, out)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from homebody.kernels import Array
 from homebody.parallel import parallel
 
 __all__ = ["half_sweep"]
@@ -58,7 +59,7 @@ def _solve(system, right):
             right[c] -= system[a, c] * right[a]
 
 
-def half_sweep(indptr, members, other, confidence, regularisation):
+def half_sweep(indptr: Array, members: Array, other: Array, confidence: float, regularisation: Array) -> Array:
     """Solve every row's vector against the other side's; `regularisation` is each row's own."""
     out = np.zeros((len(indptr) - 1, other.shape[1]))
     _solve_rows(indptr, members, other, _gram(other), confidence, regularisation, out)
