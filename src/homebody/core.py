@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from homebody.errors import HomebodyError
-from homebody.params import check_params, param
 from homebody.rng import Rng
+from homebody.settings import check_params, param
 from homebody.tables import Computed, Rows, written
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
-"""Errors are sentences for the person who will read them."""
+"""Errors are sentences for the person who reads them. Numbers in a sentence agree with their words."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["Abandoned", "Diverged", "HomebodyError", "Unavailable", "unknown_name"]
+__all__ = ["Abandoned", "Diverged", "HomebodyError", "Unavailable", "several", "unknown_name"]
 
 
 class HomebodyError(Exception):
@@ -40,3 +40,14 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> HomebodyError:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return HomebodyError(f"There is no {kind} '{name}'{hint} Known: {', '.join(names)}.")
+
+
+def several(count: float, what: str, many: str = "") -> str:
+    """So many of something; `many` is the plural, or the rest of the sentence where a verb agrees too.
+
+    >>> several(1, "report"), several(1200, "report"), several(2, "person", "people")
+    ('1 report', '1,200 reports', '2 people')
+    >>> several(1, "user has", "users have"), several(3, "user has", "users have")
+    ('1 user has', '3 users have')
+    """
+    return f"{count:,} {what if count == 1 else many or what + 's'}"

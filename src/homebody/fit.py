@@ -26,8 +26,7 @@ from homebody.core import (
     Users,
     releases,
 )
-from homebody.counts import several
-from homebody.errors import Abandoned, Diverged, HomebodyError
+from homebody.errors import Abandoned, Diverged, HomebodyError, several
 from homebody.privacy import Budget, Ledger
 from homebody.privacy.ledger import DELTA
 from homebody.progress import Best, Checkpoints, Progress, Round, better

@@ -181,7 +181,7 @@ class Recipe:
     def check(self) -> None:
         """Refuse values of the wrong type, out of bounds, or that contradict one another."""
         from homebody.data.vocabularies import parse
-        from homebody.privacy.limits import check_delta
+        from homebody.privacy.budget import check_delta
 
         settings.check(self, "The recipe's ")
         if not self.measured():
@@ -271,7 +271,7 @@ def parse_fields(method: str, given: Sequence[str]) -> dict[str, Any]:
 dual, epochs, factors, item_rate, learning_rate, negatives.
     """
     from homebody.methods import find, no_field
-    from homebody.params import params
+    from homebody.settings import params
 
     known = {spec.name: spec.default for spec in params(find(method))}
     values = {}

@@ -14,16 +14,15 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from homebody.core import Cohort, Evaluated, Method, releases
-from homebody.counts import several
 from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
 from homebody.data.splits import Split
-from homebody.errors import Diverged, HomebodyError
+from homebody.errors import Diverged, HomebodyError, several
 from homebody.evaluation import describe, measure, sliced
 from homebody.fit import Fitted, diverged, fit, origin, phase_rng
 from homebody.methods import code_of, trust
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
-from homebody.privacy.limits import calibrated
+from homebody.privacy.budget import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
 from homebody.privacy.specs import stage_texts, with_noise
 from homebody.progress import Best, Round, better

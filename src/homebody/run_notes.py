@@ -21,10 +21,9 @@ import numpy.typing as npt
 import torch
 
 from homebody.core import Evaluated, Method, Recommender, Rows, stated_by
-from homebody.counts import several
 from homebody.data.splits import Split
 from homebody.data.vocabularies import Counted, Declaration, Found, found_in
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 from homebody.fit import Fitted
 from homebody.privacy import OBSERVERS, Channel, Charge, NonPrivate, PureRelease
 from homebody.privacy.specs import stage_texts

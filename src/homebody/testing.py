@@ -29,9 +29,9 @@ from homebody.evaluation import measure
 from homebody.federation.wire import encode_tree
 from homebody.fit import Fitted, fit
 from homebody.methods.kernels import adapt_many, train_many
-from homebody.params import params
 from homebody.reference import Reference
 from homebody.rng import Rng
+from homebody.settings import params
 from homebody.simulation import Simulator
 from homebody.testing_data import CATALOGUE, client, data_of, stack
 
@@ -352,7 +352,7 @@ class MethodContract:
 class ReferenceContract:
     """What every centralised reference keeps, as tests to inherit.
 
-    >>> from homebody.methods.popularity import Popularity
+    >>> from homebody.methods.baselines import Popularity
     >>> class TestPopularity(ReferenceContract):
     ...     def reference(self):
     ...         return Popularity()

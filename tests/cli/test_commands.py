@@ -11,7 +11,7 @@ import pytest
 import homebody
 from homebody.cli import main
 from homebody.methods import METHODS, find
-from homebody.params import params
+from homebody.settings import params
 
 HEAVY = {"torch", "numba", "numpy", "polars", "safetensors", "sqlite3", "scipy", "dp_accounting"}
 

@@ -15,7 +15,7 @@ from homebody.cli import app
 from homebody.errors import HomebodyError
 from homebody.recipe import Recipe
 
-METHOD = f"{Path(__file__).parents[1] / 'runtime' / 'test_features.py'}:GroupCounts"
+METHOD = f"{Path(__file__).parents[1] / 'simulation' / 'test_features.py'}:GroupCounts"
 """It needs the users' group and likes, and the items' colour."""
 
 

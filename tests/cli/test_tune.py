@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homebody.methods.fedials import FedIALS
-from homebody.params import Range, param
+from homebody.settings import Range, param
 
 HERE = Path(__file__).parent
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from homebody.counts import several
 from homebody.data.partitions import WAYS, split
 from homebody.data.population import Impressions, Population
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 
 PARTS = ("train", "valid", "test", "withheld")
 PROTOCOLS = ("strict", "isolated", "published")

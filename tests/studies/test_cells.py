@@ -40,7 +40,7 @@ from pathlib import Path
 
 import torch
 
-from homebody.params import param
+from homebody.settings import param
 from homebody.reference import Histories, Reference, Score
 
 HERE = Path(__file__).parent

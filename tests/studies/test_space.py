@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from homebody.errors import HomebodyError
 from homebody.methods import METHODS, find
-from homebody.params import Range, param, params
 from homebody.reference import Histories, Reference, Score
+from homebody.settings import Range, param, params
 from homebody.studies.space import Space, parse_search, points, search_space, space_text
 
 

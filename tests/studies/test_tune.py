@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from homebody.cli import app
 from homebody.errors import HomebodyError
 from homebody.methods import trust
-from homebody.params import Range
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.run import Watcher, execute
+from homebody.settings import Range
 from homebody.studies import CellProgress, cells
 from homebody.studies.tune import Search, command, tune
 
@@ -100,8 +100,8 @@ class TestTune:
         file = tmp_path / "same.py"
         file.write_text(
             "from dataclasses import dataclass\n"
-            "from homebody.methods.popularity import Popularity\n"
-            "from homebody.params import param\n\n\n"
+            "from homebody.methods.baselines import Popularity\n"
+            "from homebody.settings import param\n\n\n"
             "@dataclass(frozen=True)\nclass Same(Popularity):\n    number: int = param(4, 'nothing', low=1)\n"
         )
         study = Search(Recipe(trust(f"{file}:Same"), DATA), {"number": (1, 2, 3)}, trials=3)

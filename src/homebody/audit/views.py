@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Cohort, Method, Rows, Total, Tree, Update
-from homebody.counts import several
+from homebody.errors import several
 from homebody.privacy import Channel
 from homebody.privacy.grid import STEPS
 from homebody.rng import Rng

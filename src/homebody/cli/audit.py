@@ -14,8 +14,7 @@ import typer
 
 from homebody.cli import options
 from homebody.cli.progress import Bar
-from homebody.counts import several
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, several, unknown_name
 
 if TYPE_CHECKING:
     from homebody.audit.canaries import Finding, Visible

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homebody.cli.options import DataDir, Json, pairs
-from homebody.counts import several
+from homebody.errors import several
 
 if TYPE_CHECKING:
     from homebody.data.fetch import Progress

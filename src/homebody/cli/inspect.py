@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from homebody.audit.inspection import Inspection, Request
-    from homebody.audit.reports import ClientReports, Report
+    from homebody.audit.inspection import ClientReports, Inspection, Report, Request
 
 __all__ = ["inspect"]
 
@@ -93,7 +92,7 @@ def _print_reports(console: Console, found: ClientReports) -> None:
     from rich import box
     from rich.table import Table
 
-    from homebody.counts import several
+    from homebody.errors import several
 
     title = f"{several(found.k, 'report')} of one bit, ε = {found.epsilon:g} each, about {found.entries:,} entries"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

@@ -62,8 +62,8 @@ def methods(
 def _describe(name: str) -> dict[str, Any]:
     from homebody.core import Method
     from homebody.methods import find, own_channel
-    from homebody.params import params
     from homebody.privacy.specs import stage_texts
+    from homebody.settings import params
     from homebody.studies.space import search_space, space_text
 
     found = find(name)

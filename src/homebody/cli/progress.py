@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homebody.cli.data import fetching
-from homebody.counts import several
+from homebody.errors import several
 
 if TYPE_CHECKING:
     from homebody.progress import Round

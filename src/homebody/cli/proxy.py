@@ -112,7 +112,7 @@ def run(folder: Dir) -> None:
 @app.command()
 def status(folder: Dir, as_json: Json = False) -> None:
     """What is held, what was passed on, and what was refused and why."""
-    from homebody.counts import several
+    from homebody.errors import several
     from homebody.federation.proxy.admin import report
 
     found = report(folder)

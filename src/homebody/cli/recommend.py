@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from homebody.cli import options
-from homebody.counts import several
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 
 __all__ = ["recommend"]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from homebody.cli import options
-from homebody.counts import several
+from homebody.errors import several
 
 __all__ = ["add_key", "app", "remove_key"]
 

@@ -10,7 +10,7 @@ import typer
 
 from homebody.cli import options
 from homebody.cli.progress import watching_trials
-from homebody.counts import several
+from homebody.errors import several
 
 if TYPE_CHECKING:
     pass

@@ -9,14 +9,13 @@ from typing import Literal
 
 import polars as pl
 
-from homebody.counts import several
 from homebody.data.columns import Column, ids, listed, usual
 from homebody.data.features import Features, Kind
 from homebody.data.impressions import attach_impressions, places
 from homebody.data.kinds import as_kind, guess, guess_of_items, known_kinds, names_of_items
 from homebody.data.population import Population
 from homebody.data.table import USUAL_NAMES, raw_table
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, several, unknown_name
 
 __all__ = ["attach"]
 

@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.counts import several
 from homebody.data.columns import Column
 from homebody.data.features import Features, Kind
 from homebody.data.kinds import as_kind, guess, guess_of_items, names_of_items
 from homebody.data.population import Population
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 
 __all__ = ["describe"]
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from homebody.counts import several
 from homebody.data.columns import Column, flags, ids, times
 from homebody.data.population import Impressions, Population
 from homebody.data.table import USUAL_NAMES, listed, raw_table, usual
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 
 __all__ = ["attach_impressions", "places"]
 

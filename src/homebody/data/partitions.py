@@ -10,11 +10,10 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import torch
 
-from homebody.counts import several
 from homebody.data import split_kernels as kernels
 from homebody.data.population import Population
 from homebody.data.splits import Bools, Held, How, Ints, Longs, Protocol, Rows, Split, isolated
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, several, unknown_name
 from homebody.rng import Rng
 
 __all__ = ["WAYS", "Way", "everything", "leave_one_out", "settings_of", "split"]

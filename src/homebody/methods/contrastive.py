@@ -28,9 +28,9 @@ from torch.func import grad_and_value
 from homebody import ops
 from homebody.core import CALL, About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.models.sequences import GRU, FeedForward
-from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["Contrastive"]
 

@@ -31,9 +31,9 @@ from typing import ClassVar
 from homebody.core import About, Batch, Catalogue, Data, Phase, Tree, Update, Work, param
 from homebody.methods.contrastive import VIEWS, Contrastive
 from homebody.methods.privrec import PrivRec
-from homebody.params import Range
 from homebody.privacy import Channel, Clip, Gaussian, SecureSum
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["DPPrivRec"]
 

@@ -29,9 +29,9 @@ from homebody import ops
 from homebody.core import About, Batch, Catalogue, Cohort, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.errors import HomebodyError
 from homebody.methods.kernels import dplcf as kernels
-from homebody.params import Range
 from homebody.privacy import Channel, Charge, RandomisedResponse
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["DPLCF"]
 

@@ -33,9 +33,9 @@ from torch import Tensor
 from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
 from homebody.errors import HomebodyError
 from homebody.methods.fedials import FedIALS
-from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["FCF"]
 

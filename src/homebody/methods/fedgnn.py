@@ -39,9 +39,9 @@ from torch.nn.functional import leaky_relu, softplus
 
 from homebody import ops
 from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
-from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["FedGNN"]
 

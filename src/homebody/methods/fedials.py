@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
-from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["FedIALS"]
 

@@ -28,8 +28,8 @@ from homebody.methods.item_table import ItemTable
 from homebody.methods.kernels import network
 from homebody.models.logistic import slopes
 from homebody.models.score import ScoreFunction, read_widths
-from homebody.params import Range
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["FedNCF"]
 

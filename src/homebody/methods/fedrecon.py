@@ -27,8 +27,8 @@ from homebody.core import About, Batch, Data, Rows, Scoring, Tree, Update, param
 from homebody.errors import HomebodyError
 from homebody.methods.item_table import ItemTable
 from homebody.models.logistic import logistic
-from homebody.params import Range
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["FedRecon"]
 

@@ -37,9 +37,9 @@ import torch
 from torch import Tensor
 
 from homebody.core import About, Batch, Catalogue, Data, Method, Total, Tree, Update, Work, param
-from homebody.params import Range
 from homebody.privacy import Channel, OneBit, Shuffle
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["FMFLDP"]
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from homebody.core import About, Users, param
 from homebody.methods.fedials import FedIALS
 from homebody.methods.kernels.ials import half_sweep
-from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["IALS"]
 

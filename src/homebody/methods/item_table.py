@@ -20,9 +20,9 @@ from torch import Tensor
 from homebody import ops
 from homebody.core import Batch, Catalogue, Data, Method, Rows, Scoring, Total, Tree, Work, param
 from homebody.errors import HomebodyError
-from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["ItemTable"]
 

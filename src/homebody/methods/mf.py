@@ -25,9 +25,9 @@ from torch import Tensor
 
 from homebody.core import About, Users, param
 from homebody.methods.kernels.mf import Embeddings, draw, train
-from homebody.params import Range
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["MF"]
 

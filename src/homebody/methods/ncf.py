@@ -29,9 +29,9 @@ from homebody.core import About, Users, param
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods.kernels.mf import Embeddings, Samples, draw
 from homebody.models.ncf import Network
-from homebody.params import Range
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["NCF"]
 

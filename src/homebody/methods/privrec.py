@@ -34,9 +34,9 @@ from homebody.core import About, Batch, Catalogue, Data, Method, Scoring, Total,
 from homebody.methods.kernels import privrec as kernels
 from homebody.models.dssm import PARTS, Described, Vocabulary, vectors
 from homebody.models.score import ScoreFunction, read_widths
-from homebody.params import Range
 from homebody.privacy import Channel
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["PrivRec"]
 

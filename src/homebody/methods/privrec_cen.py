@@ -26,9 +26,9 @@ from homebody.methods.adapted import Adapted, Everyone, at
 from homebody.methods.kernels.mf import Embeddings, outside
 from homebody.methods.privrec import PrivRec
 from homebody.models.score import read_widths
-from homebody.params import Range
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
+from homebody.settings import Range
 
 __all__ = ["PrivRecCEN"]
 

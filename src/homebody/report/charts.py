@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from homebody.counts import several
+from homebody.errors import several
 from homebody.report.reproduction import table_name
 from homebody.report.words import QUANTITIES, epsilon, figure, metric_name, spread
 

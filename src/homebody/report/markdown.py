@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from homebody.counts import several
+from homebody.errors import several
 from homebody.report.comparison import comparison_columns
 from homebody.report.reproduction import (
     SHORT,

@@ -16,8 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from homebody.counts import several
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 from homebody.report.charts import choice_of, privacy_chart
 from homebody.report.comparison import comparison_columns
 from homebody.report.words import duration

@@ -32,8 +32,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from homebody.core import Evaluated
-from homebody.counts import several
-from homebody.errors import HomebodyError, Unavailable
+from homebody.errors import HomebodyError, Unavailable, several
 from homebody.files import appending, holding, private_folder, replacing
 from homebody.progress import Best, Progress, Round
 

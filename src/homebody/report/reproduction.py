@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from homebody.counts import several
+from homebody.errors import several
 from homebody.evaluation import main_cutoff
 from homebody.report.svg import DotPanel, DotRow, dot_chart
 from homebody.report.words import QUANTITIES, figure, metric_name, percent, points, spread

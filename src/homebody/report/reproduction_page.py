@@ -7,7 +7,7 @@ from html import escape
 from itertools import groupby
 from typing import Any
 
-from homebody.counts import several
+from homebody.errors import several
 from homebody.report.charts import choice_of, convergence_charts, embedding_charts, swap_charts, sweep_charts
 from homebody.report.pages import choice, drawn, listed, origin, page, quiet
 from homebody.report.reproduction import (

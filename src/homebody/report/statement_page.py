@@ -12,8 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from homebody.counts import several
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 from homebody.files import SHARED, replace_all
 from homebody.report.pages import page
 from homebody.report.statement import figure

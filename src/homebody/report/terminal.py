@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from homebody.counts import several
+from homebody.errors import several
 from homebody.privacy import OBSERVERS, Ledger, event_from_json
 from homebody.report import words
 from homebody.report.comparison import comparison_columns, legend

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from homebody.core import Method, Newcomer
-from homebody.counts import several
 from homebody.data.codes import Numbers, encode_one
 from homebody.data.partitions import everything
 from homebody.data.population import Population
 from homebody.data.splits import Split
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 
 __all__ = ["Moment", "NewcomerSplit", "moment", "newcomer_split"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from homebody import __version__
-from homebody.counts import several
+from homebody.errors import several
 from homebody.files import SHARED, replace_all, unwritten
 from homebody.report.record import jsonable
 from homebody.studies.cells import commit

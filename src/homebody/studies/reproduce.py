@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from homebody.counts import several
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 from homebody.report import RunFolder, jsonable
 from homebody.report.markdown import PICTURE, reproduction_markdown
 from homebody.report.pages import has_plotly

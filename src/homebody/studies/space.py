@@ -10,8 +10,7 @@ import numpy as np
 
 from homebody.core import Recommender
 from homebody.errors import HomebodyError, unknown_name
-from homebody.params import Range, params
-from homebody.settings import KINDS, check_value, parse
+from homebody.settings import KINDS, Range, check_value, params, parse
 
 __all__ = ["Space", "parse_search", "points", "search_space", "space_text"]
 

@@ -19,15 +19,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from homebody.counts import several
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 from homebody.evaluation.metrics import ERRORS
 from homebody.files import private_folder
 from homebody.methods import find
-from homebody.params import params
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
 from homebody.run import Watcher, check
+from homebody.settings import params
 from homebody.studies.cells import CellProgress, cell_key, check_jobs, code_version, commit, is_finished, run_cells
 from homebody.studies.space import Space, points, space_text
 

@@ -10,8 +10,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from homebody.counts import several
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError, several, unknown_name
 from homebody.federation.device.catalogue import ITEM_LIMIT, KnownItems
 from homebody.federation.device.people import People, Person, Who
 from homebody.federation.device.store import HomeStore

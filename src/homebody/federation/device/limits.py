@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 
 from homebody.core import CALL, Catalogue, Method, Work
-from homebody.counts import several
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 from homebody.federation.device.settings import HomeSettings
 from homebody.privacy import Charge, NonPrivate
 

@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 
 from homebody.core import Method
-from homebody.counts import several
 from homebody.data.codes import Code
 from homebody.data.columns import Column
 from homebody.data.encode import Encoded, encode
@@ -22,7 +21,7 @@ from homebody.data.kinds import as_kind, guess_of_items
 from homebody.data.table import USUAL_NAMES, listed, usual
 from homebody.data.vocabularies import parse
 from homebody.database import connect
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.letters import resting
 from homebody.federation.server.plan import FILE, ServerPlan

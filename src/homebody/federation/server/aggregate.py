@@ -17,8 +17,7 @@ import numpy.typing as npt
 import torch
 
 from homebody.core import Rows, Tree
-from homebody.counts import several
-from homebody.errors import Abandoned
+from homebody.errors import Abandoned, several
 from homebody.federation import wire
 from homebody.federation.server.letters import PAUSE
 from homebody.federation.task import Task

@@ -21,8 +21,8 @@ from homebody.methods.kernels.ials import _solve
 from homebody.parallel import parallel
 
 if TYPE_CHECKING:
+    from homebody.methods.baselines import PrivatePopularity
     from homebody.methods.fmf_ldp import FMFLDP
-    from homebody.methods.private_popularity import PrivatePopularity
 
 __all__ = ["FMF_LDP", "PRIVATE_POPULARITY", "entries", "taken", "user_vectors"]
 
