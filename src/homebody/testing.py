@@ -419,7 +419,7 @@ class MethodContract:
 class ReferenceContract:
     """What every centralised reference keeps, as tests to inherit.
 
-    >>> from homebody.methods.popularity import Popularity
+    >>> from homebody.methods.baselines import Popularity
     >>> class TestPopularity(ReferenceContract):
     ...     def reference(self):
     ...         return Popularity()

@@ -17,8 +17,8 @@ from homebody.errors import HomebodyError
 from homebody.evaluation import measure
 from homebody.methods import adapted
 from homebody.methods.adapted import Adapted, Everyone
-from homebody.methods.fofl_self import FOFLSelf
 from homebody.methods.kernels.mf import outside
+from homebody.methods.nn_self import FOFLSelf
 from homebody.methods.privrec import PrivRec
 from homebody.methods.privrec_cen import PrivRecCEN
 from homebody.reference import Histories, ScoreNow

@@ -30,7 +30,6 @@ __all__ = [
     "rows_for",
 ]
 
-
 # Frappe's circumstances and apps.
 CONTEXTS: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(("daytime", "weekday", "isweekend", "homework", "cost", "weather", "country"), pl.String),
