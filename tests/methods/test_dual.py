@@ -26,7 +26,7 @@ from homebody.methods.item_table import ItemTable
 from homebody.methods.kernels import Kernel, kernel_of
 from homebody.methods.kernels.network import logits
 from homebody.methods.pfedrec import Alone, PFedRec
-from homebody.models.score import ScoreFunction
+from homebody.models.networks import ScoreFunction
 from homebody.privacy import Channel, Clip, SecureSum
 from homebody.progress import Round
 from homebody.recipe import Recipe

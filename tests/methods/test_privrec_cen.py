@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from homebody.core import Users
-from homebody.data.features import Features
 from homebody.data.partitions import split
-from homebody.data.population import Population
+from homebody.data.population import Features, Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.evaluation import measure

@@ -31,7 +31,7 @@ from homebody.errors import HomebodyError
 from homebody.methods.item_table import ItemTable
 from homebody.methods.kernels import network
 from homebody.models.logistic import slopes
-from homebody.models.score import ScoreFunction, read_widths
+from homebody.models.networks import ScoreFunction, read_widths
 from homebody.privacy import Channel
 from homebody.rng import Rng
 

@@ -30,7 +30,7 @@ from homebody.methods.kernels import adapt_many
 from homebody.methods.kernels.mf import Embeddings, avoided, outside
 from homebody.methods.privrec import PrivRec
 from homebody.models.dssm import Described, Vocabulary
-from homebody.models.score import read_widths
+from homebody.models.networks import read_widths
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
 from homebody.settings import Range
