@@ -1,4 +1,8 @@
-"""`import homebody as hb` has every method of the package under the name of its class."""
+"""`import homebody as hb` has every method of the package under the name of its class; class names are unique."""
+
+import ast
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -16,3 +20,9 @@ def test_every_method_is_a_name_of_the_package(name):
 def test_whatever_is_promised_can_be_had():
     assert all(hasattr(hb, name) for name in hb.__all__)
     assert set(hb._HOMES) | {"__version__"} == set(hb.__all__)
+
+
+def test_no_class_name_stands_twice():
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in Path(hb.__file__).parent.rglob("*.py"))
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []

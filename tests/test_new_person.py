@@ -13,8 +13,8 @@ import torch
 
 from homebody.core import Data, Method, Tree
 from homebody.data import Population, load
-from homebody.data.features import Features
 from homebody.data.partitions import split
+from homebody.data.population import Features
 from homebody.data.splits import Split
 from homebody.errors import Diverged, HomebodyError
 from homebody.fit import Fitted, fit

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from homebody.data.splits import Split
     from homebody.errors import HomebodyError
     from homebody.fit import Fitted
-    from homebody.methods.alone import Alone
-    from homebody.methods.chance import Chance
+    from homebody.methods.baselines import Chance, Popularity, PrivatePopularity
     from homebody.methods.dp_privrec import DPPrivRec
     from homebody.methods.dplcf import DPLCF
     from homebody.methods.fcf import FCF
@@ -36,14 +35,11 @@ if TYPE_CHECKING:
     from homebody.methods.fedncf import FedNCF
     from homebody.methods.fedrecon import FedRecon
     from homebody.methods.fmf_ldp import FMFLDP
-    from homebody.methods.fofl_self import FOFLSelf
     from homebody.methods.ials import IALS
     from homebody.methods.mf import MF
     from homebody.methods.ncf import NCF
-    from homebody.methods.nn_self import NNSelf
-    from homebody.methods.pfedrec import PFedRec
-    from homebody.methods.popularity import Popularity
-    from homebody.methods.private_popularity import PrivatePopularity
+    from homebody.methods.nn_self import FOFLSelf, NNSelf
+    from homebody.methods.pfedrec import Alone, PFedRec
     from homebody.methods.privrec import PrivRec
     from homebody.methods.privrec_cen import PrivRecCEN
     from homebody.privacy import Channel, Ledger
@@ -53,14 +49,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Alone": "homebody.methods.alone",
-    "Chance": "homebody.methods.chance",
+    "Alone": "homebody.methods.pfedrec",
+    "Chance": "homebody.methods.baselines",
     "Channel": "homebody.privacy",
     "DPLCF": "homebody.methods.dplcf",
     "DPPrivRec": "homebody.methods.dp_privrec",
     "FCF": "homebody.methods.fcf",
     "FMFLDP": "homebody.methods.fmf_ldp",
-    "FOFLSelf": "homebody.methods.fofl_self",
+    "FOFLSelf": "homebody.methods.nn_self",
     "FedGNN": "homebody.methods.fedgnn",
     "FedIALS": "homebody.methods.fedials",
     "FedMF": "homebody.methods.fedmf",
@@ -75,11 +71,11 @@ _HOMES = {
     "NCF": "homebody.methods.ncf",
     "NNSelf": "homebody.methods.nn_self",
     "PFedRec": "homebody.methods.pfedrec",
-    "Popularity": "homebody.methods.popularity",
+    "Popularity": "homebody.methods.baselines",
     "Population": "homebody.data",
     "PrivRec": "homebody.methods.privrec",
     "PrivRecCEN": "homebody.methods.privrec_cen",
-    "PrivatePopularity": "homebody.methods.private_popularity",
+    "PrivatePopularity": "homebody.methods.baselines",
     "Reference": "homebody.reference",
     "Rows": "homebody.core",
     "Simulator": "homebody.simulation",

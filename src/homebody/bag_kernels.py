@@ -2,7 +2,9 @@
 
 import numba as nb
 
-__all__ = ["spread_many_rows", "spread_rows", "sum_many_rows", "sum_rows"]
+from homebody.parallel import parallel
+
+__all__ = ["spread_rows", "sum_rows"]
 
 
 @nb.njit(inline="always")
@@ -28,27 +30,15 @@ def _spread_rows_of(row, weight, block, change, table):
                     target[column] += w * source[column]
 
 
-@nb.njit(cache=True)
-def sum_rows(table, row, weight, block, out):
+@parallel(over="row")
+def sum_rows(lower, upper, table, row, weight, block, out):
     """Sums of some rows of each client's own table with weights, in each block."""
-    for client in range(len(row)):
+    for client in range(lower, upper):
         _sum_rows_of(table[client], row[client], weight[client], block[client], out[client])
 
 
-@nb.njit(parallel=True, cache=True)
-def sum_many_rows(table, row, weight, block, out):
-    for client in nb.prange(len(row)):
-        _sum_rows_of(table[client], row[client], weight[client], block[client], out[client])
-
-
-@nb.njit(cache=True)
-def spread_rows(row, weight, block, change, table):
+@parallel(over="row")
+def spread_rows(lower, upper, row, weight, block, change, table):
     """Add to the rows that `sum_rows` takes what their block changes by, with the same weights, in place."""
-    for client in range(len(row)):
-        _spread_rows_of(row[client], weight[client], block[client], change[client], table[client])
-
-
-@nb.njit(parallel=True, cache=True)
-def spread_many_rows(row, weight, block, change, table):
-    for client in nb.prange(len(row)):
+    for client in range(lower, upper):
         _spread_rows_of(row[client], weight[client], block[client], change[client], table[client])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,10 +37,8 @@ def _sum_rows(table: Tensor, blocks: tuple[int, ...], *parts: Tensor) -> Tensors
         sums = [table.new_empty(*row.shape[:2], size, table.shape[2]) for row, _, _, size in bags]
         for (*three, _), out in zip(bags, sums, strict=True):
             given = [part.contiguous().numpy() for part in (table, *three)]
-            kernel: Any = (
-                bag_kernels.sum_many_rows if three[0].numel() * table.shape[2] > SMALL else bag_kernels.sum_rows
-            )
-            kernel(*given, out.numpy())
+            small = three[0].numel() * table.shape[2] <= SMALL
+            bag_kernels.sum_rows(*given, out.numpy(), alone=small)
         return tuple(sums)
     rows = (table.gather(1, row.flatten(1)[:, :, None].expand(-1, -1, table.shape[2])) for row, *_ in bags)
     return tuple(
@@ -69,10 +67,7 @@ def _spread_rows(table: Tensor, *parts: Tensor) -> Tensors:
     for row, weight, block, change in zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True):
         if table.device.type == "cpu":
             given = [part.contiguous().numpy() for part in (row, weight, block, change)]
-            kernel: Any = (
-                bag_kernels.spread_many_rows if row.numel() * table.shape[2] > SMALL else bag_kernels.spread_rows
-            )
-            kernel(*given, out.numpy())
+            bag_kernels.spread_rows(*given, out.numpy(), alone=row.numel() * table.shape[2] <= SMALL)
             continue
         value = (_one_hot(block, change.shape[2]).mT[:, None] @ change) * weight[..., None]
         place = row.flatten(1) + torch.arange(len(row), device=row.device)[:, None] * table.shape[1]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba as nb
 import numpy as np
+import numpy.typing as npt
+
+from homebody.parallel import parallel
 
 __all__ = [
     "add_rows",
@@ -22,6 +27,8 @@ __all__ = [
     "toss",
     "touch",
 ]
+
+Array = npt.NDArray[Any]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -67,9 +74,9 @@ def _negatives_of(key, excluded, n_items, out):
         out[position] = nth_outside(excluded, listed, below(key, position, free)) if free > 0 else -1
 
 
-@nb.njit(parallel=True, cache=True)
-def draw_negatives(keys, excluded, n_items, out):
-    for row in nb.prange(len(keys)):
+@parallel(over="keys")
+def draw_negatives(lower, upper, keys, excluded, n_items, out):
+    for row in range(lower, upper):
         _negatives_of(keys[row], excluded[row], n_items, out[row])
 
 
@@ -107,11 +114,11 @@ def _permutation_of(key, source, order):
         order[j + 1] = position
 
 
-@nb.njit(parallel=True, cache=True)
-def permute(keys, valid, out):
+@parallel(over="keys")
+def permute(lower, upper, keys, valid, out):
     """Valid positions first, in the order of their hashes (ties by position), then the others."""
     width = valid.shape[1]
-    for row in nb.prange(len(keys)):
+    for row in range(lower, upper):
         source = np.empty(width, dtype=np.int64)
         n = 0
         for position in range(width):
@@ -126,11 +133,11 @@ def permute(keys, valid, out):
         _permutation_of(keys[row], source[:n], out[row])
 
 
-@nb.njit(parallel=True, cache=True)
-def permute_often(keys, valid, out):
+@parallel(over="keys")
+def permute_often(lower, upper, keys, valid, out):
     """As `permute`, so many times over, each time with a key of its own."""
     width = valid.shape[1]
-    for row in nb.prange(len(keys)):
+    for row in range(lower, upper):
         source, behind = np.empty(width, dtype=np.int64), np.empty(width, dtype=np.int64)
         n = 0
         for position in range(width):
@@ -143,12 +150,12 @@ def permute_often(keys, valid, out):
                 out[row, turn, position] = behind[position - n]
 
 
-@nb.njit(parallel=True, cache=True)
-def label(draw_keys, order_keys, items, valid, excluded, n_items, per_item, out, labels, real):
+@parallel(over="items")
+def label(lower, upper, draw_keys, order_keys, items, valid, excluded, n_items, per_item, out, labels, real):
     """Each row's items and their negatives, shuffled: `negatives` and `shuffled` in one pass."""
     length = items.shape[1]
     step = per_item + 1
-    for row in nb.prange(len(items)):
+    for row in range(lower, upper):
         drawn = np.empty(length * per_item, dtype=np.int64)
         _negatives_of(draw_keys[row], excluded[row], n_items, drawn)
         # What stands at a position, doubled, plus 1 for the client's own items.
@@ -188,13 +195,13 @@ def _ones(word):
     return np.int64((word * np.uint64(0x0101010101010101)) >> np.uint64(56))
 
 
-@nb.njit(parallel=True, cache=True)
-def touch(items, valid, n_items, index, slot):
+@parallel(over="items")
+def touch(lower, upper, items, valid, n_items, index, slot):
     """Sorted distinct items of each row, and where each position's item stands among them; -1 pads."""
     width = items.shape[1]
     words = (n_items + 63) >> 6
     one = np.uint64(1)
-    for row in nb.prange(items.shape[0]):
+    for row in range(lower, upper):
         seen = np.zeros(words, dtype=np.uint64)
         before = np.empty(words, dtype=np.int64)
         for position in range(width):
@@ -221,10 +228,10 @@ def touch(items, valid, n_items, index, slot):
                 slot[row, position] = 0
 
 
-@nb.njit(parallel=True, cache=True)
-def lay_over(below_, items, index, over, n_items, out):
+@parallel(over="index")
+def lay_over(lower, upper, below_, items, index, over, n_items, out):
     """`over` where an item is in the row's index, `below_` elsewhere."""
-    for row in nb.prange(index.shape[0]):
+    for row in range(lower, upper):
         where = np.full(n_items, -1, dtype=np.int32)
         for i in range(index.shape[1]):
             if index[row, i] >= 0:
@@ -234,38 +241,38 @@ def lay_over(below_, items, index, over, n_items, out):
             out[row, position] = over[row, i] if i >= 0 else below_[row, position]
 
 
-@nb.njit(parallel=True, cache=True)
-def take_rows(table, slot, out):
+@parallel(over="slot")
+def take_rows(lower, upper, table, slot, out):
     """Rows of each client's own table."""
-    for client in nb.prange(len(slot)):
+    for client in range(lower, upper):
         for i in range(slot.shape[1]):
             source, target = table[client, slot[client, i]], out[client, i]
             for column in range(len(source)):
                 target[column] = source[column]
 
 
-@nb.njit(parallel=True, cache=True)
-def add_rows(slot, value, scale, table):
+@parallel(over="slot")
+def add_rows(lower, upper, slot, value, scale, table):
     """Add scaled rows to each client's own table, in place."""
-    for client in nb.prange(len(slot)):
+    for client in range(lower, upper):
         for i in range(slot.shape[1]):
             target, source = table[client, slot[client, i]], value[client, i]
             for column in range(len(target)):
                 target[column] += scale * source[column]
 
 
-@nb.njit(parallel=True, cache=True)
-def integers(keys, high, out):
+@parallel(over="keys")
+def integers(lower, upper, keys, high, out):
     """Each row's integers under `high`, as `Rng.integers` gives them."""
-    for row in nb.prange(len(keys)):
+    for row in range(lower, upper):
         for position in range(out.shape[1]):
             out[row, position] = below(keys[row], position, high)
 
 
-@nb.njit(parallel=True, cache=True)
-def toss(keys, value, bias, out):
+@parallel(over="keys")
+def toss(lower, upper, keys, value, bias, out):
     """A coin for each value, by the upper 52 bits of what `Rng.bits` gives."""
-    for row in nb.prange(len(keys)):
+    for row in range(lower, upper):
         for position in range(out.shape[1]):
             bits = mix(np.uint64(keys[row]) + np.uint64(position + 1) * GOLDEN) >> np.uint64(12)
             chance = 0.5 + 0.5 * bias * np.float64(value[row, position])
@@ -273,11 +280,11 @@ def toss(keys, value, bias, out):
             out[row, position] = np.float64(bits) < wanted
 
 
-@nb.njit(parallel=True, cache=True)
-def scatter_sum(index, value, table):
+@parallel(over=lambda index, value, table: (table.shape[1] + 15) // 16)
+def scatter_sum(lower, upper, index, value, table):
     """Add rows to a table in a fixed order; threads share out the columns, so the sum never varies."""
     width = table.shape[1]
-    for block in nb.prange((width + 15) // 16):
+    for block in range(lower, upper):
         low = block * 16
         if low + 16 <= width:
             for i in range(len(index)):
@@ -293,12 +300,17 @@ def scatter_sum(index, value, table):
                         table[row, column] += value[i, column]
 
 
-@nb.njit(parallel=True, cache=True)
-def in_order(index, value):
+def in_order(index: Array, value: Array) -> bool:
     """Whether every client's rows are there once, in ascending order, and nothing but zeros behind them."""
     right = np.ones(len(index), dtype=np.bool_)
-    for row in nb.prange(len(index)):
-        last = -1
+    _in_order(index, value, right)
+    return bool(right.all())
+
+
+@parallel(over="index")
+def _in_order(lower, upper, index, value, right):
+    for row in range(lower, upper):
+        highest = -1
         padded = False
         for position in range(index.shape[1]):
             if index[row, position] < 0:
@@ -306,17 +318,16 @@ def in_order(index, value):
                 for number in value[row, position]:
                     if number != 0:
                         right[row] = False
-            elif padded or index[row, position] <= last:
+            elif padded or index[row, position] <= highest:
                 right[row] = False
             else:
-                last = index[row, position]
-    return right.all()
+                highest = index[row, position]
 
 
-@nb.njit(parallel=True, cache=True)
-def power(value, order, out):
+@parallel(over="value")
+def power(lower, upper, value, order, out):
     """Each row's sum of |x| or of x², in doubles."""
-    for row in nb.prange(len(value)):
+    for row in range(lower, upper):
         total = 0.0
         for number in value[row]:
             wide = np.float64(number)
@@ -324,16 +335,21 @@ def power(value, order, out):
         out[row] = total
 
 
-@nb.njit(parallel=True, cache=True)
-def scale(value, factor, out):
+@parallel(over="value")
+def scale(lower, upper, value, factor, out):
     """Each row times its factor, in doubles; a factor of 0 gives zeros, whatever the row holds."""
-    for row in nb.prange(len(value)):
+    for row in range(lower, upper):
         for position in range(value.shape[1]):
             wide = np.float64(value[row, position])
             out[row, position] = wide * factor[row] if factor[row] != 0 else 0.0
 
 
-@nb.njit(inline="always")
+def count_pairs(bits: Array, pairs: Array) -> None:
+    """Add to the upper half of `pairs` in how many rows of `bits` both of two columns are set."""
+    _count_pairs(_packed(bits), pairs)
+
+
+@nb.njit(cache=True)
 def _packed(bits):
     """64 rows in a word for each column; as many words as make four."""
     rows, size = bits.shape
@@ -344,12 +360,10 @@ def _packed(bits):
     return packed
 
 
-@nb.njit(parallel=True, cache=True)
-def count_pairs(bits, pairs):
-    """Add to the upper half of `pairs` in how many rows of `bits` both of two columns are set."""
-    packed = _packed(bits)
-    size = bits.shape[1]
-    for place in nb.prange(size):
+@parallel(over="pairs")
+def _count_pairs(lower, upper, packed, pairs):
+    size = packed.shape[1]
+    for place in range(lower, upper):
         # Long rows and short ones by turns, so that every thread gets as much.
         column = np.int64(place) // 2 if place % 2 == 0 else size - 1 - np.int64(place) // 2
         row = pairs[column, column:]

@@ -181,7 +181,7 @@ class Recipe:
     def check(self) -> None:
         """Refuse values of the wrong type, out of bounds, or that contradict one another."""
         from homebody.data.vocabularies import parse
-        from homebody.privacy.limits import check_delta
+        from homebody.privacy.budget import check_delta
 
         settings.check(self, "The recipe's ")
         if not self.measured():

@@ -22,7 +22,7 @@ from homebody.evaluation import describe, measure, sliced
 from homebody.fit import Fitted, diverged, fit, origin, phase_rng
 from homebody.methods import code_of, trust
 from homebody.privacy import OBSERVERS, Channel, Charge, Ledger, NonPrivate
-from homebody.privacy.limits import calibrated
+from homebody.privacy.budget import calibrated
 from homebody.privacy.reports import sealed_bytes, tally
 from homebody.privacy.specs import stage_texts, with_noise
 from homebody.progress import Best, Round, better

@@ -1,7 +1,8 @@
 """Contracts for the tests of methods and references: inherit, name yours, and run pytest.
 
 A method that keeps `MethodContract` runs in any runtime: its numbers depend neither on padding, nor on who
-else is in the cohort, nor on how the cohort is computed.
+else is in the cohort, nor on how the cohort is computed. The clients it is tried on (`client`) have histories of very
+different lengths and features of every kind, some of them unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.func import vmap
 from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
-from homebody.core import Catalogue, Data, Method, Rows, Total, Tree, written
+from homebody.core import Catalogue, Column, Data, Method, Rows, Total, Tree, plain_work, written
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
@@ -33,9 +34,75 @@ from homebody.reference import Reference
 from homebody.rng import Rng
 from homebody.settings import params
 from homebody.simulation import Simulator
-from homebody.testing_data import CATALOGUE, client, data_of, stack
 
-__all__ = ["MethodContract", "ReferenceContract", "chance", "population"]
+__all__ = ["CATALOGUE", "MethodContract", "ReferenceContract", "chance", "client", "data_of", "population", "stack"]
+
+N_ITEMS = 30
+_colours = torch.arange(N_ITEMS) % 4
+_tags = torch.stack([torch.arange(N_ITEMS) % 3, torch.where(torch.arange(N_ITEMS) % 5 > 0, 3, -1)], 1)
+
+CATALOGUE = Catalogue(
+    N_ITEMS,
+    items={
+        "colour": Column(_colours, 4, "one"),
+        "tags": Column(_tags, 4, "many"),
+        "price": Column(torch.linspace(-1.5, 1.5, N_ITEMS), 1, "number"),
+    },
+    people={
+        "job": Column(torch.empty(0, dtype=torch.int64), 3, "one"),
+        "hobbies": Column(torch.empty(0, 2, dtype=torch.int64), 4, "many"),
+        "age": Column(torch.empty(0), 1, "number"),
+    },
+    contexts={"weather": Column(torch.empty(0, dtype=torch.int64), 3, "one")},
+)
+_PEOPLE: dict[str, list[Any]] = {
+    "job": [1, 0, 2, 1, 0, 2],
+    "hobbies": [[1, 2], [-1, -1], [3, -1], [2, 3], [1, -1], [-1, -1]],
+    "age": [0.3, -1.2, 0.0, 2.0, -0.5, 0.9],
+}
+
+
+def client(items: list[int], number: int = 0) -> Data:
+    """Someone who has these items; what else is known of them, their number says."""
+    owned = torch.tensor(items, dtype=torch.int64)
+    return Data(
+        owned,
+        torch.ones_like(owned, dtype=torch.bool),
+        torch.tensor(sorted(set(items)), dtype=torch.int64),
+        CATALOGUE,
+        {name: torch.tensor(rows[number % len(rows)]) for name, rows in _PEOPLE.items()},
+        {"weather": (owned + number) % 3},
+        1.0 + (owned + number) % 5,
+    )
+
+
+def stack(clients: list[Data], extra: int = 0) -> tuple[Tensor, ...]:
+    """Everyone padded to the longest and a bit more: what `data_of` takes, one row a client."""
+
+    def pad(rows: list[Tensor], value: float) -> Tensor:
+        width = max(map(len, rows)) + extra
+        return torch.stack([torch.cat([row, row.new_full((width - len(row),), value)]) for row in rows])
+
+    return (
+        pad([data.items for data in clients], 0),
+        pad([data.valid for data in clients], False),
+        pad([data.excluded for data in clients], N_ITEMS),
+        *(torch.stack([data.features[name] for data in clients]) for name in CATALOGUE.people),
+        *(pad([data.contexts[name] for data in clients], 0) for name in CATALOGUE.contexts),
+        pad([_rated(data) for data in clients], 0.0),
+    )
+
+
+def data_of(items: Tensor, valid: Tensor, excluded: Tensor, *others: Tensor) -> Data:
+    features = dict(zip(CATALOGUE.people, others, strict=False))
+    contexts = dict(zip(CATALOGUE.contexts, others[len(features) :], strict=False))
+    return Data(items, valid, excluded, CATALOGUE, features, contexts, others[-1])
+
+
+def _rated(data: Data) -> Tensor:
+    assert data.ratings is not None
+    return data.ratings
+
 
 SELECT = "valid/ndcg@10"
 
@@ -231,6 +298,11 @@ class MethodContract:
 
         shared_numbers = sum(value.numel() for value in shared.values())
         assert 4 * shared_numbers <= bound.memory, f"there are {shared_numbers} shared numbers"
+        if type(method).work is Method.work:
+            exact = plain_work(shared_numbers, CATALOGUE, len(data.items))
+            assert bound == exact, f"there are {shared_numbers} shared numbers: the estimate is {bound}, not {exact}"
+        if stated := getattr(method, "shared_numbers", None):
+            assert shared_numbers <= stated(CATALOGUE), f"there are {shared_numbers} shared numbers"
         update, whole = _row(trained(), 0), method.uplink.work(bound)
         sent = method.uplink.device(update, Rng.of(3))
         for what, size, most in (
@@ -352,7 +424,7 @@ class MethodContract:
 class ReferenceContract:
     """What every centralised reference keeps, as tests to inherit.
 
-    >>> from homebody.methods.popularity import Popularity
+    >>> from homebody.methods.baselines import Popularity
     >>> class TestPopularity(ReferenceContract):
     ...     def reference(self):
     ...         return Popularity()

@@ -19,6 +19,7 @@ from tests.attacks.conftest import Campaign
 import homebody.fit
 from homebody.audit.canaries import Finding, plant
 from homebody.core import Cohort, Method, Rows, Total, Tree, Update, Users
+from homebody.methods.baselines import PrivatePopularity
 from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.dplcf import DPLCF
 from homebody.methods.fcf import FCF
@@ -28,10 +29,8 @@ from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
 from homebody.methods.fedrecon import FedRecon
 from homebody.methods.fmf_ldp import FMFLDP
-from homebody.methods.fofl_self import FOFLSelf
-from homebody.methods.nn_self import NNSelf
+from homebody.methods.nn_self import FOFLSelf, NNSelf
 from homebody.methods.pfedrec import PFedRec
-from homebody.methods.private_popularity import PrivatePopularity
 from homebody.privacy import Channel, Charge, Clip, Gaussian, Laplace, OneBit, RandomisedResponse, SecureSum, Shuffle
 from homebody.rng import Rng
 from homebody.simulation import Simulator

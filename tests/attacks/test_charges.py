@@ -16,9 +16,9 @@ from homebody.data.partitions import leave_one_out
 from homebody.errors import HomebodyError
 from homebody.fit import fit
 from homebody.methods import trust
-from homebody.methods.alone import Alone
 from homebody.methods.dplcf import DPLCF
 from homebody.methods.fedmf import FedMF
+from homebody.methods.pfedrec import Alone
 from homebody.privacy import OBSERVERS, Channel, Charge, Clip, Laplace, LaplaceRelease, Ledger, NonPrivate
 from homebody.recipe import Recipe
 from homebody.report import RunFolder

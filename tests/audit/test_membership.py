@@ -15,13 +15,11 @@ from torch import Tensor
 
 from homebody.audit import membership
 from homebody.audit.membership import Released, attack, leaves_some_out, likelihood_ratio
-from homebody.audit.outsiders import Outsider, by_features
 from homebody.audit.rates import delong
-from homebody.audit.shadows import Lab, trained_for, whole_histories
+from homebody.audit.shadows import Lab, Outsider, by_features, trained_for, whole_histories
 from homebody.core import Batch, Catalogue, Cohort, Collected, Data, Method, Phase, Rows, Total, Tree, Update, Users
-from homebody.data.features import Features
 from homebody.data.partitions import split
-from homebody.data.population import Population
+from homebody.data.population import Features, Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.fit import fit

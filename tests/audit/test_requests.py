@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import homebody as hb
-from homebody.audit import requests
+from homebody.audit import interactions
 from homebody.audit.inspection import inspect
-from homebody.audit.requests import ROUNDS, Always, read_requests
+from homebody.audit.interactions import ROUNDS, Always, read_requests
 from homebody.core import Batch, Catalogue, Cohort, Tree
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
@@ -65,7 +65,7 @@ def test_people_are_read_in_parts_alike(simulator: Simulator, monkeypatch: pytes
     method = FedMF(factors=3, uplink=Channel(asks_rows=True))
     shared, users = begun(method, simulator), simulator.available()[:50]
     whole = read_requests(method, simulator, shared, users, Rng.of(1))["item"]
-    monkeypatch.setattr(requests, "CELLS", 7 * simulator.catalogue.n_items)
+    monkeypatch.setattr(interactions, "CELLS", 7 * simulator.catalogue.n_items)
     parts = read_requests(method, simulator, shared, users, Rng.of(1))["item"]
     for one, other in zip(whole, parts, strict=True):
         assert one.rounds == other.rounds

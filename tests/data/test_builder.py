@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homebody.data.builder import build
-from homebody.data.features import Features
+from homebody.data.population import Features, build
 from homebody.errors import HomebodyError
 
 ROWS = st.lists(st.tuples(st.integers(-5, 5), st.integers(90, 110), st.integers(0, 3)), min_size=1, max_size=60)

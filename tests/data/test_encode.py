@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from homebody.data.codes import Pairs, trigrams
 from homebody.data.encode import Encoded, encode
-from homebody.data.features import Features, Kind
-from homebody.data.words import Pairs, trigrams
+from homebody.data.population import Features, Kind
 from homebody.errors import HomebodyError
 
 

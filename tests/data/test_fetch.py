@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homebody.data import fetch
-from homebody.data.fetch import Unavailable, install, take
+from homebody.data.fetch import FetchFailed, install, take
 
 
 def is_complete(folder: Path) -> bool:
@@ -31,7 +31,7 @@ def test_a_folder_appears_whole_and_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
-@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError, Unavailable])
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError, FetchFailed])
 def test_an_interruption_leaves_nothing(tmp_path: Path, interruption: type[BaseException]) -> None:
     def stop(fresh: Path, scratch: Path) -> None:
         (fresh / "file").write_text("who")
@@ -48,9 +48,9 @@ def test_a_damaged_folder_is_replaced_and_survives_a_failure(tmp_path: Path) -> 
     (target / "file").write_text("who")
 
     def fail(fresh: Path, scratch: Path) -> None:
-        raise Unavailable("no")
+        raise FetchFailed("no")
 
-    with pytest.raises(Unavailable):
+    with pytest.raises(FetchFailed):
         install(target, fail, is_complete, silent)
     assert (target / "file").read_text() == "who"
     install(target, fill, is_complete, silent)
@@ -111,14 +111,14 @@ def test_members_are_copied_to_the_names_given_never_to_their_own(tmp_path: Path
 def test_links_in_an_archive_are_not_followed(tmp_path: Path) -> None:
     link = tarfile.TarInfo("data")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
-    with pytest.raises(Unavailable):
+    with pytest.raises(FetchFailed):
         take(tar_of(tmp_path / "a.tar.gz", link), {"data": "data"}, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
 def test_an_archive_that_is_none_is_unavailable(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"<html>Please log in</html>")
-    with pytest.raises(Unavailable, match="is not the expected archive"):
+    with pytest.raises(FetchFailed, match="is not the expected archive"):
         take(tmp_path / name, {"data": "data"}, tmp_path)
 
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homebody.data.file_features import describe
 from homebody.data.partitions import split
 from homebody.data.population import Population
 from homebody.data.sources import load
+from homebody.data.table import describe
 from homebody.errors import HomebodyError
 
 LOANS = """user,item,time,age,job,title,genre,weather

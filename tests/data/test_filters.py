@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homebody.data.features import Features
 from homebody.data.filters import Filters, apply
-from homebody.data.population import Impressions, Population
+from homebody.data.population import Features, Impressions, Population
 from homebody.errors import HomebodyError
 
 

@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from homebody.data.amazon import read_amazon_video
-from homebody.data.bookcrossing import read_book_crossing
-from homebody.data.frappe import read_frappe
-from homebody.data.lastfm import read_lastfm_2k
 from homebody.data.population import Population
+from homebody.data.published import read_amazon_video, read_book_crossing, read_frappe, read_lastfm_2k
 from homebody.errors import HomebodyError
 
 TAGS = "9,52,13,1238536800000\n9,51,13,1241128800000\n2,52,15,-420771600000\n9,52,15,1238536800000\n"

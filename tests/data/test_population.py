@@ -4,8 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from homebody.data.features import Features
-from homebody.data.population import Population
+from homebody.data.population import Features, Population
 from homebody.errors import HomebodyError
 
 INDPTR = np.array([0, 2, 2, 3])

@@ -20,7 +20,7 @@ from tests.processes import PATIENCE
 
 from homebody.data import sources
 from homebody.data.catalogue import DATASETS, Dataset, PackageCopy
-from homebody.data.fetch import Unavailable
+from homebody.data.fetch import FetchFailed
 from homebody.data.sources import find, get, load
 from homebody.errors import HomebodyError
 
@@ -84,7 +84,7 @@ def small(url: str) -> Dataset:
 
 
 def no_index(*args: object, **options: object) -> Path:
-    raise Unavailable("pip says no")
+    raise FetchFailed("pip says no")
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homebody.data.builder import build
 from homebody.data.partitions import leave_one_out
 from homebody.data.partitions import split as split_population
-from homebody.data.population import Population
+from homebody.data.population import Population, build
 from homebody.data.splits import PROTOCOLS, Split
 from homebody.errors import HomebodyError
 

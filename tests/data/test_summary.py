@@ -7,8 +7,7 @@ import polars as pl
 import pytest
 
 from homebody.data import summary
-from homebody.data.features import Features
-from homebody.data.population import Impressions, Population
+from homebody.data.population import Features, Impressions, Population
 from homebody.data.summary import FeatureSummary, ImpressionSummary
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from homebody.data.codes import Code, Scale
 from homebody.data.encode import encode
-from homebody.data.features import Features, Kind
+from homebody.data.population import Features, Kind
 from homebody.data.vocabularies import Counted, Declaration, kinds_of, parse
 from homebody.errors import HomebodyError
 from homebody.rng import Rng

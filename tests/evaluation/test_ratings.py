@@ -13,8 +13,8 @@ from torch import Tensor
 
 from homebody.core import Data, Scoring, Tree
 from homebody.data import Population
-from homebody.data.features import Features
 from homebody.data.partitions import split
+from homebody.data.population import Features
 from homebody.errors import HomebodyError
 from homebody.evaluation import Block, questions, summarise
 from homebody.fit import fit

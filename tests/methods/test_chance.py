@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from homebody.methods.chance import Chance
+from homebody.methods.baselines import Chance
 from homebody.recipe import Recipe
 from homebody.reference import Histories
 from homebody.run import execute

@@ -12,8 +12,7 @@ from homebody.core import Method, Rows, Tree
 from homebody.evaluation import measure
 from homebody.fit import fit
 from homebody.methods import METHODS, find
-from homebody.methods.alone import Alone
-from homebody.methods.chance import Chance
+from homebody.methods.baselines import Chance, Popularity, PrivatePopularity
 from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.dplcf import DPLCF
 from homebody.methods.fcf import FCF
@@ -23,14 +22,11 @@ from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
 from homebody.methods.fedrecon import FedRecon
 from homebody.methods.fmf_ldp import FMFLDP
-from homebody.methods.fofl_self import FOFLSelf
 from homebody.methods.ials import IALS
 from homebody.methods.mf import MF
 from homebody.methods.ncf import NCF
-from homebody.methods.nn_self import NNSelf
-from homebody.methods.pfedrec import PFedRec
-from homebody.methods.popularity import Popularity
-from homebody.methods.private_popularity import PrivatePopularity
+from homebody.methods.nn_self import FOFLSelf, NNSelf
+from homebody.methods.pfedrec import Alone, PFedRec
 from homebody.methods.privrec import PrivRec
 from homebody.methods.privrec_cen import PrivRecCEN
 from homebody.privacy import Channel, Clip, Gaussian, SecureSum

@@ -22,15 +22,14 @@ from homebody.fit import fit
 from homebody.methods.contrastive import VIEWS, Contrastive
 from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.privrec import PrivRec
-from homebody.models.sequences import GRU, FeedForward
+from homebody.models.networks import GRU, FeedForward
 from homebody.privacy import Budget, Channel, Clip, Gaussian, Laplace, Ledger, SecureSum
 from homebody.progress import Progress, Round
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import execute, reopen, resume
 from homebody.simulation import Simulator
-from homebody.testing import MethodContract, population
-from homebody.testing_data import CATALOGUE, client
+from homebody.testing import CATALOGUE, MethodContract, client, population
 
 SMALL: dict[str, Any] = {
     "factors": 4,

@@ -19,15 +19,14 @@ from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import Diverged, HomebodyError
 from homebody.fit import choose, fit
-from homebody.methods.alone import Alone
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
 from homebody.methods.fedrecon import FedRecon
 from homebody.methods.item_table import ItemTable
 from homebody.methods.kernels import Kernel, kernel_of
 from homebody.methods.kernels.network import logits
-from homebody.methods.pfedrec import PFedRec
-from homebody.models.score import ScoreFunction
+from homebody.methods.pfedrec import Alone, PFedRec
+from homebody.models.networks import ScoreFunction
 from homebody.privacy import Channel, Clip, SecureSum
 from homebody.progress import Round
 from homebody.recipe import Recipe

@@ -12,8 +12,8 @@ from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import HomebodyError
 from homebody.evaluation import measure
 from homebody.fit import fit
+from homebody.methods.baselines import Popularity
 from homebody.methods.fcf import FCF
-from homebody.methods.popularity import Popularity
 from homebody.privacy import Channel, Clip
 from homebody.rng import Rng
 from homebody.simulation import Simulator

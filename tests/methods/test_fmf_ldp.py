@@ -15,9 +15,9 @@ from homebody.data.population import Population
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.evaluation import measure
 from homebody.fit import fit
+from homebody.methods.baselines import Popularity
 from homebody.methods.fmf_ldp import DELTA, FMFLDP, RELIABLE
 from homebody.methods.kernels import train_many
-from homebody.methods.popularity import Popularity
 from homebody.privacy import Channel, Clip, OneBit, Shuffle
 from homebody.rng import Rng
 from homebody.simulation import Simulator

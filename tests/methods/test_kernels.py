@@ -20,7 +20,7 @@ from homebody.methods.nn_self import NNSelf
 from homebody.methods.pfedrec import PFedRec
 from homebody.methods.privrec import PrivRec
 from homebody.rng import Rng
-from homebody.testing_data import CATALOGUE
+from homebody.testing import CATALOGUE
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from homebody.data import load
 from homebody.data.partitions import leave_one_out
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.fit import fit
-from homebody.methods.alone import Alone
-from homebody.methods.pfedrec import PFedRec
+from homebody.methods.pfedrec import Alone, PFedRec
 from homebody.simulation import Simulator
 
 

@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 from homebody.errors import HomebodyError
 from homebody.methods.ncf import NCF
-from homebody.models import ncf as network_module
-from homebody.models.ncf import Network
+from homebody.models import networks as network_module
+from homebody.models.networks import Network
 from homebody.rng import Rng
 from homebody.testing import population
 

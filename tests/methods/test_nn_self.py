@@ -17,7 +17,7 @@ from homebody.methods.kernels import train_many
 from homebody.methods.nn_self import NNSelf
 from homebody.methods.privrec import PrivRec
 from homebody.rng import Rng
-from homebody.testing_data import CATALOGUE, client
+from homebody.testing import CATALOGUE, client
 
 TINY = NNSelf(factors=3, hidden="4", activation="sigmoid", epochs=2, negatives=2, learning_rate=0.5, init_scale=0.5)
 OWN = [5, 8, 13, 21, 2]

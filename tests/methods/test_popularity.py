@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homebody.methods.popularity import Popularity
+from homebody.methods.baselines import Popularity
 from homebody.reference import Histories
 
 

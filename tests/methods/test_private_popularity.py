@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from homebody.core import Catalogue, Data, Total
 from homebody.fit import fit
-from homebody.methods.private_popularity import PrivatePopularity
+from homebody.methods.baselines import PrivatePopularity
 from homebody.privacy import Channel, OneBit, Shuffle, ShuffledReports, event_from_json
 from homebody.rng import Rng
 from homebody.simulation import Simulator

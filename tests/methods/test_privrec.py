@@ -14,7 +14,7 @@ from homebody.core import Batch, Catalogue, Column, Data, Method, Tree
 from homebody.methods.kernels import adapt_many, train_many
 from homebody.methods.privrec import PrivRec
 from homebody.models.dssm import Vocabulary
-from homebody.models.score import ScoreFunction
+from homebody.models.networks import ScoreFunction
 from homebody.rng import Rng
 
 N_ITEMS = 30

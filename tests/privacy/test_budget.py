@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from homebody.errors import HomebodyError
-from homebody.privacy.accountant import epsilon
-from homebody.privacy.budget import calibrate, calibrate_events, most_rounds, within
+from homebody.privacy.accountant import epsilon, within
+from homebody.privacy.budget import calibrate, calibrate_events, most_rounds
 from homebody.privacy.events import Event, GaussianRelease, LaplaceRelease, Relation, Reports, Sampling
 
 

@@ -19,8 +19,7 @@ from homebody.errors import HomebodyError
 from homebody.fit import Fitted, fit
 from homebody.methods.fedmf import FedMF
 from homebody.privacy import Budget, Channel, Clip, Gaussian, Laplace, Ledger, OneBit, SecureSum
-from homebody.privacy.budget import most_rounds
-from homebody.privacy.limits import calibrated
+from homebody.privacy.budget import calibrated, most_rounds
 from homebody.progress import Progress
 from homebody.recipe import Recipe
 from homebody.report import RunFolder

@@ -27,7 +27,7 @@ from homebody.privacy import (
     SecureSum,
     Shuffle,
 )
-from homebody.privacy.responses import products_in_torch
+from homebody.privacy.reports import products_in_torch
 from homebody.privacy.specs import parse_channel
 from homebody.privacy.stages import Stage
 from homebody.rng import Rng

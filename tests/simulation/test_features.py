@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Catalogue, Data, Method, Rows, Total, Tree, Update
-from homebody.data.features import Features
 from homebody.data.partitions import split
-from homebody.data.population import Population
+from homebody.data.population import Features, Population
 from homebody.errors import HomebodyError
 from homebody.fit import fit
 from homebody.methods import trust

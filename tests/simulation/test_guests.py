@@ -15,11 +15,11 @@ from homebody.data.population import Impressions
 from homebody.data.splits import Split
 from homebody.evaluation import Block, questions, summarise
 from homebody.fit import Fitted, fit
+from homebody.methods.baselines import Popularity
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.ials import IALS
 from homebody.methods.pfedrec import PFedRec
-from homebody.methods.popularity import Popularity
 from homebody.rng import Rng
 from homebody.simulation import Simulator, clients
 

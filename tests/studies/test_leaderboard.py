@@ -14,7 +14,7 @@ import pytest
 from homebody.data import Population, load
 from homebody.errors import HomebodyError
 from homebody.methods import METHODS
-from homebody.methods.popularity import Popularity
+from homebody.methods.baselines import Popularity
 from homebody.recipe import Recipe
 from homebody.report.comparison import summarise_runs
 from homebody.studies import cells, leaderboard

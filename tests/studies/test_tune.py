@@ -100,7 +100,7 @@ class TestTune:
         file = tmp_path / "same.py"
         file.write_text(
             "from dataclasses import dataclass\n"
-            "from homebody.methods.popularity import Popularity\n"
+            "from homebody.methods.baselines import Popularity\n"
             "from homebody.settings import param\n\n\n"
             "@dataclass(frozen=True)\nclass Same(Popularity):\n    number: int = param(4, 'nothing', low=1)\n"
         )

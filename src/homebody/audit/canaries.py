@@ -17,6 +17,8 @@ pair: the claim must hold for each of them whatever the others do, so many canar
 
 An attacker among the clients sees every round's sum as it is released, and knows everyone else's update: ε covers that.
 It does not know whether a canary was drawn into a cohort. The public sees the final model alone.
+
+`draw_releases` is the short form for a single release: no training, no other people, many draws.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["Finding", "Visible", "plant"]
+__all__ = ["Finding", "Visible", "draw_releases", "plant"]
 
 CANARIES = 1000
 """In a training, where nobody says how many and there is room for them."""
@@ -341,8 +343,10 @@ class _Nest:
         return found.clamp(float(self.tails), 1.0) if self.channel.facts.noise == "laplace" else found
 
     def beside(self, sums: Tree, known: Tensor) -> list[Tensor]:
-        """What is released beside the update's own tensors and has the shape of one, laid out in its place, less as
-        much as is in it of what is known."""
+        """Tensors released beside the update's own that have the shape of one, laid out in its place.
+
+        The part of each that follows from what is known is taken out.
+        """
         out = []
         for other, value in sums.items():
             for name, shape in zip(self.names, self.shapes, strict=True):
@@ -563,10 +567,7 @@ def _model(method: Method, simulator: Simulator, rng: Rng) -> tuple[Update, floa
     shared = {name: value.to(simulator.device) for name, value in shared.items()}
     bounded = bool(method.uplink.facts.clips) or _reports(method.uplink)
     people = simulator.available()[: 1 if bounded else MEASURED]
-    trees = [
-        {name: whole(value) for name, value in simulator.message(plain, shared, int(user), rng).items()}
-        for user in people
-    ]
+    trees = [_whole(simulator.message(plain, shared, int(user), rng)) for user in people]
     lengths = [math.sqrt(sum(float((value.double() ** 2).sum()) for value in tree.values())) for tree in trees]
     return trees[0], float(np.median(lengths)) or 1.0
 
@@ -590,3 +591,49 @@ def _check(method: Method, simulator: Simulator, canaries: int | None, trials: i
             f"{canaries * trials} coins can show nothing: let canaries × trials be at least {FEWEST}, better hundreds."
         )
     return canaries
+
+
+def draw_releases(
+    channel: Channel, *, draws: int = 100_000, delta: float = DELTA, confidence: float = 0.95, seed: int = 0
+) -> list[Finding]:
+    """Lower bounds on ε of a single release through this channel, by Clopper and Pearson, beside the certified ones.
+
+    One person sends the largest update that the channel allows, or its opposite (or nothing, under add-remove), and
+    nobody else takes part. A fair coin decides in each draw, and the observers guess it.
+
+    >>> from homebody.privacy import Channel, Clip, Gaussian
+    >>> server, clients, public = draw_releases(Channel(Clip(1.0), Gaussian(z=2)), draws=2000, delta=1e-5)
+    >>> server.certified, round(clients.certified, 2), clients.contradicted
+    (inf, 1.99, False)
+    """
+    clips = [clip for clip in channel.facts.clips if not isinstance(clip.norm, dict)]
+    if not clips and channel.facts.reports is None:
+        raise HomebodyError(
+            "One release is drawn at the bound of its channel: it needs a Clip with one norm, or OneBit."
+        )
+    if draws < 100:
+        raise HomebodyError(f"So few draws show nothing: take at least 100, better 100,000, not {draws}.")
+    rng, one = Rng.of(seed, "release"), Cohort(np.arange(1), "all", 1, 1)
+    charges = channel.charges(one)
+    relations = {charge.event.relation for charge in charges if not isinstance(charge.event, NonPrivate)}
+    coins = (rng.fold("coins").bits(draws) & 1).bool()
+    most = min((clip.whole for clip in clips), default=1.0)
+    given = torch.where(coins, most, 0.0 if relations == {"add-remove"} else -most)
+
+    def release(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        update: Update = {"value": value[None]}
+        sent = channel.device(update, Rng(key).fold("device"))
+        after = channel.server(Total(_whole(sent), 1), Rng(key).fold("server"))
+        return decoded(channel, sent)["value"][0], after.sum["value"][0]
+
+    keys = rng.fold("draws").fold(torch.arange(draws)).key
+    first, after = vmap(release, chunk_size=1 << 14)(keys, given)
+    ledger = Ledger()
+    ledger.charge("release", charges)
+    findings = []
+    for observer in OBSERVERS:
+        shown = (first if observer == "server" else after).double().numpy()
+        lower = clopper_pearson(shown, coins.numpy(), delta, confidence)
+        findings.append(Finding(observer, ledger.epsilon(observer, delta=delta).epsilon, lower))
+    ledger.close()
+    return findings

@@ -6,11 +6,14 @@ direction, its private vector: rows of its own items one way, rows of sampled ne
 touch are not sent. The attack finds that direction as the first singular vector of the rows. Which way is which, or
 whether to look at how far rows move instead, it tries on its own devices. One round is read; reading several would
 tell more.
+
+`read_requests` is the simpler attack on devices that ask for rows: a device's own items are in every request, while
+negatives are drawn anew each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,13 +30,18 @@ from homebody.fit import choose
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["RULES", "Reading", "area", "read_interactions"]
+__all__ = ["ROUNDS", "RULES", "Always", "Reading", "area", "read_interactions", "read_requests"]
 
 OWN_DEVICES = 10
 """Clients that the attacker runs itself, to find out which rule reads best."""
 HIGH = 0.9
 """A client above this AUC counts as read."""
+ROUNDS = (1, 2, 3, 5, 10)
+"""Numbers of requests after which the server guesses."""
+CELLS = 1 << 26
+"""The most people × items whose requests are counted together."""
 Scores = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -218,3 +226,88 @@ def _named(value: Rows | Tensor | None, n_items: int) -> Tensor | None:
 def _own_items(simulator: Simulator, users: Users) -> list[npt.NDArray[np.int64]]:
     padded = simulator.split.padded(users)
     return [np.unique(items[valid]) for items, valid in zip(padded.items, padded.valid, strict=True)]
+
+
+@dataclass(frozen=True)
+class Always:
+    """Rows that people asked for in every one of some rounds, beside the items that they train on."""
+
+    rounds: int
+    rows: Counts
+    """(people,) how many."""
+    own: Counts
+    """(people,) how many of these are items of theirs."""
+    items: Counts
+    """(people,) how many items they train on."""
+
+    @property
+    def precision(self) -> float:
+        """How many of these rows are someone's own; the mean over people."""
+        return float((self.own / self.rows).mean())
+
+    @property
+    def recall(self) -> float:
+        """How many of someone's items are among these rows; the mean over people."""
+        return float((self.own / self.items).mean())
+
+    @property
+    def read(self) -> float:
+        """The share of people of whom these rows are the history, exactly."""
+        return float(((self.own == self.items) & (self.rows == self.items)).mean())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; of one person, in whole numbers."""
+        alone = {"rows": int(self.rows[0]), "own": int(self.own[0])} if len(self.rows) == 1 else {"read": self.read}
+        return {"rounds": self.rounds, **alone, "precision": self.precision, "recall": self.recall}
+
+
+def read_requests(
+    method: Method, simulator: Simulator, shared: Tree, users: Users, rng: Rng, rounds: Sequence[int] = ROUNDS
+) -> dict[str, list[Always]]:
+    """By table: what the server learns from the requests of these clients after so many rounds with them.
+
+    It guesses that the rows asked for every time are the history. Only tables with a row for each item are read.
+    `rng.fold("round", number)` is the stream of a round.
+    """
+    n_items = simulator.catalogue.n_items
+    tables = [name for name in shared if shared[name].ndim and len(shared[name]) == n_items]
+    parts: dict[str, list[list[Always]]] = {}
+    size = max(1, CELLS // n_items)
+    for start in range(0, len(users), size):
+        for name, read in _always(method, simulator, tables, users[start : start + size], rng, rounds).items():
+            parts.setdefault(name, []).append(read)
+    return {name: [_together(same) for same in zip(*lists, strict=True)] for name, lists in parts.items()}
+
+
+def _always(
+    method: Method, simulator: Simulator, tables: Sequence[str], users: Users, rng: Rng, rounds: Sequence[int]
+) -> dict[str, list[Always]]:
+    """`read_requests` for people who fit into memory together, with a cell for each person and item."""
+    n_items = simulator.catalogue.n_items
+    place = np.full(simulator.split.n_users, -1)
+    place[users] = np.arange(len(users))
+    own = torch.zeros(len(users), n_items, dtype=torch.bool)
+    padded = simulator.split.padded(users)
+    who, entry = np.nonzero(padded.valid)
+    own[torch.from_numpy(who), torch.from_numpy(padded.items[who, entry].astype(np.int64))] = True
+    times: dict[str, Tensor] = {}
+    found: dict[str, list[Always]] = {}
+    for number in range(1, max(rounds) + 1):
+        for some, request in simulator.requests(method, users, rng.fold("round", number)):
+            where = torch.from_numpy(place[some])
+            for name in (one for one in tables if one in request):
+                counts = times.setdefault(name, torch.zeros(len(users), n_items + 1, dtype=torch.int16))
+                # Padding is counted in a column of its own.
+                rows = torch.where(request[name] < 0, n_items, request[name]).cpu()
+                counts[where] = counts[where].scatter_add(1, rows, torch.ones_like(rows, dtype=torch.int16))
+        if number in rounds:
+            for name, counts in times.items():
+                always = counts[:, :-1] == number
+                sums = (always.sum(1), (always & own).sum(1), own.sum(1))
+                found.setdefault(name, []).append(Always(number, *(one.numpy() for one in sums)))
+    return found
+
+
+def _together(some: Sequence[Always]) -> Always:
+    names = ("rows", "own", "items")
+    return Always(some[0].rounds, *(np.concatenate([getattr(one, name) for one in some]) for name in names))

@@ -1,25 +1,34 @@
-"""Models of the same method, settings and data, each trained on some of the people: to attack, and to compare with."""
+"""Models of one method on parts of the people, to attack and compare with, and what an outsider computes from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.nn.functional import logsigmoid
 
-from homebody.audit.outsiders import Outsider
-from homebody.core import Method, Tree, Users
+from homebody import ops
+from homebody.core import Catalogue, Method, Tree, Users
 from homebody.data.splits import Split
 from homebody.errors import several
 from homebody.fit import choose, fit
 from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.simulation import Simulator
+from homebody.simulation.states import LocalStore
 
-__all__ = ["Lab", "Released", "ShadowModel", "trained_for", "whole_histories"]
+__all__ = ["Lab", "Outsider", "Released", "ShadowModel", "by_features", "trained_for", "whole_histories"]
 
+NEGATIVES = 4
+"""Drawn for each of a person's items."""
+AT_ONCE = 1 << 21
+"""Numbers that scores are computed from together."""
 Bools = npt.NDArray[np.bool_]
 
 
@@ -146,3 +155,113 @@ def _marked(who: Users, n_users: int) -> Bools:
     marks = np.zeros(n_users, dtype=np.bool_)
     marks[who] = True
     return marks
+
+
+def by_features(method: Method, catalogue: Catalogue) -> bool:
+    """Whether what is shared ranks for anybody by their features: it takes them in, and devices hold nothing else."""
+    acting = method.phases[-1].method or method
+    if not {"user features", "contexts"} & {*acting.needs, *acting.uses}:
+        return False
+    shared = acting.init_shared(catalogue, Rng.of(0))
+    return not acting.init_local({name: value.cpu() for name, value in shared.items()}, Rng.of(0))
+
+
+class Outsider(Simulator):
+    """Scores people with a model as it was released; whoever of them took part in the training holds nothing of it.
+
+    rng: what is drawn about people. The same for several models, so that these are asked the same.
+    """
+
+    def __init__(self, split: Split, method: Method, rng: Rng, *, device: str = "cpu", fused: bool = True) -> None:
+        super().__init__(split, device=device, fused=fused)
+        self._store = LocalStore(split.lengths, np.flatnonzero(split.lengths > 0))
+        self._method = method
+        self._draws = rng.fold("draws")
+        self.begin(method, rng)
+
+    def preference(self, shared: Tree, users: Users) -> npt.NDArray[np.float64]:
+        """How much the model prefers each person's items to others: the mean of log σ(own − other).
+
+        Each item of theirs against `NEGATIVES` that are not, in the same circumstances. Where devices hold something
+        of their own, it is first made anew from the person's items, as by a device that joins.
+        """
+        out = np.empty(len(users))
+        order = np.argsort(users)
+        samples = max(1, AT_ONCE // (self._method.scoring.numbers * (1 + NEGATIVES)))
+        for some, width in self._store.groups(users, samples):
+            data = self._data(some, width)
+            locals_ = self._fresh(self._method, shared, some)
+            if locals_:
+                locals_ = self._adapted(self._method, shared, some, locals_, data)
+            keys = self._streams(self._own(self._draws), some).key
+            found = vmap(lambda local, key, *own: self._preferred(shared, local, key, *own))(locals_, keys, *data)
+            out[order[np.searchsorted(users, some, sorter=order)]] = found.double().cpu().numpy()
+        return out
+
+    def _preferred(self, shared: Tree, local: Tree, key: Tensor, *own: Tensor) -> Tensor:
+        data, method = self._client_data(*own), self._method
+        drawn = ops.negatives(Rng(key), data, len(data.items) * NEGATIVES).reshape(-1, NEGATIVES)
+        real = data.valid[:, None] & (drawn >= 0)
+        items = torch.cat([data.items[:, None], drawn.clamp(min=0)], 1)
+        if data.contexts:
+            scores = vmap(lambda now, some: method.score(shared, local, data._replace(now=now), some))(
+                dict(data.contexts), items
+            )
+        else:
+            scores = method.score(shared, local, data, items.flatten()).reshape(items.shape)
+        apart = torch.where(real, logsigmoid(scores[:, :1] - scores[:, 1:]), 0.0)
+        return apart.sum() / real.sum().clamp(min=1)
+
+    def lists(self, shared: Tree, users: Users, k: int) -> npt.NDArray[np.int64]:
+        """(users, k) the items that the model puts first for each person's features, whatever history they have."""
+        seen = [column.reshape(len(users), -1).astype(np.float64) for column in self._seen(users)]
+        table = np.concatenate([np.zeros((len(users), 1)), *seen], axis=1)
+        _, first, kind = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        n_items = self.catalogue.n_items
+        best = [self._listed(shared, some, min(k, n_items)) for some in self._pieces(users[first])]
+        return np.concatenate(best)[kind.reshape(-1)]
+
+    def described(self, users: Users) -> npt.NDArray[np.float32]:
+        """(users, columns) what is known of each person, for a classifier: ones and zeros, and numbers; no texts."""
+        around = self.split.encoded["contexts"].columns
+        columns = [*self.split.encoded["users"].columns.values(), *(around[name] for name in self._taken[0])]
+        tables = [np.zeros((len(users), 0), dtype=np.float32)]
+        for column, values in zip(columns, self._seen(users), strict=True):
+            if column.kind == "number":
+                tables.append(values.astype(np.float32)[:, None])
+            elif not column.text:
+                codes = values.reshape(len(users), -1).astype(np.int64)
+                ones = np.zeros((len(users), column.size + 1), dtype=np.float32)
+                np.put_along_axis(ones, codes, 1.0, axis=1)  # what pads is -1, which is the last column
+                tables.append(ones[:, :-1])
+        return np.concatenate(tables, axis=1)
+
+    def _pieces(self, users: Users) -> Iterator[Users]:
+        size = max(1, AT_ONCE // self.catalogue.n_items)
+        return (users[start : start + size] for start in range(0, len(users), size))
+
+    def _listed(self, shared: Tree, users: Users, k: int) -> npt.NDArray[np.int64]:
+        everything = torch.arange(self.catalogue.n_items, device=self.device)
+        # Nobody's history: what is asked is what the model makes of features.
+        items, valid, excluded, *rest = self._data(users)
+        features, others = rest[: len(self._features)], rest[len(self._features) :]
+        data = (items[:, :0], valid[:, :0], excluded[:, :0], *features, *(one[:, :0] for one in others))
+        now = {name: values[:, None] for name, values in self._latest(users).items()}
+        scores = self._scores(self._method, shared, users, data, everything, now or None)
+        scores = scores[:, 0] if now else scores
+        return torch.topk(scores, k).indices.cpu().numpy()
+
+    def _latest(self, users: Users) -> dict[str, Tensor]:
+        """The circumstances of each person's last interaction, where the method takes them in."""
+        rows = torch.from_numpy(self.split.rows[self.split.bounds[1, users] - 1].astype(np.int64)).to(self.device)
+        return {name: values[rows] for name, values in self._taken[0].items()}
+
+    def _seen(self, users: Users) -> list[npt.NDArray[np.generic]]:
+        """What the model is told of each person: features, and circumstances."""
+        own = [values[self._tensor(users)] for values in self._features.values()]
+        return [values.cpu().numpy() for values in (*own, *self._latest(users).values())]
+
+    def _holdings(
+        self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...]
+    ) -> Iterator[tuple[slice | Tensor, Tree, Tree]]:
+        yield slice(None), shared, self._fresh(method, shared, users)

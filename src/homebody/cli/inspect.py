@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from homebody.audit.inspection import Inspection, Request
-    from homebody.audit.reports import ClientReports, Report
+    from homebody.audit.inspection import ClientReports, Inspection, Report, Request
 
 __all__ = ["inspect"]
 

@@ -7,13 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import polars as pl
 
-from homebody.data.columns import Column, ids, listed, usual
-from homebody.data.features import Features, Kind
-from homebody.data.impressions import attach_impressions, places
-from homebody.data.kinds import as_kind, guess, guess_of_items, known_kinds, names_of_items
-from homebody.data.population import Population
+from homebody.data.columns import (
+    FileColumn,
+    as_kind,
+    flags,
+    guess,
+    guess_of_items,
+    ids,
+    known_kinds,
+    listed,
+    names_of_items,
+    times,
+    usual,
+)
+from homebody.data.population import Features, Impressions, Kind, Population
 from homebody.data.table import USUAL_NAMES, raw_table
 from homebody.errors import HomebodyError, several, unknown_name
 
@@ -21,6 +31,12 @@ __all__ = ["attach"]
 
 Role = Literal["user", "item"]
 Say = Callable[[str], None]
+IMPRESSION_NAMES = {
+    "impression": ("impression", "impressionid"),
+    "clicked": ("clicked", "click"),
+    **{role: USUAL_NAMES[role] for role in ("user", "item", "time")},
+}
+"""The usual names of the columns of a file of impressions."""
 
 
 def attach(
@@ -36,7 +52,7 @@ def attach(
 
     A feature file has a row for each user (or item). The id is in a column of a usual name (user, user_id,
     id; item, item_id, movieId, id), otherwise in the first. The other columns are features, of the kinds that
-    they look like (`homebody.data.kinds.guess`) unless `kinds` says otherwise. They stand beside the features
+    they look like (`homebody.data.columns.guess`) unless `kinds` says otherwise. They stand beside the features
     that the population has already; one of the same name takes the other's place. Titles or names of items
     serve as their names where there are none. What is guessed, missing or left out is said, and counted.
 
@@ -48,7 +64,7 @@ def attach(
     >>> known.user_features.table["age"].to_list()
     [None, 31.5]
     """
-    say = say or _nothing
+    say = say or (lambda message: None)
     wanted = known_kinds(kinds or {})
     users, items, names = population.user_features, population.item_features, population.item_names
     if user_features is not None:
@@ -65,7 +81,7 @@ def attach(
                 raise HomebodyError(f"There is no feature '{name}' to be {wanted[name]}: {population.name} has none.")
             raise unknown_name("feature", name, present)
     population = replace(population, user_features=users, item_features=items, contexts=contexts, item_names=names)
-    return population if impressions is None else attach_impressions(population, Path(impressions), say)
+    return population if impressions is None else _attach_impressions(population, Path(impressions), say)
 
 
 def _described(
@@ -78,10 +94,10 @@ def _described(
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so it says nothing about any {role}.")
     key = _id_column(path, table.columns, role, say)
-    found = ids(Column(table[key], role, path))
+    found = ids(FileColumn(table[key], role, path))
     table = table.drop(key)
     kinds = _guessed(path, table, wanted, role, say)
-    table = pl.DataFrame([as_kind(Column(table[name], "feature", path), kind) for name, kind in kinds.items()])
+    table = pl.DataFrame([as_kind(FileColumn(table[name], "feature", path), kind) for name, kind in kinds.items()])
     rows = _matched(path, table, found, known, count, role, say)
     titles = None if role == "user" else names_of_items(rows, known)
     if old is not None:
@@ -116,7 +132,7 @@ def _guessed(path: Path, table: pl.DataFrame, wanted: Mapping[str, Kind], role: 
         if name in wanted:
             kinds[name] = wanted[name]
             continue
-        column = Column(table[name], "feature", path)
+        column = FileColumn(table[name], "feature", path)
         kinds[name] = guess(column) if role == "user" else guess_of_items(column)
         guesses.append(f"{name} as {kinds[name]}")
     if guesses:
@@ -128,7 +144,7 @@ def _matched(
     path: Path, table: pl.DataFrame, found: pl.Series, known: pl.Series | None, count: int, role: Role, say: Say
 ) -> pl.DataFrame:
     """The table's rows in the population's order, nulls where it has none."""
-    place = places(found, known, count)
+    place = _places(found, known, count)
     strangers = place.null_count()
     if strangers == len(place):
         example = 0 if known is None else known[0]
@@ -168,7 +184,7 @@ def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features
         return features
     kinds = {name: wanted.get(name, kind) for name, kind in features.kinds.items()}
     table = features.table.with_columns(
-        as_kind(Column(features.table[name], "feature", Path("the source")), kinds[name])
+        as_kind(FileColumn(features.table[name], "feature", Path("the source")), kinds[name])
         for name in features.names
         if kinds[name] != features.kinds[name]
     )
@@ -177,5 +193,127 @@ def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features
     return Features(table, kinds, declared)
 
 
-def _nothing(message: str) -> None:
-    """Say it to nobody."""
+def _attach_impressions(population: Population, path: Path, say: Say) -> Population:
+    """The population with the file's impressions: columns impression, user, item, clicked, and perhaps time.
+
+    What cannot be used is left out, counted and said: unknown users and items, an item that one impression
+    shows twice (it was clicked if one of them was), impressions without a click or with nothing else.
+    """
+    roles: dict[str, str] = {}
+
+    def choose(present: list[str]) -> list[str]:
+        roles.update(_roles(path, present))
+        return list(roles.values())
+
+    table = raw_table(path, choose)
+    if table.height == 0:
+        raise HomebodyError(f"{path} has no rows below its header, so there are no impressions.")
+    column = {role: FileColumn(table[name], role, path) for role, name in roles.items()}
+    called = ids(column["user"])
+    rows = pl.DataFrame(
+        {
+            "impression": ids(column["impression"]).cast(pl.String),
+            "user": _places(called, population.user_ids, population.n_users),
+            "item": _places(ids(column["item"]), population.item_ids, population.n_items),
+            "clicked": flags(column["clicked"]),
+            "time": times(column["time"]) if "time" in column else pl.repeat(0, table.height, eager=True),
+            "called": called,
+        }
+    )
+    _refuse_shared(rows, path)
+    kept = _askable(rows, path, say)
+    if population.impressions is not None:
+        say(f"{path.name} takes the place of the impressions that {population.name} has already.")
+    return replace(population, impressions=_impressions(kept))
+
+
+def _places(found: pl.Series, known: pl.Series | None, count: int) -> pl.Series:
+    """Which user (or item) of the population each id is; null where it is none. 7 is '7' but not '007'.
+
+    >>> _places(pl.Series(["7", "007", "x"]), pl.Series([5, 7]), 2).to_list()
+    [1, None, None]
+    """
+    names = pl.Series("id", range(count)) if known is None else known
+    index = pl.DataFrame({"id": names.cast(pl.String), "place": pl.int_range(count, eager=True)})
+    asked = found.cast(pl.String).rename("id").to_frame()
+    return asked.join(index, on="id", how="left", maintain_order="left")["place"]
+
+
+def _roles(path: Path, present: list[str]) -> dict[str, str]:
+    roles = {}
+    for role, names in IMPRESSION_NAMES.items():
+        matches = usual(present, names)
+        if len(matches) > 1:
+            raise HomebodyError(
+                f"{path} has several columns that could be the {role} ({listed(matches)}); rename all but one."
+            )
+        if matches:
+            roles[role] = matches[0]
+        elif role != "time":
+            raise HomebodyError(
+                f"{path} has no column '{role}': impressions need the columns impression, user, item and clicked, "
+                f"and its columns are {listed(present)}."
+            )
+    return roles
+
+
+def _refuse_shared(rows: pl.DataFrame, path: Path) -> None:
+    people = rows.group_by("impression", maintain_order=True).agg(pl.col("called").n_unique())
+    shared = people.filter(pl.col("called") > 1)
+    if shared.height:
+        raise HomebodyError(
+            f"The impression '{shared['impression'][0]}' of {path} is of {shared['called'][0]} users "
+            f"({several(shared.height, 'such impression')}); give each its own number."
+        )
+
+
+def _askable(rows: pl.DataFrame, path: Path, say: Say) -> pl.DataFrame:
+    """The rows that can be asked of a model, saying how many cannot."""
+    strangers = rows.filter(pl.col("user").is_null())
+    if strangers.height:
+        many = several(strangers["impression"].n_unique(), "impression")
+        say(f"{path.name} has {many} of users who have no interactions; left out.")
+        rows = rows.filter(pl.col("user").is_not_null())
+    unknown = rows["item"].null_count()
+    if unknown:
+        many = several(unknown, "row")
+        say(f"{path.name} shows items that the population does not have in {many}; those are left out.")
+        rows = rows.filter(pl.col("item").is_not_null())
+    once = rows.group_by("impression", "item", maintain_order=True).agg(
+        pl.col("user", "time").first(), pl.col("clicked").any()
+    )
+    if once.height < rows.height:
+        say(
+            f"{path.name} shows an item again in the same impression in {several(rows.height - once.height, 'row')}; "
+            "it counts once, as clicked if once clicked."
+        )
+    clicks = pl.col("clicked").sum().over("impression")
+    shown = pl.len().over("impression")
+    for problem, sentence in ((clicks == 0, "no click"), (clicks == shown, "nothing that was not clicked")):
+        useless = once.filter(problem)["impression"].n_unique()
+        if useless:
+            many = several(useless, "impression")
+            say(f"{path.name} has {many} with {sentence}; left out, as there is nothing to rank.")
+    once = once.filter((clicks > 0) & (clicks < shown))
+    if once.height == 0:
+        raise HomebodyError(
+            f"No impression of {path} can be used: each needs a known user, an item that was clicked and one "
+            "that was not."
+        )
+    return once
+
+
+def _impressions(rows: pl.DataFrame) -> Impressions:
+    # Sorting is stable: what the file shows first stands first.
+    rows = (
+        rows.with_row_index("first")
+        .with_columns(pl.col("time", "first").min().over("impression"))
+        .sort("user", "time", "first", maintain_order=True)
+    )
+    starts = np.flatnonzero(np.diff(rows["first"].cast(pl.Int64).to_numpy(), prepend=-1))
+    return Impressions(
+        users=rows["user"].to_numpy()[starts].astype(np.int64),
+        indptr=np.append(starts, rows.height).astype(np.int64),
+        items=rows["item"].cast(pl.Int32).to_numpy(),
+        clicked=rows["clicked"].to_numpy(),
+    )

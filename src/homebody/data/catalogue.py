@@ -6,13 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from homebody.data.amazon import read_amazon_video
-from homebody.data.bookcrossing import read_book_crossing
 from homebody.data.fetch import sha256
-from homebody.data.frappe import read_frappe
-from homebody.data.lastfm import read_lastfm_2k
 from homebody.data.movielens import read_ml_1m, read_ml_20m, read_ml_25m, read_ml_100k
 from homebody.data.population import Population
+from homebody.data.published import read_amazon_video, read_book_crossing, read_frappe, read_lastfm_2k
 
 __all__ = ["DATASETS", "Dataset", "PackageCopy"]
 
@@ -148,7 +145,6 @@ _ML_1M = Dataset(
     interactions=1_000_209,
     megabytes=5.9,
     url="https://files.grouplens.org/datasets/movielens/ml-1m.zip",
-    official={},
     package=PackageCopy(
         "scikit_rec==0.3.0",
         "949b0ea7b79047b85e49d08466c49837fb74dd1f7d61ce6557f4caf6d680f7fd",

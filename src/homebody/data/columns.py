@@ -1,17 +1,41 @@
-"""Columns of other people's files: what they hold, or a sentence that says where they do not."""
+"""Columns of other people's files: their values, or an error that names the row; and which kind of feature they are.
+
+A spreadsheet takes a cell that begins with = + - or @ for a formula, which may start programs or send data away. An
+apostrophe before it makes it text: names are marked so when they are written, and are bare again when they are read.
+Numbers stay as they are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import polars as pl
 
-from homebody.data.spreadsheets import unmarked_all
-from homebody.errors import HomebodyError
+from homebody.data.population import KINDS, Kind
+from homebody.errors import HomebodyError, unknown_name
 
-__all__ = ["Column", "flags", "ids", "listed", "numbers", "numbers_or_nothing", "times", "usual"]
+__all__ = [
+    "FileColumn",
+    "as_kind",
+    "flags",
+    "guess",
+    "guess_of_items",
+    "ids",
+    "known_kinds",
+    "listed",
+    "marked",
+    "marked_all",
+    "names_of_items",
+    "numbers",
+    "numbers_or_nothing",
+    "times",
+    "unmarked_all",
+    "usual",
+]
 
 # What spreadsheets and data frames write where there was nothing.
 MISSING = ("", "nan", "NaN", "NAN", "null", "NULL", "None", "NA", "N/A", "<NA>")
@@ -25,13 +49,27 @@ DATE_FORMATS = (
     "%Y-%m-%d %H:%M",
     "%Y-%m-%d %H:%M%:z",
 )
+_FORMULA = "^'*[=+\\-@\\t\\r\\n＝＋－＠]"
+_MARKED = "^'+[=+\\-@\\t\\r\\n＝＋－＠]"
+_NUMBER = "^[+-]?(?:[0-9]+(?:\\.[0-9]*)?|\\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
+SEPARATOR = "|"
+FEW = 32
+"""Whole numbers with more distinct values than this are amounts, not codes."""
+LONG = 12
+"""Characters from which on a text, on average, is something to read rather than a label."""
+EXACT = 2.0**53
+"""Above it, floats are not all the whole numbers there are."""
+TITLES = ("title", "name")
+"""What the column is called that says what items are called."""
+# Numbers are not written like this, codes are: 01234.
+PADDED = r"^[+-]?0\d"
 
 
 @dataclass(frozen=True)
-class Column:
+class FileColumn:
     """One column, what it is for, and the file it came from, so that an error can say all three.
 
-    >>> stars = Column(pl.Series("stars", ["3", "bad"]), "rating", Path("a.csv"))
+    >>> stars = FileColumn(pl.Series("stars", ["3", "bad"]), "rating", Path("a.csv"))
     >>> numbers(stars)
     Traceback (most recent call last):
         ...
@@ -73,11 +111,11 @@ class Column:
         )
 
 
-def ids(column: Column) -> pl.Series:
+def ids(column: FileColumn) -> pl.Series:
     """Ids as whole numbers where all are written as such, otherwise as text.
 
-    >>> ids(Column(pl.Series(["10", "9"]), "user", Path("a.csv"))).dtype, ids(
-    ...     Column(pl.Series(["007", "9"]), "user", Path("a.csv"))
+    >>> ids(FileColumn(pl.Series(["10", "9"]), "user", Path("a.csv"))).dtype, ids(
+    ...     FileColumn(pl.Series(["007", "9"]), "user", Path("a.csv"))
     ... ).dtype
     (Int64, String)
     """
@@ -97,10 +135,10 @@ def ids(column: Column) -> pl.Series:
     return whole if (whole.cast(pl.String) == text).all() and whole.null_count() == 0 else text
 
 
-def numbers(column: Column) -> pl.Series:
+def numbers(column: FileColumn) -> pl.Series:
     """Finite numbers in every row.
 
-    >>> numbers(Column(pl.Series(["1", "2.5"]), "rating", Path("a.csv"))).to_list()
+    >>> numbers(FileColumn(pl.Series(["1", "2.5"]), "rating", Path("a.csv"))).to_list()
     [1.0, 2.5]
     """
     values = _as_numbers(column.bare())
@@ -108,10 +146,10 @@ def numbers(column: Column) -> pl.Series:
     return values
 
 
-def numbers_or_nothing(column: Column, remedy: str = "") -> pl.Series:
+def numbers_or_nothing(column: FileColumn, remedy: str = "") -> pl.Series:
     """Finite numbers, or null where there is nothing.
 
-    >>> numbers_or_nothing(Column(pl.Series(["1", "NA"]), "numeric", Path("a.csv"))).to_list()
+    >>> numbers_or_nothing(FileColumn(pl.Series(["1", "NA"]), "numeric", Path("a.csv"))).to_list()
     [1, None]
     """
     values = column.bare()
@@ -120,10 +158,10 @@ def numbers_or_nothing(column: Column, remedy: str = "") -> pl.Series:
     return found
 
 
-def flags(column: Column) -> pl.Series:
+def flags(column: FileColumn) -> pl.Series:
     """Yes or no, written as 1 or 0, true or false.
 
-    >>> flags(Column(pl.Series(["1", "False"]), "clicked", Path("a.csv"))).to_list()
+    >>> flags(FileColumn(pl.Series(["1", "False"]), "clicked", Path("a.csv"))).to_list()
     [True, False]
     """
     values = column.bare().cast(pl.String).str.to_lowercase()
@@ -132,10 +170,10 @@ def flags(column: Column) -> pl.Series:
     return yes
 
 
-def times(column: Column) -> pl.Series:
+def times(column: FileColumn) -> pl.Series:
     """Numbers, or ISO dates as moments in UTC.
 
-    >>> times(Column(pl.Series(["2024-01-01T00:00:00Z"]), "time", Path("a.csv"))).dt.epoch("s").to_list()
+    >>> times(FileColumn(pl.Series(["2024-01-01T00:00:00Z"]), "time", Path("a.csv"))).dt.epoch("s").to_list()
     [1704067200]
     """
     values = column.bare()
@@ -195,3 +233,149 @@ def _as_dates(text: pl.Series) -> pl.Series:
         moment = parsed.dt.convert_time_zone("UTC").dt.replace_time_zone(None) if "z" in form else parsed
         dates = dates.zip_with(dates.is_not_null(), moment)
     return dates
+
+
+def marked(text: str) -> str:
+    """A cell that no spreadsheet computes.
+
+    >>> [marked(text) for text in ("=1+1", "'=1+1", "-2.5", "-x", "o'clock")]
+    ["'=1+1", "''=1+1", '-2.5', "'-x", "o'clock"]
+    """
+    return f"'{text}" if re.search(_FORMULA, text) and not re.search(_NUMBER, text) else text
+
+
+def marked_all(names: pl.Series) -> pl.Series:
+    """`marked` for a column; one of numbers stays as it is."""
+    if names.dtype != pl.String:
+        return names
+    formula = names.str.contains(_FORMULA) & ~names.str.contains(_NUMBER)
+    return ("'" + names).zip_with(formula, names)
+
+
+def unmarked_all(names: pl.Series) -> pl.Series:
+    """The inverse of `marked_all`.
+
+    >>> unmarked_all(marked_all(pl.Series(["=1+1", "'=1+1", "-2.5", "o'clock"]))).to_list()
+    ['=1+1', "'=1+1", '-2.5', "o'clock"]
+    """
+    return names.str.slice(1).zip_with(names.str.contains(_MARKED).fill_null(False), names)
+
+
+def guess(column: FileColumn) -> Kind:
+    """The kind that a column's values look like.
+
+    Lists, and texts of which one has a `|`, are multi-hot. Numbers are categorical if they are whole, have at
+    most 32 distinct values and each value stands twice on average; otherwise numeric. Texts of which more
+    than half are distinct, and which are long (12 characters on average) or of several words, are text;
+    others are categorical. Numbers with leading zeros are codes, so texts.
+    Dates (of Parquet) are categorical.
+
+    >>> from pathlib import Path
+    >>> kinds = [["Drama|War", "Drama"], ["7", "7"], ["7", "8.5"], ["F", "M"], ["Emma, a novel", "Dracula, another"]]
+    >>> [guess(FileColumn(pl.Series("x", values), "feature", Path("a.csv"))) for values in kinds]
+    ['multi-hot', 'categorical', 'numeric', 'categorical', 'text']
+    """
+    if isinstance(column.values.dtype, pl.List | pl.Array):
+        return "multi-hot"
+    values = column.bare().drop_nulls()
+    if len(values) == 0 or values.dtype == pl.Boolean or values.dtype.is_temporal():
+        return "categorical"
+    number = _number_like(values)
+    if number.all():
+        amount = values.cast(pl.Float64)
+        codes = (amount == amount.round()).all() and _few(values)
+        return "categorical" if codes else "numeric"
+    text = values.cast(pl.String)
+    if text.str.contains(SEPARATOR, literal=True).any():
+        return "multi-hot"
+    if number.sum() * 2 > len(values):
+        # Most are numbers, so the others are mistakes, or the file's owner says that they are not.
+        return "numeric"
+    long = text.str.len_chars().sum() >= LONG * len(text) or text.str.contains(r"\s").sum() * 2 >= len(text)
+    return "text" if long and text.n_unique() * 2 > len(text) else "categorical"
+
+
+def guess_of_items(column: FileColumn) -> Kind:
+    """The same, but what items are called is something to read, however short it is."""
+    kind = guess(column)
+    return "text" if kind == "categorical" and usual([column.values.name], TITLES) else kind
+
+
+def names_of_items(rows: pl.DataFrame, known: pl.Series | None) -> pl.Series | None:
+    """Names for people, from a column of titles or names; an item without one keeps its id."""
+    called = [name for title in TITLES for name in usual(rows.columns, (title,))]
+    if not called or isinstance(rows[called[0]].dtype, pl.List):
+        return None
+    own = pl.Series(range(rows.height)) if known is None else known
+    names = rows[called[0]].cast(pl.String)
+    return names.zip_with(names.is_not_null(), own.cast(pl.String)).alias("name")
+
+
+def known_kinds(given: Mapping[str, str]) -> dict[str, Kind]:
+    """The kinds that columns are said to be of, if there are such kinds."""
+    for kind in given.values():
+        if kind not in KINDS:
+            raise unknown_name("kind of feature", kind, KINDS)
+    return {name: cast(Kind, kind) for name, kind in given.items()}
+
+
+def as_kind(column: FileColumn, kind: Kind) -> pl.Series:
+    """The values as `Features` holds that kind; a value that is none is refused, with its row.
+
+    >>> from pathlib import Path
+    >>> as_kind(FileColumn(pl.Series("genres", ["War|Drama|War", None]), "item", Path("a.csv")), "multi-hot").to_list()
+    [['War', 'Drama'], None]
+    """
+    name = column.values.name
+    column = FileColumn(column.values, kind, column.path)
+    if kind == "multi-hot":
+        return _lists(column)
+    if isinstance(column.values.dtype, pl.List | pl.Array):
+        raise HomebodyError(f"The column '{name}' of {column.path} holds lists, so it is multi-hot, not {kind}.")
+    if kind == "numeric":
+        return numbers_or_nothing(column, f"; put them right, or say what it is with --kind {name}=categorical")
+    values = column.bare()
+    return _codes(values) if kind == "categorical" else values.cast(pl.String)
+
+
+def _codes(values: pl.Series) -> pl.Series:
+    """Whole numbers if all are, and each can be kept as it is; otherwise texts."""
+    if values.dtype == pl.Boolean or not _number_like(values.drop_nulls()).all():
+        return values.cast(pl.String)
+    whole = values.cast(pl.Int64, strict=False)
+    if not values.dtype.is_integer() and (values.dtype != pl.String or whole.null_count() > values.null_count()):
+        # Data frames write whole numbers as 3.0 once one of them was missing.
+        number = values.cast(pl.Float64)
+        whole = number.set((number != number.round()) | (number.abs() > EXACT), None).cast(pl.Int64)
+    return whole if whole.null_count() == values.null_count() else values.cast(pl.String)
+
+
+def _number_like(values: pl.Series) -> pl.Series:
+    if values.dtype.is_numeric():
+        return values.is_not_null()
+    text = values.cast(pl.String)
+    number = text.cast(pl.Float64, strict=False)
+    if text.str.contains(PADDED).any():
+        return number.is_null() & number.is_not_null()
+    return number.is_finite().fill_null(False)
+
+
+def _few(values: pl.Series) -> bool:
+    distinct = values.n_unique()
+    return distinct <= FEW and distinct * 2 <= len(values)
+
+
+def _lists(column: FileColumn) -> pl.Series:
+    values = column.values
+    if isinstance(values.dtype, pl.List | pl.Array):
+        inner = values.dtype.inner
+        if isinstance(inner, pl.DataType) and inner.is_nested():
+            raise HomebodyError(
+                f"The column '{values.name}' of {column.path} holds {values.dtype} values; it needs lists of texts."
+            )
+        parts = values.cast(pl.List(pl.String))
+    else:
+        parts = column.bare().cast(pl.String).str.split(SEPARATOR)
+    parts = parts.list.eval(pl.element().str.strip_chars())
+    parts = parts.list.eval(pl.element().filter(pl.element().is_not_null() & ~pl.element().is_in(MISSING)))
+    return parts.list.unique(maintain_order=True)

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.data.codes import Code, Scale
-from homebody.data.features import Features, Kind
+from homebody.data.codes import Code, Pairs, Scale, listed, places, trigrams
+from homebody.data.population import Features, Kind
 from homebody.data.vocabularies import Counted
-from homebody.data.words import Pairs, codes, listed, trigrams
 from homebody.errors import HomebodyError
 from homebody.rng import Rng
 
@@ -137,7 +136,7 @@ def _pairs(values: pl.Series, kind: Kind) -> Pairs:
         # Those sort by their first appearance, which the order of rows decides.
         values = values.cast(pl.String)
     distinct = values.drop_nulls().unique().sort()
-    place = codes(values, distinct) - 1
+    place = places(values, distinct) - 1
     row = np.flatnonzero(place >= 0)
     return Pairs(row, place[row], distinct)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -10,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from homebody.data.columns import marked_all
 from homebody.data.population import Population
-from homebody.data.spreadsheets import marked_all
 from homebody.errors import HomebodyError
+from homebody.files import replacing
 
 __all__ = ["chosen", "export"]
 
@@ -60,25 +60,10 @@ def export(population: Population, path: Path, users: npt.NDArray[np.int64] | No
         columns["time"] = pl.Series(population.times[rows])
     if population.ratings is not None:
         columns["rating"] = pl.Series(population.ratings[rows])
-    _write(pl.DataFrame(columns), path)
+    with replacing(path) as file:
+        pl.DataFrame(columns).write_csv(file)
     return len(rows)
 
 
 def _called(numbers: npt.NDArray[np.integer], ids: pl.Series | None) -> pl.Series:
     return pl.Series(numbers) if ids is None else marked_all(ids.gather(pl.Series(numbers)))
-
-
-def _write(table: pl.DataFrame, path: Path) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        scratch.unlink(missing_ok=True)
-        try:
-            with os.fdopen(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-                table.write_csv(file)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
-    except OSError as error:
-        raise HomebodyError(f"{path} cannot be written: {error.strerror or error}.") from error

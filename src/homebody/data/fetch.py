@@ -25,7 +25,7 @@ from typing import IO
 
 from homebody.files import holding
 
-__all__ = ["Progress", "Unavailable", "download", "install", "pip_download", "sha256", "take"]
+__all__ = ["FetchFailed", "Progress", "download", "install", "pip_download", "sha256", "take"]
 
 Progress = Callable[[int, int | None], None]
 """Called with the bytes so far and, where known, the bytes in all."""
@@ -37,7 +37,7 @@ CHUNK = 1 << 16
 MOST_BYTES = 1 << 30
 
 
-class Unavailable(Exception):
+class FetchFailed(Exception):
     """A source did not give what it should; the message says why, to be part of a longer sentence."""
 
 
@@ -58,15 +58,15 @@ def download(url: str, to: Path, progress: Progress | None = None) -> None:
             while chunk := answer.read1(CHUNK):
                 done += len(chunk)
                 if done > MOST_BYTES:
-                    raise Unavailable("the answer does not end")
+                    raise FetchFailed("the answer does not end")
                 file.write(chunk)
                 if progress:
                     progress(done, total)
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        raise Unavailable(str(getattr(reason, "strerror", None) or reason)) from error
+        raise FetchFailed(str(getattr(reason, "strerror", None) or reason)) from error
     if total is not None and done != total:
-        raise Unavailable(f"the download stopped at {done:,} of {total:,} bytes")
+        raise FetchFailed(f"the download stopped at {done:,} of {total:,} bytes")
 
 
 def pip_download(requirement: str, digest: str, into: Path, *, from_source: bool = False) -> Path:
@@ -76,16 +76,8 @@ def pip_download(requirement: str, digest: str, into: Path, *, from_source: bool
     listing.write_text(f"{requirement} --hash=sha256:{digest}\n")
     package = requirement.partition("==")[0]
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--require-hashes",
-            "--requirement",
-            str(listing),
-        ),
+        *(sys.executable, "-m", "pip", "download"),
+        *("--no-deps", "--require-hashes", "--requirement", str(listing)),
         *(("--no-binary" if from_source else "--only-binary"), package),
         *("--dest", str(into / "files"), "--no-input", "--disable-pip-version-check", "--quiet"),
         *("--retries", "1", "--timeout", "15"),
@@ -105,14 +97,14 @@ def pip_download(requirement: str, digest: str, into: Path, *, from_source: bool
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"pip did not finish: {error}") from error
+        raise FetchFailed(f"pip did not finish: {error}") from error
     files = sorted((into / "files").glob("*")) if outcome.returncode == 0 else []
     if len(files) != 1:
         lines = outcome.stderr.strip().splitlines() or ["it said nothing"]
         reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
-        raise Unavailable(f"pip says {reason.removeprefix('ERROR:').strip()}")
+        raise FetchFailed(f"pip says {reason.removeprefix('ERROR:').strip()}")
     if sha256(files[0]) != digest:
-        raise Unavailable(f"{files[0].name} is not the file that was pinned")
+        raise FetchFailed(f"{files[0].name} is not the file that was pinned")
     return files[0]
 
 
@@ -127,7 +119,7 @@ def take(archive: Path, members: Mapping[str, str], into: Path) -> None:
                         target.write(chunk)
                         left -= len(chunk)
     except (zipfile.BadZipFile, tarfile.TarError, KeyError, EOFError, OSError) as error:
-        raise Unavailable(f"{archive.name} is not the expected archive") from error
+        raise FetchFailed(f"{archive.name} is not the expected archive") from error
 
 
 @contextmanager

@@ -23,11 +23,9 @@ from typing import Any
 
 import polars as pl
 
-from homebody.data.builder import build
 from homebody.data.codes import Code, Scale
-from homebody.data.features import Features, Kind
-from homebody.data.population import Population
-from homebody.data.reading import file_bytes, member_bytes, read_rows, rows_for
+from homebody.data.population import Features, Kind, Population, build
+from homebody.data.published import file_bytes, member_bytes, named, read_rows, rows_for
 from homebody.errors import HomebodyError
 
 __all__ = ["read_ml_1m", "read_ml_20m", "read_ml_25m", "read_ml_100k"]
@@ -37,43 +35,15 @@ Describe = Callable[[pl.DataFrame], pl.DataFrame]
 # The order of the flags in u.item.
 GENRES = (
     *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama"),
-    *(
-        "Fantasy",
-        "Film-Noir",
-        "Horror",
-        "Musical",
-        "Mystery",
-        "Romance",
-        "Sci-Fi",
-        "Thriller",
-        "War",
-        "Western",
-    ),
+    *("Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western"),
 )
 
 # MovieLens-1M codes what MovieLens-100K spells out.
 OCCUPATIONS = (
-    "other",
-    "academic/educator",
-    "artist",
-    "clerical/admin",
-    "college/grad student",
-    "customer service",
-    "doctor/health care",
-    "executive/managerial",
-    "farmer",
-    "homemaker",
-    "K-12 student",
-    "lawyer",
-    "programmer",
-    "retired",
-    "sales/marketing",
-    "scientist",
-    "self-employed",
-    "technician/engineer",
-    "tradesman/craftsman",
-    "unemployed",
-    "writer",
+    *("other", "academic/educator", "artist", "clerical/admin", "college/grad student", "customer service"),
+    *("doctor/health care", "executive/managerial", "farmer", "homemaker", "K-12 student", "lawyer", "programmer"),
+    *("retired", "sales/marketing", "scientist", "self-employed", "technician/engineer", "tradesman/craftsman"),
+    *("unemployed", "writer"),
 )
 
 # As in u.occupation.
@@ -172,18 +142,15 @@ def _population(
     declared: Mapping[str, Code] = MappingProxyType({}),
 ) -> Population:
     bare = build(name, ratings["user"], ratings["item"], times=ratings["time"], ratings=ratings["rating"])
-    about_users = rows_for(bare.user_ids, people)
-    about_items = rows_for(bare.item_ids, movies)
-    names = None
-    if about_items is not None and bare.item_ids is not None:
-        names = about_items["title"].fill_null(bare.item_ids.cast(pl.String))
+    about_users = None if people is None else rows_for(bare.user_ids, people)
+    about_items = None if movies is None else rows_for(bare.item_ids, movies)
     kinds: dict[str, Kind] = {
         name: "numeric" if one.kind == "number" else "categorical" for name, one in declared.items()
     }
     return replace(
         bare,
         user_features=None if about_users is None else Features(about_users, kinds, declared),
-        item_names=names,
+        item_names=None if about_items is None else named(bare, about_items["title"]),
         item_features=None if about_items is None else Features(about_items, ITEM_KINDS),
     )
 

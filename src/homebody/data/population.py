@@ -1,24 +1,68 @@
-"""A population: everyone's interactions, as flat arrays."""
+"""A population: everyone's interactions as flat arrays, and what is known of users, items and interactions besides."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.data.features import Features
 from homebody.errors import HomebodyError, unknown_name
 
-__all__ = ["Impressions", "Population"]
+if TYPE_CHECKING:
+    from homebody.data.vocabularies import Declaration
 
+__all__ = ["KINDS", "Features", "Impressions", "Kind", "Population", "build"]
+
+Kind = Literal["categorical", "multi-hot", "numeric", "text"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 NEEDS = ("ratings", "times", "user features", "item features", "impressions")
 """What a method may say it needs of the data."""
 MATCHED = 20_000
 """Names of items that a wrong one is compared with at most."""
+Clock = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """A table, one row for each user, item or interaction, and the kind of every column.
+
+    Categorical columns hold texts or whole numbers, multi-hot ones lists of texts, numeric ones numbers, and
+    text ones texts, of which the character 3-grams are taken. Null means that nothing is known.
+
+    >>> ages = Features(pl.DataFrame({"age": [25, None]}), {"age": "numeric"})
+    >>> len(ages), ages.names
+    (2, ['age'])
+    """
+
+    table: pl.DataFrame
+    kinds: Mapping[str, Kind]
+    declared: Mapping[str, Declaration] = field(default_factory=dict)
+    """Where the vocabulary of a column, or the scale of its numbers, comes from; without one, from those who train."""
+
+    def __post_init__(self) -> None:
+        if list(self.kinds) != self.table.columns:
+            raise HomebodyError(
+                f"The features {', '.join(self.table.columns)} need a kind each, not {', '.join(self.kinds)}."
+            )
+        for kind in self.kinds.values():
+            if kind not in KINDS:
+                raise unknown_name("kind of feature", kind, KINDS)
+
+    def __len__(self) -> int:
+        return self.table.height
+
+    @property
+    def names(self) -> list[str]:
+        return self.table.columns
+
+    def rows(self, numbers: npt.NDArray[np.integer[Any]]) -> Features:
+        """These rows, in this order."""
+        return Features(self.table[numbers], self.kinds, self.declared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,3 +239,71 @@ def _number(name: str, ids: pl.Series | None, count: int, kind: str) -> int:
     if not found:
         raise HomebodyError(f"There is no {kind} '{name}' in this population; {known}.")
     return found[0]
+
+
+def build(
+    name: str,
+    users: pl.Series,
+    items: pl.Series,
+    *,
+    times: pl.Series | None = None,
+    ratings: pl.Series | None = None,
+    contexts: Features | None = None,
+) -> Population:
+    """A population from one row per interaction, none of them missing a user, an item or a time.
+
+    Users and items are numbered in the sorted order of their ids (numbers as numbers), so the same rows
+    give the same population whatever order people first appear in. Times may be numbers or dates; they
+    order a history at full precision, then are kept as whole numbers (dates as seconds since 1970). Rows of
+    equal time keep their order. Row r of `contexts` goes with row r, wherever that ends up.
+
+    >>> toy = build("toy", pl.Series([7, 7, 3]), pl.Series(["b", "a", "b"]), times=pl.Series([9, 5, 1]))
+    >>> toy.user_ids.to_list(), toy.item_ids.to_list(), toy.indptr.tolist(), toy.items.tolist()
+    ([3, 7], ['a', 'b'], [0, 1, 3], [1, 0, 1])
+    """
+    if len(users) == 0:
+        raise HomebodyError(f"'{name}' has no rows: a population needs at least one interaction.")
+    user_ids, row_user = _numbered(users)
+    item_ids, row_item = _numbered(items)
+    clock = None if times is None else times.to_physical().to_numpy()
+    order = _order(row_user, len(user_ids), clock)
+    indptr = np.zeros(len(user_ids) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(row_user, minlength=len(user_ids)), out=indptr[1:])
+    return Population(
+        name,
+        indptr,
+        row_item[order],
+        n_items=len(item_ids),
+        times=None if times is None else _whole(times)[order],
+        ratings=None if ratings is None else ratings.cast(pl.Float32).to_numpy()[order],
+        user_ids=user_ids,
+        item_ids=item_ids,
+        contexts=None if contexts is None else contexts.rows(order),
+    )
+
+
+def _numbered(ids: pl.Series) -> tuple[pl.Series, npt.NDArray[np.int32]]:
+    """The distinct ids, sorted, and for each row the place of its id among them."""
+    rank = ids.rank("dense").cast(pl.Int32) - 1
+    return ids.unique().sort(), rank.to_numpy()
+
+
+def _order(row_user: npt.NDArray[np.int32], n_users: int, clock: Clock | None) -> npt.NDArray[np.intp]:
+    """The rows by user, then time; rows of equal time keep the order of the file, for every sort is stable."""
+    if clock is None:
+        return np.argsort(row_user, kind="stable")
+    if clock.dtype.kind == "i":
+        low = int(clock.min())
+        span = int(clock.max()) - low + 1
+        if n_users * span < 2**63:
+            # User and time in one number: one sort instead of two.
+            return np.argsort(row_user * np.int64(span) + (clock - np.int64(low)), kind="stable")
+    return np.lexsort((clock, row_user))
+
+
+def _whole(times: pl.Series) -> npt.NDArray[np.int64]:
+    if times.dtype.is_temporal():
+        return times.dt.epoch("s").to_numpy()
+    if times.dtype.is_float():
+        times = times.floor()
+    return times.cast(pl.Int64).to_numpy()

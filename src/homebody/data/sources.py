@@ -19,7 +19,7 @@ from typing import Any, Literal
 import platformdirs
 
 from homebody.data.catalogue import DATASETS, Dataset, PackageCopy
-from homebody.data.fetch import Progress, Unavailable, download, install, pip_download, take
+from homebody.data.fetch import FetchFailed, Progress, download, install, pip_download, take
 from homebody.data.population import Population
 from homebody.errors import HomebodyError, unknown_name
 
@@ -77,7 +77,7 @@ def load(
     homebody.errors.HomebodyError: There is no dataset 'ml-10k'; did you mean 'ml-100k'?
     Known: amazon-video, book-crossing, frappe, lastfm-2k, ml-100k, ml-1m, ml-20m, ml-25m, synthetic.
     """
-    say = say or _nothing
+    say = say or (lambda message: None)
     columns = {
         "user_col": user_col,
         "item_col": item_col,
@@ -199,7 +199,7 @@ def get(
     and if it is nowhere a sentence says what to put where.
     """
     dataset = _known(name)
-    say = say or _nothing
+    say = say or (lambda message: None)
     if missing := dataset.supplied_how():
         place = find(name, data_dir=data_dir)
         if place is None:
@@ -233,7 +233,7 @@ def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], Non
         say(f"Fetching {dataset.name} from {dataset.url}.")
         _from_official(dataset, fresh, scratch, progress)
         return
-    except Unavailable as error:
+    except FetchFailed as error:
         official = str(error).rstrip(".")
     for partial in fresh.iterdir():
         partial.unlink()
@@ -244,7 +244,7 @@ def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], Non
     try:
         say(f"The official source failed ({official}); trying a copy on the package index.")
         _from_package(dataset, dataset.package, fresh, scratch)
-    except Unavailable as error:
+    except FetchFailed as error:
         raise HomebodyError(
             f"{dataset.name} could not be fetched (official source: {official}; package index: "
             f"{str(error).rstrip('.')}); {remedy}."
@@ -269,7 +269,7 @@ def _from_package(dataset: Dataset, copy: PackageCopy, fresh: Path, scratch: Pat
 
 def _insist(dataset: Dataset, folder: Path) -> None:
     if not dataset.complete(folder):
-        raise Unavailable("what came is not the published file")
+        raise FetchFailed("what came is not the published file")
 
 
 def _known(name: str) -> Dataset:
@@ -303,7 +303,3 @@ def _existing(folder: str | Path, origin: str) -> Path:
     if not path.is_dir():
         raise HomebodyError(f"The data folder {folder} (from {origin}) does not exist.")
     return path
-
-
-def _nothing(message: str) -> None:
-    """Say it to nobody."""

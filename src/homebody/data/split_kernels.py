@@ -5,18 +5,16 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from homebody.kernels import below, nth_outside
+from homebody.kernels import Array, below, nth_outside
+from homebody.parallel import parallel
 
 __all__ = [
     "candidates",
-    "count_merged",
-    "fill_merged",
     "first_only",
     "hold_out",
+    "merge",
     "pad_items",
-    "pad_merged",
     "pad_rows",
-    "sort_parts",
 ]
 
 
@@ -32,20 +30,16 @@ def first_only(indptr, items, n_items):
     return keep
 
 
-@nb.njit(parallel=True, cache=True)
-def sort_parts(bounds, items):
-    out = items.copy()
-    for user in nb.prange(bounds.shape[1]):
-        for part in range(bounds.shape[0] - 1):
-            out[bounds[part, user] : bounds[part + 1, user]].sort()
+def hold_out(starts: Array, stops: Array, rows: Array, keys: Array, counts: Array) -> Array:
+    """Move randomly chosen entries of each user to the end, one after another, the others keeping their order."""
+    out = rows.copy()
+    _hold_out(starts, stops, keys, counts, out)
     return out
 
 
-@nb.njit(parallel=True, cache=True)
-def hold_out(starts, stops, rows, keys, counts):
-    """Move randomly chosen entries of each user to the end, one after another, the others keeping their order."""
-    out = rows.copy()
-    for user in nb.prange(len(starts)):
+@parallel(over="starts")
+def _hold_out(lower, upper, starts, stops, keys, counts, out):
+    for user in range(lower, upper):
         start, stop = starts[user], stops[user]
         for draw in range(counts[user]):
             end = stop - draw
@@ -54,12 +48,11 @@ def hold_out(starts, stops, rows, keys, counts):
             for i in range(chosen, end - 1):
                 out[i] = out[i + 1]
             out[end - 1] = row
-    return out
 
 
-@nb.njit(parallel=True, cache=True)
-def pad_items(users, start, stop, items, out, valid):
-    for row in nb.prange(len(users)):
+@parallel(over="users")
+def pad_items(lower, upper, users, start, stop, items, out, valid):
+    for row in range(lower, upper):
         first = start[users[row]]
         length = stop[users[row]] - first
         for i in range(out.shape[1]):
@@ -110,47 +103,33 @@ def _merge(user, bounds, ordered, take, leave, also, out):
             n += 1
 
 
-@nb.njit(parallel=True, cache=True)
-def pad_merged(users, bounds, ordered, take, leave, also, fill, out):
-    for row in nb.prange(len(users)):
-        n = _merge(users[row], bounds, ordered, take, leave, also, out[row]) if out.shape[1] else 0
-        for i in range(n, out.shape[1]):
-            out[row, i] = fill
+@parallel(over="users")
+def merge(lower, upper, users, bounds, ordered, take, leave, also, starts, out, counts):
+    """Each user's merged items, at their place in `out`, and how many there are; where `out` is empty, they are counted
+    alone."""
+    for row in range(lower, upper):
+        place = out[starts[row] : starts[row + 1]] if len(out) else out
+        if len(place) or not len(out):
+            counts[row] = _merge(users[row], bounds, ordered, take, leave, also, place)
 
 
-@nb.njit(parallel=True, cache=True)
-def count_merged(users, bounds, ordered, take, also):
-    counts = np.empty(len(users), dtype=np.int64)
-    nowhere = np.empty(0, dtype=ordered.dtype)
-    leave = np.zeros_like(take)
-    for row in nb.prange(len(users)):
-        counts[row] = _merge(users[row], bounds, ordered, take, leave, also, nowhere)
-    return counts
-
-
-@nb.njit(parallel=True, cache=True)
-def fill_merged(users, bounds, ordered, take, also, indptr, out):
-    leave = np.zeros_like(take)
-    for row in nb.prange(len(users)):
-        if indptr[row + 1] > indptr[row]:
-            _merge(users[row], bounds, ordered, take, leave, also, out[indptr[row] : indptr[row + 1]])
-
-
-@nb.njit(parallel=True, cache=True)
-def pad_rows(users, indptr, items, fill, out):
-    for row in nb.prange(len(users)):
+@parallel(over="users")
+def pad_rows(lower, upper, users, indptr, items, fill, out):
+    for row in range(lower, upper):
         first = indptr[users[row]]
         length = indptr[users[row] + 1] - first
         for i in range(out.shape[1]):
             out[row, i] = items[first + i] if i < length else fill
 
 
-@nb.njit(parallel=True, cache=True)
-def candidates(keys, excluded, n_items, out):
+@parallel(over="keys")
+def candidates(lower, upper, keys, excluded, n_items, out):
     """Distinct items outside each row's sorted list, evenly drawn (Floyd's algorithm); -1 where too few."""
     count = out.shape[1]
-    for row in nb.prange(len(keys)):
-        listed = np.searchsorted(excluded[row], n_items)
+    for row in range(lower, upper):
+        listed = excluded.shape[1]
+        while listed > 0 and excluded[row, listed - 1] >= n_items:
+            listed -= 1
         free = n_items - listed
         n = min(count, free)
         chosen = np.empty(n, dtype=np.int64)

@@ -100,7 +100,9 @@ class Split:
     @cached_property
     def ordered(self) -> Ints:
         """The items, ascending within every part."""
-        return kernels.sort_parts(self.bounds, self.items)
+        sizes = np.diff(self.bounds, axis=0).T.ravel()  # of each user's parts, one after another
+        offset = np.repeat(np.arange(len(sizes)) * self.n_items, sizes)
+        return (np.sort(offset + self.items) - offset).astype(self.items.dtype)
 
     @property
     def n_users(self) -> int:
@@ -303,9 +305,12 @@ class Split:
         width = int(
             sum((self.sizes(part)[users] for part in parts), start=np.zeros(len(users), np.int64)).max(initial=0)
         )
-        out = np.empty((len(users), width + len(also)), dtype=np.int64)
-        kernels.pad_merged(users, self.bounds, self.ordered, take, leave, also, self.n_items, out)
-        return out
+        out = np.full((len(users), width + len(also)), self.n_items, dtype=np.int32)
+        starts = np.arange(len(users) + 1) * out.shape[1]
+        kernels.merge(
+            users, self.bounds, self.ordered, take, leave, also, starts, out.reshape(-1), np.empty_like(users)
+        )
+        return out.astype(np.int64)
 
     def _listed(self, users: Longs, table: tuple[Longs, Ints]) -> Longs:
         indptr, items = table
@@ -319,10 +324,13 @@ class Split:
             return self._avoid
         users = np.arange(self.n_users)
         take = np.array([part == "train" or self.protocol != "strict" for part in PARTS])
-        counts = kernels.count_merged(users, self.bounds, self.ordered, take, self.absent)
+        given = users, self.bounds, self.ordered, take, np.zeros_like(take), self.absent
+        counts = np.zeros_like(users)
+        kernels.merge(*given, counts, NOTHING, counts)
         indptr = np.concatenate([[0], np.cumsum(counts)])
         items = np.empty(indptr[-1], dtype=np.int32)
-        kernels.fill_merged(users, self.bounds, self.ordered, take, self.absent, indptr, items)
+        if len(items):
+            kernels.merge(*given, indptr, items, counts)
         return indptr, items
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.data.features import Features, Kind
-from homebody.data.population import Impressions, Population
+from homebody.data.population import Features, Impressions, Kind, Population
 from homebody.errors import HomebodyError
 
 __all__ = ["Bin", "FeatureSummary", "ImpressionSummary", "Summary", "summarise"]

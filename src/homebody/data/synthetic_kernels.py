@@ -8,6 +8,8 @@ import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from homebody.parallel import parallel
+
 __all__ = ["alias_tables", "draw_histories", "draw_lengths"]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -50,12 +52,12 @@ def _normal(stream: np.uint64, position: int) -> float:
     return radius * math.cos(2.0 * math.pi * _uniform(stream, position + 1))
 
 
-@nb.njit(parallel=True, cache=True)
+@parallel(over="out")
 def draw_lengths(
-    seed: np.uint64, shortest: int, extra: int, location: float, sigma: float, out: npt.NDArray[np.int64]
+    lower, upper, seed: np.uint64, shortest: int, extra: int, location: float, sigma: float, out: npt.NDArray[np.int64]
 ) -> None:
     """Lengths from `shortest` to `shortest + extra`; rounding is random, so that it keeps the mean."""
-    for user in nb.prange(len(out)):
+    for user in range(lower, upper):
         stream = _stream(seed, _LENGTHS, user)
         length = math.exp(min(location + sigma * _normal(stream, 0), 50.0))
         out[user] = shortest + math.floor(min(length, float(extra)) + _uniform(stream, 2))
@@ -95,8 +97,10 @@ def alias_tables(
     return keep, other
 
 
-@nb.njit(parallel=True, cache=True)
+@parallel(over=lambda seed, indptr, *rest: -(-(len(indptr) - 1) // _USERS_PER_BLOCK))
 def draw_histories(
+    lower,
+    upper,
     seed: np.uint64,
     indptr: npt.NDArray[np.int64],
     keep: npt.NDArray[np.float32],
@@ -107,8 +111,7 @@ def draw_histories(
     """Fill each user's row with distinct items from their mixture, in ascending order."""
     n_factors, n_items = keep.shape
     n_users = len(indptr) - 1
-    n_blocks = (n_users + _USERS_PER_BLOCK - 1) // _USERS_PER_BLOCK
-    for block in nb.prange(n_blocks):
+    for block in range(lower, upper):
         taste = np.empty(n_factors)
         # Who drew the item last: cleared by moving to the next user.
         holder = np.full(n_items, -1, dtype=np.int32)

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from homebody.data.codes import LARGEST, Code, Scale
-from homebody.data.features import Features, Kind
-from homebody.data.population import Population
+from homebody.data.population import Features, Kind, Population
 from homebody.errors import HomebodyError, unknown_name
 from homebody.rng import Rng
 

@@ -9,6 +9,8 @@ import numba as nb
 import numpy as np
 import torch
 
+from homebody.parallel import parallel
+
 __all__ = ["among", "in_catalogue"]
 
 
@@ -25,22 +27,19 @@ def in_catalogue(scores, owner, relevant, seen):
 def _run(kernel, scores, owner, relevant, listed):
     above, tied = (np.zeros(relevant.shape, dtype=np.int64) for _ in range(2))
     others = np.zeros(len(relevant), dtype=np.int64)
-    kernel(scores.detach().numpy(), owner.numpy(), relevant.numpy(), listed.numpy(), above, tied, others)
+    kernel(scores.detach().contiguous().numpy(), owner.numpy(), relevant.numpy(), listed.numpy(), above, tied, others)
     return torch.from_numpy(above), torch.from_numpy(tied), torch.from_numpy(others)
 
 
-# The loops over rows call a plain function each: compiling parallel code is slow, so there is little of it.
-
-
-@nb.njit(parallel=True, cache=True)
-def _among(scores, owner, relevant, listed, above, tied, others):
-    for row in nb.prange(len(owner)):
+@parallel(over="owner")
+def _among(lower, upper, scores, owner, relevant, listed, above, tied, others):
+    for row in range(lower, upper):
         others[row] = _listed_row(scores[owner[row]], relevant[row], listed[row], above[row], tied[row])
 
 
-@nb.njit(parallel=True, cache=True)
-def _in_catalogue(scores, owner, relevant, seen, above, tied, others):
-    for row in nb.prange(len(owner)):
+@parallel(over="owner")
+def _in_catalogue(lower, upper, scores, owner, relevant, seen, above, tied, others):
+    for row in range(lower, upper):
         others[row] = _catalogue_row(scores[owner[row]], relevant[row], seen[row], above[row], tied[row])
 
 
@@ -118,9 +117,13 @@ def _all_at_once(own, relevant, seen, count, above, tied):
     n = 0
     for item in relevant:
         if item >= 0:
-            ascending[n] = own[item] if own[item] == own[item] else -np.inf
+            score = own[item] if own[item] == own[item] else -np.inf
+            place = n
+            while place > 0 and ascending[place - 1] > score:  # an insertion sort: numpy's takes seconds to compile
+                ascending[place] = ascending[place - 1]
+                place -= 1
+            ascending[place] = score
             n += 1
-    ascending.sort()
     passed = np.zeros(count + 1, dtype=np.int64)
     equal = np.zeros(count + 1, dtype=np.int64)
     for score in own:

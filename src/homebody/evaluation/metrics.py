@@ -257,16 +257,21 @@ def summarise(
             users.setdefault(held, []).append(block.users[question.owner.cpu().numpy()])
             if question.ratings is not None:
                 wrong.setdefault(held, []).append(errors(block.scores, question).cpu())
-            columns = values.setdefault(held, {})
             for kind, places in place(block.scores, question).items():
-                for name, column in _measured(places, cutoffs).items():
-                    columns.setdefault(f"{kind}{name}", []).append(column)
+                # One tensor a block: many small ones between the large scores would split the heap, which then grows.
+                values.setdefault(held, {}).setdefault(kind, []).append(torch.stack(_measured(places, cutoffs)).cpu())
     metrics: dict[str, float] = {}
     per_user: dict[str, Tensor] = {}
-    for held, columns in values.items():
+    names = [*(f"{name}@{k}" for name in METRICS for k in cutoffs), "auc", "rank"]
+    for held, kinds in values.items():
         prefix = "" if held == "test" else f"{held}/"
         owners = np.concatenate(users[held])
-        who, table = _per_user(owners, {n: torch.cat(c).cpu() for n, c in columns.items()})
+        columns = {
+            f"{kind}{name}": column
+            for kind, tables in kinds.items()
+            for name, column in zip(names, torch.cat(tables, 1), strict=True)
+        }
+        who, table = _per_user(owners, columns)
         if held == "test":
             per_user = {"user": torch.from_numpy(who), **_kept(table, cutoffs)}
         for group, inside in {"": None, **(slices or {})}.items():
@@ -283,10 +288,10 @@ def summarise(
     return Evaluated(metrics, per_user)
 
 
-def _measured(places: Places, cutoffs: Sequence[int]) -> dict[str, Tensor]:
-    """Every metric of every question; and the first relevant item's rank."""
-    at = {f"{name}@{k}": metric(places, k) for name, metric in METRICS.items() for k in cutoffs}
-    return {**at, "auc": places.auc, "rank": places.rank[:, 0].double()}
+def _measured(places: Places, cutoffs: Sequence[int]) -> list[Tensor]:
+    """Every metric at every cutoff, AUC, and the first relevant item's rank, of each question."""
+    at = [metric(places, k) for metric in METRICS.values() for k in cutoffs]
+    return [*at, places.auc.double(), places.rank[:, 0].double()]
 
 
 def _per_user(owners: Users, table: dict[str, Tensor]) -> tuple[Users, dict[str, Tensor]]:

@@ -26,7 +26,7 @@ from homebody.settings import params
 __all__ = ["METHODS", "MethodFile", "build", "code_of", "find", "no_field", "own_channel", "trust"]
 
 METHODS: dict[str, str] = {
-    "alone": "homebody.methods.alone:Alone",
+    "alone": "homebody.methods.pfedrec:Alone",
     "dp-privrec": "homebody.methods.dp_privrec:DPPrivRec",
     "dplcf": "homebody.methods.dplcf:DPLCF",
     "fcf": "homebody.methods.fcf:FCF",
@@ -36,17 +36,17 @@ METHODS: dict[str, str] = {
     "fedncf": "homebody.methods.fedncf:FedNCF",
     "fedrecon": "homebody.methods.fedrecon:FedRecon",
     "fmf-ldp": "homebody.methods.fmf_ldp:FMFLDP",
-    "fofl-self": "homebody.methods.fofl_self:FOFLSelf",
+    "fofl-self": "homebody.methods.nn_self:FOFLSelf",
     "ials": "homebody.methods.ials:IALS",
     "mf": "homebody.methods.mf:MF",
     "ncf": "homebody.methods.ncf:NCF",
     "nn-self": "homebody.methods.nn_self:NNSelf",
     "pfedrec": "homebody.methods.pfedrec:PFedRec",
-    "popularity": "homebody.methods.popularity:Popularity",
-    "private-popularity": "homebody.methods.private_popularity:PrivatePopularity",
+    "popularity": "homebody.methods.baselines:Popularity",
+    "private-popularity": "homebody.methods.baselines:PrivatePopularity",
     "privrec": "homebody.methods.privrec:PrivRec",
     "privrec-cen": "homebody.methods.privrec_cen:PrivRecCEN",
-    "random": "homebody.methods.chance:Chance",
+    "random": "homebody.methods.baselines:Chance",
 }
 """Methods and references, by name."""
 SIX = ("init_shared", "init_local", "prepare", "client", "server", "score")

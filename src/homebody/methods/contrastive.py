@@ -27,7 +27,7 @@ from torch.func import grad_and_value
 
 from homebody import ops
 from homebody.core import CALL, About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
-from homebody.models.sequences import GRU, FeedForward
+from homebody.models.networks import GRU, FeedForward
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.settings import Range

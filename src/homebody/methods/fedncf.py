@@ -27,7 +27,7 @@ from homebody.core import About, Batch, Catalogue, Rows, Tree, Update, param
 from homebody.methods.item_table import ItemTable
 from homebody.methods.kernels import network
 from homebody.models.logistic import slopes
-from homebody.models.score import ScoreFunction, read_widths
+from homebody.models.networks import ScoreFunction, read_widths
 from homebody.rng import Rng
 from homebody.settings import Range
 

@@ -28,7 +28,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from homebody.core import About, Users, param
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods.kernels.mf import Embeddings, Samples, draw
-from homebody.models.ncf import Network
+from homebody.models.networks import Network
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
 from homebody.settings import Range

@@ -12,6 +12,9 @@ The gradient of the query loss goes back through the inner steps to where they b
 loss, unless `first_order` takes the steps as given. All of them are held in memory until then, so there are few, and
 each is of all the support set (`batch_size=0`). A device with a single interaction has nothing to ask itself about: it
 sends zeros. Before it ranks, a device takes such steps on all it has, `adapt_epochs` of `adapt_rate`.
+
+FOFL-SELF, with which PrivRec's authors compare too, is REPTILE on item ids: PrivRec without any features. Its paper is
+A Simple and Efficient Federated Recommender System (Jalalirad, Scavuzzo, Capota and Sprague, BDCAT 2019).
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from homebody.models.dssm import PARTS, Described, Vocabulary, vectors
 from homebody.rng import Rng
 from homebody.settings import Range
 
-__all__ = ["NNSelf"]
+__all__ = ["FOFLSelf", "NNSelf"]
 
 NUMBERS_A_UNIT = 8
 """Numbers held for one unit and one sample of a step, roughly, until it is differentiated twice."""
@@ -195,3 +198,16 @@ def take(values: Tensor, place: Tensor) -> Tensor:
 
 def _some(described: Described, place: Tensor) -> Described:
     return described._replace(row=ops.take_rows(described.row, place), weight=ops.take_rows(described.weight, place))
+
+
+@dataclass(frozen=True)
+class FOFLSelf(PrivRec):
+    """A network on items' own rows, and a start from which each device adapts it quickly."""
+
+    features: str = param("none", "features it takes in, such as age,genres; none: items' own rows")
+
+    about: ClassVar[About] = replace(
+        PrivRec.about,
+        title="PrivRec on the ids of items alone: a common start that each device adapts (REPTILE)",
+        paper="Jalalirad et al., A Simple and Efficient Federated Recommender System, BDCAT 2019",
+    )

@@ -19,21 +19,23 @@ With one layer it is FedMF with `dual`, and an offset.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from homebody import ops
-from homebody.core import About, Batch, Catalogue, Data, Rows, Tree, Update, param
+from homebody.core import About, Batch, Catalogue, Data, Rows, Scoring, Total, Tree, Update, Work, param
+from homebody.errors import HomebodyError
 from homebody.methods.item_table import ItemTable
 from homebody.methods.kernels import network
 from homebody.models.logistic import slopes
-from homebody.models.score import ScoreFunction, read_widths
+from homebody.models.networks import ScoreFunction, read_widths
+from homebody.privacy import Channel
 from homebody.rng import Rng
 
-__all__ = ["PFedRec"]
+__all__ = ["Alone", "PFedRec"]
 
 
 @dataclass(frozen=True)
@@ -92,3 +94,46 @@ class PFedRec(ItemTable):
 
     def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:
         return network.logits(self.function, torch.cat([local["weight"], local["bias"][None]]), rows, None)
+
+
+@dataclass(frozen=True)
+class Alone(PFedRec):
+    """Federation switched off: each device trains PFedRec's score function and item table on its own history alone.
+
+    Nothing is sent, so ε = 0. It shows what a method owes to others' histories and, under the published protocol, how
+    much of a score comes without learning (docs/published-protocol.md). Every client keeps a whole table of its own, so
+    it is for small populations.
+    """
+
+    about: ClassVar[About] = replace(
+        PFedRec.about,
+        title="federation switched off: each device trains its own table and score function",
+        paper="",
+        diagnostic=True,
+        sends=False,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.uplink != Channel():
+            raise HomebodyError("Nothing leaves a device that trains alone: leave out the stages.")
+
+    @property
+    def scoring(self) -> Scoring:
+        return Scoring()
+
+    def work(self, catalogue: Catalogue, longest: int) -> Work:
+        return super().work(catalogue, longest) + Work(memory=24 * self.shared_numbers(catalogue))  # a table of its own
+
+    def init_local(self, shared: Tree, rng: Rng) -> Tree:
+        return {"weight": shared["weight"], "bias": shared["bias"], "item": shared["item"]}
+
+    def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
+        update, kept = super().client({**shared, "item": local["item"]}, local, batch)
+        return {}, {**kept, "item": local["item"] + update["item"].dense()}
+
+    def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
+        return shared, state
+
+    def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
+        return self.logit(shared, local, local["item"][items])

@@ -33,7 +33,7 @@ from homebody.bags import Bags, spread_rows, sum_rows
 from homebody.core import About, Batch, Catalogue, Data, Method, Scoring, Total, Tree, Update, Work, param
 from homebody.methods.kernels import privrec as kernels
 from homebody.models.dssm import PARTS, Described, Vocabulary, vectors
-from homebody.models.score import ScoreFunction, read_widths
+from homebody.models.networks import ScoreFunction, read_widths
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.settings import Range

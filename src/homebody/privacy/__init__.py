@@ -1,5 +1,6 @@
 """The way off the device, and the record of what it tells."""
 
+from homebody.privacy.budget import Budget
 from homebody.privacy.channel import Channel
 from homebody.privacy.events import (
     OBSERVERS,
@@ -18,9 +19,7 @@ from homebody.privacy.events import (
     event_from_json,
 )
 from homebody.privacy.ledger import Entry, Ledger
-from homebody.privacy.limits import Budget
-from homebody.privacy.reports import OneBit, Shuffle
-from homebody.privacy.responses import RandomisedResponse
+from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
 from homebody.privacy.stages import Clip, Facts, Gaussian, Laplace, SecureSum, Stage
 
 __all__ = [

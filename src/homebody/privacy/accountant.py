@@ -40,9 +40,10 @@ from homebody.privacy.mechanisms import (
 )
 from homebody.privacy.shuffle import closed_form
 
-__all__ = ["Accountant", "Bound", "epsilon"]
+__all__ = ["Accountant", "Bound", "epsilon", "within"]
 
 Accountant = Literal["basic", "optimal", "analytic", "rdp", "pld", "by parts", "closed-form shuffle", "none"]
+_CHEAP: tuple[Accountant, ...] = ("basic", "optimal", "analytic", "rdp")
 _SAMPLER = 2.0**-64
 """Of δ, kept back for the sampler of Gaussian noise: a draw is off by under 2⁻²⁴⁰, which covers 2³⁶ draws at ε ≤ 96."""
 _SMALLEST = 1e-11
@@ -107,6 +108,20 @@ def epsilon(
     # Of those that differ by rounding alone, the simplest.
     best = next(name for name, value in bounds.items() if value <= smallest * (1 + 1e-6))
     return Bound(bounds[best], delta, relation, best, bounds, tuple(sorted(notes)))
+
+
+def within(events: Iterable[tuple[Event, int]], target: float, delta: float, *, group: int = 1) -> bool:
+    """Whether everything together stays within ε = target. The cheap accountants go first, for loops that ask often.
+
+    >>> from homebody.privacy import GaussianRelease, Sampling
+    >>> event = GaussianRelease(1, "replace-one", Sampling("fixed", cohort=30, population=4800))
+    >>> within([(event, 1000)], 2.5, 1e-6), within([(event, 1100)], 2.5, 1e-6)
+    (True, False)
+    """
+    counted = list(events)
+    if epsilon(counted, delta, group=group, only=_CHEAP).epsilon <= target:
+        return True
+    return epsilon(counted, delta, group=group).epsilon <= target
 
 
 def _counted(events: Iterable[tuple[Event, int]]) -> dict[Event, int]:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from homebody.database import Database, connect
 from homebody.errors import HomebodyError
-from homebody.privacy.accountant import Bound, epsilon
-from homebody.privacy.budget import within
+from homebody.privacy.accountant import Bound, epsilon, within
 from homebody.privacy.events import OBSERVERS, Charge, Event, NonPrivate, Observer, Unit, event_from_json
 from homebody.settings import DELTA
 

@@ -10,6 +10,7 @@ import numba as nb
 import numpy as np
 
 from homebody.kernels import GOLDEN, mix
+from homebody.parallel import parallel
 
 __all__ = ["MOST_UNITS", "add_steps", "gaussian_keyed", "gaussian_read", "laplace_keyed", "laplace_read", "steps"]
 
@@ -148,24 +149,24 @@ def _gaussian(depth, high, low, guide, state, units):
             return -size if bits & np.uint64(1) else size
 
 
-@nb.njit(parallel=True, cache=True)
-def laplace_keyed(keys, depth, out):
+@parallel(over=lambda keys, depth, out: len(keys) * -(-out.shape[1] // _AT_ONCE))
+def laplace_keyed(lower, upper, keys, depth, out):
     units = np.empty(0, dtype=np.uint32)
     width = out.shape[1]
     blocks = (width + _AT_ONCE - 1) // _AT_ONCE
-    for block in nb.prange(len(keys) * blocks):
+    for block in range(lower, upper):
         row, state = block // blocks, np.zeros(3, dtype=np.uint64)
         for place in range(block % blocks * _AT_ONCE, min(width, (block % blocks + 1) * _AT_ONCE)):
             state[0], state[1], state[2] = np.uint64(keys[row]), np.uint64(place), np.uint64(0)
             out[row, place] = _laplace(depth, state, units)
 
 
-@nb.njit(parallel=True, cache=True)
-def gaussian_keyed(keys, depth, high, low, guide, out):
+@parallel(over=lambda keys, depth, high, low, guide, out: len(keys) * -(-out.shape[1] // _AT_ONCE))
+def gaussian_keyed(lower, upper, keys, depth, high, low, guide, out):
     units = np.empty(0, dtype=np.uint32)
     width = out.shape[1]
     blocks = (width + _AT_ONCE - 1) // _AT_ONCE
-    for block in nb.prange(len(keys) * blocks):
+    for block in range(lower, upper):
         row, state = block // blocks, np.zeros(3, dtype=np.uint64)
         for place in range(block % blocks * _AT_ONCE, min(width, (block % blocks + 1) * _AT_ONCE)):
             state[0], state[1], state[2] = np.uint64(keys[row]), np.uint64(place), np.uint64(0)
@@ -192,13 +193,13 @@ def gaussian_read(units, depth, high, low, guide, out):
     return done
 
 
-@nb.njit(parallel=True, cache=True)
-def steps(value, step, most, out):
+@parallel(over="value")
+def steps(lower, upper, value, step, most, out):
     """Each number as whole steps, toward zero, at most so many; what is no number is 0.
 
     `out` may lie where `value` does: a block is read before it is written.
     """
-    for row in nb.prange(len(value)):
+    for row in range(lower, upper):
         block = np.empty(_BLOCK, dtype=value.dtype)
         for start in range(0, value.shape[1], _BLOCK):
             end = min(value.shape[1], start + _BLOCK)
@@ -209,10 +210,10 @@ def steps(value, step, most, out):
                 out[row, start + place] = min(max(count, -most), most)
 
 
-@nb.njit(parallel=True, cache=True)
-def add_steps(value, out):
+@parallel(over=lambda value, out: -(-len(out) // _AT_ONCE))
+def add_steps(lower, upper, value, out):
     """Add every row to the sums: a block of columns a thread, so that the sums stay in its cache."""
-    for block in nb.prange((len(out) + _AT_ONCE - 1) // _AT_ONCE):
+    for block in range(lower, upper):
         end = min(len(out), (block + 1) * _AT_ONCE)
         for row in range(len(value)):
             for place in range(block * _AT_ONCE, end):

@@ -8,8 +8,7 @@ from typing import Any, get_type_hints
 
 from homebody.errors import HomebodyError, unknown_name
 from homebody.privacy.channel import Channel
-from homebody.privacy.reports import OneBit, Shuffle
-from homebody.privacy.responses import RandomisedResponse
+from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
 from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum, Stage
 
 __all__ = ["ASK_ROWS", "STAGES", "parse_channel", "split_stage", "stage_texts", "with_noise"]

@@ -1,6 +1,6 @@
 """What a stage is (`Stage`), what a channel knows of a message (`Facts`), and the stages that clip, sum and add noise.
 
-One-bit reports and the shuffle are in `homebody.privacy.reports`, randomised response in `homebody.privacy.responses`.
+One-bit reports, the shuffle and randomised response are in `homebody.privacy.reports`.
 
 | stage | on the device | on the server | what is charged |
 |---|---|---|---|
@@ -45,8 +45,7 @@ from homebody.privacy.grid import COARSEST, Grid, gaussian, laplace
 from homebody.rng import Rng
 
 if TYPE_CHECKING:
-    from homebody.privacy.reports import OneBit, Shuffle
-    from homebody.privacy.responses import RandomisedResponse
+    from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
 
 __all__ = ["Clip", "Facts", "Gaussian", "Laplace", "SecureSum", "Stage"]
 

@@ -34,8 +34,8 @@ def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, An
         return {**found, "delta": delta, "ledger": empty, "certified": [], "budget": None}
 
     from homebody.privacy import Budget
+    from homebody.privacy.budget import check_delta
     from homebody.privacy.ledger import DELTA
-    from homebody.privacy.limits import check_delta
     from homebody.report import jsonable
     from homebody.report.statement import lines_of, releases_of
 

@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import polars as pl
 
-from homebody.data.columns import Column, numbers, times
-from homebody.data.spreadsheets import marked, unmarked_all
-from homebody.data.table import choose_columns, listed, raw_table
+from homebody.data.columns import FileColumn, listed, marked, numbers, times, unmarked_all
+from homebody.data.table import choose_columns, raw_table
 from homebody.errors import HomebodyError
 from homebody.federation.device.history import TIME_LIMIT
 from homebody.files import replacing
@@ -53,7 +52,7 @@ def read_rows(
     table = raw_table(path, choose)
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so there is nothing to import.")
-    column = {role: Column(table[name], role, path) for role, name in chosen.items()}
+    column = {role: FileColumn(table[name], role, path) for role, name in chosen.items()}
     users = _texts(column["user"], name_limit) if "user" in column else None
     if person is not None and users is not None:
         _refuse_several(path, person, chosen["user"], users)
@@ -90,7 +89,7 @@ def _refuse_several(path: Path, person: str, name: str, users: pl.Series) -> Non
         )
 
 
-def _texts(column: Column, limit: int) -> pl.Series:
+def _texts(column: FileColumn, limit: int) -> pl.Series:
     """Ids as they are written, without spaces around them. Every cell is an id, also NA or 007."""
     column.bare()  # refuses what is neither text nor number
     values = column.values
@@ -103,7 +102,7 @@ def _texts(column: Column, limit: int) -> pl.Series:
     return text
 
 
-def _times(column: Column) -> Sequence[int | float | None]:
+def _times(column: FileColumn) -> Sequence[int | float | None]:
     """Numbers as they are written; dates as seconds since 1970; None for an empty cell."""
     found, there = _or_nothing(column, times)
     if found.dtype.is_temporal():
@@ -118,16 +117,16 @@ def _times(column: Column) -> Sequence[int | float | None]:
     return list(found.to_list())
 
 
-def _ratings(column: Column) -> Sequence[float | None]:
+def _ratings(column: FileColumn) -> Sequence[float | None]:
     found, _ = _or_nothing(column, numbers)
     return list(found.cast(pl.Float64).to_list())
 
 
 @dataclass(frozen=True)
-class _Present(Column):
+class _Present(FileColumn):
     """The rows of a column that are not empty. An error about one of them names its row in the whole file."""
 
-    whole: Column
+    whole: FileColumn
     places: pl.Series
 
     def refuse(self, bad: pl.Series, needs: str, remedy: str = "") -> None:
@@ -135,7 +134,7 @@ class _Present(Column):
         self.whole.refuse(marks.scatter(self.places.filter(bad), True), needs, remedy)
 
 
-def _or_nothing(column: Column, read: Callable[[Column], pl.Series]) -> tuple[pl.Series, pl.Series]:
+def _or_nothing(column: FileColumn, read: Callable[[FileColumn], pl.Series]) -> tuple[pl.Series, pl.Series]:
     """The values that `read` finds in the rows that are not empty, null elsewhere; and the bare column."""
     bare = column.bare()
     places = bare.is_not_null().arg_true().cast(pl.Int64)

@@ -16,11 +16,10 @@ import polars as pl
 
 from homebody.core import Method
 from homebody.data.codes import Code
-from homebody.data.columns import Column
+from homebody.data.columns import FileColumn, as_kind, guess_of_items, listed, usual
 from homebody.data.encode import Encoded, encode
-from homebody.data.features import Features
-from homebody.data.kinds import as_kind, guess_of_items
-from homebody.data.table import USUAL_NAMES, listed, usual
+from homebody.data.population import Features
+from homebody.data.table import USUAL_NAMES
 from homebody.data.vocabularies import parse
 from homebody.database import Conflict, Database, connect
 from homebody.errors import HomebodyError, several
@@ -188,7 +187,7 @@ def person_code(text: str) -> tuple[str, Code]:
 
 def features_of_items(path: Path, table: pl.DataFrame, others: Sequence[str]) -> Features | None:
     """The other columns of a file of items."""
-    columns = [Column(table[name], "item", path) for name in others]
+    columns = [FileColumn(table[name], "item", path) for name in others]
     kinds = {column.values.name: guess_of_items(column) for column in columns}
     made = {column.values.name: as_kind(column, kinds[column.values.name]) for column in columns}
     return Features(pl.DataFrame(made), kinds) if made else None

@@ -44,10 +44,10 @@ _SHIPPED = {
     "homebody.methods.fedncf.FedNCF": "network:FEDNCF",
     "homebody.methods.fedrecon.FedRecon": "factors:FEDRECON",
     "homebody.methods.fmf_ldp.FMFLDP": "reports:FMF_LDP",
-    "homebody.methods.fofl_self.FOFLSelf": "privrec:PRIVREC",
+    "homebody.methods.nn_self.FOFLSelf": "privrec:PRIVREC",
     "homebody.methods.nn_self.NNSelf": "privrec:NN_SELF",
     "homebody.methods.pfedrec.PFedRec": "network:PFEDREC",
-    "homebody.methods.private_popularity.PrivatePopularity": "reports:PRIVATE_POPULARITY",
+    "homebody.methods.baselines.PrivatePopularity": "reports:PRIVATE_POPULARITY",
     "homebody.methods.privrec.PrivRec": "privrec:PRIVREC",
 }
 """By a class's full name: the module here, and the kernel in it."""

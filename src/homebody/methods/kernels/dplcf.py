@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
+
+from homebody.parallel import parallel
 
 __all__ = ["add_up_neighbours"]
 
 
-@nb.njit(parallel=True, cache=True)
-def add_up_neighbours(items, neighbour, weight, owned, out):
+@parallel(over="items")
+def add_up_neighbours(lower, upper, items, neighbour, weight, owned, out):
     """out[u, j] = the sum of the weights of those neighbours of items[j] that person u has.
 
     neighbour, weight (M, K): the neighbours of each item; owned (M, people): 1 where a person has the item, with people
@@ -17,7 +18,7 @@ def add_up_neighbours(items, neighbour, weight, owned, out):
     a column of its own, so items may run in parallel.
     """
     people = owned.shape[1]
-    for place in nb.prange(len(items)):
+    for place in range(lower, upper):
         item = items[place]
         total = np.zeros(people, dtype=np.float32)
         for rank in range(neighbour.shape[1]):

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from homebody.core import Batch, Rows, Tree, Update
 from homebody.methods.kernels import Kernel
+from homebody.parallel import parallel
 
 if TYPE_CHECKING:
     from homebody.methods.fedmf import FedMF
@@ -182,8 +183,10 @@ def fetch(table, touched, rows):
     return n_rows
 
 
-@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True, nogil=True)
-def _train(table, weight, bias, index, slot, label, count, rates, batch_size, epochs, dual, offset, change, loss):
+@parallel(over="index", fastmath=True, error_model="numpy")
+def _train(
+    lower, upper, table, weight, bias, index, slot, label, count, rates, batch_size, epochs, dual, offset, change, loss
+):
     """Mini-batch SGD on each client's `weight` and `bias`, changed in place, and on the rows it touched.
 
     weight (C, F), bias (C,): the score functions. dual: step the score function first and the rows against the stepped
@@ -192,7 +195,7 @@ def _train(table, weight, bias, index, slot, label, count, rates, batch_size, ep
     rate, row_rate = rates[0], rates[1]
     width = table.shape[1]
     zero = np.float32(0.0)
-    for client in nb.prange(index.shape[0]):
+    for client in range(lower, upper):
         rows, touched = change[client], index[client]
         n_rows = fetch(table, touched, rows)
         w, b = weight[client].copy(), bias[client]
@@ -240,15 +243,17 @@ def _train(table, weight, bias, index, slot, label, count, rates, batch_size, ep
                 rows[i, j] -= table[touched[i], j]
 
 
-@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True, nogil=True)
-def _rebuild(table, user, index, slot, label, count, until, after, rates, batch_size, passes, epochs, change, loss):
+@parallel(over="index", fastmath=True, error_model="numpy")
+def _rebuild(
+    lower, upper, table, user, index, slot, label, count, until, after, rates, batch_size, passes, epochs, change, loss
+):
     """FedRecon: `user` (C, F) from zero on samples before `until`, then the rows on samples from `after` on.
 
     Batches begin at multiples of their size, whichever part a sample belongs to.
     """
     rate, row_rate = rates[0], rates[1]
     width = table.shape[1]
-    for client in nb.prange(index.shape[0]):
+    for client in range(lower, upper):
         rows, touched = change[client], index[client]
         n_rows = fetch(table, touched, rows)
         w = np.zeros(width, dtype=np.float32)

@@ -10,6 +10,9 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from homebody.kernels import Array
+from homebody.parallel import parallel
+
 __all__ = ["half_sweep"]
 
 TOGETHER = 8
@@ -56,9 +59,15 @@ def _solve(system, right):
             right[c] -= system[a, c] * right[a]
 
 
-@nb.njit(parallel=True, fastmath=True, error_model="numpy", cache=True)
-def half_sweep(indptr, members, other, confidence, regularisation):
+def half_sweep(indptr: Array, members: Array, other: Array, confidence: float, regularisation: Array) -> Array:
     """Solve every row's vector against the other side's; `regularisation` is each row's own."""
+    out = np.zeros((len(indptr) - 1, other.shape[1]))
+    _solve_rows(indptr, members, other, _gram(other), confidence, regularisation, out)
+    return out
+
+
+@nb.njit(fastmath=True, error_model="numpy", cache=True)
+def _gram(other):
     size = other.shape[1]
     gram = np.zeros((size, size))
     block = np.zeros((TOGETHER, size))
@@ -69,8 +78,13 @@ def half_sweep(indptr, members, other, confidence, regularisation):
             else:
                 block[i] = 0.0
         _add_squares(gram, 1.0, block)
-    out = np.zeros((len(indptr) - 1, size))
-    for row in nb.prange(len(indptr) - 1):
+    return gram
+
+
+@parallel(over="out", fastmath=True, error_model="numpy")
+def _solve_rows(lower, upper, indptr, members, other, gram, confidence, regularisation, out):
+    size = other.shape[1]
+    for row in range(lower, upper):
         system = gram.copy()
         right = np.zeros(size)
         own = np.zeros((TOGETHER, size))
@@ -87,4 +101,3 @@ def half_sweep(indptr, members, other, confidence, regularisation):
             system[a, a] += regularisation[row]
         _solve(system, right)
         out[row] = right
-    return out

@@ -22,8 +22,9 @@ from torch import Tensor
 from homebody.core import Batch, Rows, Tree, Update
 from homebody.methods.kernels import Kernel, factors
 from homebody.methods.kernels.factors import errors, fetch, room
-from homebody.models.score import ScoreFunction
+from homebody.models.networks import ScoreFunction
 from homebody.ops import for_cohort
+from homebody.parallel import parallel
 
 if TYPE_CHECKING:
     from homebody.methods.fedncf import FedNCF
@@ -253,13 +254,30 @@ def _backward(widths, theta, person, x, n, acts, error, slopes, of_theta, of_per
         slope = out
 
 
-@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True, nogil=True)
-def _train(widths, table, thetas, persons, index, slot, label, count, rates, batch_size, epochs, dual, change, loss):
+@parallel(over="index", fastmath=True, error_model="numpy")
+def _train(
+    lower,
+    upper,
+    widths,
+    table,
+    thetas,
+    persons,
+    index,
+    slot,
+    label,
+    count,
+    rates,
+    batch_size,
+    epochs,
+    dual,
+    change,
+    loss,
+):
     """Mini-batch SGD on each client's weights and vector, changed in place, and on the rows it touched."""
     rate, row_rate, person_rate = rates[0], rates[1], rates[2]
     width = table.shape[1]
     layers, widest = len(widths) - 1, max(widths)
-    for client in nb.prange(index.shape[0]):
+    for client in range(lower, upper):
         rows, touched = change[client], index[client]
         n_rows = fetch(table, touched, rows)
         theta, person = thetas[client], persons[client]
@@ -300,11 +318,11 @@ def _train(widths, table, thetas, persons, index, slot, label, count, rates, bat
                 rows[i, k] -= table[touched[i], k]
 
 
-@nb.njit(fastmath=True, error_model="numpy", parallel=True, cache=True, nogil=True)
-def _score(widths, thetas, persons, rows, ready, out):
+@parallel(over="out", fastmath=True, error_model="numpy")
+def _score(lower, upper, widths, thetas, persons, rows, ready, out):
     """Each client's logits; `thetas` and `rows` may be one for all."""
     layers, widest = len(widths) - 1, max(widths)
-    for client in nb.prange(len(out)):
+    for client in range(lower, upper):
         who = np.int64(client)
         theta, own = thetas[min(who, len(thetas) - 1)], rows[min(who, len(rows) - 1)]
         x = np.empty((own.shape[1], AT_ONCE), np.float32)

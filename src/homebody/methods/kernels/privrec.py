@@ -34,8 +34,9 @@ from homebody.methods.kernels.privrec_steps import (
 )
 from homebody.methods.kernels.vectors import padded
 from homebody.models.dssm import PARTS, Described
-from homebody.models.score import ScoreFunction, read_widths
+from homebody.models.networks import ScoreFunction, read_widths
 from homebody.ops import for_cohort, single
+from homebody.parallel import parallel
 
 if TYPE_CHECKING:
     from homebody.methods.dp_privrec import DPPrivRec
@@ -276,12 +277,12 @@ def _train_one(
     return total / max(1, told)
 
 
-@nb.njit(parallel=True, cache=True, nogil=True)
+@parallel(over="items")
 def _train(
-    widths, sigmoid, tables, features, layers, items, real, rating, orders, negatives, explicit, counts, ranked,
-    person, around, things, blocks, rates, batch_size, epochs, loss,
+    lower, upper, widths, sigmoid, tables, features, layers, items, real, rating, orders, negatives, explicit, counts,
+    ranked, person, around, things, blocks, rates, batch_size, epochs, loss,
 ):  # fmt: skip
-    for place in nb.prange(len(items)):
+    for place in range(lower, upper):
         who = ranked[place]
         loss[who] = _train_one(
             (widths, sigmoid, explicit, tables.shape[2], blocks, things),
@@ -321,10 +322,10 @@ def _score_one(common, table, feature, flat, items, person, around, who, out):
             scratch.seat[scratch.met[u]] = -1
 
 
-@nb.njit(parallel=True, cache=True, nogil=True)
-def _score(widths, sigmoid, tables, features, layers, items, person, around, things, blocks, out):
+@parallel(over="out")
+def _score(lower, upper, widths, sigmoid, tables, features, layers, items, person, around, things, blocks, out):
     """Each client's logits; parameters may be one for all, and so may items."""
-    for place in nb.prange(len(out)):
+    for place in range(lower, upper):
         who = np.int64(place)
         _score_one(
             (widths, sigmoid, False, tables.shape[2], blocks, things),

@@ -18,10 +18,11 @@ from torch import Tensor
 from homebody.core import Batch, Tree, Update
 from homebody.methods.kernels import Kernel
 from homebody.methods.kernels.ials import _solve
+from homebody.parallel import parallel
 
 if TYPE_CHECKING:
+    from homebody.methods.baselines import PrivatePopularity
     from homebody.methods.fmf_ldp import FMFLDP
-    from homebody.methods.private_popularity import PrivatePopularity
 
 __all__ = ["FMF_LDP", "PRIVATE_POPULARITY", "entries", "taken", "user_vectors"]
 
@@ -42,12 +43,12 @@ def _forget(items, counts):
         counts[items[position]] = 0
 
 
-@nb.njit(parallel=True, fastmath=True, error_model="numpy", cache=True, nogil=True)
-def user_vectors(table, gram, items, valid, confidence, regularisation, out):
+@parallel(over=lambda *_: CHUNKS, fastmath=True, error_model="numpy")
+def user_vectors(lower, upper, table, gram, items, valid, confidence, regularisation, out):
     """x = (VᵀCV + λI)⁻¹ VᵀCp for each client, in doubles; an item that stands there r times has c = 1 + α r."""
     clients, width = items.shape
     size = table.shape[1]
-    for chunk in nb.prange(CHUNKS):
+    for chunk in range(lower, upper):
         counts = np.zeros(table.shape[0], dtype=np.int32)
         system = np.empty((size, size))
         right = np.empty(size)
@@ -73,12 +74,12 @@ def user_vectors(table, gram, items, valid, confidence, regularisation, out):
                 out[client, a] = right[a]
 
 
-@nb.njit(parallel=True, error_model="numpy", cache=True, nogil=True)
-def entries(table, vectors, items, valid, confidence, places, out):
+@parallel(over=lambda *_: CHUNKS, error_model="numpy")
+def entries(lower, upper, table, vectors, items, valid, confidence, places, out):
     """f = c (p − x·v) x at these places of each client's flattened table."""
     clients = len(items)
     size = table.shape[1]
-    for chunk in nb.prange(CHUNKS):
+    for chunk in range(lower, upper):
         counts = np.zeros(table.shape[0], dtype=np.int32)
         for client in range(chunk * clients // CHUNKS, (chunk + 1) * clients // CHUNKS):
             _count(items[client], valid[client], counts)
@@ -94,11 +95,11 @@ def entries(table, vectors, items, valid, confidence, places, out):
             _forget(items[client], counts)
 
 
-@nb.njit(parallel=True, error_model="numpy", cache=True, nogil=True)
-def taken(n_items, items, valid, places, out):
+@parallel(over=lambda *_: CHUNKS, error_model="numpy")
+def taken(lower, upper, n_items, items, valid, places, out):
     """1 where a client has the item, −1 where it has not."""
     clients = len(items)
-    for chunk in nb.prange(CHUNKS):
+    for chunk in range(lower, upper):
         counts = np.zeros(n_items, dtype=np.int32)
         for client in range(chunk * clients // CHUNKS, (chunk + 1) * clients // CHUNKS):
             _count(items[client], valid[client], counts)
