@@ -123,8 +123,8 @@ class Fleet(Peer):
                 pause = min(1.5 * pause, 2.0)
 
     def answer(self, letter: Letter, body: bytes) -> bool:
-        """Send the answer; returns whether it was accepted: a late or second one is not. After `LinkDown` it may be sent
-        again."""
+        """Send the answer; returns whether it was accepted, as a late or second one is not. It may be sent again after
+        `LinkDown`."""
         if letter.node != self._joined():
             # The SuperLink that asked is gone, and its messages with it.
             return False
