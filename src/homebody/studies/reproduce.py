@@ -30,7 +30,10 @@ KEPT = "results.json"
 """The figures of a paper, beside its recipe: RESULTS.md can be made from them without a run."""
 SHAPE = ("kind", "metrics", "also", "protocols", "vary", "labels")
 """Fields that two results of a study must share to be merged."""
-SHOWN = "id label form kind title note metrics also scale protocols against vary axis labels".split()
+SHOWN = (
+    *("id", "label", "form", "kind", "title", "note", "metrics", "also"),
+    *("scale", "protocols", "against", "vary", "axis", "labels"),
+)
 """What a result says of a study, before its data."""
 INTERVALS = "In brackets: the interval of 95 %, over people; of several seeds, from the lowest end to the highest."
 EVERY = 2.0
