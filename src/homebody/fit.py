@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import torch
@@ -123,9 +122,10 @@ def fit(
     charged; with another digest it also gets new noise.
     """
     _check(method, rounds, evaluate_every)
-    settings = _Settings(rounds, cohort, seed, evaluate_every, select or method.scoring.select)
+    ledger, delta = Ledger() if ledger is None else ledger, budget.delta if budget else delta
+    select = select or method.scoring.select
     loop = _Loop(
-        method, runtime, settings, Ledger() if ledger is None else ledger, budget, delta, on_round, checkpoints
+        method, runtime, rounds, cohort, seed, ledger, budget, delta, evaluate_every, select, on_round, checkpoints
     )
     loop.restore(digest)
     acting, stopped = method, None
@@ -192,16 +192,6 @@ class _BudgetSpent(Exception):
     """The next round would break the budget."""
 
 
-class _Settings(NamedTuple):
-    """The numbers and names that `fit` was given."""
-
-    rounds: int
-    cohort: int | None
-    seed: int
-    evaluate_every: int
-    select: str
-
-
 @dataclass
 class _Part:
     """A phase of this run."""
@@ -217,28 +207,30 @@ class _Part:
     """How many items the shared tables have rows for; -1: unknown."""
 
 
+@dataclass
 class _Loop:
     """One call of `fit`: what it was given, and how far it is."""
 
-    def __init__(
-        self,
-        method: Method,
-        runtime: Runtime,
-        settings: _Settings,
-        ledger: Ledger,
-        budget: Budget | None,
-        delta: float,
-        on_round: Callable[[Round], None] | None,
-        checkpoints: Checkpoints | None,
-    ) -> None:
-        self.method, self.runtime, self.settings, self.ledger, self.budget = method, runtime, settings, ledger, budget
-        self.delta = budget.delta if budget else delta
-        self.on_round, self.checkpoints = on_round, checkpoints
-        self.saves_first = checkpoints is not None and not runtime.simulated
+    method: Method
+    runtime: Runtime
+    rounds: int
+    cohort: int | None
+    seed: int
+    ledger: Ledger
+    budget: Budget | None
+    delta: float
+    evaluate_every: int
+    select: str
+    on_round: Callable[[Round], None] | None
+    checkpoints: Checkpoints | None
+    repeats: bool = False
+    """Whether a round that is run again is the same release, so that it is not charged again."""
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def saves_first(self) -> bool:
         """Whether a round is recorded and saved before it is measured: devices cannot repeat it bit by bit."""
-        self.repeats = False
-        """Whether a round that is run again is the same release, so that it is not charged again."""
-        self.progress = Progress()
+        return self.checkpoints is not None and not self.runtime.simulated
 
     def restore(self, digest: str) -> None:
         """Continue from the last checkpoint. A ledger that knows fewer releases than were charged is refused."""
@@ -255,33 +247,33 @@ class _Loop:
 
     def parts(self) -> Iterator[_Part]:
         """The phases that have rounds left, in order; the last phase always."""
-        start, phases = 0, tuple(self.method.phases)
-        for phase in phases:
-            end = start + (phase.rounds or self.settings.rounds)
-            if self.progress.step < end or phase is phases[-1]:
-                rng = phase_rng(self.settings.seed, phase.name, self.progress.digest)
-                yield _Part(phase, phase.method or self.method, start, end, rng)
+        parts = self._all_parts()
+        return (part for part in parts if self.progress.step < part.end or part is parts[-1])
+
+    def _all_parts(self) -> list[_Part]:
+        parts, start = [], 0
+        for phase in self.method.phases:
+            end = start + (phase.rounds or self.rounds)
+            rng = phase_rng(self.seed, phase.name, self.progress.digest)
+            parts.append(_Part(phase, phase.method or self.method, start, end, rng))
             start = end
+        return parts
 
     def _releases_due(self) -> int:
         """How many releases the ledger must know after the rounds done so far. Rounds that reveal nothing have none."""
-        due = start = 0
-        for phase in self.method.phases:
-            end = start + (phase.rounds or self.settings.rounds)
-            done = min(self.progress.step, end) - start
-            if done > 0 and not phase.public:
+        due = 0
+        for part in self._all_parts():
+            done = min(self.progress.step, part.end) - part.start
+            if done > 0 and not part.phase.public:
                 people, items = self.runtime.available(), self.runtime.catalogue.n_items
-                who = choose(people, self.settings.cohort, Rng.of(0), items)
-                due += done if releases(phase.method or self.method, who) else 0
-            start = end
+                who = choose(people, self.cohort, Rng.of(0), items)
+                due += done if releases(part.method, who) else 0
         return due
 
     def measures(self, part: _Part, step: int | None = None) -> bool:
         """Whether this round of a phase is measured; without a round: whether any is."""
-        every = self.settings.evaluate_every
-        if not part.phase.evaluated or not every:
-            return False
-        return step is None or (step - part.start) % every == 0 or step == part.end
+        every = self.evaluate_every if part.phase.evaluated else 0
+        return bool(every) and (step is None or (step - part.start) % every == 0 or step == part.end)
 
     def line(self, part: _Part, who: Cohort, got: Collected, trained: Lap, charged: bool) -> Round:
         """What is known of the round that was just trained."""
@@ -329,8 +321,10 @@ def _charge(loop: _Loop, part: _Part, number: int) -> tuple[Cohort, bool]:
     runtime, ledger, budget, digest = loop.runtime, loop.ledger, loop.budget, loop.progress.digest
     people = runtime.available(public=True) if part.phase.public else runtime.available()
     _grow(loop, part)
-    size = _size(part.phase, loop.settings.cohort, people)
-    who = choose(people, size, _draw(runtime, part.rng, number), part.items)
+    size = _size(part.phase, loop.cohort, people)
+    # Sampling hides people only if nobody knows the cohort, and real devices could derive it from the seed.
+    drawn = part.rng.fold("cohort", number) if runtime.simulated else Rng(SystemRng().next_key())
+    who = choose(people, size, drawn, part.items)
     release, who, again = runtime.open(f"{part.phase.name}/{number}", who, loop.progress.shared)
     again, charges = again or loop.repeats, () if part.phase.public else releases(part.method, who)
     known = again and ledger.repeats(release, digest)
@@ -342,14 +336,6 @@ def _charge(loop: _Loop, part: _Part, number: int) -> tuple[Cohort, bool]:
         )
     ledger.charge(release, charges, repeat=again, number=number, code=_code(part.method), digest=digest)
     return who, bool(charges)
-
-
-def _draw(runtime: Runtime, rng: Rng, number: int) -> Rng:
-    """The random numbers that choose a cohort: from the seed in a simulation, else from the operating system.
-
-    Devices could derive numbers from the seed, and sampling hides people only if nobody knows the cohort.
-    """
-    return rng.fold("cohort", number) if runtime.simulated else Rng(SystemRng().next_key())
 
 
 def _measure_once(loop: _Loop, part: _Part) -> bool:
@@ -375,7 +361,7 @@ def _measure(loop: _Loop, part: _Part) -> Evaluated:
         evaluated = runtime.evaluate(method, progress.shared)
     except Diverged as error:
         raise diverged(method, progress.step, "what items are ranked by") from error
-    if better(evaluated, progress.best.evaluated if progress.best else None, loop.settings.select):
+    if better(evaluated, progress.best.evaluated if progress.best else None, loop.select):
         progress.best = Best(progress.step, evaluated, progress.shared, runtime.state(lasting=True))
     return evaluated
 

@@ -29,8 +29,8 @@ from homebody.privacy import OBSERVERS, Channel, Charge, NonPrivate, PureRelease
 from homebody.privacy.specs import stage_texts
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
-from homebody.report.ledger_lines import VOCABULARY
 from homebody.report.record import Parameters, Result
+from homebody.report.statement import VOCABULARY
 from homebody.rng import Rng
 
 __all__ = [
@@ -142,11 +142,12 @@ def notes_of(method: Method | Reference, split: Split) -> list[str]:
     looked_at = {"user features": "users", "item features": "items", "contexts": "contexts"}
     taken = dict.fromkeys((*method.needs, *method.uses))
     features = [note for need in taken if need in looked_at for note in split.encoded[looked_at[need]].notes]
+    found = _found(method, split) if isinstance(method, Method) and method.uplink != Channel() else {}
     return [
         *split.population.notes,
         *split.notes,
         *features,
-        *_taken_as_public(method, split),
+        *_as_found(found),
         *claimed(method),
         *(phase.note for phase in method.phases if phase.note),
     ]
@@ -163,14 +164,8 @@ def claimed(method: Method | Reference) -> list[str]:
     ]
 
 
-def _taken_as_public(method: Method | Reference, split: Split) -> list[str]:
-    """A note that ε does not cover the vocabularies of people's features, if updates pass a channel."""
-    if not isinstance(method, Method) or method.uplink == Channel():
-        return []
-    return _as_found(_found(method, split))
-
-
 def _as_found(names: Collection[str]) -> list[str]:
+    """A note that ε does not cover the vocabularies of these features."""
     if not names:
         return []
     listed = ", ".join(names)
@@ -201,12 +196,8 @@ def refuse_found(method: Method, split: Split, planned: Sequence[Sequence[Charge
     bare = [name for name, said in _found(method, split).items() if not said]
     if not bare or not any(_bounded(planned, observer) for observer in OBSERVERS):
         return
-    kinds = {
-        name: kind
-        for table in (split.population.user_features, split.population.contexts)
-        if table is not None
-        for name, kind in table.kinds.items()
-    }
+    tables = (split.population.user_features, split.population.contexts)
+    kinds = {name: kind for table in tables if table is not None for name, kind in table.kinds.items()}
     say = {"categorical": "hash:64", "multi-hot": "many:hash:64", "text": "text:hash:4096", "numeric": "range:LOW:HIGH"}
     options = " ".join(f"--vocabulary {name}={say[kinds[name]]}" for name in bare)
     raise HomebodyError(
@@ -221,26 +212,17 @@ def counted(method: Method, split: Split, planned: Sequence[Sequence[Charge]]) -
 
     The server sees people's values before it adds the noise.
     """
-    population, taken = split.population, _taken(method, split)
-    tables = [table for table in (population.user_features, population.contexts) if table is not None]
-    private = {
-        name: one
-        for table in tables
-        for name, one in table.declared.items()
-        if name in taken and isinstance(one, Counted)
-    }
+    declared, taken = {**_features(split, "users"), **_features(split, "contexts")}, _taken(method, split)
+    private = {name: one for name, one in declared.items() if name in taken and isinstance(one, Counted)}
     relations = {charge.event.relation for charges in planned for charge in charges if charge.observer != "server"}
     out = {}
     for name, one in private.items():
         # The noise covers two counts that change. If a person is added or removed, only one does.
-        event = (
-            PureRelease(one.epsilon / 2, one.delta, "add-remove")
-            if relations == {"add-remove"}
-            else PureRelease(one.epsilon, one.delta)
-        )
+        event = PureRelease(one.epsilon, one.delta)
+        if relations == {"add-remove"}:
+            event = PureRelease(one.epsilon / 2, one.delta, "add-remove")
         raw = NonPrivate(f"the server counts people's values of {name} before it adds noise")
-        others: list[Charge] = [Charge(observer, "user", event) for observer in OBSERVERS if observer != "server"]
-        out[f"{VOCABULARY}{name}"] = [Charge("server", "user", raw), *others]
+        out[f"{VOCABULARY}{name}"] = [Charge(who, "user", raw if who == "server" else event) for who in OBSERVERS]
     return out
 
 

@@ -21,7 +21,7 @@ from torch.func import vmap
 from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
-from homebody.core import Catalogue, Column, Data, Method, Rows, Total, Tree, written
+from homebody.core import Catalogue, Column, Data, Method, Rows, Total, Tree, plain_work, written
 from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
@@ -298,6 +298,11 @@ class MethodContract:
 
         shared_numbers = sum(value.numel() for value in shared.values())
         assert 4 * shared_numbers <= bound.memory, f"there are {shared_numbers} shared numbers"
+        if type(method).work is Method.work:
+            exact = plain_work(shared_numbers, CATALOGUE, len(data.items))
+            assert bound == exact, f"there are {shared_numbers} shared numbers: the estimate is {bound}, not {exact}"
+        if stated := getattr(method, "shared_numbers", None):
+            assert shared_numbers <= stated(CATALOGUE), f"there are {shared_numbers} shared numbers"
         update, whole = _row(trained(), 0), method.uplink.work(bound)
         sent = method.uplink.device(update, Rng.of(3))
         for what, size, most in (

@@ -15,12 +15,11 @@ from homebody.data.population import Features, Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
 from homebody.evaluation import measure
-from homebody.methods import adapted
-from homebody.methods.adapted import Adapted, Everyone
+from homebody.methods import privrec_cen
 from homebody.methods.kernels.mf import outside
 from homebody.methods.nn_self import FOFLSelf
 from homebody.methods.privrec import PrivRec
-from homebody.methods.privrec_cen import PrivRecCEN
+from homebody.methods.privrec_cen import Adapted, Everyone, PrivRecCEN
 from homebody.reference import Histories, ScoreNow
 from homebody.rng import Rng
 from homebody.simulation import Simulator
@@ -132,8 +131,8 @@ def test_people_are_scored_alike_however_many_adapt_together(monkeypatch: pytest
     score = SMALL.trained(held_out().histories(), rounds=1)
     users = np.arange(PEOPLE)
     together = score(users, EVERY)
-    monkeypatch.setattr(adapted, "ADAPTED_BYTES", 1)
-    monkeypatch.setattr(adapted, "SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(privrec_cen, "ADAPTED_BYTES", 1)
+    monkeypatch.setattr(privrec_cen, "SCORES_AT_ONCE", 1)
     assert_close(score(users, EVERY), together)
 
 

@@ -97,35 +97,37 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class GaussianRelease:
-    """One release of a bounded quantity with Gaussian noise."""
+class _NoisyRelease:
+    """One release of a bounded quantity with noise.
+
+    A sum of vectors of norm at most S changes by S when one is added or removed, and by 2S when one is replaced.
+    """
 
     multiplier: float
-    """The noise's standard deviation over the ℓ2 sensitivity **under this relation**. A sum of vectors of norm at
-    most S changes by S when one is added or removed, and by 2S when one is replaced."""
+    """The noise's scale over the sensitivity **under this relation**."""
     relation: Relation
     sampling: Sampling = Sampling()
-    kind: Literal["gaussian"] = "gaussian"
 
     def __post_init__(self) -> None:
-        _check_noise(self)
+        _number(self, "multiplier", "A noise multiplier")
+        _check_relation(self.relation, self.sampling)
+
+
+@dataclass(frozen=True)
+class GaussianRelease(_NoisyRelease):
+    """One release with Gaussian noise, its standard deviation measured against the ℓ2 sensitivity."""
+
+    kind: Literal["gaussian"] = "gaussian"
 
     def __str__(self) -> str:
         return f"Gaussian noise, {self.multiplier:g} × the ℓ2 sensitivity ({self.relation}); {self.sampling}"
 
 
 @dataclass(frozen=True)
-class LaplaceRelease:
-    """One release of a bounded quantity with Laplace noise in each coordinate."""
+class LaplaceRelease(_NoisyRelease):
+    """One release with Laplace noise in each coordinate, its scale measured against the ℓ1 sensitivity."""
 
-    multiplier: float
-    """The noise's scale over the ℓ1 sensitivity under this relation."""
-    relation: Relation
-    sampling: Sampling = Sampling()
     kind: Literal["laplace"] = "laplace"
-
-    def __post_init__(self) -> None:
-        _check_noise(self)
 
     def __str__(self) -> str:
         return f"Laplace noise, {self.multiplier:g} × the ℓ1 sensitivity ({self.relation}); {self.sampling}"
@@ -233,14 +235,7 @@ class NonPrivate:
 
 
 Event = GaussianRelease | LaplaceRelease | PureRelease | Reports | ShuffledReports | NonPrivate
-_KINDS: dict[str, type[Event]] = {
-    "gaussian": GaussianRelease,
-    "laplace": LaplaceRelease,
-    "pure": PureRelease,
-    "reports": Reports,
-    "shuffled-reports": ShuffledReports,
-    "not-private": NonPrivate,
-}
+_KINDS: dict[str, type[Event]] = {event.kind: event for event in get_args(Event)}
 
 
 @dataclass(frozen=True)
@@ -297,11 +292,6 @@ def _from_fields(kind: type[Any], found: dict[str, Any]) -> Any:
     if not isinstance(values.get("reason", ""), str):
         raise HomebodyError("its reason is no text")
     return kind(**values)
-
-
-def _check_noise(event: GaussianRelease | LaplaceRelease) -> None:
-    _number(event, "multiplier", "A noise multiplier")
-    _check_relation(event.relation, event.sampling)
 
 
 def _number(event: Any, field: str, name: str, *, zero: bool = False) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from homebody.errors import unknown_name
 from homebody.privacy.accountant import Bound, epsilon
 from homebody.privacy.events import (
+    OBSERVERS,
     Event,
     GaussianRelease,
     LaplaceRelease,
@@ -33,7 +34,7 @@ class Claim:
     unit: Unit
     delta: float
     claimed: float | None
-    """ε as printed; nothing where the paper gives none."""
+    """ε as printed; None: the paper gives none."""
     event: Event
     count: int
     why: str
@@ -78,9 +79,8 @@ def _privrec() -> PaperClaims:
         for cohort, claimed in rows.items():
             event = GaussianRelease(1, "replace-one", Sampling("fixed", cohort, population))
             what = f"Table {number}, {cohort}/{population}"
-            claims.append(
-                Claim(what, "public", "user", 0.0, math.inf, event, 1000, "Gaussian noise has no ε at δ = 0.")
-            )
+            why = "Gaussian noise has no ε at δ = 0."
+            claims.append(Claim(what, "public", "user", 0.0, math.inf, event, 1000, why))
             claims += [
                 Claim(what, "public", "user", delta, value, event, 1000, _PRIVREC_LOOSE)
                 for delta, value in zip(PRIVREC_DELTAS, claimed, strict=True)
@@ -91,18 +91,16 @@ def _privrec() -> PaperClaims:
             "The same noise is twice the sensitivity of an addition, and each person is drawn on their own: another "
             "relation and another draw than the paper's."
         )
-        claims.append(
-            Claim(f"{cohort}/{population} by Poisson sampling", "public", "user", 1e-6, None, event, 1000, why)
-        )
+        what = f"{cohort}/{population} by Poisson sampling"
+        claims.append(Claim(what, "public", "user", 1e-6, None, event, 1000, why))
     server = NonPrivate("the server sees each delta and adds the noise itself")
     why = "Noise that the server adds protects nobody from the server."
     claims.append(Claim("DP-PrivRec, any row", "server", "user", 1e-6, None, server, 1, why))
     stage = NonPrivate("stage 1 trains item vectors on people's sequences without noise")
     why = "The tables cover stage 2; stage 1 is released without noise, and the two compose to ∞."
     claims.append(Claim("two-stage training", "public", "user", 1e-6, 16.6081, stage, 1, why))
-    return PaperClaims(
-        "privrec", "Fast-adapting and Privacy-preserving Federated Recommender (DP-PrivRec)", tuple(claims)
-    )
+    title = "Fast-adapting and Privacy-preserving Federated Recommender (DP-PrivRec)"
+    return PaperClaims("privrec", title, tuple(claims))
 
 
 _PRIVREC_LOOSE = (
@@ -130,18 +128,15 @@ def _fl_mv_dssm() -> PaperClaims:
     claims.append(Claim("predictions", "views", "user", 1e-3, None, told, 1, why))
     towers = NonPrivate("gradients of the user towers carry no noise")
     why = "A secure sum hides who sent what, not what the sum tells: without noise nothing is bounded."
-    observers: tuple[Observer, ...] = ("server", "clients", "public")
-    claims += [Claim("user towers", who, "user", 1e-3, None, towers, 1, why) for who in observers]
+    claims += [Claim("user towers", who, "user", 1e-3, None, towers, 1, why) for who in OBSERVERS]
     return PaperClaims("fl-mv-dssm", "Federated Multi-View DSSM", tuple(claims))
 
 
 def _pfedrec() -> PaperClaims:
     plain = NonPrivate("Laplace noise on a table that is not clipped")
     why = "The noise has a scale but the table has no bound, so no ε follows, whatever λ is."
-    observers: tuple[Observer, ...] = ("server", "clients", "public")
-    claims = [
-        Claim("Laplace noise, λ = 0.1 … 0.5 (Table 7)", who, "user", 0.0, None, plain, 1, why) for who in observers
-    ]
+    what = "Laplace noise, λ = 0.1 … 0.5 (Table 7)"
+    claims = [Claim(what, who, "user", 0.0, None, plain, 1, why) for who in OBSERVERS]
     clipped = LaplaceRelease(0.5 / 2, "replace-one")
     for rounds in (1, 100):
         why = "Two uploads of ℓ1 norm at most 1 are up to 2 apart: ε = 2/λ a round, and rounds add up."
@@ -152,20 +147,15 @@ def _pfedrec() -> PaperClaims:
 
 def _fmf_ldp() -> PaperClaims:
     one, epoch = Reports(2.5), Reports(2.5, 100)
+    again = "Each epoch sends k new reports: epochs compose too."
+    better = "2,000 reports compose a little better where δ may be above 0, by the exact rule."
+    model = "The model is computed from the reports, so it tells no more than they do."
     claims = [
         Claim("one report", "server", "report", 0.0, 2.5, one, 1, "The mechanism is what it is said to be."),
         Claim("one epoch, k = 100", "server", "user", 0.0, 250, epoch, 1, "k reports of one person compose to kε."),
-        Claim(
-            "20 epochs", "server", "user", 0.0, 250, epoch, 20, "Each epoch sends k new reports: epochs compose too."
-        ),
-        Claim(
-            *("20 epochs", "server", "user", 1e-6, 250, epoch, 20),
-            "2,000 reports compose a little better where δ may be above 0, by the exact rule.",
-        ),
-        Claim(
-            *("20 epochs, the trained model", "public", "user", 0.0, 250, epoch, 20),
-            "The model is computed from the reports, so it tells no more than they do.",
-        ),
+        Claim("20 epochs", "server", "user", 0.0, 250, epoch, 20, again),
+        Claim("20 epochs", "server", "user", 1e-6, 250, epoch, 20, better),
+        Claim("20 epochs, the trained model", "public", "user", 0.0, 250, epoch, 20, model),
     ]
     for users in (1000, 6040, 75040):
         behind = ShuffledReports(2.5, 100, users)
