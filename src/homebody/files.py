@@ -25,11 +25,14 @@ __all__ = [
     "is_full",
     "is_held",
     "private_folder",
+    "read_settings",
     "replace_all",
     "replacing",
+    "sync_folder",
     "touch",
     "unwritten",
     "write_new",
+    "write_synced",
 ]
 
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
@@ -113,6 +116,35 @@ def write_new(folder: Path, files: dict[str, bytes]) -> list[Path]:
             ) from error
         raise HomebodyError(f"The keys cannot be written to {folder}: {error.strerror}.") from error
     return list(paths)
+
+
+def write_synced(path: Path, content: bytes, *, over: bool = False) -> None:
+    """Write a private file that is on the disk when this returns. over: it may replace a file, but never a link."""
+    flags = os.O_TRUNC | os.O_NOFOLLOW if over else os.O_EXCL
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flags, PRIVATE), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder onto the disk: a file whose name is lost is lost."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_settings(path: Path, what: str, missing: str) -> str:
+    """The text of a settings file. missing: the sentence where there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise HomebodyError(missing) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise HomebodyError(f"{what} {path} cannot be read: {error}.") from error
 
 
 @contextmanager

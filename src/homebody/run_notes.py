@@ -29,8 +29,8 @@ from homebody.privacy import OBSERVERS, Channel, Charge, NonPrivate, PureRelease
 from homebody.privacy.specs import stage_texts
 from homebody.recipe import Recipe, fingerprint
 from homebody.reference import Reference
-from homebody.report.ledger_lines import VOCABULARY
 from homebody.report.record import Parameters, Result
+from homebody.report.statement import VOCABULARY
 from homebody.rng import Rng
 
 __all__ = [

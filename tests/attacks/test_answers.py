@@ -28,7 +28,7 @@ from homebody.federation.server.monitor import RoundSums, exposition
 from homebody.federation.server.plan import ServerPlan
 from homebody.federation.server.records import Records
 from homebody.federation.server.runtime import Flower
-from homebody.federation.telemetry import telemetry
+from homebody.federation.task import telemetry
 from homebody.fit import fit
 from homebody.recipe import Recipe
 from homebody.rng import Rng

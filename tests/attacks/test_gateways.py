@@ -232,7 +232,7 @@ def test_one_key_on_two_devices_answers_each_letter_once_and_harms_nobody_else(g
                 except (LinkDown, Refused):
                     joined = False
                     time.sleep(0.05)
-            own.leave()
+            own.close()
 
         known: list[int] = []
         twins = [threading.Thread(target=live, args=(who, known)) for who in (1, 2)]

@@ -23,9 +23,9 @@ from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
-from homebody.federation.device.recommend import recommend
+from homebody.federation.device.household import recommend
 from homebody.federation.schema import FeatureSchema
-from homebody.federation.server.admin import make, opened, person_code
+from homebody.federation.server.admin import backup, make, opened, person_code
 from homebody.federation.server.plan import ServerPlan
 from homebody.fit import fit
 from homebody.methods.privrec import PrivRec
@@ -232,7 +232,7 @@ def test_an_operator_says_which_features_there_are(tmp_path: Path) -> None:
     assert made["features"] == {"people": ["gender", "age", "hobbies"], "items": ["colour", "tags"]}
     with opened(tmp_path / "server") as (_, records):
         content = records.features()
-        records.backup(tmp_path / "copy.sqlite")
+        backup(records, tmp_path / "copy.sqlite")
     assert content is not None
     found = FeatureSchema.read(content)
     assert found.people["age"].of("age", 60)[0] == 2.0

@@ -12,7 +12,7 @@ import torch
 from homebody.data import Population
 from homebody.data.partitions import everything, leave_one_out
 from homebody.federation.device.home import Home
-from homebody.federation.device.recommend import recommend
+from homebody.federation.device.household import recommend
 from homebody.federation.server.admin import opened
 from homebody.fit import fit
 from homebody.recipe import Recipe

@@ -36,8 +36,7 @@ from homebody.federation.server.intake import Intake
 from homebody.federation.server.letters import resting
 from homebody.federation.server.runtime import Flower
 from homebody.federation.service.web import Refusal
-from homebody.federation.task import Task, asks
-from homebody.federation.telemetry import metric_names
+from homebody.federation.task import Task, asks, metric_names
 from homebody.privacy import ShuffledReports
 from homebody.privacy.events import Reports, event_from_json
 from homebody.recipe import Recipe

@@ -14,7 +14,7 @@ import torch
 from homebody.core import Batch, Catalogue, Data, Method, Phase, Rows, Total, Tree
 from homebody.errors import Abandoned, HomebodyError
 from homebody.federation import wire
-from homebody.federation.device.recommend import recommend
+from homebody.federation.device.household import recommend
 from homebody.federation.server import letters as correspondence
 from homebody.privacy import Channel
 from homebody.recipe import Recipe

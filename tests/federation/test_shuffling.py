@@ -18,7 +18,7 @@ import torch
 
 from homebody.data import Population
 from homebody.federation.device.home import Home
-from homebody.federation.device.recommend import recommend
+from homebody.federation.device.household import recommend
 from homebody.federation.envelopes import REPORT_BYTES, unseal_reports
 from homebody.federation.server.admin import opened
 from homebody.federation.server.epochs import Epochs

@@ -33,8 +33,7 @@ from homebody.privacy import (
 from homebody.privacy.accountant import epsilon
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
-from homebody.report.ledger_lines import lines_of, releases_of
-from homebody.report.statement import SELECTION, SIMULATED, statement
+from homebody.report.statement import SELECTION, SIMULATED, lines_of, releases_of, statement
 from homebody.report.statement_page import print_statement, statement_page, write_statement
 from homebody.report.terminal import print_run
 from homebody.run import Watcher, execute

@@ -12,10 +12,8 @@ from homebody.cli import (
     account,
     audit,
     client,
-    compare,
     data,
     inspect,
-    keys,
     leaderboard,
     methods,
     proxy,
@@ -23,7 +21,6 @@ from homebody.cli import (
     reproduce,
     run,
     server,
-    show,
     tune,
 )
 from homebody.cli.progress import Interrupted
@@ -54,12 +51,12 @@ def _options(
 
 
 app.command("run")(run.run)
-app.command("compare")(compare.compare)
+app.command("compare")(run.compare)
 app.command("leaderboard")(leaderboard.leaderboard)
 app.command("tune")(tune.tune)
 app.command("reproduce")(reproduce.reproduce)
 app.command("methods")(methods.methods)
-app.command("show")(show.show)
+app.command("show")(run.show)
 app.command("inspect")(inspect.inspect)
 app.command("audit")(audit.audit)
 app.command("recommend")(recommend.recommend)
@@ -68,9 +65,7 @@ app.add_typer(account.app, name="account")
 app.add_typer(server.app, name="server")
 app.add_typer(client.app, name="client")
 app.add_typer(proxy.app, name="proxy")
-keys.app.command("add")(server.add_key)
-keys.app.command("remove")(server.remove_key)
-app.add_typer(keys.app, name="keys")
+app.add_typer(server.keys, name="keys")
 
 
 def _refused(error: OSError) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,56 +96,38 @@ def _explain(run: Path, delta: float | None, into: Path | None, as_json: bool) -
         typer.echo(f"statement: {file}")
 
 
-@app.command()
-def gaussian(
-    noise: Noise = None,
-    epsilon: Target = None,
-    rounds: Rounds = [1],  # noqa: B006
-    delta: Delta = [1e-6],  # noqa: B006
-    cohort: Cohort = None,
-    population: Population = None,
-    relation: Compared = "replace-one",
-    sampling: How = None,
-    group: Group = 1,
-    plot: Plot = None,
-    as_json: options.Json = False,
-) -> None:
-    """Gaussian noise of NOISE × the ℓ2 sensitivity under the relation."""
-    from homebody.privacy.events import GaussianRelease
+def _noise(name: str, about: str, deltas: list[float]) -> None:
+    """A command for a mechanism that adds noise."""
 
-    drawn = _sampling(sampling, cohort, population, relation)
-    about = {"mechanism": "gaussian", "relation": relation, **_drawn(drawn)}
+    def command(
+        noise: Noise = None,
+        epsilon: Target = None,
+        rounds: Rounds = [1],  # noqa: B006
+        delta: Delta = deltas,
+        cohort: Cohort = None,
+        population: Population = None,
+        relation: Compared = "replace-one",
+        sampling: How = None,
+        group: Group = 1,
+        plot: Plot = None,
+        as_json: options.Json = False,
+    ) -> None:
+        from homebody.privacy.events import GaussianRelease, LaplaceRelease
 
-    def event(multiplier: float) -> Event:
-        return GaussianRelease(multiplier, cast("Relation", relation), drawn)
+        drawn = _sampling(sampling, cohort, population, relation)
+        release = GaussianRelease if name == "gaussian" else LaplaceRelease
 
-    _answer(MechanismQuestion(about, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
+        def event(multiplier: float) -> Event:
+            return release(multiplier, cast("Relation", relation), drawn)
+
+        said = {"mechanism": name, "relation": relation, **_drawn(drawn)}
+        _answer(MechanismQuestion(said, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
+
+    app.command(name, help=about)(command)
 
 
-@app.command()
-def laplace(
-    noise: Noise = None,
-    epsilon: Target = None,
-    rounds: Rounds = [1],  # noqa: B006
-    delta: Delta = [0.0],  # noqa: B006
-    cohort: Cohort = None,
-    population: Population = None,
-    relation: Compared = "replace-one",
-    sampling: How = None,
-    group: Group = 1,
-    plot: Plot = None,
-    as_json: options.Json = False,
-) -> None:
-    """Laplace noise of scale NOISE × the ℓ1 sensitivity under the relation."""
-    from homebody.privacy.events import LaplaceRelease
-
-    drawn = _sampling(sampling, cohort, population, relation)
-    about = {"mechanism": "laplace", "relation": relation, **_drawn(drawn)}
-
-    def event(multiplier: float) -> Event:
-        return LaplaceRelease(multiplier, cast("Relation", relation), drawn)
-
-    _answer(MechanismQuestion(about, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
+_noise("gaussian", "Gaussian noise of NOISE × the ℓ2 sensitivity under the relation.", [1e-6])
+_noise("laplace", "Laplace noise of scale NOISE × the ℓ1 sensitivity under the relation.", [0.0])
 
 
 @app.command()
@@ -236,7 +217,9 @@ def _answer(asked: MechanismQuestion, plot: Path | None, as_json: bool) -> None:
         _draw(plot, asked, rows[0][asked.name])
     common = asked.about | ({"group": asked.group} if asked.group > 1 else {})
     if as_json:
-        typer.echo(json.dumps(_plain(common | rows[0] if len(rows) == 1 else common | {"rows": rows})))
+        from homebody.report.record import jsonable
+
+        typer.echo(json.dumps(jsonable(common | rows[0] if len(rows) == 1 else common | {"rows": rows})))
         return
     _print_rows(common, asked.name, rows)
     if plot is not None:
@@ -279,14 +262,16 @@ def _print_rows(about: dict[str, Any], name: str, rows: list[dict[str, Any]]) ->
     from rich.console import Console
     from rich.table import Table
 
+    from homebody.report.statement import figure
+
     console = Console()
     console.print(", ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
     table = Table(name.replace("_", " "), "rounds", "δ", "ε", "by", "ε of one round", "other valid bounds")
     for row in rows:
-        others = ", ".join(f"{who} {_text(e)}" for who, e in row["bounds"].items() if who != row["accountant"])
+        others = ", ".join(f"{who} {figure(e)}" for who, e in row["bounds"].items() if who != row["accountant"])
         table.add_row(
-            *(f"{row[name]:.4g}", f"{row['rounds']:,}", f"{row['delta']:g}", _text(row["epsilon"]), row["accountant"]),
-            *(_text(row["epsilon_of_one_round"]), others),
+            *(f"{row[name]:.4g}", f"{row['rounds']:,}", f"{row['delta']:g}", figure(row["epsilon"]), row["accountant"]),
+            *(figure(row["epsilon_of_one_round"]), others),
         )
     console.print(table)
     for note in dict.fromkeys(note for row in rows for note in row["notes"]):
@@ -295,6 +280,8 @@ def _print_rows(about: dict[str, Any], name: str, rows: list[dict[str, Any]]) ->
 
 def _print_paper(name: str, as_json: bool) -> None:
     from homebody.privacy.papers import paper
+    from homebody.report.record import jsonable
+    from homebody.report.statement import figure
 
     found = paper(name)
     rows: list[dict[str, Any]] = []
@@ -316,7 +303,7 @@ def _print_paper(name: str, as_json: bool) -> None:
             }
         )
     if as_json:
-        typer.echo(json.dumps(_plain({"paper": found.id, "title": found.title, "rows": rows})))
+        typer.echo(json.dumps(jsonable({"paper": found.id, "title": found.title, "rows": rows})))
         return
 
     from rich.console import Console
@@ -328,7 +315,7 @@ def _print_paper(name: str, as_json: bool) -> None:
     for row in rows:
         claimed = "none" if row["claimed"] is None else f"{row['claimed']:g}".replace("inf", "∞")
         table.add_row(
-            *(row["what"], row["observer"], row["unit"], f"{row['delta']:g}", claimed, _text(row["certified"])),
+            *(row["what"], row["observer"], row["unit"], f"{row['delta']:g}", claimed, figure(row["certified"])),
             *(row["accountant"], str(reasons.index(row["why"]) + 1)),
         )
     console.print(table)
@@ -361,22 +348,3 @@ def _draw(file: Path, asked: MechanismQuestion, value: float) -> None:
     )
     with replacing(file, mode=SHARED) as page:
         page.write(figure.to_html(include_plotlyjs=True).encode())
-
-
-def _text(value: float) -> str:
-    """
-    >>> _text(math.inf), _text(5000.0), _text(2.44595)
-    ('∞', '5,000', '2.446')
-    """
-    if math.isinf(value):
-        return "∞"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _plain(value: Any) -> Any:
-    """JSON knows no infinity: it becomes a text."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return "inf" if value == math.inf else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,9 @@ from homebody.errors import HomebodyError, several, unknown_name
 
 if TYPE_CHECKING:
     from homebody.audit.canaries import Finding, Visible
+    from homebody.fit import Fitted
     from homebody.recipe import Recipe
+    from homebody.simulation import Simulator
 
 __all__ = ["audit"]
 
@@ -115,20 +117,13 @@ def audit(
 
 def _interactions(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
     from homebody.audit.interactions import read_interactions
-    from homebody.recipe import Recipe
-    from homebody.report import RunFolder
-    from homebody.run import reopen
-    from homebody.simulation import Simulator
 
-    fitted, _ = reopen(run)
-    recipe = Recipe.from_toml(RunFolder.open(run).recipe_text())
-    assert isinstance(fitted.runtime, Simulator)
+    fitted, runtime, recipe = _reopened(run)
     with _bar("messages read", quiet) as step:
         reading = read_interactions(
-            fitted.method, fitted.runtime, fitted.shared, cohort=recipe.cohort, seed=seed, step=step, **given
+            fitted.method, runtime, fitted.shared, cohort=recipe.cohort, seed=seed, step=step, **given
         )
-    certified = fitted.epsilon
-    found = {**reading.as_dict(), **_about(recipe, certified, fitted.delta)}
+    found = {**reading.as_dict(), **_about(recipe, fitted.epsilon, fitted.delta)}
     if not quiet:
         _print_reading(found, recipe.short_method)
     return found
@@ -136,23 +131,17 @@ def _interactions(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> d
 
 def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
     from homebody.audit.canaries import plant
-    from homebody.recipe import Recipe
     from homebody.reference import federated
     from homebody.report import RunFolder
-    from homebody.run import reopen
-    from homebody.simulation import Simulator
 
-    fitted, _ = reopen(run)
-    folder = RunFolder.open(run)
-    recipe = Recipe.from_toml(folder.recipe_text())
-    rounds = int(folder.read_json("result.json")["rounds"])
+    fitted, runtime, recipe = _reopened(run)
+    rounds = int(RunFolder.open(run).read_json("result.json")["rounds"])
     method = federated(recipe.build(), recipe.method)
-    assert isinstance(fitted.runtime, Simulator)
     wanted = {"trials": 1, "confidence": 0.95, **given}
     with _bar("rounds with canaries", quiet) as step:
         findings = plant(
             method,
-            fitted.runtime,
+            runtime,
             rounds=rounds,
             cohort=recipe.cohort,
             delta=fitted.delta,
@@ -177,16 +166,10 @@ def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[s
     from homebody.audit.linkage import ReportBatch, as_they_come, linkage, reported
     from homebody.audit.views import hides_senders
     from homebody.federation.proxy.rehearsal import rehearse_reports
-    from homebody.recipe import Recipe
-    from homebody.report import RunFolder
-    from homebody.run import reopen
-    from homebody.simulation import Simulator
 
-    fitted, _ = reopen(run)
-    recipe = Recipe.from_toml(RunFolder.open(run).recipe_text())
-    assert isinstance(fitted.runtime, Simulator)
+    fitted, runtime, recipe = _reopened(run)
     with _bar("messages made", quiet) as step:
-        round_ = reported(fitted.method, fitted.runtime, fitted.shared, seed=seed, step=step, **given)
+        round_ = reported(fitted.method, runtime, fitted.shared, seed=seed, step=step, **given)
     views = {"as they come": as_they_come(round_.messages)}
     if hides_senders(fitted.method.uplink):
         batches, whose = rehearse_reports(round_.messages)
@@ -204,24 +187,18 @@ def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[s
 def _membership(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
     from homebody.audit.membership import Released, attack, leaves_some_out
     from homebody.audit.shadows import trained_for
-    from homebody.recipe import Recipe
     from homebody.reference import federated
-    from homebody.report import RunFolder
-    from homebody.run import reopen
-    from homebody.simulation import Simulator
 
-    fitted, _ = reopen(run)
-    recipe = Recipe.from_toml(RunFolder.open(run).recipe_text())
+    fitted, runtime, recipe = _reopened(run)
     method = federated(recipe.build(), recipe.method)
-    assert isinstance(fitted.runtime, Simulator)
     assert recipe.rounds is not None
     released, cut = None, given.pop("rounds", None)
-    if cut is None and leaves_some_out(fitted.runtime.split):
+    if cut is None and leaves_some_out(runtime.split):
         released = Released(fitted.method, fitted.shared, recipe.seed, fitted.epsilon["public"])
     with _bar("rounds of the attacked and of shadow models", quiet) as step:
         found = attack(
             method,
-            fitted.runtime.split,
+            runtime.split,
             rounds=trained_for(method, recipe.rounds, fitted.chosen) if cut is None else cut,
             cohort=recipe.cohort,
             released=released,
@@ -243,6 +220,18 @@ def _membership(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dic
     return found
 
 
+def _reopened(run: Path) -> tuple[Fitted, Simulator, Recipe]:
+    """A finished run to attack: what was trained, its simulated people, and its recipe."""
+    from homebody.recipe import Recipe
+    from homebody.report import RunFolder
+    from homebody.run import reopen
+    from homebody.simulation import Simulator
+
+    fitted, _ = reopen(run)
+    assert isinstance(fitted.runtime, Simulator)
+    return fitted, fitted.runtime, Recipe.from_toml(RunFolder.open(run).recipe_text())
+
+
 def _about(recipe: Recipe, certified: dict[str, float], delta: float) -> dict[str, Any]:
     return {
         "method": recipe.method,
@@ -253,107 +242,101 @@ def _about(recipe: Recipe, certified: dict[str, float], delta: float) -> dict[st
     }
 
 
-def _print_reading(found: dict[str, Any], method: str) -> None:
+def _print(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], lines: Iterable[str], *, no_wrap: bool = False
+) -> None:
+    """A table whose first column has names and the others numbers, and lines that explain it."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    from homebody.report.words import epsilon as epsilon_text
+    from homebody.report.words import say
 
     console = Console()
-    title = f"{method}: whose items are whose? {several(found['users'], 'client')}, one round"
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("guessed from", "AUC", "95 % of the mean", f"above {found['above']:g}"):
-        table.add_column(heading, justify="left" if heading == "guessed from" else "right")
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=no_wrap)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    say(console, *lines)
+
+
+def _print_reading(found: dict[str, Any], method: str) -> None:
+    from homebody.report.words import epsilon as epsilon_text
+
     low, high = found["interval"]
     kind = "the sum" if found["reads"].startswith("the sum") else "the message"
-    table.add_row(kind, f"{found['auc']:.3f}", f"{low:.3f} – {high:.3f}", f"{found['share_above']:.0%}")
-    table.add_row("popularity alone", f"{found['popularity_auc']:.3f}", "", "")
-    console.print(table)
     epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in found["epsilon"].items())
-    for line in (
-        f"the server reads {found['reads']}: '{found['table']}', {found['rule']}",
-        *([f"stages: {' → '.join(found['stages'])}"] if found["stages"] else []),
-        f"ε certified, one user, over the whole training: {epsilon}; δ = {found['delta']:g}",
-        *(
-            ["∞ against the server: nothing bounds what it reads, whatever others are told"]
-            if found["epsilon"]["server"] == "inf"
-            else []
+    unbounded = "∞ against the server: nothing bounds what it reads, whatever others are told"
+    _print(
+        f"{method}: whose items are whose? {several(found['users'], 'client')}, one round",
+        ("guessed from", "AUC", "95 % of the mean", f"above {found['above']:g}"),
+        (
+            (kind, f"{found['auc']:.3f}", f"{low:.3f} – {high:.3f}", f"{found['share_above']:.0%}"),
+            ("popularity alone", f"{found['popularity_auc']:.3f}", "", ""),
         ),
-    ):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        (
+            f"the server reads {found['reads']}: '{found['table']}', {found['rule']}",
+            *_stages(found),
+            f"ε certified, one user, over the whole training: {epsilon}; δ = {found['delta']:g}",
+            *([unbounded] if found["epsilon"]["server"] == "inf" else []),
+        ),
+    )
+
+
+def _stages(found: dict[str, Any]) -> list[str]:
+    return [f"stages: {' → '.join(found['stages'])}"] if found["stages"] else []
 
 
 def _print_linkage(found: dict[str, Any], method: str) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
     first = next(iter(found["views"].values()))
-    title = (
-        f"{method}: which reports are of one device? {first['reports']:,} of {first['devices']:,} devices, one round"
-    )
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("reports reach the server")
-    for heading in ("AUC, all\nit sees", "AUC, what\nthey say", "difference", "95 %"):
-        table.add_column(heading, justify="right")
+    rows = []
     for name, one in found["views"].items():
         apart, low, high = one["difference"]
         areas = (f"{one[kind][0]:.3f}" for kind in ("everything", "content"))
-        table.add_row(name, *areas, f"{apart:+.3f}", f"{low:+.3f} – {high:+.3f}")
-    console.print(table)
+        rows.append((name, *areas, f"{apart:+.3f}", f"{low:+.3f} – {high:+.3f}"))
     mixed = found["views"].get("through a proxy")
-    for line in (
-        "what they say: pairs scored by content alone, as from a bag of reports; 0.5 is chance",
-        *(["without a shuffle stage nothing mixes them"] if mixed is None else []),
-        *(
-            [f"behind the proxy order and batches tell {'MORE than the reports do' if mixed['linked'] else 'nothing'}"]
-            if mixed
-            else []
-        ),
-    ):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    if mixed is None:
+        last = "without a shuffle stage nothing mixes them"
+    else:
+        tell = "MORE than the reports do" if mixed["linked"] else "nothing"
+        last = f"behind the proxy order and batches tell {tell}"
+    _print(
+        f"{method}: which reports are of one device? {first['reports']:,} of {first['devices']:,} devices, one round",
+        ("reports reach the server", "AUC, all\nit sees", "AUC, what\nthey say", "difference", "95 %"),
+        rows,
+        ("what they say: pairs scored by content alone, as from a bag of reports; 0.5 is chance", last),
+    )
 
 
 def _print_findings(findings: list[Finding], found: dict[str, Any], method: str) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from homebody.report.words import epsilon as epsilon_text
 
-    console = Console()
     canaries, trainings = several(found["canaries"], "canary", "canaries"), several(found["trials"], "training")
-    title = f"{method}: {canaries}, {trainings} of {several(found['rounds'], 'round')}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("observer", no_wrap=True)
-    headings = (
-        "ε, the\nrun",
-        "ε, with\ncanaries",
-        "at least\none run",
-        "at least\nGaussian",
-        "guesses",
-        "right",
-        "allowed",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = []
     for one in findings:
         lower, counted = one.lower, one.counted
-        table.add_row(
-            one.observer,
-            epsilon_text(found["epsilon"][one.observer]),
-            epsilon_text(one.certified),
-            "not measured" if lower is None else f"{lower.epsilon:.2f}",
-            "" if one.gaussian is None else f"{one.gaussian.epsilon:.2f}",
-            "" if lower is None else f"{(counted or lower).guesses:,}",
-            "" if lower is None else f"{(counted or lower).right:,}",
-            "" if lower is None else "all" if counted is None else f"{counted.most:,}",
+        rows.append(
+            (
+                one.observer,
+                epsilon_text(found["epsilon"][one.observer]),
+                epsilon_text(one.certified),
+                "not measured" if lower is None else f"{lower.epsilon:.2f}",
+                "" if one.gaussian is None else f"{one.gaussian.epsilon:.2f}",
+                "" if lower is None else f"{(counted or lower).guesses:,}",
+                "" if lower is None else f"{(counted or lower).right:,}",
+                "" if lower is None else "all" if counted is None else f"{counted.most:,}",
+            )
         )
-    console.print(table)
-    for line in _remarks(findings, found):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    bounds = ("ε, the\nrun", "ε, with\ncanaries", "at least\none run", "at least\nGaussian")
+    _print(
+        f"{method}: {canaries}, {trainings} of {several(found['rounds'], 'round')}",
+        ("observer", *bounds, "guesses", "right", "allowed"),
+        rows,
+        _remarks(findings, found),
+        no_wrap=True,
+    )
 
 
 COINS = {
@@ -374,8 +357,7 @@ def _remarks(findings: list[Finding], found: dict[str, Any]) -> Iterator[str]:
     yield "allowed: the right guesses that the ledger's ε leaves possible, at this δ and at all others"
     error = 1 - found["confidence"]
     yield f"if the ledger is right, anything is contradicted with a probability of at most {error:.3g}"
-    if found["stages"]:
-        yield f"stages: {' → '.join(found['stages'])}"
+    yield from _stages(found)
     if any(one.certified == float("inf") for one in findings):
         yield "where ∞ is certified, any lower bound agrees with it"
     for one in findings:
@@ -412,43 +394,31 @@ def _would_be_found(visible: Visible) -> str:
 
 def _print_membership(found: dict[str, Any], method: str) -> None:
     """A line for each attack, beside what any could reach."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    title = f"{method}: who was in the training? {found['members']:,} members, {found['others']:,} others"
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("attack")
-    for heading in ("reached", "95 %", "any attack,\nby certified ε"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in _membership_rows(found):
-        table.add_row(*row)
-    console.print(table)
-    for line in _membership_remarks(found):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    _print(
+        f"{method}: who was in the training? {found['members']:,} members, {found['others']:,} others",
+        ("attack", "reached", "95 %", "any attack,\nby certified ε"),
+        _membership_rows(found),
+        _membership_remarks(found),
+        no_wrap=True,
+    )
 
 
 def _membership_rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     most, lists, ratio = found["allowed"], found["lists"], found["likelihood_ratio"]
     if "accuracy" in lists:
-        yield ("lists, forest: accuracy", *_interval(lists["accuracy"]), _at_most(most["accuracy"]))
+        yield ("lists, forest: accuracy", *_interval(lists["accuracy"]), f"{most['accuracy']:.3f}")
         yield ("lists, oracle: accuracy", f"{lists['ceiling']:.3f}", "", "")
-    yield ("preference alone: AUC", *_interval(ratio["auc_without_shadows"]), _at_most(most["auc"]))
-    yield ("likelihood ratio: AUC", *_interval(ratio["auc"]), _at_most(most["auc"]))
+    yield ("preference alone: AUC", *_interval(ratio["auc_without_shadows"]), f"{most['auc']:.3f}")
+    yield ("likelihood ratio: AUC", *_interval(ratio["auc"]), f"{most['auc']:.3f}")
     if ratio["auc_took_part"] and found["took_part"] < found["trained_on"]:
         yield ("  of those in a round", *_interval(ratio["auc_took_part"]), "")
     for rate, bound in zip(ratio["rates"], most["rates"], strict=True):
-        yield (f"  found at {100 * rate['false_positives']:g} % false", *_interval(rate["true"]), _at_most(bound))
+        yield (f"  found at {100 * rate['false_positives']:g} % false", *_interval(rate["true"]), f"{bound:.3f}")
 
 
 def _interval(figure: list[float]) -> tuple[str, str]:
     value, low, high = figure
     return f"{value:.3f}", f"{low:.3f} – {high:.3f}"
-
-
-def _at_most(bound: float) -> str:
-    return f"{bound:.3f}"
 
 
 def _membership_remarks(found: dict[str, Any]) -> Iterator[str]:
@@ -468,8 +438,7 @@ def _membership_remarks(found: dict[str, Any]) -> Iterator[str]:
     else:
         yield f"lists: {lists['skipped']}"
     yield f"likelihood ratio: {found['shadows']} shadow models on halves; {found['likelihood_ratio']['statistic']}"
-    if found["stages"]:
-        yield f"stages: {' → '.join(found['stages'])}"
+    yield from _stages(found)
     run = epsilon_text(found["epsilon"]["public"])
     yield (
         f"ε certified for the public, one user: {epsilon_text(most['epsilon'])} for the attacked model, {run} for the "

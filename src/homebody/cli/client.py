@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,21 +81,20 @@ def init(
     most = _limits(limits)
     Home.create(folder, server=server, name=name, budget=budget, proxy=proxy, limits=most, furnish=furnish).close()
     key, own = folder / "device.pub", folder / "reports.pub"
-    if as_json:
-        made = {"folder": str(folder), "server": server, "name": name, "public_key": str(key)}
-        typer.echo(json.dumps({**made, "proxy": proxy, "reports_key": str(own)} if proxy else made))
-        return
-    typer.echo(f"A device for {server} is in {folder}.")
-    typer.echo(
-        f"Give {key} to the server's operator, and say how many people live with it: they are registered "
-        "together (`homebody keys add`). The other files are nobody else's."
+    made = {"folder": str(folder), "server": server, "name": name, "public_key": str(key)}
+    behind = (
+        f"Give {own} to the proxy's operator, with the same number of people (`homebody proxy allow`): it is "
+        "another key, so that the two operators know no device by the same name."
     )
-    if proxy:
-        typer.echo(
-            f"Give {own} to the proxy's operator, with the same number of people (`homebody proxy allow`): it is "
-            "another key, so that the two operators know no device by the same name."
-        )
-    typer.echo(f"Bring in what they did with `homebody client import {folder} FILE`.")
+    options.answer(
+        {**made, "proxy": proxy, "reports_key": str(own)} if proxy else made,
+        as_json,
+        f"A device for {server} is in {folder}.",
+        f"Give {key} to the server's operator, and say how many people live with it: they are registered "
+        "together (`homebody keys add`). The other files are nobody else's.",
+        *([behind] if proxy else []),
+        f"Bring in what they did with `homebody client import {folder} FILE`.",
+    )
 
 
 @app.command("import")
@@ -123,14 +123,13 @@ def import_history(
             rating_col=rating_col,
             only=only or (),
         )
-    if as_json:
-        typer.echo(json.dumps({**done._asdict(), "new": [one._asdict() for one in done.new]}))
-        return
-    typer.echo(f"{several(done.added, 'interaction')} added, {done.repeated:,} known already.")
-    if done.left_out:
-        typer.echo(f"{several(done.left_out, 'row')} of others left out.")
-    for one in done.new:
-        typer.echo(f"New: {one.name} (slot {one.slot}).")
+    options.answer(
+        {**done._asdict(), "new": [one._asdict() for one in done.new]},
+        as_json,
+        f"{several(done.added, 'interaction')} added, {done.repeated:,} known already.",
+        *([f"{several(done.left_out, 'row')} of others left out."] if done.left_out else []),
+        *(f"New: {one.name} (slot {one.slot})." for one in done.new),
+    )
 
 
 @app.command()
@@ -147,7 +146,7 @@ def append(
 
     with _home(folder) as home:
         noted = home.history.append(person, item, None if time is None else read_time(time), rating)
-    _say(noted._asdict(), as_json, f"{noted.item} noted for {person}, time {noted.time}.")
+    options.answer(noted._asdict(), as_json, f"{noted.item} noted for {person}, time {noted.time}.")
 
 
 @app.command()
@@ -168,7 +167,7 @@ def delete(
     text = f"{several(count, 'interaction')} deleted."
     if learnt:
         text += f" What the private state learnt from them stays until `homebody client opt-out {folder} {person}`."
-    _say({"deleted": count}, as_json, text)
+    options.answer({"deleted": count}, as_json, text)
 
 
 @app.command()
@@ -181,7 +180,7 @@ def export(
     """Write the histories as a CSV file that `import` reads."""
     with _home(folder) as home:
         count = home.history.export(file, person)
-    _say({"rows": count, "file": str(file)}, as_json, f"{several(count, 'interaction')} written to {file}.")
+    options.answer({"rows": count, "file": str(file)}, as_json, f"{several(count, 'interaction')} written to {file}.")
 
 
 @app.command()
@@ -226,12 +225,9 @@ def profile(
         notes = [] if content is None else FeatureSchema.read(content).notes(said)
         if said or forget:
             known = home.people.describe(person, {**said, **dict.fromkeys(forget or [])})
-    if as_json:
-        typer.echo(json.dumps({"person": person, "profile": known, "notes": notes}))
-        return
-    typer.echo(f"{person}: " + (", ".join(f"{name}={value}" for name, value in known.items()) or "nothing is said"))
-    for note in notes:
-        typer.echo(note)
+    said_of = ", ".join(f"{name}={value}" for name, value in known.items()) or "nothing is said"
+    found = {"person": person, "profile": known, "notes": notes}
+    options.answer(found, as_json, f"{person}: {said_of}", *notes)
 
 
 @app.command()
@@ -282,7 +278,7 @@ def limits(
         if settings:
             home.configure(limits=_limits(settings))
         found = home.settings.limits
-    _say(found, as_json, "\n".join(f"{name}: {value:g}" for name, value in found.items()))
+    options.answer(found, as_json, "\n".join(f"{name}: {value:g}" for name, value in found.items()))
 
 
 @app.command()
@@ -293,7 +289,7 @@ def recommend(
     as_json: options.Json = False,
 ) -> None:
     """Rank a person's best new items on this device; no network is needed."""
-    from homebody.federation.device.recommend import recommend as ranked
+    from homebody.federation.device.household import recommend as ranked
 
     with _home(folder) as home:
         best = ranked(home, home.people.find(person), k)
@@ -334,7 +330,9 @@ def opt_out(
         found = home.people.opt_out(person, delete_history=delete_history)
         left = home.history.lengths()[found.slot]
     history = "the history too" if delete_history else f"the history stays ({several(left, 'interaction')})"
-    _say(found._asdict(), as_json, f"{found.name} takes no part any more; the private state is deleted, {history}.")
+    options.answer(
+        found._asdict(), as_json, f"{found.name} takes no part any more; the private state is deleted, {history}."
+    )
 
 
 @app.command("opt-in")
@@ -342,7 +340,7 @@ def opt_in(folder: Dir, person: Name, as_json: options.Json = False) -> None:
     """Let a person who opted out take part again."""
     with _home(folder) as home:
         found = home.people.opt_in(person)
-    _say(found._asdict(), as_json, f"{found.name} takes part again.")
+    options.answer(found._asdict(), as_json, f"{found.name} takes part again.")
 
 
 @app.command()
@@ -350,12 +348,8 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
     """Show the device: its server, whether it runs or is paused, its people, and its model."""
     with _home(folder) as home:
         settings, model, rows = home.settings, home.models.ranking(), _people(home)
-        running, items, reports, overruns = (
-            home.store.client_runs(),
-            len(home.items),
-            home.outbox.reports(),
-            home.outbox.late(),
-        )
+        running, items = home.store.client_runs(), len(home.items)
+        reports, overruns = home.outbox.reports(), home.outbox.late()
     if as_json:
         known = None if model is None else {**model._asdict(), "description": json.loads(model.description)}
         found = {"folder": str(folder), **asdict(settings), "running": running, "items": items, "model": known}
@@ -363,15 +357,17 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
         typer.echo(json.dumps({**found, "people": rows}))
         return
     rest = ", paused" if settings.paused else ""
-    typer.echo(f"{settings.name or 'a device'} in {folder}: {'running' if running else 'not running'}{rest}")
-    typer.echo(f"server: {settings.server}")
-    if settings.proxy:
-        typer.echo(f"proxy: {settings.proxy}, {several(reports, 'report')} sent")
-    typer.echo(f"budget of each person: {settings.budget or 'none'}")
-    if overruns:
-        typer.echo(f"answers that left late, so that their time may tell something: {overruns:,}")
-    typer.echo(f"catalogue: {several(items, 'item')}")
-    typer.echo("model: none yet" if model is None else f"model: as of {model.release}")
+    late = f"answers that left late, so that their time may tell something: {overruns:,}"
+    for line in (
+        f"{settings.name or 'a device'} in {folder}: {'running' if running else 'not running'}{rest}",
+        f"server: {settings.server}",
+        *([f"proxy: {settings.proxy}, {several(reports, 'report')} sent"] if settings.proxy else []),
+        f"budget of each person: {settings.budget or 'none'}",
+        *([late] if overruns else []),
+        f"catalogue: {several(items, 'item')}",
+        "model: none yet" if model is None else f"model: as of {model.release}",
+    ):
+        typer.echo(line)
     _print_people(rows)
 
 
@@ -395,7 +391,7 @@ def _limits(given: list[str] | None) -> dict[str, float]:
 def _rest(folder: Path, paused: bool, as_json: bool, text: str) -> None:
     with _home(folder) as home:
         home.configure(paused=paused)
-    _say({"paused": paused}, as_json, text)
+    options.answer({"paused": paused}, as_json, text)
 
 
 def _people(home: Home) -> list[dict[str, Any]]:
@@ -422,10 +418,6 @@ def _print_people(rows: list[dict[str, Any]]) -> None:
     Console().print(table)
 
 
-def _say(found: dict[str, Any], as_json: bool, text: str) -> None:
-    typer.echo(json.dumps(found) if as_json else text)
-
-
 def _print_disclosure(found: dict[str, Any]) -> None:
     """Print what left the device of one person: the answers, what each disclosed to whom, and ε."""
     from datetime import UTC, datetime
@@ -434,11 +426,11 @@ def _print_disclosure(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from homebody.report.statement import figure
+    from homebody.report.words import say as say_to
+
     console = Console()
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
-
+    say = partial(say_to, console)
     part = "" if found["active"] else " (takes no part any more)"
     sent, ledger = found["sent"], found["ledger"]
     console.print(f"{found['person']}{part}", style="bold", highlight=False, markup=False)
@@ -454,9 +446,6 @@ def _print_disclosure(found: dict[str, Any]) -> None:
     if not ledger["releases"]:
         say("  Nothing was charged: ε = 0 against everyone.")
         return
-
-    from homebody.report.statement import figure
-
     say(f"  {several(ledger['releases'], 'release')} charged, each before it left:")
     for line in ledger["lines"]:
         say(f"    {line['rounds']}:")

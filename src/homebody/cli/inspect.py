@@ -61,6 +61,8 @@ def _print(found: Inspection, method: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from homebody.report.words import say
+
     console = Console()
     title = f"{method}: one message of user {found.user}, {found.bytes:,} bytes"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -83,8 +85,7 @@ def _print(found: Inspection, method: str) -> None:
     for request in found.requests:
         if request.always:
             console.print(_always(request))
-    for line in found.tells:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    say(console, *found.tells)
 
 
 def _print_reports(console: Console, found: ClientReports) -> None:
@@ -93,6 +94,7 @@ def _print_reports(console: Console, found: ClientReports) -> None:
     from rich.table import Table
 
     from homebody.errors import several
+    from homebody.report.words import say
 
     title = f"{several(found.k, 'report')} of one bit, ε = {found.epsilon:g} each, about {found.entries:,} entries"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -115,8 +117,7 @@ def _print_reports(console: Console, found: ClientReports) -> None:
     ]
     if found.note:
         lines.append(found.note)
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    say(console, *lines)
     if not found.sealed or first.sealed is None:
         return
     way = found.sealed

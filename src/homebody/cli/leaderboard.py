@@ -75,6 +75,7 @@ def _print(result: dict[str, Any]) -> None:
     from rich.console import Console
 
     from homebody.report.terminal import comparison_table, unlike_public
+    from homebody.report.words import say
 
     console = Console()
     marked = [
@@ -83,11 +84,11 @@ def _print(result: dict[str, Any]) -> None:
     comparison_table({**result, "methods": marked}, console)
     folder = Path(result["folder"])
     page = "index.html" if (folder / "index.html").exists() else "LEADERBOARD.md"
-    for line in (
+    say(
+        console,
         "(c): centralised",
         *unlike_public(marked),
         *result["legend"],
         *(f"not in the table: {one['name']}: {one['reason']}" for one in result["skipped"]),
         f"page: {folder / page}",
-    ):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    )

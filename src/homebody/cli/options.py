@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,8 +24,10 @@ __all__ = [
     "Out",
     "Settings",
     "TrustCode",
+    "answer",
     "folder_anywhere",
     "from_settings",
+    "made_key",
     "of_recipe",
     "pairs",
     "recipe_options",
@@ -177,6 +180,18 @@ def pairs(given: list[str] | None, option: str, *, first: bool = False) -> dict[
             raise HomebodyError(f"{option} says twice what '{name}' is; leave one out.")
         found[name] = value
     return found
+
+
+def answer(found: Mapping[str, Any], as_json: bool, *lines: str) -> None:
+    """Print one JSON object, or the same in lines for people."""
+    typer.echo(json.dumps(found) if as_json else "\n".join(lines))
+
+
+def made_key(public: Path, operator: str, as_json: bool) -> None:
+    """Print where a new key is, and who gets its public half."""
+    private = public.with_suffix(".key")
+    give = f"Give {public} to the {operator}'s operator; {private.name} stays here."
+    answer({"key": str(private), "public": str(public)}, as_json, str(private), str(public), give)
 
 
 def warn(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -43,16 +42,15 @@ def init(
 
     settings = ProxySettings(**given.values(), next_ca=next_ca is not None)
     public = make(folder, settings, hosts=host or (), next_ca=next_ca, cert=cert, key=key)
-    if as_json:
-        typer.echo(
-            json.dumps({"folder": str(folder), "listen": settings.listen, "next": settings.next, "public": str(public)})
-        )
-        return
-    typer.echo(f"A proxy is in {folder}. Give {public} to the operator of {settings.next}, who lets it send there.")
-    if settings.tls and cert is None:
-        typer.echo(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its reports.pub:")
-    typer.echo(f"  homebody proxy allow {folder} reports.pub")
-    typer.echo(f"Then start it: homebody proxy run {folder}")
+    give = f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its reports.pub:"
+    options.answer(
+        {"folder": str(folder), "listen": settings.listen, "next": settings.next, "public": str(public)},
+        as_json,
+        f"A proxy is in {folder}. Give {public} to the operator of {settings.next}, who lets it send there.",
+        *([give] if settings.tls and cert is None else []),
+        f"  homebody proxy allow {folder} reports.pub",
+        f"Then start it: homebody proxy run {folder}",
+    )
 
 
 @app.command("key")
@@ -63,13 +61,7 @@ def make_key(
     """Make a key that signs a device's reports; a proxy gets its own from `homebody proxy init`."""
     from homebody.federation.service.keys import make_report_key
 
-    public = make_report_key(folder)
-    private = public.with_suffix(".key")
-    if as_json:
-        typer.echo(json.dumps({"key": str(private), "public": str(public)}))
-        return
-    typer.echo(f"{private}\n{public}")
-    typer.echo(f"Give {public} to the proxy's operator; {private.name} stays here.")
+    options.made_key(make_report_key(folder), "proxy", as_json)
 
 
 @app.command()
@@ -89,7 +81,7 @@ def allow(
     from homebody.federation.proxy.admin import allow
 
     count = allow(folder, keys, people=people, proxy=proxy)
-    typer.echo(json.dumps({"added": len(keys), "senders": count}) if as_json else f"{count:,} may send to {folder}.")
+    options.answer({"added": len(keys), "senders": count}, as_json, f"{count:,} may send to {folder}.")
 
 
 @app.command()
@@ -98,7 +90,7 @@ def forbid(folder: Dir, keys: Keys, as_json: Json = False) -> None:
     from homebody.federation.proxy.admin import forbid
 
     count = forbid(folder, keys)
-    typer.echo(json.dumps({"removed": len(keys), "senders": count}) if as_json else f"{count:,} may send to {folder}.")
+    options.answer({"removed": len(keys), "senders": count}, as_json, f"{count:,} may send to {folder}.")
 
 
 @app.command()
@@ -116,17 +108,14 @@ def status(folder: Dir, as_json: Json = False) -> None:
     from homebody.federation.proxy.admin import report
 
     found = report(folder)
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
     alive = "running" if found["running"] else "not running"
-    typer.echo(f"{folder}: {found['listen']} to {found['next']} ({alive})")
     senders = f"{several(found['devices'], 'device')}, {several(found['proxies'], 'proxy', 'proxies')}"
-    typer.echo(f"may send: {senders}; open epochs: {found['epochs']:,}")
-    typer.echo(
+    options.answer(
+        found,
+        as_json,
+        f"{folder}: {found['listen']} to {found['next']} ({alive})",
+        f"may send: {senders}; open epochs: {found['epochs']:,}",
         f"reports: {found['accepted']:,} accepted, {found['held']:,} held, {found['forwarded']:,} passed on, "
-        f"{sum(found['dropped'].values()):,} dropped"
+        f"{sum(found['dropped'].values()):,} dropped",
+        *(f"{kind}, {why}: {count:,}" for kind in ("dropped", "refused") for why, count in found[kind].items()),
     )
-    for kind in ("dropped", "refused"):
-        for reason, amount in found[kind].items():
-            typer.echo(f"{kind}, {reason}: {amount:,}")

@@ -99,11 +99,12 @@ def _print(told: dict[str, Any], title: str, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from homebody.report.words import say
+
     table = Table("", "item", "name", "score", title=title)
     for place, row in enumerate(told["items"], 1):
         table.add_row(str(place), Text(str(row["item"])), Text(str(row["name"])), f"{row['score']:.3f}")
     console = Console()
     if told["items"]:
         console.print(table)
-    for note in told["notes"]:
-        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    say(console, *told["notes"])

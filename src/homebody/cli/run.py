@@ -1,4 +1,4 @@
-"""`homebody run`: train one method on one data set, and keep the record."""
+"""`homebody run`, `compare` and `show`: train one method or several, and read the record of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from homebody.cli import options
 from homebody.errors import HomebodyError
 
-__all__ = ["run"]
+__all__ = ["compare", "run", "show"]
 
 
 @options.recipe_options
@@ -80,3 +80,50 @@ def _refuse_others() -> None:
         ):
             option = next(p.opts[-1] for p in context.command.params if p.name == name)
             raise HomebodyError(f"--resume goes on with the run's own recipe: leave out {option}.")
+
+
+@options.recipe_options
+def compare(
+    given: options.Given,
+    methods: Annotated[list[str], typer.Argument(help="Names from `homebody methods`, or path/to/file.py:Class.")],
+    seeds: Annotated[int, typer.Option("--seeds", help="Run each method with seeds 0 to this less 1.")] = 3,
+    out: options.Out = Path("runs"),
+    as_json: options.Json = False,
+) -> None:
+    """Mean and deviation over seeds, and whether a method really differs from the best one.
+
+    Methods meet the same splits and candidates, so users are compared in pairs (NDCG@10, sign-flip test, Holm).
+    """
+    from homebody.cli.progress import watching
+    from homebody.report.comparison import summarise_runs
+    from homebody.run import execute
+
+    if seeds < 1:
+        raise HomebodyError(f"Seeds must be at least 1, not {seeds}.")
+    recipes = [given.recipe(method, seed=seed) for method in dict.fromkeys(methods) for seed in range(seeds)]
+    for recipe in recipes:
+        recipe.build()
+    results = []
+    for recipe in recipes:
+        with watching(f"{recipe.short_method} seed {recipe.seed}", quiet=as_json) as watcher:
+            results.append(execute(recipe, out, watcher))
+    comparison = summarise_runs(results)
+    if as_json:
+        typer.echo(json.dumps(comparison))
+        return
+
+    from homebody.report.terminal import print_comparison
+
+    print_comparison(comparison)
+
+
+def show(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: options.Json = False) -> None:
+    """What was run, how it went round by round, what it told whom, and what came of it."""
+    from homebody.report import RunFolder
+    from homebody.report.terminal import print_run
+
+    folder = RunFolder.open(run)
+    if as_json:
+        typer.echo(json.dumps(folder.result()))
+        return
+    print_run(folder)

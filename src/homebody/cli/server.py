@@ -1,4 +1,4 @@
-"""`homebody server`: train over real devices."""
+"""`homebody server`: train over real devices. `homebody keys`: who may take part."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ import typer
 from homebody.cli import options
 from homebody.errors import several
 
-__all__ = ["add_key", "app", "remove_key"]
+__all__ = ["app", "keys"]
 
 app = typer.Typer(help="Train over real devices: the server's side.", no_args_is_help=True)
 
+keys = typer.Typer(help="Make keys, and say whose may take part.", no_args_is_help=True)
+
 Dir = Annotated[Path, typer.Argument(help="The server's folder.", metavar="DIR")]
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option("--host", help="A name or address by which devices reach the server, for its certificate; repeat."),
+]
 
 
 @app.command()
@@ -33,10 +39,7 @@ def init(
     listen: Annotated[
         str, typer.Option(help="Where to listen for devices, HOST:PORT; 0.0.0.0:PORT for other machines too.")
     ] = "127.0.0.1:9092",
-    host: Annotated[
-        list[str] | None,
-        typer.Option(help="A name or address by which devices reach the server, for its certificate; repeat."),
-    ] = None,
+    host: Hosts = None,
     tls: Annotated[
         bool, typer.Option("--tls/--no-tls", help="Encrypt; to leave it out, listen on this machine alone.")
     ] = True,
@@ -206,16 +209,16 @@ def items(
     text = f"{count:,} of {several(len(found), 'item is', 'items are')} new; the catalogue has {total:,}."
     if featured and count:
         text += " Their features are unknown to the model, which got its own when the server was made."
-    typer.echo(json.dumps({"added": count, "items": total}) if as_json else text)
+    options.answer({"added": count, "items": total}, as_json, text)
 
 
 @app.command()
 def backup(folder: Dir, file: Annotated[Path, typer.Argument(help="A file that is not there yet.")]) -> None:
     """Copy the server's state into one SQLite file, also while it runs."""
-    from homebody.federation.server.admin import opened
+    from homebody.federation.server.admin import backup, opened
 
     with opened(folder) as (_, records):
-        records.backup(file)
+        backup(records, file)
     typer.echo(
         f"The server's state is in {file}; {folder / 'server.toml'} and {folder / 'keys'} are not: keep them too."
     )
@@ -249,6 +252,32 @@ def _check_extra() -> None:
         raise HomebodyError("A server of real devices needs the extra: pip install 'homebody[deploy]'.")
 
 
+@keys.command("init")
+def make_keys(
+    folder: Annotated[Path, typer.Argument(help="Where to put them; made if it is not there.", metavar="DIR")],
+    host: Hosts = None,
+    as_json: options.Json = False,
+) -> None:
+    """Make a server's authority, certificate and operator's secret; `homebody server init` does it by itself."""
+    from homebody.federation.service.certificates import make_authority
+
+    files = [str(file) for file in make_authority(folder, host or ())]
+    give = f"Give {folder / 'ca.pem'} to every device; keep the others to yourself."
+    options.answer({"files": files}, as_json, *files, give)
+
+
+@keys.command("device")
+def make_device_key(
+    folder: Annotated[Path, typer.Argument(help="Where to put it; made if it is not there.", metavar="DIR")],
+    as_json: options.Json = False,
+) -> None:
+    """Make a device's key; `homebody client init` does it by itself."""
+    from homebody.federation.service.certificates import make_device_key
+
+    options.made_key(make_device_key(folder), "server", as_json)
+
+
+@keys.command("add")
 def add_key(
     folder: Dir,
     public_key: Annotated[
@@ -271,7 +300,7 @@ def add_key(
         key = read_report_pub(public_key)
         with opened(folder) as (_, records):
             records.add_proxy(key, name)
-        typer.echo(json.dumps({"name": name, "proxy": True}) if as_json else f"{name} may bring reports.")
+        options.answer({"name": name, "proxy": True}, as_json, f"{name} may bring reports.")
         return
 
     from homebody.federation.flower.protocol import fingerprint
@@ -280,15 +309,12 @@ def add_key(
     key = read_public(public_key)
     with opened(folder) as (_, records):
         numbers = records.add_device(fingerprint(key), key, name, people)
-    if as_json:
-        typer.echo(
-            json.dumps({"name": name, "fingerprint": fingerprint(key), "first": numbers.start, "people": people})
-        )
-        return
     who = f"client {numbers.start}" if people == 1 else f"clients {numbers.start} to {numbers.stop - 1}"
-    typer.echo(f"{name} may take part: {who}.")
+    found = {"name": name, "fingerprint": fingerprint(key), "first": numbers.start, "people": people}
+    options.answer(found, as_json, f"{name} may take part: {who}.")
 
 
+@keys.command("remove")
 def remove_key(
     folder: Dir,
     which: Annotated[str, typer.Argument(help="The device's name or fingerprint, or the proxy's name.")],
@@ -310,26 +336,24 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from homebody.report.words import epsilon as epsilon_text
-    from homebody.report.words import measured
+    from homebody.report.words import epsilon, measured, say
 
     console = Console()
     alive = "running" if found["running"] else "not running"
-    console.print(f"{folder}: {found['method']}, {found['doing']} ({alive})", highlight=False, markup=False)
-    epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in found["epsilon"].items())
-    console.print(f"rounds {found['rounds']} of {found['planned']}; {several(found['items'], 'item')}", highlight=False)
-    console.print(f"ε certified, one user, so far: {epsilon}; δ = {found['delta']:g}", highlight=False)
+    certified = ", ".join(f"{who} {epsilon(value)}" for who, value in found["epsilon"].items())
+    say(
+        console,
+        f"{folder}: {found['method']}, {found['doing']} ({alive})",
+        f"rounds {found['rounds']} of {found['planned']}; {several(found['items'], 'item')}",
+        f"ε certified, one user, so far: {certified}; δ = {found['delta']:g}",
+    )
     if last := found["measured"]:
         shown = [name for name in (found["selects"], "hr@10", "ndcg@10") if name in last["metrics"]]
         said = measured({name: last["metrics"][name] for name in shown}, last["errors"])
-        console.print(f"measured after round {last['round']}: {said}", highlight=False, soft_wrap=True)
-        if last["unclipped"]:
-            console.print(
-                f"{several(len(last['unclipped']), 'metric')} of {len(last['metrics'])} clipped to 0 … 1: noise "
-                "carried the estimate beyond",
-                highlight=False,
-                soft_wrap=True,
-            )
+        say(console, f"measured after round {last['round']}: {said}")
+        if clipped := len(last["unclipped"]):
+            of = f"{several(clipped, 'metric')} of {len(last['metrics'])}"
+            say(console, f"{of} clipped to 0 … 1: noise carried the estimate beyond")
     table = Table("device", "clients", "added", "key")
     for one in found["devices"]:
         last = one["first"] + one["people"] - 1
@@ -338,21 +362,14 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     console.print(table)
     for one in found["devices"]:
         if one["set_aside"] and not one["removed"]:
-            console.print(
+            say(
+                console,
                 f"{one['name']} is set aside since {one['set_aside']}: {several(one['faults'], 'answer')} of it could "
                 f"not be read; once it is mended: homebody server readmit {folder} '{one['name']}'",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
             )
-    for one in found["proxies"]:
-        console.print(f"proxy {one['name']}: added {one['added']}", highlight=False, markup=False)
+    say(console, *(f"proxy {one['name']}: added {one['added']}" for one in found["proxies"]))
     if found["running"] and (rest := found["resting"]):
         who = f"{several(rest['people'], 'person', 'people')} {'is' if rest['people'] == 1 else 'are'}"
-        console.print(
-            f"{who} left alone until {rest['until']} at most: they declined, or what they sent was refused",
-            highlight=False,
-            soft_wrap=True,
-        )
-    for name, amount in found["counters"].items():
-        console.print(f"{name}: {amount:,}", highlight=False, markup=False)
+        until = f"{who} left alone until {rest['until']} at most"
+        say(console, f"{until}: they declined, or what they sent was refused")
+    say(console, *(f"{name}: {amount:,}" for name, amount in found["counters"].items()))

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from homebody.cli import options
 from homebody.cli.progress import watching_trials
 from homebody.errors import several
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["tune"]
 
@@ -76,6 +73,7 @@ def _print(record: dict[str, Any]) -> None:
     from rich.table import Table
 
     from homebody.evaluation.metrics import ERRORS
+    from homebody.report.words import say
 
     console = Console()
     spec, best = record["spec"], record["best"]
@@ -98,7 +96,8 @@ def _print(record: dict[str, Any]) -> None:
     cut = spec["select"].partition("@")[2]
     test = {name: value for name, value in best["test"].items() if name.partition("@")[2] in ("", cut)}
     over = f", mean of {spec['seeds']} seeds" if spec["seeds"] > 1 else ""
-    lines = [
+    say(
+        console,
         *([f"the best {TOP} of {len(done)} are shown"] if len(done) > TOP else []),
         *([f"{len(failed)} failed; trial {failed[0]['trial']}: {failed[0]['error']}"] if failed else []),
         f"chosen on validation{over}: trial {best['trial']}"
@@ -106,6 +105,4 @@ def _print(record: dict[str, Any]) -> None:
         "its test metrics: " + ", ".join(f"{name} {value:.4f}" for name, value in test.items()),
         f"run it: {best['command']}",
         f"record: {record['study']}",
-    ]
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    )

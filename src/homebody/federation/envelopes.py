@@ -141,6 +141,11 @@ def named_sender(body: bytes) -> bytes:
     return sender
 
 
+def envelope_bytes(reports: int) -> int:
+    """The size of an envelope of so many reports."""
+    return HEAD_BYTES + reports * REPORT_BYTES + SIGNATURE_BYTES
+
+
 def open_envelope(body: bytes) -> tuple[bytes, Envelope]:
     """Who signed it, and what it holds; whether that sender is known is for the caller to say."""
     if len(body) < HEAD_BYTES + SIGNATURE_BYTES or not body.startswith(_MAGIC):

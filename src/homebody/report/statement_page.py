@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from homebody.errors import HomebodyError, several
 from homebody.files import SHARED, replace_all
+from homebody.report import words
 from homebody.report.pages import page
 from homebody.report.statement import figure
 
@@ -256,9 +258,7 @@ def _origin(found: Mapping[str, Any]) -> str:
 def print_statement(found: Mapping[str, Any], console: Console | None = None) -> None:
     """The same on a terminal, line by line."""
     console = console or Console()
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+    say = partial(words.say, console)
 
     def title(text: str) -> None:
         say("")

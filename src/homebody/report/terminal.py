@@ -30,7 +30,7 @@ from homebody.report.reproduction import (
     values_table,
 )
 from homebody.report.statement import recipe_of, stated_at
-from homebody.report.words import kilobytes
+from homebody.report.words import kilobytes, say
 
 __all__ = ["comparison_table", "print_comparison", "print_reproduction", "print_result", "print_run", "unlike_public"]
 
@@ -60,9 +60,7 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     if metrics:
         console.print(table)
     else:
-        console.print(
-            f"{result['method'].rpartition(':')[2]} on {result['data']}: not measured", highlight=False, markup=False
-        )
+        say(console, f"{result['method'].rpartition(':')[2]} on {result['data']}: not measured")
     areas = [
         f"{words.with_error(metrics[f'{p}auc'], errors.get(f'{p}auc'))} {label}"
         for p, label in (("", first), AREA)
@@ -72,17 +70,16 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         if f"{group}rmse" in metrics:
             users = f", users of {group.rstrip('/')}" if group else ""
             rmse, mae = (float(metrics[group + name]) for name in ("rmse", "mae"))  # JSON has no NaN: it is a text
-            console.print(f"RMSE {rmse:.4f}, MAE {mae:.4f} on held-out ratings{users}", highlight=False)
+            say(console, f"RMSE {rmse:.4f}, MAE {mae:.4f} on held-out ratings{users}")
             if not math.isfinite(rmse):
-                console.print(
-                    "predictions went out of bounds: a smaller learning_rate or adapt_rate may help", highlight=False
-                )
+                say(console, "predictions went out of bounds: a smaller learning_rate or adapt_rate may help")
     if areas:
-        console.print(f"AUC {', '.join(areas)}", highlight=False)
+        say(console, f"AUC {', '.join(areas)}")
     epsilon = ", ".join(f"{who} {words.epsilon(value)}" for who, value in result["epsilon"].items())
     passed = result.get("stages") or result.get("channel")
     costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round{_compiled(result)}"
-    for line in (
+    say(
+        console,
         *([result["meaning"]] if metrics else []),
         *_noise_line(result),
         f"ε certified, one user, over the whole training: {epsilon}{at_delta(result)}",
@@ -93,8 +90,7 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         f"per client and round: {kilobytes(result['bytes_up'])} KB up, {kilobytes(result['bytes_down'])} KB down",
         *result["notes"],
         f"record: {result['run']}",
-    ):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    )
 
 
 def _compiled(result: Mapping[str, Any]) -> str:
@@ -130,15 +126,15 @@ def print_comparison(comparison: Mapping[str, Any], console: Console | None = No
     console = console or Console()
     rows = [{**row, "name": row["method"].rpartition(":")[2]} for row in comparison["methods"]]
     comparison_table({**comparison, "methods": rows}, console)
-    for line in (
+    say(
+        console,
         *legend(comparison),
         *unlike_public(rows),
         *_compilation(rows),
         *comparison["notes"],
         "records:",
         *(f"  {run}" for row in rows for run in row["runs"]),
-    ):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+    )
 
 
 def comparison_table(comparison: Mapping[str, Any], console: Console) -> None:
@@ -196,8 +192,7 @@ def print_reproduction(
                 console.print(sentence, highlight=False, markup=False)
     page = "index.html" if (folder / "index.html").exists() else "RESULTS.md"
     mark = f"{SHORT} short by more than {result['tolerance']:g} points" if short else ""
-    for text in filter(None, (mark, f"page: {folder / page}")):
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+    say(console, *filter(None, (mark, f"page: {folder / page}")))
 
 
 def _result_table(study: Mapping[str, Any], part: Mapping[str, Any]) -> ResultTable:
@@ -251,27 +246,23 @@ def print_run(folder: RunFolder, console: Console | None = None) -> None:
     console = console or Console()
     recipe = recipe_of(folder)
     parts = (f"{name}={value}" for name, value in recipe.items() if value not in ({}, None) and name != "schema")
-    console.print("recipe: " + " ".join(parts), highlight=False, soft_wrap=True, markup=False)
+    say(console, "recipe: " + " ".join(parts))
     lines = folder.rounds()
     asked = [line for line in lines if line["metrics"]]
     for name in ("valid/ndcg@10", "ndcg@10"):
         values = [line["metrics"][name] for line in asked if name in line["metrics"]]
         if values:
-            console.print(f"{name:>14} {_spark(values)} {values[0]:.4f} → {values[-1]:.4f}", highlight=False)
+            say(console, f"{name:>14} {_spark(values)} {values[0]:.4f} → {values[-1]:.4f}")
     losses = [line["loss"] for line in lines if isinstance(line["loss"], float)]
     if losses:
-        console.print(f"{'loss':>14} {_spark(losses)} {losses[0]:.4f} → {losses[-1]:.4f}", highlight=False)
+        say(console, f"{'loss':>14} {_spark(losses)} {losses[0]:.4f} → {losses[-1]:.4f}")
     if folder.ledger_path.exists():
         _print_ledger(folder, stated_at(recipe), console)
     if (folder.path / "result.json").exists():
         print_result(folder.result(), console)
     else:
-        console.print(
-            f"not complete: {several(len(lines), 'round is', 'rounds are')} recorded; "
-            f"go on with `homebody run --resume {folder.path}`",
-            highlight=False,
-            soft_wrap=True,
-        )
+        recorded = several(len(lines), "round is", "rounds are")
+        say(console, f"not complete: {recorded} recorded; go on with `homebody run --resume {folder.path}`")
 
 
 def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
@@ -288,8 +279,7 @@ def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
     )
     if any(0 < value < float("inf") for value in spent.values()):
         summary += f"; ε {', '.join(f'{who} {words.epsilon(value)}' for who, value in spent.items())} at δ = {delta:g}"
-    summary = f"{several(len(entries), 'charge')}, chain whole; {summary}"
-    console.print(f"ledger: {summary}", highlight=False, soft_wrap=True, markup=False)
+    say(console, f"ledger: {several(len(entries), 'charge')}, chain whole; {summary}")
 
 
 def _cutoffs(metrics: Mapping[str, float]) -> list[str]:

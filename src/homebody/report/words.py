@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = [
     "ATTACKS",
@@ -20,6 +23,7 @@ __all__ = [
     "number",
     "percent",
     "points",
+    "say",
     "spread",
     "with_error",
 ]
@@ -54,6 +58,12 @@ ATTACKS = {
     "attack/allowed": "accuracy that ε allows any attack",
 }
 """What an attack on membership finds, and what it is called."""
+
+
+def say(console: Console, *lines: str) -> None:
+    """Print lines as they are: nothing in them is markup, and a long one is left to the terminal to wrap."""
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def metric_name(metric: str) -> str:

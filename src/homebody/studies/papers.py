@@ -18,8 +18,18 @@ from homebody.methods import METHODS
 from homebody.report.words import ATTACKS
 from homebody.studies.figures import NoisyRelease
 from homebody.studies.probes import TABLES
-from homebody.studies.reader import Reader, at, insist_distinct
-from homebody.studies.study import COMPUTED, KINDS, Form, Row, Study, check_study, published
+from homebody.studies.study import (
+    COMPUTED,
+    KINDS,
+    Form,
+    Reader,
+    Row,
+    Study,
+    at,
+    check_study,
+    insist_distinct,
+    published,
+)
 
 __all__ = ["Paper", "Row", "Study", "find_paper", "list_papers", "published", "read_paper"]
 

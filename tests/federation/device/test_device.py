@@ -17,7 +17,7 @@ from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
-from homebody.federation.device.recommend import recommend
+from homebody.federation.device.household import recommend
 from homebody.methods import find
 from homebody.rng import Rng
 

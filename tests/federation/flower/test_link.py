@@ -491,7 +491,7 @@ def test_threads_end_with_what_started_them(ground: Any, link: Link) -> None:
     device.join()
     device.join()
     assert threading.active_count() == before + 1
-    device.leave()
-    device.leave()
+    device.close()
+    device.close()
     link.close()
     assert threading.active_count() == before - 1

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from homebody.errors import HomebodyError
-from homebody.federation.server.admin import make, opened, read_items, report, restored
+from homebody.federation.server.admin import backup, make, opened, read_items, report, restored
 from homebody.federation.server.plan import FILE, ServerPlan
 from homebody.recipe import Recipe
 
@@ -173,7 +173,7 @@ def test_what_is_said_of_a_server(tmp_path: Path, items: str) -> None:
 def test_a_backup_goes_into_an_empty_database_alone(tmp_path: Path, items: str) -> None:
     make(tmp_path / "server", ServerPlan(RECIPE), items, [])
     with opened(tmp_path / "server") as (_, records):
-        records.backup(tmp_path / "backup.sqlite")
+        backup(records, tmp_path / "backup.sqlite")
     with pytest.raises(HomebodyError):
         restored(tmp_path / "server", tmp_path / "backup.sqlite")
     (tmp_path / "server" / "server.sqlite").unlink()

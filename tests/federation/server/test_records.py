@@ -20,6 +20,7 @@ from homebody.core import Cohort, Evaluated
 from homebody.database import Conflict, Database, connect
 from homebody.errors import HomebodyError
 from homebody.federation.server import records as module
+from homebody.federation.server.admin import backup, restore
 from homebody.federation.server.epochs import Epochs
 from homebody.federation.server.records import COMPONENT, Records, RegisteredDevice
 from homebody.privacy import Charge, NonPrivate
@@ -345,7 +346,7 @@ def test_counters_and_notes(records: Records, where: Path | str) -> None:
 class TestBackups:
     def test_it_holds_everything(self, records: Records, tmp_path: Path) -> None:
         fill(records)
-        records.backup(tmp_path / "copy.sqlite")
+        backup(records, tmp_path / "copy.sqlite")
         assert [path.name for path in tmp_path.iterdir() if "copy" in path.name or "backup" in path.name] == [
             "copy.sqlite"
         ]
@@ -362,10 +363,10 @@ class TestBackups:
         records = Records(source)
         fill(records)
         expected = whole(records)
-        records.backup(tmp_path / "copy.sqlite")
+        backup(records, tmp_path / "copy.sqlite")
         kept = (tmp_path / "copy.sqlite").read_bytes()
         target = database if origin == "sqlite" else connect(tmp_path / "new.sqlite")
-        restored = Records.restore(tmp_path / "copy.sqlite", target)
+        restored = restore(tmp_path / "copy.sqlite", target)
         assert whole(restored) == expected
         assert (tmp_path / "copy.sqlite").read_bytes() == kept
         assert equal(restored.load(), progress(3, best=1))
@@ -377,33 +378,33 @@ class TestBackups:
     def test_a_restored_ledger_is_still_append_only(self, database: Database, tmp_path: Path) -> None:
         source = Records(connect(None))
         fill(source)
-        source.backup(tmp_path / "copy.sqlite")
+        backup(source, tmp_path / "copy.sqlite")
         source.database.close()
-        Records.restore(tmp_path / "copy.sqlite", database)
+        restore(tmp_path / "copy.sqlite", database)
         with pytest.raises(Conflict, match="append-only"):
             database.execute("DELETE FROM charge")
 
     def test_only_an_empty_database_is_filled(self, records: Records, tmp_path: Path) -> None:
         fill(records)
-        records.backup(tmp_path / "copy.sqlite")
+        backup(records, tmp_path / "copy.sqlite")
         before = whole(records)
         with pytest.raises(HomebodyError, match="is not empty: a backup is restored into a new one"):
-            Records.restore(tmp_path / "copy.sqlite", records.database)
+            restore(tmp_path / "copy.sqlite", records.database)
         assert whole(records) == before
         other = connect(tmp_path / "other.sqlite")
         Records(other).note("phase", "train")
         with pytest.raises(HomebodyError, match="is not empty"):
-            Records.restore(tmp_path / "copy.sqlite", other)
+            restore(tmp_path / "copy.sqlite", other)
         other.close()
 
     def test_a_backup_is_not_written_over_anything(self, tmp_path: Path) -> None:
         records = Records(connect(None))
         (tmp_path / "copy.sqlite").write_text("mine")
         with pytest.raises(HomebodyError, match="is there already"):
-            records.backup(tmp_path / "copy.sqlite")
+            backup(records, tmp_path / "copy.sqlite")
         assert (tmp_path / "copy.sqlite").read_text() == "mine"
         with pytest.raises(HomebodyError, match="No backup can be written to"):
-            records.backup(tmp_path / "nowhere" / "copy.sqlite")
+            backup(records, tmp_path / "nowhere" / "copy.sqlite")
         records.database.close()
 
     def test_what_is_no_backup_is_refused_and_leaves_nothing(self, database: Database, tmp_path: Path) -> None:
@@ -419,34 +420,34 @@ class TestBackups:
             ("other", "is no backup of a Homebody server"),
         ):
             with pytest.raises(HomebodyError, match=sentence) as caught:
-                Records.restore(tmp_path / name, database)
+                restore(tmp_path / name, database)
             assert str(tmp_path / name) in str(caught.value)
         assert database.version(COMPONENT) == 0
 
     def test_a_backup_whose_ledger_was_changed_is_refused(self, database: Database, tmp_path: Path) -> None:
         source = Records(connect(None))
         fill(source)
-        source.backup(tmp_path / "copy.sqlite")
+        backup(source, tmp_path / "copy.sqlite")
         source.database.close()
         changed = connect(tmp_path / "copy.sqlite")
         changed.execute("DROP TRIGGER charge_is_never_changed")
         changed.execute("UPDATE charge SET code = 'someone' WHERE id = 2")
         changed.close()
         with pytest.raises(HomebodyError, match="tampered with: row 2 breaks its chain"):
-            Records.restore(tmp_path / "copy.sqlite", database)
+            restore(tmp_path / "copy.sqlite", database)
         assert database.version(COMPONENT) == 0
 
     def test_a_backup_that_fails_half_way_leaves_nothing(self, database: Database, tmp_path: Path) -> None:
         source = Records(connect(None))
         fill(source)
-        source.backup(tmp_path / "copy.sqlite")
+        backup(source, tmp_path / "copy.sqlite")
         source.database.close()
         changed = connect(tmp_path / "copy.sqlite")
         changed.execute("DROP INDEX device_name")
         changed.execute("UPDATE device SET name = 'study', removed = NULL")
         changed.close()
         with pytest.raises(HomebodyError, match=r"The backup .*copy\.sqlite is damaged"):
-            Records.restore(tmp_path / "copy.sqlite", database)
+            restore(tmp_path / "copy.sqlite", database)
         assert database.version(COMPONENT) == 0
         assert Records(database).ledger().entries() == []
 
@@ -468,7 +469,7 @@ class TestBackups:
             return rows(sql, parameters)
 
         monkeypatch.setattr(records.database, "rows", slowly)
-        records.backup(tmp_path / "copy.sqlite")
+        backup(records, tmp_path / "copy.sqlite")
         assert Records(other).devices()[-1].name == "cellar"
         other.close()
         copy = connect(tmp_path / "copy.sqlite")
@@ -496,9 +497,9 @@ def test_a_database_without_features_is_brought_forward(database: Database, tmp_
     records = Records(database)
     assert (whole(records), records.features()) == (expected, None)
     records.put_features(b"colours")
-    records.backup(tmp_path / "copy.sqlite")
+    backup(records, tmp_path / "copy.sqlite")
     other = connect(tmp_path / "other.sqlite")
-    assert Records.restore(tmp_path / "copy.sqlite", other).features() == b"colours"
+    assert restore(tmp_path / "copy.sqlite", other).features() == b"colours"
     other.close()
 
 
@@ -507,10 +508,10 @@ def test_a_backup_has_the_proxies_and_nothing_that_opens_reports(database: Datab
     records.add_proxy(b"p" * 32, "mixer")
     epoch = Epochs(records, tmp_path).open("run/train/1", "d", k=1, entries=5, seconds=60)
     secret = (tmp_path / "epochs" / f"{epoch.id.hex()}.key").read_bytes()
-    records.backup(tmp_path / "copy.sqlite")
+    backup(records, tmp_path / "copy.sqlite")
     assert secret not in (tmp_path / "copy.sqlite").read_bytes()
     other = connect(tmp_path / "other.sqlite")
-    restored = Records.restore(tmp_path / "copy.sqlite", other)
+    restored = restore(tmp_path / "copy.sqlite", other)
     assert restored.proxies() == records.proxies()
     assert Epochs(restored, tmp_path).named("run/train/1") is None
     other.close()

@@ -42,7 +42,7 @@ def take_part(folder: Path) -> None:
         try:
             client.run()
         finally:
-            client.leave()
+            client.fleet.close()
             if reporter is not None:
                 reporter.close()
     if device.stuck and not stop.is_set():
@@ -65,11 +65,7 @@ class _Client:
     def __init__(self, home: Home, device: Device, folder: Path, stop: threading.Event) -> None:
         self._home, self._device, self._folder, self._stop = home, device, folder, stop
         self._pause, self._why = FIRST_PAUSE, ""
-        self._fleet, self._joined = self._new_fleet(), False
-
-    def leave(self) -> None:
-        """Say farewell."""
-        self._fleet.leave()
+        self.fleet, self._joined = self._new_fleet(), False
 
     def _new_fleet(self) -> Fleet:
         ca = self._folder / "ca.pem"
@@ -87,10 +83,10 @@ class _Client:
                 continue
             try:
                 if not self._joined:
-                    self._home.configure(node=self._fleet.join())
+                    self._home.configure(node=self.fleet.join())
                     self._joined = True
                     log("joined")
-                letter = self._fleet.pull(HOLD)
+                letter = self.fleet.pull(HOLD)
                 self._pause, self._why = FIRST_PAUSE, ""
                 if letter is not None and not self._silent():
                     log("asked", kind=letter.kind)
@@ -106,7 +102,7 @@ class _Client:
         pause, taking_part = FIRST_PAUSE, self._home.people.active()
         while not self._silent() and self._home.people.active() == taking_part and time.monotonic() < until:
             try:
-                taken = self._fleet.answer(letter, body)
+                taken = self.fleet.answer(letter, body)
                 log("sent" if taken else "not wanted any more", kind=letter.kind, bytes=len(body))
                 return
             except LinkDown:
@@ -120,8 +116,8 @@ class _Client:
 
     def _rest(self) -> None:
         if self._joined:
-            self._fleet.leave()
-            self._fleet, self._joined = self._new_fleet(), False
+            self.fleet.close()
+            self.fleet, self._joined = self._new_fleet(), False
             log("paused")
         self._stop.wait(1.0)
 

@@ -37,8 +37,7 @@ from homebody.federation.device.models import PrivateState
 from homebody.federation.device.people import OptedOut, Person
 from homebody.federation.epoch import MESSAGE_REPORTS
 from homebody.federation.schema import FeatureSchema
-from homebody.federation.task import Task
-from homebody.federation.telemetry import measurements
+from homebody.federation.task import Task, measurements
 from homebody.privacy import Budget, Charge
 from homebody.rng import Rng, SystemRng
 

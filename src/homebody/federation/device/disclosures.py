@@ -12,7 +12,7 @@ from homebody.federation.device.people import Who
 
 if TYPE_CHECKING:
     from homebody.privacy import Ledger
-    from homebody.report.ledger_lines import Release
+    from homebody.report.statement import Release
 
 __all__ = ["disclosure"]
 
@@ -37,7 +37,7 @@ def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, An
     from homebody.privacy.budget import check_delta
     from homebody.privacy.ledger import DELTA
     from homebody.report import jsonable
-    from homebody.report.ledger_lines import lines_of, releases_of
+    from homebody.report.statement import lines_of, releases_of
 
     text = home.settings.budget
     if text is not None:

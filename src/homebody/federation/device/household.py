@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,13 @@ from homebody.federation.device.home import Home
 from homebody.federation.device.models import PrivateState
 from homebody.federation.device.people import Person
 from homebody.federation.schema import FeatureSchema
+from homebody.federation.task import acting
 from homebody.fit import carry
 from homebody.privacy import Channel
 from homebody.rng import DeviceRng, Rng, SystemRng
 from homebody.simulation.clients import Clients
 
-__all__ = ["TOY_ITEMS", "Household", "carried", "compile_kernels", "feature_schema", "grown"]
+__all__ = ["TOY_ITEMS", "Household", "RankedItem", "carried", "compile_kernels", "feature_schema", "grown", "recommend"]
 
 TOY_ITEMS = 8
 """Items of the catalogue that kernels are compiled with."""
@@ -156,3 +158,37 @@ def _unstacked(stacked: Tree) -> Tree:
     """The tree of the only client in a stack."""
     tree: Tree = tree_map(lambda leaf: leaf[0], stacked)
     return tree
+
+
+class RankedItem(NamedTuple):
+    """One item for one person."""
+
+    item: str
+    name: str
+    score: float
+
+
+def recommend(home: Home, person: Person, k: int = 10) -> list[RankedItem]:
+    """A person's best new items, by the model that the device holds."""
+    model = home.models.ranking()
+    content = None if model is None else home.models.shared(model.digest)
+    if model is None or content is None:
+        raise HomebodyError("This device has no model yet: it gets one when it takes part in a round.")
+    described = json.loads(model.description)
+    digest = described.get("features", "")
+    if digest and home.items.schema(digest) is None:
+        raise HomebodyError(
+            "This device lacks the features that its model was trained with: it gets them with the next round."
+        )
+    phase = model.release.rpartition("/")[0]
+    method = acting(described, phase)
+    household = Household.of(home, [person], {**described, "measures": False}, len(home.items))
+    household.begin(method, Rng(torch.tensor(described["clients_key"])))
+    fresh = method.init_shared(household.catalogue, Rng.of(described["seed"]))
+    shared = carried(wire.decode_tree(content), fresh)  # items that came after the model have fresh rows
+    state = home.models.state(person.slot, described["run"], model.step + 1)
+    if state is not None and household.split.lengths[0]:
+        household.restore(home, 0, state, phase, shared)
+    population = household.split.population
+    best = household.recommend(method, shared, 0, k)
+    return [RankedItem(population.item_id(item), population.item_name(item), score) for item, score in best]

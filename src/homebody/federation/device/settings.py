@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from homebody.errors import HomebodyError, unknown_name
-from homebody.federation.service.text import ADDRESS, URL, is_loopback, one_line
+from homebody.federation.service.text import URL, is_loopback, one_line, split_address
 
 __all__ = ["HomeSettings", "limit_fields", "read_certificate", "server_certificate"]
 
@@ -49,8 +49,7 @@ class HomeSettings:
     """Seconds by the clock after which the work for one person is given up."""
 
     def __post_init__(self) -> None:
-        address = ADDRESS.fullmatch(str(self.server))
-        if not address or not 0 < int(address["port"]) < 65536:
+        if split_address(str(self.server)) is None:
             raise HomebodyError(
                 f"The server's address must be HOST:PORT, such as example.org:9092, not '{self.server}'."
             )

@@ -8,14 +8,14 @@ import time
 from base64 import b64encode
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from homebody.federation.flower.gateway import LIMIT, WAIT
 from homebody.federation.flower.protocol import (
     TIMEOUT,
     Beat,
     LinkDown,
+    Peer,
     Refused,
     Wire,
     decode_message,
@@ -54,7 +54,7 @@ class Letter(NamedTuple):
     ttl: float
 
 
-class Fleet:
+class Fleet(Peer):
     """A device's side of a SuperLink: it joins with its key, pulls messages, and answers them.
 
     `last_node` is what `join` gave the last time: a device that was killed is still held for online, and may not
@@ -77,16 +77,7 @@ class Fleet:
         self._node = last_node
         # Flower takes no less than 10 s, and holds a node for gone after twice that.
         self._heartbeat = heartbeat
-        self._beat: Beat | None = None
         self._ahead = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.leave()
 
     def join(self) -> int:
         """Come online, and stay so by heartbeats; gives the node's number, to be remembered beside the key. Refused
@@ -162,7 +153,7 @@ class Fleet:
         # It says yes to an answer that it drops as well, but then asks for nothing that belongs to it.
         return bool(said.objects_to_push)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Go offline and hang up. An answer that the server has not fetched yet is lost by it."""
         beat, self._beat = self._beat, None
         try:
@@ -202,11 +193,6 @@ class Fleet:
         node = Node(node_id=self._joined())
         request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=self._heartbeat)
         self._ask("send-node-heartbeat", request, SendNodeHeartbeatResponse, timeout=5.0)
-
-    def _end_beat(self) -> None:
-        if self._beat is not None:
-            self._beat.end()
-            self._beat = None
 
     def _ask(
         self,

@@ -19,8 +19,7 @@ import secrets
 import time
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
-from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from homebody.federation.flower.fleet import Fleet, Letter
 from homebody.federation.flower.gateway import LIMIT, OPERATOR, WAIT, operator_token
@@ -28,6 +27,7 @@ from homebody.federation.flower.protocol import (
     TIMEOUT,
     Beat,
     LinkDown,
+    Peer,
     Refused,
     Untrusted,
     Wire,
@@ -99,7 +99,7 @@ class _Sent(NamedTuple):
     """When the node had come online, as far as was known."""
 
 
-class Link:
+class Link(Peer):
     """The server's side of a SuperLink: it registers devices' keys, and as a run's ServerApp sends and receives.
 
     `secret` is the operator's: that of our own SuperLink's gateway, or of another's `--superexec-auth-secret-file`.
@@ -112,18 +112,9 @@ class Link:
         self._secret = secret
         self._operator = {OPERATOR: operator_token(secret)}
         self._run, self._token = 0, ""
-        self._beat: Beat | None = None
         self._sent: dict[str, _Sent] = {}
         self._since: dict[int, str] = {}
         self._count = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def register(self, public_key: bytes, name: str) -> None:
         """Let a device with this key join; one that is registered already may."""
@@ -306,11 +297,6 @@ class Link:
 
     def _alive(self) -> None:
         self._runtime("send-task-heartbeat", runtime.SendTaskHeartbeatRequest(), runtime.SendTaskHeartbeatResponse)
-
-    def _end_beat(self) -> None:
-        if self._beat is not None:
-            self._beat.end()
-            self._beat = None
 
     def _control(self, name: str, request: Any) -> Any:
         response = type(request).__name__.removesuffix("Request") + "Response"

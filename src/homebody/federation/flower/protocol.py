@@ -14,11 +14,11 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from homebody.errors import HomebodyError
 from homebody.federation.flower.gateway import quiet_flower
-from homebody.federation.service.text import is_loopback
+from homebody.federation.service.text import is_loopback, split_address
 
 quiet_flower()
 try:
@@ -37,6 +37,7 @@ __all__ = [
     "TIMEOUT",
     "Beat",
     "LinkDown",
+    "Peer",
     "Refused",
     "Untrusted",
     "Wire",
@@ -127,11 +128,11 @@ class Wire:
         self._limit = limit
         self._version = dict(RuntimeVersionMetadata.from_local_component(role).as_metadata())
         self._base = f"{'http' if ca is None else 'https'}://{address}"
-        parts = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})", address)
-        if parts is None or not 0 < int(parts[2]) < 1 << 16:
+        parts = split_address(address)
+        if parts is None:
             raise HomebodyError(f"'{address}' is no address: give HOST:PORT.")
-        if ca is None and not is_loopback(parts[1]):
-            raise HomebodyError(f"{parts[1]} is another machine: give the certificate of its authority (ca.pem).")
+        if ca is None and not is_loopback(parts[0]):
+            raise HomebodyError(f"{parts[0]} is another machine: give the certificate of its authority (ca.pem).")
         self._client = httpx.Client(
             verify=True if ca is None else _trusting(ca),
             # On this machine no proxy is asked.
@@ -228,6 +229,27 @@ class Beat:
     def end(self) -> None:
         self._stop.set()
         self._thread.join()
+
+
+class Peer:
+    """One side of a SuperLink, as a context: it hangs up at the end, and its heartbeat ends with it."""
+
+    _beat: Beat | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what was begun, and hang up."""
+        raise NotImplementedError
+
+    def _end_beat(self) -> None:
+        if self._beat is not None:
+            self._beat.end()
+            self._beat = None
 
 
 def encode_message(nonce: bytes, body: bytes) -> RecordDict:

@@ -7,19 +7,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from homebody.errors import HomebodyError, several
-from homebody.federation.envelopes import (
-    HEAD_BYTES,
-    REPORT_BYTES,
-    SIGNATURE_BYTES,
-    BadEnvelope,
-    BadSignature,
-    open_envelope,
-)
+from homebody.federation.envelopes import envelope_bytes
 from homebody.federation.epoch import MESSAGE_REPORTS
-from homebody.federation.proxy.epochs import Book
+from homebody.federation.proxy.epochs import Book, epoch_closed, epoch_unknown
 from homebody.federation.proxy.forward import Forwarder, NextHop
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import ProxyStore, SealedBatch, VerifiedMessage
@@ -31,8 +24,9 @@ from homebody.federation.service.web import (
     RequestMemory,
     answer,
     declared,
-    from_here,
     listen,
+    only_from_here,
+    opened_envelope,
     proved,
     read_body,
     refusals,
@@ -54,8 +48,6 @@ BATCH_REPORTS = 16_384
 """Reports in a proxy's batch, at most."""
 _FAREWELL = 10.0
 """Seconds for one that was just killed to be gone."""
-
-Life = Callable[[Starlette], Any]
 
 
 class Proxy:
@@ -96,8 +88,7 @@ class Proxy:
 
     async def _take(self, request: Request, kind: Literal["message", "batch"], most: int) -> VerifiedMessage:
         """Take an envelope in, and say so once it is on the disk."""
-        limit = HEAD_BYTES + most * REPORT_BYTES + SIGNATURE_BYTES
-        size = declared(request, limit)
+        size = declared(request, envelope_bytes(most))
         with self.room.holding() as share:
             message = self._opened(await read_body(request, size, share), kind)
             proved(request, message.key)
@@ -111,12 +102,7 @@ class Proxy:
         return message
 
     def _opened(self, body: bytes, kind: Literal["message", "batch"]) -> VerifiedMessage:
-        try:
-            key, envelope = open_envelope(body)
-        except BadSignature as error:
-            raise Refusal(401, "bad signature", str(error)) from None
-        except BadEnvelope as error:
-            raise Refusal(400, "malformed", str(error)) from None
+        key, envelope = opened_envelope(body)
         if envelope.kind != kind:
             raise Refusal(422, "wrong kind", f"This is for a {kind}, not for a {envelope.kind}.")
         if not envelope.size:
@@ -139,9 +125,7 @@ class Proxy:
             return Refusal(429, "full", "As many reports are held as may be; send it again later.", retry_after=5)
         if outcome == "conflict":
             return Refusal(409, "conflict", "Another message had this number before.")
-        if outcome == "closed":
-            return Refusal(410, "epoch closed", "This epoch is closed: nothing is taken for it any more.")
-        return Refusal(404, "unknown epoch", "The server knows no such epoch.")
+        return epoch_closed() if outcome == "closed" else epoch_unknown()
 
     async def _epoch(self, request: Request) -> Response:
         name = request.path_params["epoch"]
@@ -161,8 +145,7 @@ class Proxy:
         return answer(200, {"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
-        if not from_here(request):
-            raise Refusal(404, "no such request", "There is nothing here by this name.")
+        only_from_here(request)
         text = await self._writer.call(exposition)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from homebody.federation.epoch import Epoch
 from homebody.federation.proxy.forward import EpochClosed, NextHop, Unknown, Unreachable
 from homebody.federation.proxy.writer import Writer
-from homebody.federation.service.logs import log
+from homebody.federation.service.logs import Trouble, log
 from homebody.federation.service.web import Refusal
 
-__all__ = ["Book"]
+__all__ = ["Book", "epoch_closed", "epoch_unknown"]
 
 _ASKING = 4
 """Questions to the next hop at a time: whoever invents epochs must not make this proxy a nuisance to it. So many for
@@ -46,7 +46,7 @@ class Book:
         self._asked: dict[bool, dict[bytes, asyncio.Task[Epoch | None]]] = {True: {}, False: {}}
         self._turns = {known: asyncio.Semaphore(_ASKING) for known in (True, False)}
         self._no: dict[bytes, tuple[float, int]] = {}
-        self._trouble = ""
+        self._trouble = Trouble("cannot ask the next hop", "the next hop answers again", next=where)
         self._said_unknown = -_UNKNOWN_SECONDS
 
     async def find(self, epoch: bytes, *, known: bool = False) -> Epoch:
@@ -64,7 +64,7 @@ class Book:
         else:
             found = self._epochs[epoch]
         if found is None or epoch in self._writer.closed or self._clock() >= found.closes:
-            raise _closed()
+            raise epoch_closed()
         return found
 
     def _answered(self, epoch: bytes, known: bool, task: asyncio.Task[Epoch | None]) -> None:
@@ -75,7 +75,7 @@ class Book:
     def _refuse_again(self, epoch: bytes) -> None:
         until, status = self._no.get(epoch, (0.0, 0))
         if time.monotonic() < until:
-            raise _closed() if status == 410 else _unknown()
+            raise epoch_closed() if status == 410 else epoch_unknown()
 
     async def _in_turn(self, epoch: bytes, known: bool) -> Epoch | None:
         """Ask when it is this one's turn: who came first is first."""
@@ -95,35 +95,27 @@ class Book:
         try:
             described = await asyncio.to_thread(hop.epoch, epoch)
         except (Unknown, EpochClosed) as error:
-            self._say("")
+            self._trouble.say("")
             if isinstance(error, Unknown):
                 self._say_unknown(epoch)
             if len(self._no) >= _MOST_REMEMBERED:
                 self._no.clear()
             status = 410 if isinstance(error, EpochClosed) else 404
             self._no[epoch] = (time.monotonic() + _REMEMBERED, status)
-            raise _closed() if status == 410 else _unknown() from None
+            raise epoch_closed() if status == 410 else epoch_unknown() from None
         except Unreachable as error:
-            self._say(str(error))
+            self._trouble.say(str(error))
             raise Refusal(
                 503, "next hop away", "The next hop cannot be asked about this epoch now.", retry_after=5
             ) from None
         finally:
             hop.close()
-        self._say("")
+        self._trouble.say("")
         found: Epoch | None = await self._writer.call(lambda store: store.open_epoch(described, self._clock()))
         self._epochs[epoch] = found
         if found is not None:
             log("epoch opened", epoch=epoch.hex(), closes=found.closes)
         return found
-
-    def _say(self, trouble: str) -> None:
-        """Once when it begins, and once when it is over."""
-        before, self._trouble = self._trouble, trouble
-        if trouble and trouble != before:
-            log("cannot ask the next hop", next=self._next, why=trouble)
-        elif before and not trouble:
-            log("the next hop answers again", next=self._next)
 
     def _say_unknown(self, epoch: bytes) -> None:
         """Now and then: strangers can ask for whatever they please."""
@@ -136,9 +128,11 @@ def _overload() -> Refusal:
     return Refusal(429, "overload", "Too many epochs are being asked for; ask again later.", retry_after=1)
 
 
-def _closed() -> Refusal:
+def epoch_closed() -> Refusal:
+    """The answer about an epoch that takes nothing more."""
     return Refusal(410, "epoch closed", "This epoch is closed: nothing is taken for it any more.")
 
 
-def _unknown() -> Refusal:
+def epoch_unknown() -> Refusal:
+    """The answer about an epoch that does not exist."""
     return Refusal(404, "unknown epoch", "The server knows no such epoch.")

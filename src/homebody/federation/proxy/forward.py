@@ -19,7 +19,7 @@ from homebody.federation.envelopes import Envelope, sign_envelope
 from homebody.federation.epoch import Epoch
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import SealedBatch
-from homebody.federation.service.logs import log
+from homebody.federation.service.logs import Trouble, log
 
 __all__ = ["CLOSED", "EpochClosed", "Forwarder", "NextHop", "Unknown", "Unreachable"]
 
@@ -132,7 +132,7 @@ class Forwarder:
         self._due: list[tuple[float, int, SealedBatch, float]] = []
         self._numbers = itertools.count()
         self._stopping = False
-        self._trouble = ""
+        self._trouble = Trouble("cannot forward", "forwarding again")
         self._threads = [threading.Thread(target=self._run, name="forward", daemon=True) for _ in range(SENDERS)]
 
     def start(self) -> None:
@@ -166,7 +166,7 @@ class Forwarder:
             except Unreachable as error:
                 status, why = 0, str(error)
             if 200 <= status < 300:
-                self._say("")
+                self._trouble.say("")
                 self._done(batch, "forwarded")
             elif status == 410:
                 self._done(batch, CLOSED)
@@ -174,7 +174,7 @@ class Forwarder:
                 log("batch refused", status=status, reports=batch.size)
                 self._done(batch, "refused by the next hop")
             else:
-                self._say(why)
+                self._trouble.say(why)
                 # Not all at the same moment.
                 self._put(batch, pause * (0.5 + os.urandom(1)[0] / 512), min(2 * pause, _LONGEST_PAUSE))
         hop.close()
@@ -188,12 +188,3 @@ class Forwarder:
                     return batch, pause
                 self._changed.wait(wait)
             return None
-
-    def _say(self, trouble: str) -> None:
-        """Once when it begins, and once when it is over."""
-        with self._changed:
-            before, self._trouble = self._trouble, trouble
-        if trouble and trouble != before:
-            log("cannot forward", why=trouble)
-        elif before and not trouble:
-            log("forwarding again")

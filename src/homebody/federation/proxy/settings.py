@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 from homebody import settings
 from homebody.errors import HomebodyError
-from homebody.federation.service.text import ADDRESS, is_loopback
+from homebody.federation.service.text import is_loopback, split_address
+from homebody.files import read_settings
 from homebody.settings import setting
 
 __all__ = ["FILE", "ProxySettings"]
@@ -66,8 +67,7 @@ class ProxySettings:
 
     def __post_init__(self) -> None:
         settings.check(self, "The proxy's ")
-        found = ADDRESS.fullmatch(self.listen)
-        if not found or not 0 < int(found["port"]) < 65536:
+        if split_address(self.listen) is None:
             raise HomebodyError(f"An address to listen on is HOST:PORT, such as 127.0.0.1:9445, not '{self.listen}'.")
         if not self.tls and not is_loopback(self.host):
             raise HomebodyError(f"{self.host} is not on this machine alone: leave out --no-tls.")
@@ -117,11 +117,5 @@ class ProxySettings:
     @classmethod
     def read(cls, folder: Path) -> ProxySettings:
         """The settings of a proxy's folder."""
-        try:
-            return cls.from_toml((folder / FILE).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise HomebodyError(
-                f"There is no proxy in {folder}: make one with `homebody proxy init {folder}`."
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise HomebodyError(f"The proxy's settings {folder / FILE} cannot be read: {error}.") from error
+        missing = f"There is no proxy in {folder}: make one with `homebody proxy init {folder}`."
+        return cls.from_toml(read_settings(folder / FILE, "The proxy's settings", missing))

@@ -28,6 +28,7 @@ from homebody.errors import HomebodyError, Unavailable
 from homebody.federation.envelopes import REPORT_BYTES, Envelope
 from homebody.federation.epoch import Epoch
 from homebody.federation.proxy.settings import ProxySettings
+from homebody.files import sync_folder, write_synced
 
 __all__ = [
     "DATABASE",
@@ -185,12 +186,7 @@ class Secrets:
         """Draw one; it is on the disk before anything that it keys. One that was left without an epoch is replaced."""
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-            with os.fdopen(os.open(self._path(epoch), flags, 0o600), "wb") as file:
-                file.write(os.urandom(_SECRET_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-            self._sync()
+            write_synced(self._path(epoch), os.urandom(_SECRET_BYTES), over=True)
         except OSError as error:
             raise Unavailable(f"An epoch's secret cannot be written to {self._folder}: {error.strerror}.") from error
 
@@ -204,7 +200,7 @@ class Secrets:
     def forget(self, epoch: bytes) -> None:
         self._path(epoch).unlink(missing_ok=True)
         if self._folder.exists():
-            self._sync()
+            sync_folder(self._folder)
 
     def keep_only(self, epochs: Collection[bytes]) -> None:
         """Forget all others."""
@@ -215,13 +211,6 @@ class Secrets:
 
     def _path(self, epoch: bytes) -> Path:
         return self._folder / f"{epoch.hex()}.secret"
-
-    def _sync(self) -> None:
-        handle = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 class Ticked(NamedTuple):

@@ -79,17 +79,17 @@ class Writer:
 
     async def put(self, message: VerifiedMessage) -> str:
         """What became of a message, once that is on the disk; see `ProxyStore.accept`."""
-        future: asyncio.Future[str] = self._loop.create_future()
-        with self._changed:
-            self._messages.append((message, future))
-            self._changed.notify()
-        return await future
+        outcome: str = await self._queued(self._messages, message)
+        return outcome
 
     async def call(self, call: Call) -> Any:
         """What a function of the store gives, once what it did is on the disk."""
+        return await self._queued(self._calls, call)
+
+    async def _queued(self, queue: deque[Any], what: Any) -> Any:
         future: asyncio.Future[Any] = self._loop.create_future()
         with self._changed:
-            self._calls.append((call, future))
+            queue.append((what, future))
             self._changed.notify()
         return await future
 

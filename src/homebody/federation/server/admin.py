@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +16,51 @@ import polars as pl
 
 from homebody.core import Method
 from homebody.data.codes import Code
-from homebody.data.columns import FileColumn, as_kind, guess_of_items, listed, usual
+from homebody.data.columns import FileColumn, listed, usual
 from homebody.data.encode import Encoded, encode
 from homebody.data.population import Features
 from homebody.data.table import USUAL_NAMES
 from homebody.data.vocabularies import parse
-from homebody.database import connect
+from homebody.database import Conflict, Database, connect
 from homebody.errors import HomebodyError, several
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.letters import resting
 from homebody.federation.server.plan import FILE, ServerPlan
-from homebody.federation.server.records import LONGEST, Records
+from homebody.federation.server.records import COMPONENT, LONGEST, Records
 from homebody.federation.service.certificates import make_authority
 from homebody.federation.service.text import is_loopback, one_line
-from homebody.files import is_held
+from homebody.files import is_held, sync_folder
 from homebody.report.record import jsonable
 from homebody.rng import Rng
 
-__all__ = ["make", "opened", "person_code", "read_catalogue", "read_items", "report", "restored", "running"]
+__all__ = [
+    "backup",
+    "make",
+    "opened",
+    "person_code",
+    "read_catalogue",
+    "read_items",
+    "report",
+    "restore",
+    "restored",
+    "running",
+]
+
+TABLES = {
+    "charge": "id, release, part, observer, unit, event, round, relation, sampling, code, digest, previous, hash",
+    "device": "fingerprint, public_key, name, first, people, added, removed",
+    "fault": "fingerprint, count, set_aside",
+    "proxy": "public_key, name, added",
+    "item": "number, id, name",
+    "open_round": "release, users, sampling, size, population",
+    "checkpoint": "number, about, size, sha256, saved",
+    "checkpoint_part": "checkpoint, part, content",
+    "round": "step, line",
+    "counter": "name, value",
+    "note": "name, value",
+    "sheet": "number, content",
+}
+"""The tables of a backup with their columns; rows are copied in the order of the first column."""
 
 
 def make(
@@ -98,11 +127,8 @@ def make(
 def opened(folder: Path) -> Iterator[tuple[ServerPlan, Records]]:
     """A server's plan and records, beside the running server."""
     plan = ServerPlan.read(folder)
-    records = Records(connect(plan.database_in(folder), what="server's database"))
-    try:
-        yield plan, records
-    finally:
-        records.database.close()
+    with closing(connect(plan.database_in(folder), what="server's database")) as database:
+        yield plan, Records(database)
 
 
 def _schema(
@@ -162,8 +188,8 @@ def person_code(text: str) -> tuple[str, Code]:
 def features_of_items(path: Path, table: pl.DataFrame, others: Sequence[str]) -> Features | None:
     """The other columns of a file of items."""
     columns = [FileColumn(table[name], "item", path) for name in others]
-    kinds = {column.values.name: guess_of_items(column) for column in columns}
-    made = {column.values.name: as_kind(column, kinds[column.values.name]) for column in columns}
+    kinds = {column.values.name: column.guess_of_items() for column in columns}
+    made = {column.values.name: column.as_kind(kinds[column.values.name]) for column in columns}
     return Features(pl.DataFrame(made), kinds) if made else None
 
 
@@ -286,8 +312,72 @@ def _measured(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 def restored(folder: Path, file: Path) -> int:
     """Bring a backup into a plan's empty database; answer after which round it stands."""
     plan = ServerPlan.read(folder)
-    database = connect(plan.database_in(folder), what="server's database")
+    with closing(connect(plan.database_in(folder), what="server's database")) as database:
+        return len(restore(file, database).rounds())
+
+
+def backup(records: Records, to: Path) -> None:
+    """Write everything as it stands at one moment into a new file; nobody who writes is held up."""
+    if to.exists():
+        raise HomebodyError(f"{to} is there already: a backup is not written over another.")
+    records.ledger().close()  # its tables are there, and its chain is whole
     try:
-        return len(Records.restore(file, database).rounds())
-    finally:
-        database.close()
+        with tempfile.TemporaryDirectory(prefix=".backup-", dir=to.parent) as folder:
+            scratch = Path(folder) / to.name
+            with closing(connect(scratch, what="backup", name=str(to))) as copy:
+                Records(copy).ledger().close()
+                with records.database.snapshot(), copy.transaction():
+                    _copy(records.database, copy)
+                Records(copy).ledger().close()
+            scratch.chmod(0o600)
+            scratch.replace(to)
+            sync_folder(to.parent)
+    except OSError as error:
+        raise HomebodyError(f"No backup can be written to {to}: {error.strerror or error}.") from error
+
+
+def restore(source: Path, database: Database) -> Records:
+    """Fill an empty database from a backup, all or nothing; the backup stays as it is."""
+    if not source.is_file():
+        raise HomebodyError(f"There is no backup {source}.")
+    with tempfile.TemporaryDirectory(prefix="homebody-") as folder:
+        scratch = Path(folder) / source.name
+        try:
+            shutil.copyfile(source, scratch)
+        except OSError as error:
+            raise HomebodyError(f"The backup {source} cannot be read: {error.strerror or error}.") from error
+        with closing(connect(scratch, what="backup", name=str(source))) as copy, database.transaction():
+            if not copy.version(COMPONENT):
+                raise HomebodyError(f"{source} is no backup of a Homebody server.")
+            Records(copy).ledger().close()  # an old one is brought forward, and its chain is whole
+            Records(database).ledger().close()
+            for table in TABLES:
+                if database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone():
+                    raise HomebodyError(
+                        f"The database {database.name} is not empty: a backup is restored into a new one."
+                    )
+            try:
+                _copy(copy, database)
+            except Conflict as error:
+                raise HomebodyError(f"The backup {source} is damaged: {error}.") from error
+            records = Records(database)
+            records.ledger().close()
+            return records
+
+
+def _copy(source: Database, target: Database) -> None:
+    for table, columns in TABLES.items():
+        names = columns.split(", ")
+        insert = f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(names))})"
+        query = f"SELECT {columns} FROM {table} ORDER BY {names[0]}"
+        rows = _parts(source) if table == "checkpoint_part" else source.rows(query)
+        while some := list(islice(rows, 1 if table == "checkpoint_part" else 1000)):
+            target.executemany(insert, some)
+
+
+def _parts(source: Database) -> Iterator[Any]:
+    """The parts of checkpoints, one at a time: all of them may be more than the memory holds."""
+    keys = source.execute("SELECT checkpoint, part FROM checkpoint_part ORDER BY checkpoint, part").fetchall()
+    for key in keys:
+        query = "SELECT checkpoint, part, content FROM checkpoint_part WHERE checkpoint = ? AND part = ?"
+        yield source.execute(query, tuple(key)).fetchone()

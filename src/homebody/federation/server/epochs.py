@@ -23,6 +23,7 @@ from homebody.errors import Abandoned
 from homebody.federation.envelopes import EPOCH_BYTES, epoch_keys
 from homebody.federation.epoch import Epoch
 from homebody.federation.server.records import PART, Records
+from homebody.files import write_synced
 
 __all__ = ["Added", "EpochRecord", "EpochResult", "Epochs", "Over"]
 
@@ -281,12 +282,4 @@ class Epochs:
     def _keep(self, identity: bytes, secret: bytes) -> None:
         """On the disk before anybody learns the public half: what is sealed to it must be opened after a kill too."""
         self._keys.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(self._file(identity), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secret)
-            file.flush()
-            os.fsync(file.fileno())
-        handle = os.open(self._keys, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        write_synced(self._file(identity), secret)

@@ -24,17 +24,7 @@ import numpy.typing as npt
 
 from homebody.database import connect
 from homebody.errors import HomebodyError, Unavailable
-from homebody.federation.envelopes import (
-    EPOCH_BYTES,
-    HEAD_BYTES,
-    REPORT_BYTES,
-    SIGNATURE_BYTES,
-    BadEnvelope,
-    BadSignature,
-    named_sender,
-    open_envelope,
-    unseal_reports,
-)
+from homebody.federation.envelopes import EPOCH_BYTES, REPORT_BYTES, envelope_bytes, named_sender, unseal_reports
 from homebody.federation.server.epochs import Added, EpochRecord, Epochs, Over
 from homebody.federation.server.monitor import counters
 from homebody.federation.server.records import FILE, Records, database_in
@@ -44,8 +34,9 @@ from homebody.federation.service.web import (
     RequestMemory,
     answer,
     declared,
-    from_here,
     listen,
+    only_from_here,
+    opened_envelope,
     proved,
     read_body,
     refusals,
@@ -64,7 +55,7 @@ __all__ = ["MOST_REPORTS", "Intake", "main"]
 
 MOST_REPORTS = 1 << 16
 """Of one batch."""
-MOST_BYTES = HEAD_BYTES + MOST_REPORTS * REPORT_BYTES + SIGNATURE_BYTES
+MOST_BYTES = envelope_bytes(MOST_REPORTS)
 ROOM = 1 << 26
 """Bytes of batches that are read or opened at one time."""
 SLICE = 256
@@ -143,8 +134,7 @@ class Intake:
         return answer(200, {"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
-        if not from_here(request):
-            raise Refusal(404, "no such request", "There is nothing here by this name.")
+        only_from_here(request)
         return await self._threaded(lambda: PlainTextResponse(counters(self._records)))
 
     async def _threaded(self, work: Callable[..., Any], *given: Any) -> Any:
@@ -175,12 +165,7 @@ class Intake:
 
     def take(self, body: bytes) -> Response:
         """Check, open, write down."""
-        try:
-            sender, batch = open_envelope(body)
-        except BadSignature as error:
-            raise Refusal(401, "bad signature", str(error)) from error
-        except BadEnvelope as error:
-            raise Refusal(400, "malformed", str(error)) from error
+        sender, batch = opened_envelope(body)
         if sender not in {proxy.public_key for proxy in self._records.proxies()}:
             raise Refusal(401, "unknown proxy", "The server does not know this proxy: register it with --proxy.")
         if batch.kind != "batch":

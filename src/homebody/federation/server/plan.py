@@ -18,9 +18,9 @@ from homebody.federation import wire
 from homebody.federation.server.letters import MOST_FAULTS
 from homebody.federation.server.records import FILE, database_in
 from homebody.federation.server.runtime import NOBODY_PUBLIC, RoundSettings
-from homebody.federation.service.text import ADDRESS, is_loopback
-from homebody.federation.task import LONGEST, MOST_INTERACTIONS
-from homebody.federation.telemetry import metric_names, telemetry
+from homebody.federation.service.text import is_loopback, split_address
+from homebody.federation.task import LONGEST, MOST_INTERACTIONS, metric_names, telemetry
+from homebody.files import read_settings
 from homebody.recipe import Recipe
 from homebody.settings import setting
 
@@ -75,8 +75,7 @@ class ServerPlan:
     def __post_init__(self) -> None:
         settings.check(self, "The server's ")
         for what in (self.listen, *filter(None, (self.metrics, self.link, self.reports))):
-            found = ADDRESS.fullmatch(what)
-            if not found or not 0 < int(found["port"]) < 65536:
+            if split_address(what) is None:
                 raise HomebodyError(f"An address is HOST:PORT, such as 127.0.0.1:9092, not '{what}'.")
         for name in ("database", "run"):
             if not getattr(self, name).strip():
@@ -229,14 +228,8 @@ class ServerPlan:
     @classmethod
     def read(cls, folder: Path) -> ServerPlan:
         """The plan of a server's folder."""
-        try:
-            return cls.from_toml((folder / FILE).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise HomebodyError(
-                f"There is no server in {folder}: make one with `homebody server init {folder}`."
-            ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise HomebodyError(f"The server's plan {folder / FILE} cannot be read: {error}.") from error
+        missing = f"There is no server in {folder}: make one with `homebody server init {folder}`."
+        return cls.from_toml(read_settings(folder / FILE, "The server's plan", missing))
 
     def changed(self, **changes: Any) -> ServerPlan:
         """The plan with other settings."""

@@ -431,20 +431,6 @@ class Records:
 
         return Ledger(self.database)
 
-    def backup(self, to: Path) -> None:
-        """A copy of everything, as it stands at one moment, in a new SQLite file."""
-        from homebody.federation.server.backup import backup
-
-        backup(self, to)
-
-    @classmethod
-    def restore(cls, backup: Path, database: Database) -> Records:
-        """Fill an empty database from a backup."""
-        from homebody.federation.server.backup import restore
-
-        restore(backup, database)
-        return cls(database)
-
     def _known(self, identities: list[str]) -> Iterator[str]:
         """Those of these ids that the catalogue has."""
         for start in range(0, len(identities), 500):

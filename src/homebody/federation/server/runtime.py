@@ -37,8 +37,7 @@ from homebody.federation import wire
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.aggregate import LetterRoute, ProxyRoute, bounds, largest
 from homebody.federation.server.letters import MOST_FAULTS, PAUSE, Correspondence
-from homebody.federation.task import Task, asks
-from homebody.federation.telemetry import metric_names, telemetry
+from homebody.federation.task import Task, asks, metric_names, telemetry
 from homebody.privacy import Charge
 from homebody.rng import Rng, SystemRng
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Lines", "follow_parent", "log"]
+__all__ = ["Lines", "Trouble", "follow_parent", "log"]
 
 
 def log(event: str, **facts: Any) -> None:
@@ -22,6 +22,23 @@ def log(event: str, **facts: Any) -> None:
     line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "event": event, **facts})
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
+
+
+class Trouble:
+    """Logs a failure once when it begins, and once when it is over."""
+
+    def __init__(self, begins: str, over: str, **facts: Any) -> None:
+        self._begins, self._over, self._facts = begins, over, facts
+        self._why, self._lock = "", threading.Lock()
+
+    def say(self, why: str) -> None:
+        """Why it fails now; empty where it works."""
+        with self._lock:
+            before, self._why = self._why, why
+        if why and why != before:
+            log(self._begins, **self._facts, why=why)
+        elif before and not why:
+            log(self._over, **self._facts)
 
 
 class Lines(logging.Handler):

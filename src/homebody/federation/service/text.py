@@ -7,12 +7,23 @@ import re
 
 from homebody.errors import HomebodyError
 
-__all__ = ["ADDRESS", "URL", "is_loopback", "one_line"]
+__all__ = ["URL", "is_loopback", "one_line", "split_address"]
 
 _HOST = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)"
-ADDRESS = re.compile(_HOST + r":(?P<port>\d{1,5})")
+_ADDRESS = re.compile(_HOST + r":(?P<port>[0-9]{1,5})")
 URL = re.compile(r"(?P<scheme>https?)://" + _HOST + r"(:(?P<port>\d{1,5}))?/?")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def split_address(text: str) -> tuple[str, int] | None:
+    """Host and port of HOST:PORT, or None if the text is malformed.
+
+    >>> split_address("[::1]:9092"), split_address("example.org"), split_address("example.org:0")
+    (('::1', 9092), None, None)
+    """
+    found = _ADDRESS.fullmatch(text)
+    port = int(found["port"]) if found else 0
+    return (found["host"].strip("[]"), port) if found and 0 < port < 65536 else None
 
 
 def is_loopback(host: str) -> bool:

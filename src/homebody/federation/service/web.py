@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homebody.errors import HomebodyError
+from homebody.federation.envelopes import BadEnvelope, BadSignature, Envelope, open_envelope
 from homebody.federation.service.guard import Connection, Guard, Limits, Overload, RequestMemory, Share, connection_of
 from homebody.federation.service.logs import Lines
 from homebody.federation.service.text import is_loopback
@@ -47,8 +48,9 @@ __all__ = [
     "Share",
     "answer",
     "declared",
-    "from_here",
     "listen",
+    "only_from_here",
+    "opened_envelope",
     "proved",
     "read_body",
     "refusals",
@@ -174,9 +176,20 @@ def refusals(app: Starlette, counted: Callable[[str], None]) -> Starlette:
     return app
 
 
-def from_here(request: Request) -> bool:
-    """Whether this machine itself asks."""
-    return request.client is not None and is_loopback(request.client.host)
+def only_from_here(request: Request) -> None:
+    """Answer this machine alone; to others there is nothing here."""
+    if request.client is None or not is_loopback(request.client.host):
+        raise Refusal(404, "no such request", "There is nothing here by this name.")
+
+
+def opened_envelope(body: bytes) -> tuple[bytes, Envelope]:
+    """Who signed an envelope, and what is in it; or a refusal."""
+    try:
+        return open_envelope(body)
+    except BadSignature as error:
+        raise Refusal(401, "bad signature", str(error)) from None
+    except BadEnvelope as error:
+        raise Refusal(400, "malformed", str(error)) from None
 
 
 def proved(request: Request, key: bytes) -> None:
