@@ -19,109 +19,82 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
-    from homebody.core import Method, Rows
-    from homebody.data import Population, load
-    from homebody.data.partitions import leave_one_out, split
-    from homebody.data.splits import Split
-    from homebody.errors import HomebodyError
-    from homebody.fit import Fitted
-    from homebody.methods.baselines import Chance, Popularity, PrivatePopularity
-    from homebody.methods.dp_privrec import DPPrivRec
-    from homebody.methods.dplcf import DPLCF
-    from homebody.methods.fcf import FCF
-    from homebody.methods.fedgnn import FedGNN
-    from homebody.methods.fedials import FedIALS
-    from homebody.methods.fedmf import FedMF
-    from homebody.methods.fedncf import FedNCF
-    from homebody.methods.fedrecon import FedRecon
-    from homebody.methods.fmf_ldp import FMFLDP
-    from homebody.methods.ials import IALS
-    from homebody.methods.mf import MF
-    from homebody.methods.ncf import NCF
-    from homebody.methods.nn_self import FOFLSelf, NNSelf
-    from homebody.methods.pfedrec import Alone, PFedRec
-    from homebody.methods.privrec import PrivRec
-    from homebody.methods.privrec_cen import PrivRecCEN
-    from homebody.privacy import Channel, Ledger
-    from homebody.reference import Reference
-    from homebody.simulation import Simulator
+    # The same names, for type checkers.
+    from homebody.core import Method as Method
+    from homebody.core import Rows as Rows
+    from homebody.data import Population as Population
+    from homebody.data import load as load
+    from homebody.data.partitions import leave_one_out as leave_one_out
+    from homebody.data.partitions import split as split
+    from homebody.data.splits import Split as Split
+    from homebody.errors import HomebodyError as HomebodyError
+    from homebody.fit import Fitted as Fitted
+    from homebody.methods.baselines import (
+        Chance as Chance,
+    )
+    from homebody.methods.baselines import (
+        Popularity as Popularity,
+    )
+    from homebody.methods.baselines import (
+        PrivatePopularity as PrivatePopularity,
+    )
+    from homebody.methods.dp_privrec import DPPrivRec as DPPrivRec
+    from homebody.methods.dplcf import DPLCF as DPLCF
+    from homebody.methods.fcf import FCF as FCF
+    from homebody.methods.fedgnn import FedGNN as FedGNN
+    from homebody.methods.fedials import FedIALS as FedIALS
+    from homebody.methods.fedmf import FedMF as FedMF
+    from homebody.methods.fedncf import FedNCF as FedNCF
+    from homebody.methods.fedrecon import FedRecon as FedRecon
+    from homebody.methods.fmf_ldp import FMFLDP as FMFLDP
+    from homebody.methods.ials import IALS as IALS
+    from homebody.methods.mf import MF as MF
+    from homebody.methods.ncf import NCF as NCF
+    from homebody.methods.nn_self import FOFLSelf as FOFLSelf
+    from homebody.methods.nn_self import NNSelf as NNSelf
+    from homebody.methods.pfedrec import Alone as Alone
+    from homebody.methods.pfedrec import PFedRec as PFedRec
+    from homebody.methods.privrec import PrivRec as PrivRec
+    from homebody.methods.privrec_cen import PrivRecCEN as PrivRecCEN
+    from homebody.privacy import Channel as Channel
+    from homebody.privacy import Ledger as Ledger
+    from homebody.reference import Reference as Reference
+    from homebody.simulation import Simulator as Simulator
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Alone": "homebody.methods.pfedrec",
-    "Chance": "homebody.methods.baselines",
-    "Channel": "homebody.privacy",
-    "DPLCF": "homebody.methods.dplcf",
-    "DPPrivRec": "homebody.methods.dp_privrec",
-    "FCF": "homebody.methods.fcf",
-    "FMFLDP": "homebody.methods.fmf_ldp",
-    "FOFLSelf": "homebody.methods.nn_self",
-    "FedGNN": "homebody.methods.fedgnn",
-    "FedIALS": "homebody.methods.fedials",
-    "FedMF": "homebody.methods.fedmf",
-    "FedNCF": "homebody.methods.fedncf",
-    "FedRecon": "homebody.methods.fedrecon",
-    "Fitted": "homebody.fit",
-    "HomebodyError": "homebody.errors",
-    "IALS": "homebody.methods.ials",
-    "Ledger": "homebody.privacy",
-    "MF": "homebody.methods.mf",
-    "Method": "homebody.core",
-    "NCF": "homebody.methods.ncf",
-    "NNSelf": "homebody.methods.nn_self",
-    "PFedRec": "homebody.methods.pfedrec",
-    "Popularity": "homebody.methods.baselines",
-    "Population": "homebody.data",
-    "PrivRec": "homebody.methods.privrec",
-    "PrivRecCEN": "homebody.methods.privrec_cen",
-    "PrivatePopularity": "homebody.methods.baselines",
-    "Reference": "homebody.reference",
-    "Rows": "homebody.core",
-    "Simulator": "homebody.simulation",
-    "Split": "homebody.data.splits",
-    "leave_one_out": "homebody.data.partitions",
-    "load": "homebody.data",
-    "split": "homebody.data.partitions",
+_NAMES = {
+    "homebody.core": "Method Rows",
+    "homebody.data": "Population load",
+    "homebody.data.partitions": "leave_one_out split",
+    "homebody.data.splits": "Split",
+    "homebody.errors": "HomebodyError",
+    "homebody.fit": "Fitted",
+    "homebody.methods.baselines": "Chance Popularity PrivatePopularity",
+    "homebody.methods.dp_privrec": "DPPrivRec",
+    "homebody.methods.dplcf": "DPLCF",
+    "homebody.methods.fcf": "FCF",
+    "homebody.methods.fedgnn": "FedGNN",
+    "homebody.methods.fedials": "FedIALS",
+    "homebody.methods.fedmf": "FedMF",
+    "homebody.methods.fedncf": "FedNCF",
+    "homebody.methods.fedrecon": "FedRecon",
+    "homebody.methods.fmf_ldp": "FMFLDP",
+    "homebody.methods.ials": "IALS",
+    "homebody.methods.mf": "MF",
+    "homebody.methods.ncf": "NCF",
+    "homebody.methods.nn_self": "FOFLSelf NNSelf",
+    "homebody.methods.pfedrec": "Alone PFedRec",
+    "homebody.methods.privrec": "PrivRec",
+    "homebody.methods.privrec_cen": "PrivRecCEN",
+    "homebody.privacy": "Channel Ledger",
+    "homebody.reference": "Reference",
+    "homebody.simulation": "Simulator",
 }
+"""Which names each module gives to the package."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "DPLCF",
-    "FCF",
-    "FMFLDP",
-    "IALS",
-    "MF",
-    "NCF",
-    "Alone",
-    "Chance",
-    "Channel",
-    "DPPrivRec",
-    "FOFLSelf",
-    "FedGNN",
-    "FedIALS",
-    "FedMF",
-    "FedNCF",
-    "FedRecon",
-    "Fitted",
-    "HomebodyError",
-    "Ledger",
-    "Method",
-    "NNSelf",
-    "PFedRec",
-    "Popularity",
-    "Population",
-    "PrivRec",
-    "PrivRecCEN",
-    "PrivatePopularity",
-    "Reference",
-    "Rows",
-    "Simulator",
-    "Split",
-    "__version__",
-    "leave_one_out",
-    "load",
-    "split",
-]
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

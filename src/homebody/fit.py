@@ -321,7 +321,9 @@ def _charge(loop: _Loop, part: _Part, number: int) -> tuple[Cohort, bool]:
     runtime, ledger, budget, digest = loop.runtime, loop.ledger, loop.budget, loop.progress.digest
     people = runtime.available(public=True) if part.phase.public else runtime.available()
     _grow(loop, part)
-    size = _size(part.phase, loop.cohort, people)
+    size = loop.cohort
+    if part.phase.public and size is not None:
+        size = min(size, len(people))  # there may be fewer public people, and their number hides nobody
     # Sampling hides people only if nobody knows the cohort, and real devices could derive it from the seed.
     drawn = part.rng.fold("cohort", number) if runtime.simulated else Rng(SystemRng().next_key())
     who = choose(people, size, drawn, part.items)
@@ -410,11 +412,6 @@ def choose(available: Users, size: int | None, rng: Rng, items: int = 0) -> Coho
         raise HomebodyError(f"A cohort has 1 to {count} clients here, not {size}.")
     generator = np.random.default_rng(int(rng.key) % 2**64)
     return Cohort(np.sort(generator.choice(available, size, replace=False)), "fixed", size, count, items)
-
-
-def _size(phase: Phase, cohort: int | None, people: Users) -> int | None:
-    """Clients a round. In a public phase there may be fewer people than asked for; their number hides nobody."""
-    return min(cohort, len(people)) if phase.public and cohort is not None else cohort
 
 
 def carry(old: Tree, new: Tree) -> Tree:

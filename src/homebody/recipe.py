@@ -250,12 +250,7 @@ class Recipe:
     @property
     def name(self) -> str:
         """A short name for a folder."""
-        short = [
-            self.short_method,
-            Path(self.data).stem,
-            self.protocol,
-            f"seed{self.seed}",
-        ]
+        short = [self.short_method, Path(self.data).stem, self.protocol, f"seed{self.seed}"]
         return "-".join(part.replace(":", "_").replace(",", "_").replace("=", "")[:40] for part in short)
 
 

@@ -325,12 +325,7 @@ class _Outcome(NamedTuple):
 
 
 def _run(
-    recipe: Recipe,
-    method: Method | Reference,
-    split: Split,
-    folder: RunFolder,
-    now: dict[str, Any],
-    watcher: Watcher,
+    recipe: Recipe, method: Method | Reference, split: Split, folder: RunFolder, now: dict[str, Any], watcher: Watcher
 ) -> Result:
     """Train from the folder's last checkpoint, or from the start, and write the result. now: the environment."""
     began = time.process_time()

@@ -28,7 +28,7 @@ from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import HomebodyError
 from homebody.evaluation import measure
 from homebody.federation.wire import encode_tree
-from homebody.fit import Fitted, fit
+from homebody.fit import fit
 from homebody.methods.kernels import adapt_many, train_many
 from homebody.reference import Reference
 from homebody.rng import Rng
@@ -224,9 +224,8 @@ class MethodContract:
         batches = _prepare(method, stacked, keys)
         _identical(batches, _prepare(method, stacked, keys), "prepare, called twice")
         data = self.clients()[3]
-        _unmoved(
-            "prepare", lambda own: method.prepare(data._replace(**own), Rng.of(1)), _named(data._asdict(), "catalogue")
-        )
+        given = {name: value for name, value in data._asdict().items() if name != "catalogue"}
+        _unmoved("prepare", lambda own: method.prepare(data._replace(**own), Rng.of(1)), given)
         _unmoved("cohort", partial(_cohort, method), shared, locals_, batches)
         _unmoved("client", method.client, shared, _row(locals_, 3), _row(batches, 3))
         items = torch.arange(CATALOGUE.n_items)
@@ -374,7 +373,7 @@ class MethodContract:
 
     def test_a_fit_repeats_bit_by_bit(self) -> None:
         for cohort in (None, 70):
-            one, two = (self._two_rounds(cohort) for _ in range(2))
+            one, two = (fit(self.method(), Simulator(population()), rounds=2, cohort=cohort, seed=4) for _ in range(2))
             assert one.metrics == two.metrics, "two runs from one seed differ in their metrics"
             _identical(one.shared, two.shared, "the shared parameters of two runs from one seed")
             assert one.recommend(user=3) == two.recommend(user=3), "two runs from one seed recommend differently"
@@ -401,9 +400,6 @@ class MethodContract:
 
     def _serve(self, method: Method, shared: Tree, update: Tree) -> Tree:
         return method.server(shared, method.init_server(shared), Total(self.total(update), len(self.clients())))[0]
-
-    def _two_rounds(self, cohort: int | None) -> Fitted:
-        return fit(self.method(), Simulator(population()), rounds=2, cohort=cohort, seed=4)
 
     def _same(self, found: Tree, expected: Tree, what: str) -> None:
         """Equal up to rounding; rows of a table in any order, with any padding."""
@@ -580,18 +576,14 @@ def _hostile(shared: Tree) -> list[Tree]:
 
 def _extreme(method: Any) -> list[Any]:
     """The method with each of its real fields as small and as large as it may be."""
-    real = [spec for spec in params(method) if isinstance(spec.default, float)]
-    ends = [
-        (
-            spec.name,
-            [-LARGE if (low := spec.metadata["low"]) is None else float(low)],
-            [LARGE if (high := spec.metadata["high"]) is None else float(high)],
-        )
-        for spec in real
-    ]
+    ends: dict[str, tuple[float, float]] = {}
+    for spec in params(method):
+        if isinstance(spec.default, float):
+            low, high = spec.metadata["low"], spec.metadata["high"]
+            ends[spec.name] = -LARGE if low is None else float(low), LARGE if high is None else float(high)
     found = []
-    single = [{name: value} for name, *both in ends for one in both for value in one]
-    for fields in (*single, {name: high[0] for name, _, high in ends}):
+    single = [{name: value} for name, both in ends.items() for value in both]
+    for fields in (*single, {name: high for name, (_, high) in ends.items()}):
         try:
             found.append(replace(method, **fields))
         except HomebodyError:
@@ -615,10 +607,6 @@ def _identical(one: Any, other: Any, what: str) -> None:
     assert sorted(left) == sorted(right), f"{what}: {sorted(left)} and {sorted(right)}"
     for name, value in left.items():
         assert torch.equal(value, right[name]), f"{what}: '{name.strip('/')}' differs"
-
-
-def _named(tree: dict[str, Any], *without: str) -> Tree:
-    return {name: value for name, value in tree.items() if name not in without}
 
 
 def _unmoved(what: str, call: Callable[..., Any], *inputs: Tree) -> None:

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from homebody.data.attach import attach
-from homebody.data.columns import FileColumn, as_kind, guess
+from homebody.data.columns import FileColumn
 from homebody.data.population import Features, Impressions, Population
 from homebody.errors import HomebodyError
 
@@ -153,7 +153,7 @@ class TestKinds:
         ],
     )
     def test_the_guess(self, values: list[object], kind: str) -> None:
-        assert guess(FileColumn(pl.Series("x", values), "feature", Path("a.csv"))) == kind
+        assert FileColumn(pl.Series("x", values), "feature", Path("a.csv")).guess() == kind
 
     def test_the_guess_is_said_and_overruled(self, people: Population, file: Path, said: list[str]) -> None:
         text = "user,year,code,tags\n7,1999,5,x\n9,2001,5,y|x|y\n12,1999,5,\n"
@@ -199,7 +199,7 @@ class TestKinds:
     )
     def test_codes_stay_what_they_are(self, values: list[str | None], codes: list[object]) -> None:
         column = FileColumn(pl.Series("x", values, dtype=pl.String), "feature", Path("a.csv"))
-        assert as_kind(column, "categorical").to_list() == codes
+        assert column.as_kind("categorical").to_list() == codes
 
     @pytest.mark.parametrize(
         ("values", "kind", "kept"),

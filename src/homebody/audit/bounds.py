@@ -1,7 +1,7 @@
-"""Lower bounds on ε from guesses: what a claim of (ε, δ) would make too unlikely to have happened.
+"""Lower bounds on ε from guesses of secret coins: a claim of (ε, δ) is refuted if it makes them too unlikely.
 
-Every estimator is given a score of each secret coin, larger where the attacker thinks it fell on `True`. A poor attack
-only makes a bound small; it never makes it wrong. What a bound assumes, beside fair coins:
+Every estimator takes a score for each coin, larger where the attacker thinks it fell on `True`. A poor attack makes a
+bound small, never wrong. What each bound assumes, beside fair coins:
 
 | estimator | assumes | compares |
 |---|---|---|
@@ -40,22 +40,22 @@ __all__ = [
 ]
 
 FEWEST = 8
-"""Guesses; fewer could not show anything."""
+"""The fewest guesses that can show anything."""
 LARGEST = 50.0
-"""No bound beyond this is looked for."""
+"""The largest ε that is tried."""
 _THRESHOLDS = 400
 SEEN = 0.9
-"""The probability with which the smallest violation that an audit can see is seen."""
+"""The probability with which an audit detects the smallest violation that it reports as detectable."""
 
 Coins = npt.NDArray[np.bool_]
 Scores = npt.NDArray[np.float64]
 Curve = Sequence[tuple[float, float]]
-"""A claim at many δ: pairs of ε and δ, all of which are said to hold."""
+"""A claim at many δ: pairs (ε, δ) that all hold."""
 
 
 @dataclass(frozen=True)
 class Lower:
-    """An ε that the true one is not below, with a confidence."""
+    """A lower bound on ε, with its confidence."""
 
     epsilon: float
     confidence: float
@@ -63,12 +63,12 @@ class Lower:
     guesses: int
     right: int
     coins: int
-    """Guesses could be withheld."""
+    """All coins, also those that were not guessed."""
 
 
 @dataclass(frozen=True)
 class CountedGuesses:
-    """How many guesses were right, beside how many a claim allows."""
+    """How many guesses were right, and how many a claim allows."""
 
     guesses: int
     right: int
@@ -84,9 +84,9 @@ class CountedGuesses:
 def one_run(scores: Scores, coins: Coins, delta: float, confidence: float = 0.95) -> Lower:
     """Steinke, Nasr and Jagielski 2023, Theorem 5.2: many fair coins in one run, or in several.
 
-    Each coin may change what happens in one run alone, and flipping one is the change that (ε, δ) is about; the coins
-    may have been used together. The attacker guesses the highest and the lowest scores, and withholds the others: how
-    many, of a few numbers, may be chosen after the fact, since each is held to its share of the error.
+    Each coin affects one run only, and flipping it is the change that (ε, δ) is about; a run may use many coins. The
+    attacker guesses the highest and the lowest scores and withholds the others. A few numbers of guesses are tried,
+    each with its share of the error, so the best may be chosen afterwards.
 
     >>> coins = np.arange(200) % 2 == 0
     >>> round(one_run(np.where(coins, 1.0, -1.0), coins, delta=1e-6).epsilon, 2)
@@ -105,7 +105,7 @@ def one_run(scores: Scores, coins: Coins, delta: float, confidence: float = 0.95
 
 
 def one_run_p_value(coins: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """How likely at least so many right guesses are at most, if (ε, δ) held.
+    """An upper bound on the probability of at least so many right guesses, if (ε, δ) holds.
 
     With W ~ Bin(guesses, e^ε/(1 + e^ε)): P[W ≥ right] + 2 · coins · δ · max over i of P[right > W ≥ right − i] / i.
 
@@ -124,10 +124,10 @@ def one_run_p_value(coins: int, guesses: int, right: int, epsilon: float, delta:
 
 
 def count_guesses(scores: Scores, coins: Coins, curve: Curve, confidence: float = 0.95) -> CountedGuesses:
-    """Right guesses beside the most that a claimed curve allows, where scores are independent of one another.
+    """Right guesses, and the most that a claimed curve allows if scores are independent of one another.
 
-    Guesses are withheld as in `one_run`. Every pair of the curve bounds the same probability, so the smallest of these
-    bounds holds, and many pairs cost nothing. The number of guesses that comes nearest to a refutation is given.
+    Guesses are withheld as in `one_run`. Every pair of the curve bounds the same probability, so the smallest bound
+    holds, and more pairs cost nothing. The result has the number of guesses that comes nearest to a refutation.
 
     >>> coins = np.arange(400) % 2 == 0
     >>> count_guesses(np.where(coins, 1.0, -1.0), coins, [(1.0, 1e-6)]).too_many
@@ -143,11 +143,11 @@ def count_guesses(scores: Scores, coins: Coins, curve: Curve, confidence: float 
 
 
 def independent_p_value(coins: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """How likely at least so many right guesses are at most, if (ε, δ) held and coins were told independently.
+    """An upper bound on the probability of at least so many right guesses, if (ε, δ) holds for each coin on its own.
 
-    What is told of one coin under (ε, δ) can be computed from this: with probability δ the coin itself, otherwise the
-    coin with probability e^ε/(1 + e^ε) and its opposite with the rest. So of the guesses K are certain, where
-    K ~ Bin(coins, δ) is capped by the number of guesses, and the others are right as tosses of that chance.
+    The worst case under (ε, δ) reveals a coin with probability δ, and otherwise shows it with probability e^ε/(1 + e^ε)
+    and its opposite with the rest. So K ~ Bin(coins, δ) guesses, at most all of them, are certain, and the others are
+    right with that probability.
 
     >>> round(independent_p_value(coins=3, guesses=3, right=3, epsilon=0.0, delta=0.5), 6)  # (½ + ½ · ½)³
     0.421875
@@ -167,11 +167,10 @@ def independent_p_value(coins: int, guesses: int, right: int, epsilon: float, de
 
 
 def gaussian(scores: Scores, coins: Coins, delta: float, confidence: float = 0.95) -> Lower:
-    """Where scores are normal around two means with one spread: a lower bound on the means' distance, in spreads.
+    """For scores that are normal around two means with one deviation: a bound from the distance of the means.
 
-    That distance is μ of Gaussian differential privacy (Dong, Roth and Su 2022), and ε at δ follows from it. Student's
-    t of the two samples has a noncentral distribution whose parameter is μ √(heads · tails / coins): the bound is the
-    exact one.
+    In deviations, that distance is μ of Gaussian differential privacy (Dong, Roth and Su 2022), and ε at δ follows from
+    it. Student's t of the two samples is noncentral with parameter μ √(heads · tails / coins), so the bound is exact.
 
     >>> generator = np.random.default_rng(0)
     >>> coins = generator.random(1000) < 0.5
@@ -198,7 +197,7 @@ def gaussian(scores: Scores, coins: Coins, delta: float, confidence: float = 0.9
 def noise_found(epsilon: float, coins: int, delta: float, confidence: float) -> float:
     """The share of the stated noise that `gaussian` would find too little with probability `SEEN`.
 
-    epsilon: what is certified at δ, of a Gaussian mechanism; half of the coins are heads.
+    epsilon: certified at δ for a Gaussian mechanism. Half of the coins are taken to be heads.
 
     >>> round(noise_found(2.55, coins=1000, delta=1e-6, confidence=0.95), 2)
     0.75
@@ -213,8 +212,9 @@ def noise_found(epsilon: float, coins: int, delta: float, confidence: float) -> 
 
 
 def share_found(curve: Curve, coins: int, confidence: float) -> tuple[float, float | None]:
-    """The share of right guesses that a claim allows on average, and the share that `count_guesses` would find too
-    large with probability `SEEN`, if all coins are guessed; None where even sure guesses would not be.
+    """The share of right guesses that a claim allows on average, and the share that refutes it with probability `SEEN`.
+
+    All coins are guessed, as by `count_guesses`. None: even perfect guesses would not refute it.
 
     >>> allowed, found = share_found([(0.5, 0.0)], coins=1000, confidence=0.95)
     >>> round(allowed, 3), found is not None and round(found, 3)
@@ -266,7 +266,7 @@ def _of_rates(scores: Scores, coins: Coins, thresholds: Scores, delta: float, co
 
 
 def _largest(coins: int, guesses: int, right: int, delta: float, error: float) -> float:
-    """The largest ε that is refuted at this error; 0 where none is."""
+    """The largest ε that is refuted at this error, or 0."""
     low, high = 0.0, LARGEST
     if one_run_p_value(coins, guesses, right, low, delta) > error:
         return 0.0
@@ -293,19 +293,19 @@ def _rungs(total: int) -> list[int]:
 
 
 def _useful(coins: int, curve: Curve, error: float) -> list[int]:
-    """Of these the ones that could refute a claim, were all guesses right; the others need no share of the error."""
+    """The rungs that could refute a claim if all guesses were right. The others need no share of the error."""
     rungs = _rungs(coins)
     found = [one for one in rungs if _allowed_by(coins, one, one, curve) <= error / len(rungs)]
     return found or [coins]
 
 
 def _allowed_by(coins: int, guesses: int, right: int, curve: Curve) -> float:
-    """How likely so many right guesses are at most, by all pairs of a curve."""
+    """The smallest upper bound on the probability of so many right guesses, over the pairs of a curve."""
     return min(independent_p_value(coins, guesses, right, epsilon, delta) for epsilon, delta in curve)
 
 
 def _most(coins: int, guesses: int, curve: Curve, error: float) -> int:
-    """The largest number of right guesses that is no less likely than the error."""
+    """The largest number of right guesses whose bound is above the error."""
     low, high = 0, guesses + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -315,7 +315,7 @@ def _most(coins: int, guesses: int, curve: Curve, error: float) -> int:
 
 
 _LARGEST_MU = 20.0
-"""No distance of means beyond this is looked for: an ε of about 300."""
+"""The largest distance of means that is tried: an ε of about 300."""
 
 
 def _noncentral(t: float, freedom: int, error: float) -> float:

@@ -1,22 +1,22 @@
-"""Second attack: canaries. People who do not exist take part in the training, each by a fair coin, and the attacker
-guesses the coins from what an observer sees. Guesses better than the ledger allows refute it.
+"""Second attack: canaries. Invented people take part in the training, each by a fair coin, and the attacker guesses the
+coins from what an observer sees. If it guesses better than the ledger allows, the ledger is refuted.
 
-A canary always sends the same update: a random direction, as long as the clip allows, or of ones where reports of one
-bit are made of it. Directions are orthogonal: no two canaries move the same entry, so noise on one says nothing about
-another. The coin decides what the certified ε is about:
+A canary always sends the same update: a random direction, as long as the clip allows, or ±1 in every entry if devices
+send one-bit reports. No two canaries move the same entry, so noise on one says nothing about another. What the coin
+decides depends on the relation of the certified ε:
 
 | relation | heads | tails |
 |---|---|---|
 | replace-one | the canary takes part | someone with the opposite update does, in its place |
 | add-remove | the canary takes part | its seat stays empty |
 
-The training is the run's own: the same method, stages, phases, rounds and cohort, with real clients beside the
-canaries; each canary's message passes the whole channel. Canaries make the population larger, so ε of the audited
-training is derived anew, by its own ledger, and every bound is held against that one. One coin is one neighbouring
-pair: the claim must hold for each of them whatever the others do, so many canaries do not weaken it.
+The training is the run's own (method, stages, phases, rounds and cohort), with real clients beside the canaries, and
+each canary's message passes the whole channel. Canaries enlarge the population, so the audited training has its own
+ledger and ε, and every bound is compared with that. Each coin is one neighbouring pair, for which the claim must hold
+whatever the others do: many canaries do not weaken it.
 
-An attacker among the clients sees every round's sum as it is released, and knows everyone else's update: ε covers that.
-It does not know whether a canary was drawn into a cohort. The public sees the final model alone.
+An attacker among the clients sees every released sum and knows everyone else's update, as ε assumes. It does not know
+which canaries were drawn into a cohort. The public sees the final model only.
 
 `draw_releases` is the short form for a single release: no training, no other people, many draws.
 """
@@ -61,17 +61,7 @@ from homebody.core import (
 )
 from homebody.errors import HomebodyError
 from homebody.fit import fit
-from homebody.privacy import (
-    OBSERVERS,
-    Channel,
-    Charge,
-    Event,
-    GaussianRelease,
-    Ledger,
-    NonPrivate,
-    Observer,
-    Relation,
-)
+from homebody.privacy import OBSERVERS, Channel, Charge, Event, GaussianRelease, Ledger, NonPrivate, Observer, Relation
 from homebody.privacy.events import event_from_json
 from homebody.privacy.ledger import DELTA
 from homebody.progress import Round
@@ -81,27 +71,27 @@ from homebody.simulation import Simulator
 __all__ = ["Finding", "Visible", "draw_releases", "plant"]
 
 CANARIES = 1000
-"""In a training, where nobody says how many and there is room for them."""
+"""The default number of canaries in a training, if there is room for them."""
 ENTRIES_AT_ONCE = 1 << 23
-"""Of canaries' messages that are worked on together."""
+"""The most entries of canaries' messages that are processed together."""
 MOST_ENTRIES = 1 << 28
-"""Of all canaries' directions."""
+"""The most entries of all canaries' directions."""
 MEASURED = 25
-"""Messages whose length a canary takes where no clip says one."""
+"""Without a clip, a canary is as long as the median of so many real messages."""
 DELTAS = (1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)
-"""Where the ledger is asked for ε beside the run's own δ: it certifies all of these at once."""
+"""The ledger certifies an ε at each of these δ too, beside the run's own."""
 
 
 @dataclass(frozen=True)
 class Visible:
-    """The smallest violation that an audit sees with probability 90 %."""
+    """The smallest violation that an audit detects with probability 90 %."""
 
     allowed: float
     """The share of right guesses that the ledger allows on average."""
     share: float | None
-    """The share that would have been found too large; None: even sure guesses would not have been."""
+    """The smallest share that would have refuted it; None: even perfect guesses would not."""
     noise: float | None = None
-    """Of Gaussian noise: what share of the stated scale would have been found too little."""
+    """For Gaussian noise: the largest share of the stated scale that would have been found too little."""
 
 
 @dataclass(frozen=True)
@@ -112,16 +102,16 @@ class Finding:
     certified: float
     """ε of the audited training."""
     lower: Lower | None
-    """None: nothing this observer sees can be held against the canaries' directions."""
+    """None: nothing that this observer sees can be compared with the canaries' directions."""
     gaussian: Lower | None = None
-    """Where all that the observer is charged for is Gaussian noise on sums over everyone."""
+    """Set if the observer is charged for nothing but Gaussian noise on sums over everyone."""
     counted: CountedGuesses | None = None
-    """Right guesses beside what the ledger allows at all δ together; None where it allows all."""
+    """Right guesses beside what the ledger allows at all δ together; None: it allows any number."""
     visible: Visible | None = None
     relation: Relation = "replace-one"
     """Which two data sets a coin decides between."""
     in_sight: bool = False
-    """Whether it is charged as if a draw hid people whom it sees drawn: no number is needed to refute that."""
+    """Whether it is charged as if sampling hid people whom it sees drawn, which is wrong whatever the guesses say."""
 
     @property
     def at_least(self) -> float | None:
@@ -163,8 +153,8 @@ def plant(
 ) -> list[Finding]:
     """Train with canaries, `trials` times anew, and bound ε from below for each observer.
 
-    canaries: None takes 1,000, or as many as there is room for. Where the ledger is right, the probability that
-    anything at all is contradicted is at most 1 − confidence. on_round: told how many rounds of how many are done.
+    canaries: None takes 1,000, or as many as there is room for. If the ledger is right, something is contradicted with
+    probability at most 1 − confidence. on_round: called with the number of rounds done and of all rounds.
     """
     count = _check(method, simulator, canaries, trials, Rng.of(seed, "room"))
     ends = [phase.rounds or rounds for phase in method.phases]
@@ -248,19 +238,19 @@ def _only_gaussian(ledger: Ledger, observer: Observer) -> bool:
 
 @dataclass(frozen=True)
 class _Nest:
-    """All canaries: what each sends, entry by entry of the update laid out flat, and how its coin fell."""
+    """All canaries: what each sends, as entries of the flattened update, and how its coin fell."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
     places: Tensor | None
-    """(canaries, n) the entries that each moves, no two the same; None: all of them."""
+    """(canaries, n) the entries that each canary moves, all different; None: each moves all entries."""
     values: Tensor
-    """(canaries, n) by how much, before the channel."""
+    """(canaries, n) by how much it moves them, before the channel."""
     kept: Tensor
-    """The same after the clip: what is looked for."""
+    """The same after the clip: the signal that the attacker looks for."""
     coins: Tensor
     tails: int
-    """What tails multiplies the update by."""
+    """The factor of the update if the coin is tails: −1 or 0."""
     channel: Channel
 
     @classmethod
@@ -324,7 +314,7 @@ class _Nest:
         return torch.zeros(len(which), self.size).scatter_(1, self.places[which], self.values[which])
 
     def along(self, flat: Tensor, which: Tensor | None = None) -> Tensor:
-        """How much of each canary's update is in one flat tree, or in a row of its own for each; 1 is all of it."""
+        """The share of each canary's update in one flat tree, or in its own row of several; 1 is all of it."""
         values = self.kept if which is None else self.kept[which]
         places = self.places if which is None or self.places is None else self.places[which]
         power = (values * values).sum(1).clamp(min=1e-30)
@@ -400,7 +390,7 @@ class _Joined(Channel):
 
 
 class _Watched:
-    """A simulator with canaries among its clients, and with every observer's notes on them."""
+    """A simulator with canaries among its clients. It keeps each observer's scores of the coins."""
 
     def __init__(self, inner: Simulator, coins: Tensor, rng: Rng) -> None:
         self.inner, self.coins, self.rng = inner, coins, rng
@@ -409,11 +399,10 @@ class _Watched:
         self.before: Tree = {}
         self.scores: dict[str, Tensor] = {name: torch.zeros(len(coins)) for name in ("server", "clients")}
         self.straight: Tensor | None = torch.zeros(len(coins))
-        """The plain sum of what each canary is found to be in every round; None where chance decided who took part, or
-        devices add noise, so that it is not normal."""
+        """Each canary's share of every round's sum, added up; None: sampling or devices' noise makes it not normal."""
         self.phases = 0
         self._kept: tuple[list[Update], Tensor] | None = None
-        """What all canaries send together, and how the server reads each, where that is the same in every round."""
+        """The messages of all canaries and the server's reading of each, if these are the same in every round."""
 
     nest: _Nest
 
@@ -487,8 +476,7 @@ class _Watched:
         self.inner.load_state(state)
 
     def _messages(self, drawn: Tensor, rng: Rng) -> list[Update]:
-        """What these canaries send, summed, or stacked where the server reads each; and the server's notes on each,
-        where it sees them one by one."""
+        """The messages of these canaries: summed, or stacked if the server reads each. Notes the server's scores."""
         nest, everyone = self.nest, len(drawn) == len(self.coins)
         if self._kept is None or not everyone:
             sent, read = self._sent(drawn, rng)
@@ -544,8 +532,10 @@ def _reports(channel: Channel) -> bool:
 
 
 def _entries_each(channel: Channel, size: int, count: int) -> int:
-    """How many entries a canary moves. All where it tells bits of them; Laplace noise is weakest where a whole update
-    is in one entry; Gaussian noise is the same in any direction."""
+    """How many entries a canary moves: all if it sends bits of them; one under Laplace noise, which hides that least.
+
+    Gaussian noise is the same in any direction.
+    """
     if _reports(channel):
         return size
     return 1 if channel.facts.noise == "laplace" and channel.facts.norms else size // count
@@ -557,9 +547,9 @@ def _room(channel: Channel, size: int) -> int:
 
 
 def _model(method: Method, simulator: Simulator, rng: Rng) -> tuple[Update, float]:
-    """An update before its channel, whole; and how long those of a few clients are, where no bound says it.
+    """A whole update before its channel, and the median length of a few clients' updates if nothing bounds it.
 
-    Where the server reads each message, a message has the shape of the update.
+    If the server reads each message, a message has the shape of the update.
     """
     plain: Method = method if method.uplink.reads else replace(method, uplink=Channel())  # type: ignore[type-var]
     simulator.begin(plain, rng.fold("clients"))

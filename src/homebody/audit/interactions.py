@@ -1,11 +1,9 @@
-"""First attack: the server reads what reaches it in one round, and says which items a client interacted with.
+"""First attack: the server reads the messages of one round and guesses which items a client interacted with.
 
-It knows the method, the channel and the shared parameters, and it has a few devices of its own, whose items it knows;
-of the clients it attacks it knows nothing. Where updates of item rows come from one client, they move along one
-direction, its private vector: rows of its own items one way, rows of sampled negatives the other, and rows it did not
-touch are not sent. The attack finds that direction as the first singular vector of the rows. Which way is which, or
-whether to look at how far rows move instead, it tries on its own devices. One round is read; reading several would
-tell more.
+It knows the method, the channel, the shared parameters, and the items of a few devices of its own. One client's item
+rows move along one direction, its private vector: rows of its own items one way, rows of sampled negatives the other;
+untouched rows are not sent. The attack finds that direction as the first singular vector of the rows. On its own
+devices it tries which way is which, or whether the length of the move says more. Several rounds would reveal more.
 
 `read_requests` is the simpler attack on devices that ask for rows: a device's own items are in every request, while
 negatives are drawn anew each time.

@@ -1,18 +1,17 @@
 """Third attack: the server looks for reports that come from the same device.
 
-Behind a shuffle the server has reports without senders. It is given all that it sees of them: which batch they came in,
-when, in which order, and what they say. Two attackers score pairs of reports, *same device or not?*:
+Behind a shuffle the server has reports without senders. Two attackers score pairs of reports, *same device or not?*:
 
-- one uses **everything**: batches, places, times and content;
-- one has the **bare multiset**, as if someone had written the reports on slips and put them into a hat.
+- one uses **everything** that the server sees: batches, order, times and content;
+- one has the **bare multiset** of reports.
 
-The second is above chance: a person's reports of one round share the private vector x, so that bits about the same
-factor go together. No shuffle can hide that; it is what the ε of a report is for. What a shuffle promises is that the
-first attacker does no better than the second.
+The second is above chance: a person's reports of one round share the private vector x, so bits about the same factor
+are correlated. No shuffle can hide that; the ε of a report bounds it. A shuffle promises that the first attacker does
+no better than the second.
 
-Both judge content by the likelihood ratio of two bits under *same* and *different*, from what some other people's
-devices compute with the same shared parameters. The first also learns, from devices whose reports it knows, how batch,
-place and time differ between the two kinds of pairs, and how much each is worth; it is measured on the others.
+Both judge content by the likelihood ratio of two bits under *same* and *different*, estimated from the updates of some
+other people's devices. The first also learns from devices whose reports it knows how batch, place and time differ
+between the two kinds of pairs. It is measured on the other devices.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Linkage:
 
     @property
     def linked(self) -> bool:
-        """Whether the way of the reports tells more than they do."""
+        """Whether batches, order and times reveal more than the content of the reports."""
         return self.difference.low > 0
 
     def as_dict(self) -> dict[str, Any]:

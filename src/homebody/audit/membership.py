@@ -1,18 +1,16 @@
-"""Fourth attack: was this person among those whom the model was trained on?
+"""Fourth attack: was the model trained on this person?
 
-The attacker is the public. It has the shared parameters as they were released, knows the method and its settings, and
-has the data of the people whom it asks about. Two attacks:
+The attacker is the public. It has the released parameters, knows the method and its settings, and has the data of the
+people it asks about. Two attacks:
 
-- **from lists**, that of Wang et al. (2021), Section 4.6. On people of its own it trains a shadow model, on four fifths
-  of them, and a random forest learns from their features and the ten items that the shadow model puts first for those
-  who was in. Then it is asked about others, with their features and the ten items of the attacked model. A list is a
-  function of the features, so that no classifier can tell two people of the same features apart: `ceiling` is what the
-  best one would reach that knew everyone.
+- **from lists** (Wang et al. 2021, Section 4.6). The attacker trains a shadow model on four fifths of its own people. A
+  random forest learns who was in, from their features and the shadow model's top ten items for these. It then judges
+  others by their features and the attacked model's top ten. A list is a function of the features, so no classifier can
+  tell two people with the same features apart: `ceiling` is the best that any could reach.
 - **by likelihood ratio** (Carlini et al. 2022). How much the model prefers someone's own items to others is compared
-  with how much models do that were trained with this person, and without: shadow models on random halves of the same
-  people, each with its complement.
+  with shadow models trained with this person and without: on random halves of the people, and their complements.
 
-A person who is a member but was in no round's cohort left no trace: for the likelihoods they are not in it.
+A member who was in no round's cohort left no trace. The likelihoods count them as not trained on.
 """
 
 from __future__ import annotations

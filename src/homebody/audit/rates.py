@@ -1,4 +1,4 @@
-"""How well an attack tells members from others: areas and rates with their intervals, and what (ε, δ) allows any.
+"""How well an attack tells members from others: AUC and rates with intervals, and the most that (ε, δ) allows.
 
 A score is larger where the attacker thinks that someone is a member. Intervals are of 95 %, unless an `error` is given.
 """
@@ -37,16 +37,16 @@ class Figure(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """How many members are found while few others are taken for one."""
+    """The true positive rate at a small false positive rate."""
 
     at: float
-    """The share of others that may be."""
+    """The false positive rate that was asked for."""
     true: Figure
     false: Figure
 
 
 class Allowed(NamedTuple):
-    """The most that any attack reaches on average, where (ε, δ) holds between someone being a member and not."""
+    """The most that any attack reaches on average, if (ε, δ) holds for one person's membership."""
 
     epsilon: float
     delta: float
@@ -94,9 +94,9 @@ class Allowed(NamedTuple):
 
 
 def allowed(epsilon: float, delta: float, relation: str) -> Allowed:
-    """What certified (ε, δ) says of one person being among a fixed number of members, or another in their place.
+    """The bound that certified (ε, δ) puts on telling whether one person or another is among the members.
 
-    That is one replaced. Where ε is about one who is added or removed, it takes two such steps, and is for both.
+    That replaces one person. If ε is about adding or removing one, a replacement takes two such steps.
 
     >>> allowed(1.0, 0.0, "replace-one").epsilon, allowed(1.0, 0.0, "add-remove").epsilon
     (1.0, 2.0)
@@ -120,10 +120,10 @@ def clopper_pearson_interval(count: int, total: int, error: float = ERROR) -> Fi
 
 
 def delong(scores: Scores, members: Members, error: float = ERROR) -> Figure:
-    """AUC, with DeLong, DeLong and Clarke-Pearson's interval; a tie is half.
+    """AUC, with the interval of DeLong, DeLong and Clarke-Pearson; a tie counts half.
 
-    Where all members are above all others, or below, they see no variance: then it is the exact interval of as many
-    trials as there are people of the smaller kind.
+    If all members are above all others, or below, its variance is 0. The interval is then the exact one of as many
+    trials as the smaller group has people.
 
     >>> delong(np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False])).value
     0.75
@@ -146,10 +146,9 @@ def delong(scores: Scores, members: Members, error: float = ERROR) -> Figure:
 
 
 def rate_at(scores: Scores, members: Members, false: float, error: float = ERROR) -> Rate | None:
-    """True positives over the lowest threshold that takes at most this share of the others for members.
+    """The true positive rate at the lowest threshold with at most this false positive rate.
 
-    None where there are too few others for one of them to be so small a share. The intervals are of the two shares at
-    that threshold, as if it had been given.
+    None: there are too few others for so small a rate. The intervals treat the threshold as given.
 
     >>> scores, members = np.arange(200.0), np.arange(200) >= 100
     >>> rate_at(scores, members, 0.01).true.value, rate_at(scores[::-1], members, 0.01).true.value
@@ -170,7 +169,7 @@ def rate_at(scores: Scores, members: Members, false: float, error: float = ERROR
 
 
 def balanced(guesses: Members, members: Members, error: float = ERROR) -> Figure:
-    """The mean of the shares guessed right among members and among others; the interval from those of the two.
+    """Balanced accuracy: the mean of the shares guessed right among members and among others, with its interval.
 
     >>> guesses, members = np.array([True] * 6 + [False] * 4), np.array([True] * 5 + [False] * 5)
     >>> tuple(round(one, 3) for one in balanced(guesses, members))
@@ -188,7 +187,7 @@ def balanced(guesses: Members, members: Members, error: float = ERROR) -> Figure
 
 
 def ceiling(kinds: npt.NDArray[np.int64], members: Members) -> float:
-    """The largest `balanced` of any guesses that are the same for all people of one kind, known who is what.
+    """The largest `balanced` of any guesses that are the same for all people of one kind.
 
     >>> ceiling(np.array([0, 0, 0, 1]), np.array([True, True, False, False]))
     0.75

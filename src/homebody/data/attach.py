@@ -10,19 +10,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from homebody.data.columns import (
-    FileColumn,
-    as_kind,
-    flags,
-    guess,
-    guess_of_items,
-    ids,
-    known_kinds,
-    listed,
-    names_of_items,
-    times,
-    usual,
-)
+from homebody.data.columns import FileColumn, known_kinds, listed, names_of_items, single, usual
 from homebody.data.population import Features, Impressions, Kind, Population
 from homebody.data.table import USUAL_NAMES, raw_table
 from homebody.errors import HomebodyError, several, unknown_name
@@ -52,9 +40,9 @@ def attach(
 
     A feature file has a row for each user (or item). The id is in a column of a usual name (user, user_id,
     id; item, item_id, movieId, id), otherwise in the first. The other columns are features, of the kinds that
-    they look like (`homebody.data.columns.guess`) unless `kinds` says otherwise. They stand beside the features
-    that the population has already; one of the same name takes the other's place. Titles or names of items
-    serve as their names where there are none. What is guessed, missing or left out is said, and counted.
+    they look like (`FileColumn.guess`) unless `kinds` says otherwise. They stand beside the population's own features;
+    one of the same name takes the other's place. Titles or names of items serve as their names where there are none.
+    What is guessed, missing or left out is said, and counted.
 
     >>> import tempfile, numpy as np
     >>> two = Population("toy", np.array([0, 1, 2]), np.array([0, 0], dtype=np.int32), 1, user_ids=pl.Series([7, 9]))
@@ -94,10 +82,10 @@ def _described(
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so it says nothing about any {role}.")
     key = _id_column(path, table.columns, role, say)
-    found = ids(FileColumn(table[key], role, path))
+    found = FileColumn(table[key], role, path).ids()
     table = table.drop(key)
     kinds = _guessed(path, table, wanted, role, say)
-    table = pl.DataFrame([as_kind(FileColumn(table[name], "feature", path), kind) for name, kind in kinds.items()])
+    table = pl.DataFrame([FileColumn(table[name], "feature", path).as_kind(kind) for name, kind in kinds.items()])
     rows = _matched(path, table, found, known, count, role, say)
     titles = None if role == "user" else names_of_items(rows, known)
     if old is not None:
@@ -113,13 +101,10 @@ def _described(
 
 def _id_column(path: Path, present: list[str], role: Role, say: Say) -> str:
     matches = usual(present, USUAL_NAMES[role]) or usual(present, ("id",))
-    if len(matches) > 1:
-        raise HomebodyError(
-            f"{path} has several columns that could be the {role} ({listed(matches)}); rename all but one."
-        )
-    if not matches:
-        say(f"{path.name} has no column called {role}, so its first, '{present[0]}', is taken for it.")
-    key = matches[0] if matches else present[0]
+    key = single(path, role, matches, "rename all but one")
+    if key is None:
+        key = present[0]
+        say(f"{path.name} has no column called {role}, so its first, '{key}', is taken for it.")
     if len(present) == 1:
         raise HomebodyError(f"{path} has only the column '{key}', so it says nothing about any {role}.")
     return key
@@ -133,7 +118,7 @@ def _guessed(path: Path, table: pl.DataFrame, wanted: Mapping[str, Kind], role: 
             kinds[name] = wanted[name]
             continue
         column = FileColumn(table[name], "feature", path)
-        kinds[name] = guess(column) if role == "user" else guess_of_items(column)
+        kinds[name] = column.guess() if role == "user" else column.guess_of_items()
         guesses.append(f"{name} as {kinds[name]}")
     if guesses:
         say(f"{path.name}: took {', '.join(guesses)} (--kind COLUMN=KIND takes it otherwise).")
@@ -184,7 +169,7 @@ def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features
         return features
     kinds = {name: wanted.get(name, kind) for name, kind in features.kinds.items()}
     table = features.table.with_columns(
-        as_kind(FileColumn(features.table[name], "feature", Path("the source")), kinds[name])
+        FileColumn(features.table[name], "feature", Path("the source")).as_kind(kinds[name])
         for name in features.names
         if kinds[name] != features.kinds[name]
     )
@@ -209,14 +194,14 @@ def _attach_impressions(population: Population, path: Path, say: Say) -> Populat
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so there are no impressions.")
     column = {role: FileColumn(table[name], role, path) for role, name in roles.items()}
-    called = ids(column["user"])
+    called = column["user"].ids()
     rows = pl.DataFrame(
         {
-            "impression": ids(column["impression"]).cast(pl.String),
+            "impression": column["impression"].ids().cast(pl.String),
             "user": _places(called, population.user_ids, population.n_users),
-            "item": _places(ids(column["item"]), population.item_ids, population.n_items),
-            "clicked": flags(column["clicked"]),
-            "time": times(column["time"]) if "time" in column else pl.repeat(0, table.height, eager=True),
+            "item": _places(column["item"].ids(), population.item_ids, population.n_items),
+            "clicked": column["clicked"].flags(),
+            "time": column["time"].times() if "time" in column else pl.repeat(0, table.height, eager=True),
             "called": called,
         }
     )
@@ -242,13 +227,9 @@ def _places(found: pl.Series, known: pl.Series | None, count: int) -> pl.Series:
 def _roles(path: Path, present: list[str]) -> dict[str, str]:
     roles = {}
     for role, names in IMPRESSION_NAMES.items():
-        matches = usual(present, names)
-        if len(matches) > 1:
-            raise HomebodyError(
-                f"{path} has several columns that could be the {role} ({listed(matches)}); rename all but one."
-            )
-        if matches:
-            roles[role] = matches[0]
+        name = single(path, role, usual(present, names), "rename all but one")
+        if name is not None:
+            roles[role] = name
         elif role != "time":
             raise HomebodyError(
                 f"{path} has no column '{role}': impressions need the columns impression, user, item and clicked, "

@@ -20,19 +20,12 @@ from homebody.errors import HomebodyError, unknown_name
 
 __all__ = [
     "FileColumn",
-    "as_kind",
-    "flags",
-    "guess",
-    "guess_of_items",
-    "ids",
     "known_kinds",
     "listed",
     "marked",
     "marked_all",
     "names_of_items",
-    "numbers",
-    "numbers_or_nothing",
-    "times",
+    "single",
     "unmarked_all",
     "usual",
 ]
@@ -70,7 +63,7 @@ class FileColumn:
     """One column, what it is for, and the file it came from, so that an error can say all three.
 
     >>> stars = FileColumn(pl.Series("stars", ["3", "bad"]), "rating", Path("a.csv"))
-    >>> numbers(stars)
+    >>> stars.numbers()
     Traceback (most recent call last):
         ...
     homebody.errors.HomebodyError: The rating column 'stars' of a.csv must hold numbers, but row 2 has 'bad'
@@ -110,89 +103,136 @@ class FileColumn:
             f"header aside){remedy}."
         )
 
+    def ids(self) -> pl.Series:
+        """Ids as whole numbers where all are written as such, otherwise as text.
 
-def ids(column: FileColumn) -> pl.Series:
-    """Ids as whole numbers where all are written as such, otherwise as text.
+        >>> [FileColumn(pl.Series(some), "user", Path("a.csv")).ids().dtype for some in (["10", "9"], ["007", "9"])]
+        [Int64, String]
+        """
+        values = self.bare()
+        self.refuse(values.is_null(), f"{'an' if self.role == 'item' else 'a'} {self.role} in every row")
+        if values.dtype.is_integer():
+            return values
+        if values.dtype.is_float():
+            whole = values.cast(pl.Int64, strict=False)
+            return whole if (whole == values).all() else values
+        text = unmarked_all(values.cast(pl.String))
+        if text.str.ends_with(".0").all():
+            # Data frames write whole numbers so once one of them was missing.
+            text = text.str.strip_suffix(".0")
+        whole = text.cast(pl.Int64, strict=False)
+        # 007 and 7 may be two people: only what a number would be written as is a number.
+        return whole if (whole.cast(pl.String) == text).all() and whole.null_count() == 0 else text
 
-    >>> ids(FileColumn(pl.Series(["10", "9"]), "user", Path("a.csv"))).dtype, ids(
-    ...     FileColumn(pl.Series(["007", "9"]), "user", Path("a.csv"))
-    ... ).dtype
-    (Int64, String)
-    """
-    values = column.bare()
-    column.refuse(values.is_null(), f"{'an' if column.role == 'item' else 'a'} {column.role} in every row")
-    if values.dtype.is_integer():
+    def numbers(self) -> pl.Series:
+        """Finite numbers in every row.
+
+        >>> FileColumn(pl.Series(["1", "2.5"]), "rating", Path("a.csv")).numbers().to_list()
+        [1.0, 2.5]
+        """
+        values = _as_numbers(self.bare())
+        self.refuse(~values.cast(pl.Float32).is_finite().fill_null(False), "numbers")
         return values
-    if values.dtype.is_float():
-        whole = values.cast(pl.Int64, strict=False)
-        return whole if (whole == values).all() else values
-    text = unmarked_all(values.cast(pl.String))
-    if text.str.ends_with(".0").all():
-        # Data frames write whole numbers so once one of them was missing.
-        text = text.str.strip_suffix(".0")
-    whole = text.cast(pl.Int64, strict=False)
-    # 007 and 7 may be two people: only what a number would be written as is a number.
-    return whole if (whole.cast(pl.String) == text).all() and whole.null_count() == 0 else text
 
+    def numbers_or_nothing(self, remedy: str = "") -> pl.Series:
+        """Finite numbers, or null where there is nothing.
 
-def numbers(column: FileColumn) -> pl.Series:
-    """Finite numbers in every row.
+        >>> FileColumn(pl.Series(["1", "NA"]), "numeric", Path("a.csv")).numbers_or_nothing().to_list()
+        [1, None]
+        """
+        values = self.bare()
+        found = _as_numbers(values)
+        self.refuse(found.is_null() & values.is_not_null(), "numbers", remedy)
+        return found
 
-    >>> numbers(FileColumn(pl.Series(["1", "2.5"]), "rating", Path("a.csv"))).to_list()
-    [1.0, 2.5]
-    """
-    values = _as_numbers(column.bare())
-    column.refuse(~values.cast(pl.Float32).is_finite().fill_null(False), "numbers")
-    return values
+    def flags(self) -> pl.Series:
+        """Yes or no, written as 1 or 0, true or false.
 
+        >>> FileColumn(pl.Series(["1", "False"]), "clicked", Path("a.csv")).flags().to_list()
+        [True, False]
+        """
+        values = self.bare().cast(pl.String).str.to_lowercase()
+        yes, no = values.is_in(["1", "1.0", "true"]), values.is_in(["0", "0.0", "false"])
+        self.refuse(~(yes | no).fill_null(False), "1 or 0 (or true or false)")
+        return yes
 
-def numbers_or_nothing(column: FileColumn, remedy: str = "") -> pl.Series:
-    """Finite numbers, or null where there is nothing.
+    def times(self) -> pl.Series:
+        """Numbers, or ISO dates as moments in UTC.
 
-    >>> numbers_or_nothing(FileColumn(pl.Series(["1", "NA"]), "numeric", Path("a.csv"))).to_list()
-    [1, None]
-    """
-    values = column.bare()
-    found = _as_numbers(values)
-    column.refuse(found.is_null() & values.is_not_null(), "numbers", remedy)
-    return found
+        >>> FileColumn(pl.Series(["2024-01-01T00:00:00Z"]), "time", Path("a.csv")).times().dt.epoch("s").to_list()
+        [1704067200]
+        """
+        values = self.bare()
+        if values.dtype.is_temporal():
+            if values.dtype not in (pl.Date, pl.Datetime):
+                raise HomebodyError(
+                    f"The time column '{values.name}' of {self.path} holds {values.dtype} values; it needs "
+                    "numbers or dates."
+                )
+            self.refuse(values.is_null(), "a time in every row")
+            return values.cast(pl.Datetime("us"))
+        counted = _as_numbers(values)
+        if values.dtype == pl.String and counted.null_count():
+            dated = _as_dates(values)
+            # What most rows are is what the column is meant to be; the others are the mistakes.
+            if dated.null_count() < counted.null_count():
+                counted = dated
+        self.refuse(counted.cast(pl.Int64, strict=False).is_null(), "numbers (of 64 bits) or ISO dates")
+        return counted
 
+    def guess(self) -> Kind:
+        """The kind of feature that the values look like.
 
-def flags(column: FileColumn) -> pl.Series:
-    """Yes or no, written as 1 or 0, true or false.
+        Lists, and texts of which one has a `|`, are multi-hot. Numbers are categorical if they are whole, have at
+        most 32 distinct values and each value stands twice on average; otherwise numeric. Texts of which more
+        than half are distinct, and which are long (12 characters on average) or of several words, are text;
+        others are categorical. Numbers with leading zeros are codes, so texts. Dates (of Parquet) are categorical.
 
-    >>> flags(FileColumn(pl.Series(["1", "False"]), "clicked", Path("a.csv"))).to_list()
-    [True, False]
-    """
-    values = column.bare().cast(pl.String).str.to_lowercase()
-    yes, no = values.is_in(["1", "1.0", "true"]), values.is_in(["0", "0.0", "false"])
-    column.refuse(~(yes | no).fill_null(False), "1 or 0 (or true or false)")
-    return yes
+        >>> kinds = [["Drama|War", "Drama"], ["7", "7"], ["7", "8.5"], ["F", "M"], ["Emma, a novel", "Dracula, retold"]]
+        >>> [FileColumn(pl.Series("x", values), "feature", Path("a.csv")).guess() for values in kinds]
+        ['multi-hot', 'categorical', 'numeric', 'categorical', 'text']
+        """
+        if isinstance(self.values.dtype, pl.List | pl.Array):
+            return "multi-hot"
+        values = self.bare().drop_nulls()
+        if len(values) == 0 or values.dtype == pl.Boolean or values.dtype.is_temporal():
+            return "categorical"
+        number = _number_like(values)
+        if number.all():
+            amount = values.cast(pl.Float64)
+            codes = (amount == amount.round()).all() and _few(values)
+            return "categorical" if codes else "numeric"
+        text = values.cast(pl.String)
+        if text.str.contains(SEPARATOR, literal=True).any():
+            return "multi-hot"
+        if number.sum() * 2 > len(values):
+            # Most are numbers, so the others are mistakes, or the file's owner says that they are not.
+            return "numeric"
+        long = text.str.len_chars().sum() >= LONG * len(text) or text.str.contains(r"\s").sum() * 2 >= len(text)
+        return "text" if long and text.n_unique() * 2 > len(text) else "categorical"
 
+    def guess_of_items(self) -> Kind:
+        """The same, but what items are called is something to read, however short it is."""
+        kind = self.guess()
+        return "text" if kind == "categorical" and usual([self.values.name], TITLES) else kind
 
-def times(column: FileColumn) -> pl.Series:
-    """Numbers, or ISO dates as moments in UTC.
+    def as_kind(self, kind: Kind) -> pl.Series:
+        """The values as `Features` holds that kind; a value that is none is refused, with its row.
 
-    >>> times(FileColumn(pl.Series(["2024-01-01T00:00:00Z"]), "time", Path("a.csv"))).dt.epoch("s").to_list()
-    [1704067200]
-    """
-    values = column.bare()
-    if values.dtype.is_temporal():
-        if values.dtype not in (pl.Date, pl.Datetime):
-            raise HomebodyError(
-                f"The time column '{values.name}' of {column.path} holds {values.dtype} values; it needs "
-                "numbers or dates."
-            )
-        column.refuse(values.is_null(), "a time in every row")
-        return values.cast(pl.Datetime("us"))
-    counted = _as_numbers(values)
-    if values.dtype == pl.String and counted.null_count():
-        dated = _as_dates(values)
-        # What most rows are is what the column is meant to be; the others are the mistakes.
-        if dated.null_count() < counted.null_count():
-            counted = dated
-    column.refuse(counted.cast(pl.Int64, strict=False).is_null(), "numbers (of 64 bits) or ISO dates")
-    return counted
+        >>> genres = FileColumn(pl.Series("genres", ["War|Drama|War", None]), "item", Path("a.csv"))
+        >>> genres.as_kind("multi-hot").to_list()
+        [['War', 'Drama'], None]
+        """
+        name = self.values.name
+        column = FileColumn(self.values, kind, self.path)
+        if kind == "multi-hot":
+            return _lists(column)
+        if isinstance(self.values.dtype, pl.List | pl.Array):
+            raise HomebodyError(f"The column '{name}' of {self.path} holds lists, so it is multi-hot, not {kind}.")
+        if kind == "numeric":
+            return column.numbers_or_nothing(f"; put them right, or say what it is with --kind {name}=categorical")
+        values = column.bare()
+        return _codes(values) if kind == "categorical" else values.cast(pl.String)
 
 
 def usual(present: list[str], names: Collection[str]) -> list[str]:
@@ -202,6 +242,13 @@ def usual(present: list[str], names: Collection[str]) -> list[str]:
     ['User_ID']
     """
     return [name for name in present if name.strip().lower().replace("_", "").replace("-", "") in names]
+
+
+def single(path: Path, role: str, matches: list[str], remedy: str) -> str | None:
+    """The column of a role, if there is any; several that could be it are refused."""
+    if len(matches) > 1:
+        raise HomebodyError(f"{path} has several columns that could be the {role} ({listed(matches)}); {remedy}.")
+    return matches[0] if matches else None
 
 
 def listed(names: Iterable[str]) -> str:
@@ -261,46 +308,6 @@ def unmarked_all(names: pl.Series) -> pl.Series:
     return names.str.slice(1).zip_with(names.str.contains(_MARKED).fill_null(False), names)
 
 
-def guess(column: FileColumn) -> Kind:
-    """The kind that a column's values look like.
-
-    Lists, and texts of which one has a `|`, are multi-hot. Numbers are categorical if they are whole, have at
-    most 32 distinct values and each value stands twice on average; otherwise numeric. Texts of which more
-    than half are distinct, and which are long (12 characters on average) or of several words, are text;
-    others are categorical. Numbers with leading zeros are codes, so texts.
-    Dates (of Parquet) are categorical.
-
-    >>> from pathlib import Path
-    >>> kinds = [["Drama|War", "Drama"], ["7", "7"], ["7", "8.5"], ["F", "M"], ["Emma, a novel", "Dracula, another"]]
-    >>> [guess(FileColumn(pl.Series("x", values), "feature", Path("a.csv"))) for values in kinds]
-    ['multi-hot', 'categorical', 'numeric', 'categorical', 'text']
-    """
-    if isinstance(column.values.dtype, pl.List | pl.Array):
-        return "multi-hot"
-    values = column.bare().drop_nulls()
-    if len(values) == 0 or values.dtype == pl.Boolean or values.dtype.is_temporal():
-        return "categorical"
-    number = _number_like(values)
-    if number.all():
-        amount = values.cast(pl.Float64)
-        codes = (amount == amount.round()).all() and _few(values)
-        return "categorical" if codes else "numeric"
-    text = values.cast(pl.String)
-    if text.str.contains(SEPARATOR, literal=True).any():
-        return "multi-hot"
-    if number.sum() * 2 > len(values):
-        # Most are numbers, so the others are mistakes, or the file's owner says that they are not.
-        return "numeric"
-    long = text.str.len_chars().sum() >= LONG * len(text) or text.str.contains(r"\s").sum() * 2 >= len(text)
-    return "text" if long and text.n_unique() * 2 > len(text) else "categorical"
-
-
-def guess_of_items(column: FileColumn) -> Kind:
-    """The same, but what items are called is something to read, however short it is."""
-    kind = guess(column)
-    return "text" if kind == "categorical" and usual([column.values.name], TITLES) else kind
-
-
 def names_of_items(rows: pl.DataFrame, known: pl.Series | None) -> pl.Series | None:
     """Names for people, from a column of titles or names; an item without one keeps its id."""
     called = [name for title in TITLES for name in usual(rows.columns, (title,))]
@@ -317,25 +324,6 @@ def known_kinds(given: Mapping[str, str]) -> dict[str, Kind]:
         if kind not in KINDS:
             raise unknown_name("kind of feature", kind, KINDS)
     return {name: cast(Kind, kind) for name, kind in given.items()}
-
-
-def as_kind(column: FileColumn, kind: Kind) -> pl.Series:
-    """The values as `Features` holds that kind; a value that is none is refused, with its row.
-
-    >>> from pathlib import Path
-    >>> as_kind(FileColumn(pl.Series("genres", ["War|Drama|War", None]), "item", Path("a.csv")), "multi-hot").to_list()
-    [['War', 'Drama'], None]
-    """
-    name = column.values.name
-    column = FileColumn(column.values, kind, column.path)
-    if kind == "multi-hot":
-        return _lists(column)
-    if isinstance(column.values.dtype, pl.List | pl.Array):
-        raise HomebodyError(f"The column '{name}' of {column.path} holds lists, so it is multi-hot, not {kind}.")
-    if kind == "numeric":
-        return numbers_or_nothing(column, f"; put them right, or say what it is with --kind {name}=categorical")
-    values = column.bare()
-    return _codes(values) if kind == "categorical" else values.cast(pl.String)
 
 
 def _codes(values: pl.Series) -> pl.Series:

@@ -100,16 +100,8 @@ def split(
     name, settings = _parse(way)
     kept, notes = _kept(population, by, chosen, seed)
     parts = WAYS[name].make(kept, settings)
-    done = Split(
-        *(population, way, by, chosen, seed, negatives),
-        rows=parts.rows,
-        bounds=parts.bounds,
-        learn=parts.learn,
-        absent=parts.absent,
-        unasked=parts.unasked,
-        shown=parts.shown,
-    )
-    done = replace(done, notes=(*notes, *parts.notes)).published(public)
+    parts = parts._replace(notes=(*notes, *parts.notes))
+    done = Split(population, way, by, chosen, seed, negatives, **parts._asdict()).published(public)
     done = replace(done, notes=(*done.notes, *_left_out(done)))
     return replace(done, _avoid=isolated(done)) if by == "isolated" else done
 
@@ -136,13 +128,7 @@ def everything(population: Population, *, seed: int = 0) -> Split:
     kept, notes = _kept(population, "strict", "latest", seed)
     none = np.zeros(len(kept.lengths), dtype=np.int64)
     parts = _by_count(kept, none, none, np.ones(len(none), dtype=np.bool_), tuple(notes))
-    return Split(
-        *(population, "everything", "strict", "latest", seed, 1),
-        rows=parts.rows,
-        bounds=parts.bounds,
-        learn=parts.learn,
-        notes=parts.notes,
-    )
+    return Split(population, "everything", "strict", "latest", seed, 1, **parts._asdict())
 
 
 def _leave_one_out(kept: Kept, settings: Mapping[str, float]) -> Parts:

@@ -23,12 +23,12 @@ no later than the others; hold out a random one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
+from homebody import settings
 from homebody.data.population import Population
 from homebody.errors import HomebodyError, unknown_name
 
@@ -88,7 +88,7 @@ class Synthetic:
                 raise unknown_name("setting of a synthetic population", name, kinds)
             if not equals or name in chosen:
                 raise HomebodyError(f"Give {name} once, as {name}=number, in '{text}'.")
-            chosen[name] = _number(name, value, kinds[name])
+            chosen[name] = settings.parse(name, value, kinds[name])
         return cls(**chosen)  # type: ignore[arg-type]
 
     @property
@@ -108,14 +108,6 @@ class Synthetic:
             if getattr(self, field.name) != field.default
         ]
         return "synthetic" + (":" + ",".join(changed) if changed else "")
-
-
-def _number(name: str, value: str, kind: Callable[[str], int | float]) -> int | float:
-    try:
-        return kind(value)
-    except ValueError:
-        wanted = "a whole number" if kind is int else "a number"
-        raise HomebodyError(f"{name} must be {wanted}, not '{value}'.") from None
 
 
 def synthetic(spec: Synthetic | None = None) -> Population:

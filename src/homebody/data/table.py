@@ -17,19 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.data.columns import (
-    FileColumn,
-    as_kind,
-    guess,
-    guess_of_items,
-    ids,
-    known_kinds,
-    listed,
-    names_of_items,
-    numbers,
-    times,
-    usual,
-)
+from homebody.data.columns import FileColumn, known_kinds, listed, names_of_items, single, usual
 from homebody.data.population import Features, Kind, Population, build
 from homebody.errors import HomebodyError, several
 
@@ -93,11 +81,12 @@ def read_table(
     column = {role: FileColumn(table[name], role, path) for role, name in names.items()}
     population = build(
         path.stem,
-        ids(column["user"]),
-        ids(column["item"]),
-        times=times(column["time"]) if "time" in column else None,
-        ratings=numbers(column["rating"]) if "rating" in column else None,
-        contexts=_numbered(table.height) if others else None,
+        column["user"].ids(),
+        column["item"].ids(),
+        times=column["time"].times() if "time" in column else None,
+        ratings=column["rating"].numbers() if "rating" in column else None,
+        # The numbers of the file's rows end up in the population's order.
+        contexts=Features(pl.DataFrame({"row": np.arange(table.height)}), {"row": "numeric"}) if others else None,
     )
     if population.contexts is None:
         return population
@@ -179,13 +168,14 @@ def choose_columns(
     chosen = {}
     for role, name in given.items():
         if name is None:
-            name = _usual(path, present, role)
+            name = single(path, role, usual(present, USUAL_NAMES[role]), f"name one with --{role}-col")
         elif name and name not in present:
             raise HomebodyError(f"{path} has no column '{name}' (--{role}-col); its columns are {listed(present)}.")
         if name:
             chosen[role] = name
         elif role in required:
-            headless = " (does the file lack a header line?)" if all(map(_numeric, present)) else ""
+            numeric = all(name.replace(".", "").isdigit() for name in present)
+            headless = " (does the file lack a header line?)" if numeric else ""
             raise HomebodyError(
                 f"Which column of {path} is the {role}? Name it with --{role}-col; its columns are "
                 f"{listed(present)}{headless}."
@@ -224,24 +214,6 @@ def _features(
                 "--feature-cols."
             )
     return [name for name in present if name in wanted]
-
-
-def _numbered(rows: int) -> Features:
-    """The numbers of the file's rows, which find their way into the population's order."""
-    return Features(pl.DataFrame({"row": np.arange(rows)}), {"row": "numeric"})
-
-
-def _usual(path: Path, present: list[str], role: str) -> str | None:
-    matches = usual(present, USUAL_NAMES[role])
-    if len(matches) > 1:
-        raise HomebodyError(
-            f"{path} has several columns that could be the {role} ({listed(matches)}); name one with --{role}-col."
-        )
-    return matches[0] if matches else None
-
-
-def _numeric(name: str) -> bool:
-    return name.replace(".", "").isdigit()
 
 
 class _Holders(NamedTuple):
@@ -357,23 +329,23 @@ def _feature(
     if not insist and single and _all_different(looks) and not _fractions(looks):
         return "different in every row"
     own = column if whose.picks is None else FileColumn(column.values.gather(whose.picks), column.role, column.path)
-    kind = kind or (guess_of_items(own) if whose.owner == "items" else guess(own))
+    kind = kind or (own.guess_of_items() if whose.owner == "items" else own.guess())
     if not insist and single and kind == "text":
         # Thousands of numbers for each interaction, and mostly written after it.
         return "free text about interactions"
     if not insist and kind == "categorical" and _all_different(own.bare()):
         return f"no two {whose.owner} share one"
     try:
-        return _Feature(as_kind(own, kind), kind, whose)
+        return _Feature(own.as_kind(kind), kind, whose)
     except HomebodyError:
-        as_kind(column, kind)  # refuses the same, but by the file's rows
+        column.as_kind(kind)  # refuses the same, but by the file's rows
         raise
 
 
 def _looks(column: FileColumn) -> pl.Series:
     """Values that are equal if and only if they look the same; nothing is null."""
     if isinstance(column.values.dtype, pl.List | pl.Array):
-        return as_kind(column, "multi-hot").list.join("\x1f")
+        return column.as_kind("multi-hot").list.join("\x1f")
     return column.bare()
 
 

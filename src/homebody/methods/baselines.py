@@ -50,10 +50,7 @@ class PrivatePopularity(Method):
     uplink: Channel = Channel(OneBit(epsilon=2.5, k=100), Shuffle())
 
     about: ClassVar[About] = About(
-        title="popularity from one-bit reports, at the budget of fmf-ldp",
-        rounds=20,
-        draws_negatives=False,
-        dense=True,
+        title="popularity from one-bit reports, at the budget of fmf-ldp", rounds=20, draws_negatives=False, dense=True
     )
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:

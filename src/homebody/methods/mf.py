@@ -41,10 +41,7 @@ class MF(Reference):
     negatives: int = param(4, "negatives drawn for each positive, anew each pass", low=1)
     batch_size: int = param(256, "samples in a step", low=1)
     regularisation: float = param(
-        0.005,
-        "λ: a sample adds λ/2 of its two vectors' squared lengths",
-        low=0,
-        search=Range(0.0005, 0.05, log=True),
+        0.005, "λ: a sample adds λ/2 of its two vectors' squared lengths", low=0, search=Range(0.0005, 0.05, log=True)
     )
     init_scale: float = param(0.01, "standard deviation of the initial vectors", low=0)
 

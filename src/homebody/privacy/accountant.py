@@ -66,11 +66,7 @@ class Bound:
 
 
 def epsilon(
-    events: Iterable[tuple[Event, int]],
-    delta: float,
-    *,
-    group: int = 1,
-    only: tuple[Accountant, ...] | None = None,
+    events: Iterable[tuple[Event, int]], delta: float, *, group: int = 1, only: tuple[Accountant, ...] | None = None
 ) -> Bound:
     """The smallest certified ε at this δ for everything released, each event with how many times it happened.
 

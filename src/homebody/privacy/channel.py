@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
 from torch.func import vmap
 
-from homebody.core import Cohort, Rows, Total, Tree, Update, Work, ships, written
+from homebody.core import Cohort, Total, Tree, Update, Work, ships, written
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
-from homebody.privacy.stages import Facts, Stage
+from homebody.privacy.stages import Facts, Stage, mapped
 from homebody.rng import Rng
 
 __all__ = ["Channel"]
@@ -133,10 +132,10 @@ before it.
         if not self.facts.plain:
             return update
         grid = self.facts.grid
-        known = clean(_mapped(update, grid.doubles) if grid else update)
+        known = clean(mapped(update, grid.doubles) if grid else update)
         for clip in self.facts.clips:
             known = clip.device(known, Rng.of(0))
-        return _mapped(known, grid.whole) if grid else known
+        return mapped(known, grid.whole) if grid else known
 
     def for_sum(self, update: Update, rng: Rng) -> Update:
         """What one client adds to the sum of many, for simulations, where nobody looks at a single message.
@@ -239,13 +238,6 @@ before it.
         reason = f"{by} states itself what it tells, and nothing derives it; it claims {claimed or 'nothing'}"
         observers = dict.fromkeys((*OBSERVERS, *(charge.observer for charge in charges)))
         return [Charge(observer, "user", NonPrivate(reason)) for observer in observers]
-
-
-def _mapped(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
-    return {
-        name: Rows(value.index, change(value.value), value.size) if isinstance(value, Rows) else change(value)
-        for name, value in tree.items()
-    }
 
 
 def _states_charges(kind: type[Stage]) -> bool:

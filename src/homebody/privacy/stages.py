@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import torch
@@ -511,13 +512,17 @@ def real(value: Tensor) -> Tensor:
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
+def mapped(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
+    """A tree with its numbers changed; `Rows` keep their indices."""
+    return {
+        name: Rows(value.index, change(value.value), value.size) if isinstance(value, Rows) else change(value)
+        for name, value in tree.items()
+    }
+
+
 def _on_grid(update: Update, grid: Grid) -> Update:
     """A clipped update in whole numbers of the grid's steps, written over what the clip gave."""
-    out: Update = {}
-    for name, value in update.items():
-        steps = grid.whole(_values(value), over=True)
-        out[name] = Rows(value.index, steps, value.size) if isinstance(value, Rows) else steps
-    return out
+    return mapped(update, partial(grid.whole, over=True))
 
 
 def _noised(tree: Tree, grid: Grid, rng: Rng, draw: Callable[..., Tensor]) -> Tree:

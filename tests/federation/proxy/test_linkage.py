@@ -11,7 +11,7 @@ import pytest
 from tests.federation.proxy.conftest import Device, Process, Sink, split
 from tests.processes import PATIENCE, wait_until
 
-from homebody.audit.linkage import SealedBatch, as_they_come, linkage, reported
+from homebody.audit.linkage import ReportBatch, as_they_come, linkage, reported
 from homebody.federation.envelopes import epoch_keys, seal_reports, unseal_reports
 from homebody.federation.proxy.rehearsal import rehearse_reports
 from homebody.federation.proxy.settings import ProxySettings
@@ -50,7 +50,7 @@ def test_the_servers_view_of_a_real_proxy(
         connection.close()
     wait_until(lambda: len(sink.came()) == PEOPLE * K, "everything has arrived")
     view = [
-        SealedBatch(float(place), unseal_reports(batch, public, secret).astype(np.int64))
+        ReportBatch(float(place), unseal_reports(batch, public, secret).astype(np.int64))
         for place, batch in enumerate(sink.batches.values())
     ]
     truth = np.array([owner[report] for report in sink.came()])

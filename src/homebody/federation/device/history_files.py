@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from homebody.data.columns import FileColumn, listed, marked, numbers, times, unmarked_all
+from homebody.data.columns import FileColumn, listed, marked, unmarked_all
 from homebody.data.table import choose_columns, raw_table
 from homebody.errors import HomebodyError
 from homebody.federation.device.history import TIME_LIMIT
@@ -104,7 +104,7 @@ def _texts(column: FileColumn, limit: int) -> pl.Series:
 
 def _times(column: FileColumn) -> Sequence[int | float | None]:
     """Numbers as they are written; dates as seconds since 1970; None for an empty cell."""
-    found, there = _or_nothing(column, times)
+    found, there = _or_nothing(column, FileColumn.times)
     if found.dtype.is_temporal():
         micro = [None if moment is None else int(moment) for moment in found.dt.epoch("us").to_list()]
         return [one if one is None else one // 10**6 if one % 10**6 == 0 else one / 10**6 for one in micro]
@@ -118,7 +118,7 @@ def _times(column: FileColumn) -> Sequence[int | float | None]:
 
 
 def _ratings(column: FileColumn) -> Sequence[float | None]:
-    found, _ = _or_nothing(column, numbers)
+    found, _ = _or_nothing(column, FileColumn.numbers)
     return list(found.cast(pl.Float64).to_list())
 
 

@@ -16,7 +16,7 @@ import polars as pl
 
 from homebody.core import Method
 from homebody.data.codes import Code
-from homebody.data.columns import FileColumn, as_kind, guess_of_items, listed, usual
+from homebody.data.columns import FileColumn, listed, usual
 from homebody.data.encode import Encoded, encode
 from homebody.data.population import Features
 from homebody.data.table import USUAL_NAMES
@@ -190,8 +190,8 @@ def person_code(text: str) -> tuple[str, Code]:
 def features_of_items(path: Path, table: pl.DataFrame, others: Sequence[str]) -> Features | None:
     """The other columns of a file of items."""
     columns = [FileColumn(table[name], "item", path) for name in others]
-    kinds = {column.values.name: guess_of_items(column) for column in columns}
-    made = {column.values.name: as_kind(column, kinds[column.values.name]) for column in columns}
+    kinds = {column.values.name: column.guess_of_items() for column in columns}
+    made = {column.values.name: column.as_kind(kinds[column.values.name]) for column in columns}
     return Features(pl.DataFrame(made), kinds) if made else None
 
 
