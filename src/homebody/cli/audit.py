@@ -1,4 +1,4 @@
-"""`homebody audit`: attack a run of our own, and hold what comes of it against what is certified."""
+"""`homebody audit`: attack a run, and compare the outcome with the ε that is certified."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["audit"]
 
 PATIENCE = 2.0
-"""Seconds before a bar appears."""
+"""Seconds before the progress bar appears."""
 OWN = {
     "interactions": ("users",),
     "canary": ("canaries", "trials", "confidence"),

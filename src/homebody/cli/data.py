@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "fetching", "pairs"]
 
+LISTED = ("name", "description", "users", "items", "interactions", "megabytes", "licence", "url")
+"""What `homebody data list` says of a dataset."""
+
 app = typer.Typer(help="List, fetch, inspect and export datasets.", no_args_is_help=True)
 
 
@@ -34,14 +37,7 @@ def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
         place = find(dataset.name, data_dir=data_dir, quick=True)
         rows.append(
             {
-                "name": dataset.name,
-                "description": dataset.description,
-                "users": dataset.users,
-                "items": dataset.items,
-                "interactions": dataset.interactions,
-                "megabytes": dataset.megabytes,
-                "licence": dataset.licence,
-                "url": dataset.url,
+                **{name: getattr(dataset, name) for name in LISTED},
                 "files": [list(layout) for layout in dataset.layouts],
                 "supply": dataset.supplied_how(),
                 "status": _status(place, fetchable=dataset.supply is None),

@@ -1,4 +1,4 @@
-"""`homebody inspect`: what exactly leaves a device, and who sees it."""
+"""`homebody inspect`: exactly what leaves a device, and who sees it."""
 
 from __future__ import annotations
 

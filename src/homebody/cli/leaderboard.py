@@ -1,4 +1,4 @@
-"""`homebody leaderboard`: every method that fits a data set, with what it costs and what it tells whom."""
+"""`homebody leaderboard`: all methods that fit a data set, with their accuracy, ε and costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`homebody methods`: what there is to run."""
+"""`homebody methods`: the methods that can be run, and their fields."""
 
 from __future__ import annotations
 

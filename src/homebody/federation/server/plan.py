@@ -27,6 +27,8 @@ from homebody.settings import setting
 __all__ = ["FILE", "ServerPlan"]
 
 SCHEMA_VERSION = 1
+DESCRIBED = ("method", "fields", "stages", "seed", "protocol", "held_out", "negatives")
+"""Fields of the recipe that every letter holds as they are."""
 
 
 @dataclass(frozen=True)
@@ -200,13 +202,7 @@ class ServerPlan:
         recipe = self.recipe
         return {
             "run": self.run,
-            "method": recipe.method,
-            "fields": recipe.fields,
-            "stages": recipe.stages,
-            "seed": recipe.seed,
-            "protocol": recipe.protocol,
-            "held_out": recipe.held_out,
-            "negatives": recipe.negatives,
+            **{name: getattr(recipe, name) for name in DESCRIBED},
             "cutoffs": recipe.measured(),
             "measures": recipe.every(recipe.build()) > 0,
             "longest": self.longest,
