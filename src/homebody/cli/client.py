@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -426,11 +425,11 @@ def _print_disclosure(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from homebody.report.statement import figure
-    from homebody.report.words import say as say_to
-
     console = Console()
-    say = partial(say_to, console)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+
     part = "" if found["active"] else " (takes no part any more)"
     sent, ledger = found["sent"], found["ledger"]
     console.print(f"{found['person']}{part}", style="bold", highlight=False, markup=False)
@@ -446,6 +445,9 @@ def _print_disclosure(found: dict[str, Any]) -> None:
     if not ledger["releases"]:
         say("  Nothing was charged: ε = 0 against everyone.")
         return
+
+    from homebody.report.statement import figure  # loads torch: not before something is charged
+
     say(f"  {several(ledger['releases'], 'release')} charged, each before it left:")
     for line in ledger["lines"]:
         say(f"    {line['rounds']}:")
