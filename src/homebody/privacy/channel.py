@@ -164,8 +164,10 @@ before it.
         return [(number, stage) for number, stage in enumerate(self.stages) if not stage.keeps_sum]
 
     def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
-        """Sums of what came `for_sum`, with the noise of so many devices: distributed as if each had drawn its own, at
-        the cost of one. For simulations, where nobody looks at a single message."""
+        """Sums from `for_sum` with the noise of so many devices, drawn at once, for simulations.
+
+        The distribution is the same as if each device had drawn its own.
+        """
         number = self._last_noise()
         if number is None:
             raise HomebodyError("This channel does not end in noise on the device: there is none to be summed.")
