@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import polars as pl
@@ -70,7 +71,7 @@ def test_features_and_impressions_are_counted() -> None:
     ]
     assert found.contexts == [FeatureSummary("day", "categorical", 1, 0.0)]
     assert found.impressions == ImpressionSummary(impressions=2, users=1, shown=5, clicked=3)
-    assert json.loads(json.dumps(found.as_dict()))["activity"] == [{"least": 1, "most": 1, "users": 2}]
+    assert json.loads(json.dumps(asdict(found)))["activity"] == [{"least": 1, "most": 1, "users": 2}]
 
 
 def test_people_without_any_interaction() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from homebody.evaluation import CUTOFFS, METRICS, Block, Places, Question, main_cutoff, place, summarise
 from homebody.evaluation import metric_kernels as kernels
-from homebody.evaluation.metrics import NOWHERE, _Plain, auc, hit, ndcg, precision, recall, reciprocal_rank
+from homebody.evaluation.metrics import NOWHERE, _Plain, hit, ndcg, precision, recall, reciprocal_rank
 
 quick = settings(max_examples=150, deadline=None)
 numbers = st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0, 2.0, math.nan, math.inf, -math.inf])
@@ -110,7 +110,7 @@ def test_every_metric_is_what_a_loop_would_count(asked: list[Asked], k: int) -> 
             assert places.relevant[row] == len(one.relevant)
             for name, metric in METRICS.items():
                 assert metric(places, k)[row] == pytest.approx(expected[name], abs=1e-12), name
-            assert auc(places)[row] == pytest.approx(expected["auc"], abs=1e-12)
+            assert places.auc[row] == pytest.approx(expected["auc"], abs=1e-12)
 
 
 def test_the_metrics_by_hand() -> None:
@@ -130,7 +130,6 @@ def test_the_metrics_by_hand() -> None:
         [(1 / math.log2(3)) / (1 + 1 / math.log2(3)), 1 / (1 + 1 / math.log2(3))]
     )
     assert ndcg(places, 1).tolist() == [0.0, 1.0]
-    assert auc(places) is places.auc
 
 
 def test_ties_count_against_the_model_and_for_half_in_auc() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -138,7 +139,7 @@ def info(
         )
     summary = summarise(population)
     if as_json:
-        typer.echo(json.dumps({**summary.as_dict(), "notes": population.notes}))
+        typer.echo(json.dumps({**asdict(summary), "notes": population.notes}))
         return
 
     from homebody.cli.info import print_summary

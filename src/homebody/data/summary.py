@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -80,10 +80,6 @@ class Summary:
     item_features: list[FeatureSummary]
     contexts: list[FeatureSummary]
     impressions: ImpressionSummary | None
-
-    def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        return asdict(self)
 
 
 def summarise(population: Population) -> Summary:

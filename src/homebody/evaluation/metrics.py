@@ -21,7 +21,6 @@ __all__ = [
     "Block",
     "Places",
     "Question",
-    "auc",
     "errors",
     "hit",
     "main_cutoff",
@@ -72,7 +71,7 @@ class Places(NamedTuple):
     relevant: Tensor
     """(Q,) how many there are."""
     auc: Tensor
-    """(Q,) the share of (relevant, other) pairs in the right order, ties for half."""
+    """(Q,) the chance that a relevant item scores higher than another one; ties count half."""
 
 
 def place(scores: Tensor, question: Question) -> dict[str, Places]:
@@ -185,11 +184,6 @@ def reciprocal_rank(places: Places, k: int) -> Tensor:
     return torch.where(first < k, 1.0 / (first.double() + 1.0), 0.0)
 
 
-def auc(places: Places) -> Tensor:
-    """The chance that a relevant item scores higher than another one; ties count half."""
-    return places.auc
-
-
 METRICS: dict[str, Callable[[Places, int], Tensor]] = {
     "hr": hit,
     "ndcg": ndcg,
@@ -199,9 +193,7 @@ METRICS: dict[str, Callable[[Places, int], Tensor]] = {
     "hits": hits,
     "gain": gain,
 }
-"""What is measured at each cut-off; `auc` needs none."""
-
-
+"""What is measured at each cut-off; the AUC needs none."""
 ERRORS = ("rmse", "mae")
 """Metrics of ratings, over all that are held out: less is better."""
 
@@ -275,16 +267,17 @@ def summarise(
         if held == "test":
             per_user = {"user": torch.from_numpy(who), **_kept(table, cutoffs)}
         for group, inside in {"": None, **(slices or {})}.items():
+            start = f"{prefix}{group}{'/' if group else ''}"
             chosen = slice(None) if inside is None else torch.from_numpy(inside[who])
             for name, column in table.items():
                 if not name.endswith("rank") and len(column[chosen]):
-                    metrics[f"{prefix}{group}{'/' if group else ''}{name}"] = float(column[chosen].mean())
+                    metrics[f"{start}{name}"] = float(column[chosen].mean())
             if held in wrong:
                 asked = slice(None) if inside is None else torch.from_numpy(inside[owners])
                 sums = torch.cat(wrong[held])[asked].sum(0)
                 if sums[2] > 0:
-                    metrics[f"{prefix}{group}{'/' if group else ''}rmse"] = float((sums[0] / sums[2]).sqrt())
-                    metrics[f"{prefix}{group}{'/' if group else ''}mae"] = float(sums[1] / sums[2])
+                    metrics[f"{start}rmse"] = float((sums[0] / sums[2]).sqrt())
+                    metrics[f"{start}mae"] = float(sums[1] / sums[2])
     return Evaluated(metrics, per_user)
 
 

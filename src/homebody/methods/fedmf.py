@@ -27,7 +27,6 @@ from torch import Tensor
 from homebody import ops
 from homebody.core import About, Batch, Catalogue, Data, Rows, Tree, Update
 from homebody.methods.item_table import ItemTable
-from homebody.models.logistic import logistic
 from homebody.rng import Rng
 
 __all__ = ["FedMF"]
@@ -57,11 +56,11 @@ class FedMF(ItemTable):
         for _ in range(self.epochs):
             for slot, label, valid in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
                 sample = ops.take_rows(rows, slot)
-                error, loss = logistic(sample @ user, label, valid)
+                error, loss = ops.logistic(sample @ user, label, valid)
                 stepped = user - self.learning_rate * (error @ sample)
                 if self.dual:
                     user = stepped
-                    error, _ = logistic(sample @ user, label, valid)
+                    error, _ = ops.logistic(sample @ user, label, valid)
                 rows = ops.add_rows(rows, slot, torch.outer(error, user), scale=-self.row_rate(shared))
                 user = stepped
                 total = total + loss

@@ -26,7 +26,6 @@ from homebody import ops
 from homebody.core import About, Batch, Catalogue, Rows, Tree, Update, param
 from homebody.methods.item_table import ItemTable
 from homebody.methods.kernels import network
-from homebody.models.logistic import slopes
 from homebody.models.networks import ScoreFunction, read_widths
 from homebody.rng import Rng
 from homebody.settings import Range
@@ -82,11 +81,11 @@ class FedNCF(ItemTable):
         for _ in range(self.epochs):
             for slot, *truth in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
                 sample = ops.take_rows(rows, slot)
-                of_layers, of_user, of_rows, loss = slopes(at, layers, user, sample, *truth)
+                of_layers, of_user, of_rows, loss = ops.slopes(at, layers, user, sample, *truth)
                 layers = layers - self.learning_rate * of_layers
                 user = user - self.learning_rate * self.user_rate * of_user
                 if self.dual:
-                    _, _, of_rows, _ = slopes(at, layers, user, sample, *truth)
+                    _, _, of_rows, _ = ops.slopes(at, layers, user, sample, *truth)
                 rows = ops.add_rows(rows, slot, of_rows, scale=-self.row_rate(shared))
                 total = total + loss
         change = Rows(batch["index"], rows - base, len(shared["item"]))

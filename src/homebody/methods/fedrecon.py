@@ -26,7 +26,6 @@ from homebody import ops
 from homebody.core import About, Batch, Data, Rows, Scoring, Tree, Update, param
 from homebody.errors import HomebodyError
 from homebody.methods.item_table import ItemTable
-from homebody.models.logistic import logistic
 from homebody.rng import Rng
 from homebody.settings import Range
 
@@ -93,12 +92,12 @@ class FedRecon(ItemTable):
         for number in range(self.rebuild):
             for slot, label, mine in ops.minibatches(self.batch_size, batch["slot"], batch["label"], support):
                 sample = ops.take_rows(rows, slot)
-                error, loss = logistic(sample @ user, label, mine)
+                error, loss = ops.logistic(sample @ user, label, mine)
                 user = user - self.learning_rate * (error @ sample)
                 total = total + (loss if number == self.rebuild - 1 else 0.0)
         for _ in range(self.epochs):
             for slot, label, mine in ops.minibatches(self.batch_size, batch["slot"], batch["label"], query):
-                error, _ = logistic(ops.take_rows(rows, slot) @ user, label, mine)
+                error, _ = ops.logistic(ops.take_rows(rows, slot) @ user, label, mine)
                 rows = ops.add_rows(rows, slot, torch.outer(error, user), scale=-self.row_rate(shared))
         return Rows(batch["index"], rows - base, len(shared["item"])), user, total / support.sum().clamp(min=1)
 

@@ -30,7 +30,6 @@ from homebody.core import About, Batch, Catalogue, Data, Rows, Scoring, Total, T
 from homebody.errors import HomebodyError
 from homebody.methods.item_table import ItemTable
 from homebody.methods.kernels import network
-from homebody.models.logistic import slopes
 from homebody.models.networks import ScoreFunction, read_widths
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -77,10 +76,10 @@ class PFedRec(ItemTable):
         for _ in range(self.epochs):
             for slot, *truth in ops.minibatches(self.batch_size, batch["slot"], batch["label"], batch["valid"]):
                 sample = ops.take_rows(rows, slot)
-                of_theta, of_rows, loss = slopes(self.function.logit, theta, sample, *truth)
+                of_theta, of_rows, loss = ops.slopes(self.function.logit, theta, sample, *truth)
                 theta = theta - self.learning_rate * of_theta
                 if self.dual:
-                    _, of_rows, _ = slopes(self.function.logit, theta, sample, *truth)
+                    _, of_rows, _ = ops.slopes(self.function.logit, theta, sample, *truth)
                 rows = ops.add_rows(rows, slot, of_rows, scale=-self.row_rate(shared))
                 total = total + loss
         change = Rows(batch["index"], rows - base, len(shared["item"]))
