@@ -11,7 +11,7 @@ from torch.func import vmap
 from homebody.core import Cohort, Total, Tree, Update, Work, ships, written
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
-from homebody.privacy.stages import Facts, Stage, mapped
+from homebody.privacy.stages import Facts, Stage, mapped, summable
 from homebody.rng import Rng
 
 __all__ = ["Channel"]
@@ -194,6 +194,23 @@ before it.
         for number, stage in (*undone, *((number, stage) for number, stage in numbered if stage.on_sum)):
             total = stage.server(total, rng.fold(number))
         return total
+
+    def decoded(self, sums: Update) -> Tree:
+        """A message, or a sum of messages, as the server decodes it before it adds noise of its own.
+
+        >>> import torch
+        >>> from homebody.privacy import OneBit
+        >>> reports = Channel(OneBit(epsilon=20.0, k=400))
+        >>> sent = reports.device({"w": torch.tensor([1.0, -1.0])}, Rng.of(0))
+        >>> reports.decoded(sent)["w"].sign().tolist()
+        [1.0, -1.0]
+        """
+        total = Total({name: summable(value) for name, value in sums.items()}, 1)
+        for stage in reversed(self.stages):
+            if not stage.on_sum:
+                total = stage.server(total, Rng.of(0))
+        grid = self.facts.grid
+        return {name: grid.values(value) for name, value in total.sum.items()} if grid else total.sum
 
     def deviation(self, entries: int, clients: int) -> float:
         """The standard deviation of the noise in each number of a sum over so many clients, whose messages have so many
