@@ -29,15 +29,9 @@ if TYPE_CHECKING:
     from homebody.data.splits import Split as Split
     from homebody.errors import HomebodyError as HomebodyError
     from homebody.fit import Fitted as Fitted
-    from homebody.methods.baselines import (
-        Chance as Chance,
-    )
-    from homebody.methods.baselines import (
-        Popularity as Popularity,
-    )
-    from homebody.methods.baselines import (
-        PrivatePopularity as PrivatePopularity,
-    )
+    from homebody.methods.baselines import Chance as Chance
+    from homebody.methods.baselines import Popularity as Popularity
+    from homebody.methods.baselines import PrivatePopularity as PrivatePopularity
     from homebody.methods.dp_privrec import DPPrivRec as DPPrivRec
     from homebody.methods.dplcf import DPLCF as DPLCF
     from homebody.methods.fcf import FCF as FCF

@@ -127,10 +127,7 @@ def _rebuild(leaves: Iterable[Tensor], size: Any) -> Rows:
 
 # vmap takes Rows in and out like any other tree.
 _pytree.register_pytree_node(
-    Rows,
-    lambda rows: ([rows.index, rows.value], rows.size),
-    _rebuild,
-    serialized_type_name="homebody.core.Rows",
+    Rows, lambda rows: ([rows.index, rows.value], rows.size), _rebuild, serialized_type_name="homebody.core.Rows"
 )
 
 

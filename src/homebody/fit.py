@@ -324,9 +324,7 @@ def _charge(loop: _Loop, part: _Part, number: int) -> tuple[Cohort, bool]:
     size = loop.cohort
     if part.phase.public and size is not None:
         size = min(size, len(people))  # there may be fewer public people, and their number hides nobody
-    # Sampling hides people only if nobody knows the cohort, and real devices could derive it from the seed.
-    drawn = part.rng.fold("cohort", number) if runtime.simulated else Rng(SystemRng().next_key())
-    who = choose(people, size, drawn, part.items)
+    who = choose(people, size, _draw(runtime, part.rng, number), part.items)
     release, who, again = runtime.open(f"{part.phase.name}/{number}", who, loop.progress.shared)
     again, charges = again or loop.repeats, () if part.phase.public else releases(part.method, who)
     known = again and ledger.repeats(release, digest)
@@ -338,6 +336,14 @@ def _charge(loop: _Loop, part: _Part, number: int) -> tuple[Cohort, bool]:
         )
     ledger.charge(release, charges, repeat=again, number=number, code=_code(part.method), digest=digest)
     return who, bool(charges)
+
+
+def _draw(runtime: Runtime, rng: Rng, number: int) -> Rng:
+    """The random numbers that choose a cohort: from the seed in a simulation, else from the operating system.
+
+    Devices could derive numbers from the seed, and sampling hides people only if nobody knows the cohort.
+    """
+    return rng.fold("cohort", number) if runtime.simulated else Rng(SystemRng().next_key())
 
 
 def _measure_once(loop: _Loop, part: _Part) -> bool:

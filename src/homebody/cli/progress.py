@@ -78,6 +78,17 @@ class Bar:
 
 
 @contextmanager
+def _until_stopped(bar: Bar, stopped: Callable[[], Interrupted]) -> Iterator[None]:
+    """Take the bar away at the end; Ctrl-C becomes `stopped`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise stopped() from None
+    finally:
+        bar.stop()
+
+
+@contextmanager
 def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") -> Iterator[Watcher]:
     """Show a run: the round, the time left, the loss, the validation metric and ε."""
     from homebody.report.words import epsilon as epsilon_text
@@ -89,14 +100,11 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
         nonlocal run
         run = folder
 
+    bar = Bar(label, width=8, quiet=quiet)
     if quiet:
-        try:
+        with _until_stopped(bar, lambda: Interrupted(run)):
             yield Watcher(begun=begun)
-        except KeyboardInterrupt:
-            raise Interrupted(run) from None
         return
-
-    bar = Bar(label, width=8)
     metric, rounds = "", 0
 
     def start(total: int) -> None:
@@ -117,19 +125,14 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
         note = " · ".join(part for part in (loss, metric, epsilon) if part)
         bar.update(note, f"{label} round {line.step}/{rounds} · {note}", completed=line.step)
 
-    with fetching() as (_, fetched):
-        try:
-            yield Watcher(
-                say=lambda text: bar.say(f"{label}: {text}"),
-                begun=begun,
-                start=start,
-                on_round=on_round,
-                fetched=fetched,
-            )
-        except KeyboardInterrupt:
-            raise Interrupted(run) from None
-        finally:
-            bar.stop()
+    with fetching() as (_, fetched), _until_stopped(bar, lambda: Interrupted(run)):
+        yield Watcher(
+            say=lambda text: bar.say(f"{label}: {text}"),
+            begun=begun,
+            start=start,
+            on_round=on_round,
+            fetched=fetched,
+        )
 
 
 def left(seconds: float, done: int, todo: int) -> str:
@@ -166,14 +169,13 @@ def watching_cells(
             note += f", round {progress.done}/{progress.planned}"
         bar.update(note, f"{label}: {finished} of {total} runs · {note}", completed=finished, total=total)
 
-    bar.start()
-    try:
-        yield watch, lambda text: bar.say(f"{label}: {text}")
-    except KeyboardInterrupt:
+    def stopped() -> Interrupted:
         kept = f"{finished} of {total} runs are finished and kept; give the same command again to go on."
-        raise Interrupted(None, go_on=kept) from None
-    finally:
-        bar.stop()
+        return Interrupted(None, go_on=kept)
+
+    bar.start()
+    with _until_stopped(bar, stopped):
+        yield watch, lambda text: bar.say(f"{label}: {text}")
 
 
 @contextmanager
@@ -201,10 +203,8 @@ def watching_trials(
         total = len(trials) * record["spec"]["seeds"]
         bar.update(note, f"tune {label}: {note}", total=total, completed=sum(share.values()))
 
-    with fetching(quiet=quiet) as (_, fetched):
-        try:
-            yield Watcher(say=bar.say, begun=start, fetched=fetched), watch
-        except KeyboardInterrupt:
-            raise Interrupted(None, "The same command goes on from here." if begun else "") from None
-        finally:
-            bar.stop()
+    def stopped() -> Interrupted:
+        return Interrupted(None, "The same command goes on from here." if begun else "")
+
+    with fetching(quiet=quiet) as (_, fetched), _until_stopped(bar, stopped):
+        yield Watcher(say=bar.say, begun=start, fetched=fetched), watch

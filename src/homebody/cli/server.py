@@ -55,20 +55,14 @@ def init(
         float, typer.Option(help="Seconds after a round's deadline for reports: longer than the proxy holds them.")
     ] = 30.0,
     settings: options.Settings = None,
-    stages: Annotated[
-        list[str] | None, typer.Option("--stage", help="What updates pass on their way out; repeat, in order.")
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Training rounds; by default as many as the method says.", min=1)
-    ] = None,
+    stages: Annotated[list[str] | None, options.of_recipe("stages")] = None,
+    rounds: Annotated[int | None, options.of_recipe("rounds", min=1)] = None,
     cohort: Annotated[
         int | None, typer.Option(help="People drawn for a round; by default all who are there.", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Of negatives and cohorts; noise that protects comes from the system.")] = 0,
-    budget: Annotated[
-        str | None, typer.Option(help="Training ends before more is told, such as eps=8,delta=1e-6,observer=public.")
-    ] = None,
-    delta: Annotated[float, typer.Option(help="The δ that ε is stated at where there is no budget.")] = 1e-6,
+    budget: Annotated[str | None, options.of_recipe("budget")] = None,
+    delta: Annotated[float, options.of_recipe("delta")] = 1e-6,
     evaluate_every: Annotated[
         int, typer.Option(help="Devices measure after every so many rounds, which is charged; 0: never.", min=0)
     ] = 1,

@@ -18,17 +18,7 @@ import polars as pl
 from homebody.data.population import KINDS, Kind
 from homebody.errors import HomebodyError, unknown_name
 
-__all__ = [
-    "FileColumn",
-    "known_kinds",
-    "listed",
-    "marked",
-    "marked_all",
-    "names_of_items",
-    "single",
-    "unmarked_all",
-    "usual",
-]
+__all__ = ["FileColumn", "known_kinds", "listed", "mark", "mark_all", "names_of_items", "single", "unmark_all", "usual"]
 
 # What spreadsheets and data frames write where there was nothing.
 MISSING = ("", "nan", "NaN", "NAN", "null", "NULL", "None", "NA", "N/A", "<NA>")
@@ -116,7 +106,7 @@ class FileColumn:
         if values.dtype.is_float():
             whole = values.cast(pl.Int64, strict=False)
             return whole if (whole == values).all() else values
-        text = unmarked_all(values.cast(pl.String))
+        text = unmark_all(values.cast(pl.String))
         if text.str.ends_with(".0").all():
             # Data frames write whole numbers so once one of them was missing.
             text = text.str.strip_suffix(".0")
@@ -282,27 +272,27 @@ def _as_dates(text: pl.Series) -> pl.Series:
     return dates
 
 
-def marked(text: str) -> str:
+def mark(text: str) -> str:
     """A cell that no spreadsheet computes.
 
-    >>> [marked(text) for text in ("=1+1", "'=1+1", "-2.5", "-x", "o'clock")]
+    >>> [mark(text) for text in ("=1+1", "'=1+1", "-2.5", "-x", "o'clock")]
     ["'=1+1", "''=1+1", '-2.5', "'-x", "o'clock"]
     """
     return f"'{text}" if re.search(_FORMULA, text) and not re.search(_NUMBER, text) else text
 
 
-def marked_all(names: pl.Series) -> pl.Series:
-    """`marked` for a column; one of numbers stays as it is."""
+def mark_all(names: pl.Series) -> pl.Series:
+    """`mark` for a column; one of numbers stays as it is."""
     if names.dtype != pl.String:
         return names
     formula = names.str.contains(_FORMULA) & ~names.str.contains(_NUMBER)
     return ("'" + names).zip_with(formula, names)
 
 
-def unmarked_all(names: pl.Series) -> pl.Series:
-    """The inverse of `marked_all`.
+def unmark_all(names: pl.Series) -> pl.Series:
+    """The inverse of `mark_all`.
 
-    >>> unmarked_all(marked_all(pl.Series(["=1+1", "'=1+1", "-2.5", "o'clock"]))).to_list()
+    >>> unmark_all(mark_all(pl.Series(["=1+1", "'=1+1", "-2.5", "o'clock"]))).to_list()
     ['=1+1', "'=1+1", '-2.5', "o'clock"]
     """
     return names.str.slice(1).zip_with(names.str.contains(_MARKED).fill_null(False), names)

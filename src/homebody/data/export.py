@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.data.columns import marked_all
+from homebody.data.columns import mark_all
 from homebody.data.population import Population
 from homebody.errors import HomebodyError
 from homebody.files import replacing
@@ -66,4 +66,4 @@ def export(population: Population, path: Path, users: npt.NDArray[np.int64] | No
 
 
 def _called(numbers: npt.NDArray[np.integer], ids: pl.Series | None) -> pl.Series:
-    return pl.Series(numbers) if ids is None else marked_all(ids.gather(pl.Series(numbers)))
+    return pl.Series(numbers) if ids is None else mark_all(ids.gather(pl.Series(numbers)))

@@ -140,10 +140,7 @@ def _members(archive: Path) -> Iterator[Callable[[str], IO[bytes]]]:
 
 
 def install(
-    target: Path,
-    fill: Callable[[Path, Path], None],
-    complete: Callable[[Path], bool],
-    say: Callable[[str], None],
+    target: Path, fill: Callable[[Path, Path], None], complete: Callable[[Path], bool], say: Callable[[str], None]
 ) -> None:
     """Make `target` a complete folder: `fill(fresh, scratch)` it elsewhere, then rename it into place.
 

@@ -164,13 +164,7 @@ def _described_by(path: Path, describe: Describe, **form: Any) -> pl.DataFrame |
 
 
 def _described(
-    text: bytes,
-    path: Path,
-    describe: Describe,
-    *,
-    separator: str = "\t",
-    encoding: str = "utf-8",
-    header: bool = False,
+    text: bytes, path: Path, describe: Describe, *, separator: str = "\t", encoding: str = "utf-8", header: bool = False
 ) -> pl.DataFrame:
     """What `describe` makes of the columns, all as text and named by their place from 0.
 
@@ -180,12 +174,7 @@ def _described(
         text = text.decode(encoding).encode()
     try:
         table = pl.read_csv(
-            text,
-            separator=separator,
-            has_header=False,
-            skip_rows=int(header),
-            quote_char=None,
-            infer_schema=False,
+            text, separator=separator, has_header=False, skip_rows=int(header), quote_char=None, infer_schema=False
         )
         table.columns = [str(place) for place in range(table.width)]
         return describe(table)

@@ -107,12 +107,7 @@ def split(
 
 
 def leave_one_out(
-    population: Population,
-    *,
-    protocol: str = "strict",
-    how: str | None = None,
-    seed: int = 0,
-    negatives: int = 99,
+    population: Population, *, protocol: str = "strict", how: str | None = None, seed: int = 0, negatives: int = 99
 ) -> Split:
     """Hold out each user's latest interaction (or a random one) for test, the one before for validation."""
     return split(population, protocol=protocol, how=how, seed=seed, negatives=negatives)
@@ -307,15 +302,11 @@ def _kept(population: Population, protocol: Protocol, how: How, seed: int) -> tu
     else:
         notes = []
     if how == "latest-first":
+        if population.times is None:
+            raise HomebodyError(f"{population.name} has no times, so nothing is the latest: leave out latest-first.")
         owner = np.repeat(np.arange(population.n_users), np.diff(indptr))
-        rows = rows[np.lexsort((-rows, _times(population)[rows], owner))]
+        rows = rows[np.lexsort((-rows, population.times[rows], owner))]
     return Kept(population, indptr, rows, how, seed), notes
-
-
-def _times(population: Population) -> Longs:
-    if population.times is None:
-        raise HomebodyError(f"{population.name} has no times, so nothing is the latest: leave out latest-first.")
-    return population.times
 
 
 def _groups(kept: Kept, count: int, what: str, settings: Mapping[str, float]) -> Longs:

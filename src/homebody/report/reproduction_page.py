@@ -17,6 +17,7 @@ from homebody.report.reproduction import (
     caption,
     data_notes,
     explanation,
+    meanings,
     picture,
     remarks,
     result_tables,
@@ -194,16 +195,10 @@ def _made(result: Mapping[str, Any]) -> str:
 
 
 def _meanings(result: Mapping[str, Any]) -> str:
-    found = {
-        protocol: meaning
-        for study in result["studies"]
-        for part in study["data"].values()
-        for protocol, meaning in part["meanings"].items()
-    }
     gap = f"Obtained less published, in points (hundredths). {SHORT} marks one that falls short by more than"
     lines = [
         "<dt>published</dt><dd>The figure in the paper.</dd>",
-        *(f"<dt>{escape(under(name))}</dt><dd>{escape(meaning)}</dd>" for name, meaning in found.items()),
+        *(f"<dt>{escape(under(name))}</dt><dd>{escape(meaning)}</dd>" for name, meaning in meanings(result).items()),
         f"<dt>difference</dt><dd>{gap} {result['tolerance']:g} points.</dd>",
     ]
     return f'<section id="meanings"><h2>What the columns mean</h2><dl>{"".join(lines)}</dl></section>'

@@ -30,6 +30,11 @@ KEPT = "results.json"
 """The figures of a paper, beside its recipe: RESULTS.md can be made from them without a run."""
 SHAPE = ("kind", "metrics", "also", "protocols", "vary", "labels")
 """Fields that two results of a study must share to be merged."""
+SHOWN = (
+    *("id", "label", "form", "kind", "title", "note", "metrics", "also"),
+    *("scale", "protocols", "against", "vary", "axis", "labels"),
+)
+"""What a result says of a study, before its data."""
 INTERVALS = "In brackets: the interval of 95 %, over people; of several seeds, from the lowest end to the highest."
 EVERY = 2.0
 """Seconds between two writes of the pages while cells finish."""
@@ -158,23 +163,8 @@ class _Book:
                     part = self._part(own, name)
                     if part["finished"] or not part["planned"] or name not in parts:
                         parts[name] = part
-        return {
-            "id": study.id,
-            "label": study.label,
-            "form": study.form,
-            "kind": study.kind,
-            "title": study.title,
-            "note": study.note,
-            "metrics": study.metrics,
-            "also": study.also,
-            "scale": study.scale,
-            "protocols": study.protocols,
-            "against": study.against,
-            "vary": study.vary,
-            "axis": study.axis,
-            "labels": study.labels,
-            "data": {name: parts[name] for name in study.data if name in parts},
-        }
+        shown = {name: getattr(study, name) for name in SHOWN}
+        return {**shown, "data": {name: parts[name] for name in study.data if name in parts}}
 
     def _part(self, study: Study, data: str) -> dict[str, Any]:
         if study.kind in COMPUTED:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from typer.testing import CliRunner
 
-from homebody.cli import keys
+from homebody.cli.server import keys
 from homebody.errors import HomebodyError
 from homebody.federation.service.certificates import make_authority, make_device_key, read_public
 
@@ -145,11 +145,11 @@ def test_a_private_key_is_sent_home(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_and_says_what_to_do(tmp_path: Path) -> None:
-    made = CliRunner().invoke(keys.app, ["init", str(tmp_path / "server"), "--host", "server.lan"])
+    made = CliRunner().invoke(keys, ["init", str(tmp_path / "server"), "--host", "server.lan"])
     assert made.exit_code == 0
     assert "ca.pem to every device" in made.output
     assert (tmp_path / "server" / "secret").exists()
-    made = CliRunner().invoke(keys.app, ["device", str(tmp_path / "device"), "--json"])
+    made = CliRunner().invoke(keys, ["device", str(tmp_path / "device"), "--json"])
     assert json.loads(made.output)["public"] == str(tmp_path / "device" / "device.pub")
-    again = CliRunner().invoke(keys.app, ["device", str(tmp_path / "device")])
+    again = CliRunner().invoke(keys, ["device", str(tmp_path / "device")])
     assert isinstance(again.exception, HomebodyError)

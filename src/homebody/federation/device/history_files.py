@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from homebody.data.columns import FileColumn, listed, marked, unmarked_all
+from homebody.data.columns import FileColumn, listed, mark, unmark_all
 from homebody.data.table import choose_columns, raw_table
 from homebody.errors import HomebodyError
 from homebody.federation.device.history import TIME_LIMIT
@@ -74,7 +74,7 @@ def write_rows(path: Path, rows: Iterable[tuple[str, str, int | float | None, fl
         writer.writerow(COLUMNS)
         count = 0
         for user, item, *rest in rows:
-            writer.writerow((marked(user), marked(item), *rest))
+            writer.writerow((mark(user), mark(item), *rest))
             count += 1
         text.detach()  # flushes, and leaves the file open
     return count
@@ -96,7 +96,7 @@ def _texts(column: FileColumn, limit: int) -> pl.Series:
     if values.dtype.is_float():
         whole = values.cast(pl.Int64, strict=False)
         values = whole if (whole == values).all() else values
-    text = unmarked_all(values.cast(pl.String).str.strip_chars())
+    text = unmark_all(values.cast(pl.String).str.strip_chars())
     bad = (text.str.len_chars() == 0) | (text.str.len_chars() > limit) | text.str.contains(_NO_LINE)
     column.refuse(bad.fill_null(True), f"one line of 1 to {limit:,} characters in every row")
     return text

@@ -40,13 +40,13 @@ Response = TypeVar("Response")
 
 
 class Letter(NamedTuple):
-    """A message as a device holds it; with `answer` it goes back to where it came from."""
+    """A message as a device holds it, with what `answer` needs."""
 
     message: str
     kind: str
     body: bytes
     until: float
-    """Unix time, by the server's clock, when it is too late to answer."""
+    """Unix time by the server's clock after which it is too late to answer."""
     node: int
     run: int
     nonce: bytes
@@ -57,8 +57,8 @@ class Letter(NamedTuple):
 class Fleet(Peer):
     """A device's side of a SuperLink: it joins with its key, pulls messages, and answers them.
 
-    `last_node` is what `join` gave the last time: a device that was killed is still held for online, and may not
-    join twice. What is longer than `limit` bytes is refused unread. One thread pulls and answers.
+    last_node: what `join` returned last; a device that was killed still counts as online, and may not join twice.
+    limit: longer messages are refused unread. One thread pulls and answers.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Fleet(Peer):
         self._ahead = 0.0
 
     def join(self) -> int:
-        """Come online, and stay so by heartbeats; gives the node's number, to be remembered beside the key. Refused
-        with 412: the key is not registered, or (for so long as two heartbeats) held for online under a number that
-        was forgotten. May be called again at any time, as after a 401."""
+        """Come online, and stay so by heartbeats; returns the node's number, to be stored beside the key. Refused with
+        412: the key is not registered, or still counts as online under another number. May be called again at any
+        time, as after a 401."""
         self._end_beat()
         if self._node is not None:
             try:
@@ -97,7 +97,7 @@ class Fleet(Peer):
         return self._node
 
     def pull(self, wait: float) -> Letter | None:
-        """The next message: as soon as there is one, or nothing after `wait` seconds."""
+        """The next message as soon as there is one, or None after `wait` seconds."""
         end, pause = time.monotonic() + wait, 0.1
         request = fleet.PullMessagesRequest(node=Node(node_id=self._joined()))
         while True:
@@ -123,8 +123,8 @@ class Fleet(Peer):
                 pause = min(1.5 * pause, 2.0)
 
     def answer(self, letter: Letter, body: bytes) -> bool:
-        """Send the answer, and say whether it was taken: no longer wanted is one that comes late, or when there is
-        an answer already. After `LinkDown` it may be sent again."""
+        """Send the answer; returns whether it was accepted, as a late or second one is not. It may be sent again after
+        `LinkDown`."""
         if letter.node != self._joined():
             # The SuperLink that asked is gone, and its messages with it.
             return False
@@ -154,7 +154,7 @@ class Fleet(Peer):
         return bool(said.objects_to_push)
 
     def close(self) -> None:
-        """Go offline and hang up. An answer that the server has not fetched yet is lost by it."""
+        """Go offline and disconnect. An answer that the server has not fetched yet is lost."""
         beat, self._beat = self._beat, None
         try:
             if beat is not None:
@@ -225,7 +225,7 @@ class Fleet(Peer):
 
 
 def _seconds_ahead(date: str) -> float:
-    """How far the clock that said this is ahead of ours; 0 where it said nothing."""
+    """How far the server's clock is ahead of ours; 0 if there is no date."""
     try:
         return email.utils.parsedate_to_datetime(date).timestamp() - time.time()
     except ValueError:

@@ -1,10 +1,9 @@
 """The gateway in front of Flower's SuperLink.
 
-Flower serves three APIs on one port. Devices need one of them, the Fleet API, and sign every request with their key;
-the two others are open to whoever reaches the port, and bodies of any size are read before anybody asks who sent
-them. The gateway lets strangers reach the Fleet API alone, asks the operator's secret for the rest, and limits bodies:
-each by itself, and all that are read at one time together. It says whose a connection is once a request has proved it.
-It also holds a pull that finds nothing until there is something, so that nobody has to poll.
+Flower serves three APIs on one port. Devices need one, the Fleet API, and sign each request; the other two are open to
+everyone, and bodies of any size are read before the sender is checked. The gateway lets strangers reach the Fleet API
+only, requires the operator's secret for the others, and limits each body and all bodies together. It also holds a pull
+until there is a message, so that devices need not poll.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ _STRANGERS_LIMIT = 64 << 10
 _LONGEST_HOLD = 25.0
 _LONGEST_DRAIN = 10.0
 _ROOM = 1 << 30
-"""Bytes of devices' requests that are read or dealt with at one time."""
+"""Bytes that the requests of all devices may hold at one time."""
 _PATIENCE = 30.0
-"""Seconds for a stranger's body to come, and for each piece of a known device's."""
+"""Seconds for the body of a stranger to arrive, and for each piece of a known device's."""
 
 # What our devices use of it; the rest serves Flower's own, which fetch bundles of code.
 _FLEET = frozenset(
@@ -66,7 +65,7 @@ Headers = dict[bytes, bytes]
 
 
 def quiet_flower() -> None:
-    """Before flwr is first imported: it must tell nobody of us, install nothing, and keep its log to itself."""
+    """Turn off flwr's telemetry, installations and log; call it before flwr is first imported."""
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
     os.environ["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
@@ -77,7 +76,7 @@ def quiet_flower() -> None:
 
 
 def operator_token(secret: bytes) -> str:
-    """What is shown for the secret: not the secret itself, for a SuperLink of somebody else's must not learn it.
+    """What stands for the secret in a header: a SuperLink of another operator must not learn the secret.
 
     >>> len(operator_token(b"any bytes")), operator_token(b"a") == operator_token(b"b")
     (64, False)
@@ -91,12 +90,12 @@ class _Refusal(Exception):
 
 
 class _Gone(Exception):
-    """The peer hung up: nobody is there to answer."""
+    """The peer has closed the connection."""
 
 
 @dataclass(eq=False)
 class _Held:
-    """A pull that waits. One that its device has replaced by a newer one must not claim what that one will fetch."""
+    """A pull that waits. When its device sends a newer one it is replaced, and must not claim a message."""
 
     news: asyncio.Event = field(default_factory=asyncio.Event)
     replaced: asyncio.Event = field(default_factory=asyncio.Event)
@@ -104,7 +103,7 @@ class _Held:
 
 @dataclass
 class _Answer:
-    """What the SuperLink said, kept until it is clear that it shall be sent."""
+    """An answer of the SuperLink, kept until it is decided whether to send it."""
 
     parts: list[Message] = field(default_factory=list)
 
@@ -174,7 +173,7 @@ class Gateway:
         await self._hold(scope, body, receive, send, min(wait, _LONGEST_HOLD))
 
     async def _read(self, scope: Message, headers: Headers, receive: Receive, share: Share | None) -> bytes:
-        """The body, of which no more is kept than its sender may send. share: None where the operator sends it."""
+        """The body, up to the limit of its sender. share: None for the operator."""
         declared = _length(headers)
         limit, refusal = (_OPERATORS_LIMIT if share is None else self.limit), 413
         small = declared is not None and declared <= _STRANGERS_LIMIT
@@ -238,16 +237,15 @@ class Gateway:
             self._wake({_SERVER})
 
     def _prove(self, scope: Message) -> None:
-        """The connection is that of the device whose key the request names; where any key may register, nobody's."""
+        """Count the connection for the key in the request, unless any key may register."""
         key, connection = dict(scope["headers"]).get(_KEY_HEADER), connection_of(scope)
         if key and connection is not None and self.known is not None:
             connection.proved(key)
 
     async def _hold(self, scope: Message, body: bytes, receive: Receive, send: Send, seconds: float) -> None:
-        """Ask; while there is nothing, wait for a push and ask again.
+        """Ask the SuperLink; if it has no message, wait for a push and ask again.
 
-        Asking claims what there is, for good: so never for one who has gone, nor for a request that its device has
-        given up and replaced by another.
+        Asking claims the message for good. So it never asks for a peer that is gone or for a replaced request.
         """
         whose, end = _puller(scope["path"], body), time.monotonic() + seconds
         gone = asyncio.ensure_future(receive())
@@ -308,7 +306,7 @@ def _replayed(body: bytes, then: Receive) -> Receive:
 
 
 def _length(headers: Headers) -> int | None:
-    """What content-length declares; nothing where the body comes in chunks."""
+    """The content-length; None if the body comes in chunks."""
     given = headers.get(b"content-length")
     if given is None:
         return None
@@ -328,7 +326,7 @@ def _seconds(given: bytes) -> float:
 
 
 async def _drain(receive: Receive) -> None:
-    """Read on and keep nothing: a peer that is cut off while it sends would not see why."""
+    """Read the rest of a body and drop it, so that the peer gets to read the refusal."""
     end = time.monotonic() + _LONGEST_DRAIN
     more = True
     while more and (left := end - time.monotonic()) > 0:
@@ -350,7 +348,7 @@ async def _say(send: Send, status: int, body: bytes = b"") -> None:
 
 
 def _puller(path: str, body: bytes) -> int:
-    """Whose pull it is, as it says; the SuperLink checks that."""
+    """The node that a pull claims to be from; the SuperLink checks it."""
     from flwr.proto.fleet_pb2 import PullMessagesRequest
     from google.protobuf.message import DecodeError
 

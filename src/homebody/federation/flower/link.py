@@ -1,10 +1,10 @@
 """Bytes to devices and back, over Flower: the server's `Link`, a device's `Fleet`.
 
-Flower carries the messages and knows the devices' keys; what is in a message is ours, and no code travels. A message
-is delivered at most once, and so is its answer: who needs more asks again.
+Flower carries the messages and knows the devices' keys. The content of a message is ours, and no code travels. A
+message and its answer are each delivered at most once; the server asks again if it needs more.
 
-Each message has a number and a nonce that nobody can guess, and the nonce must come back: Flower checks that an
-answer names the node that was asked, not that this node sent it.
+Each message has a random number and a secret nonce, and the answer must repeat the nonce: Flower checks that an answer
+names the node that was asked, not that this node sent it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ Response = TypeVar("Response")
 
 
 class Reply(NamedTuple):
-    """What came of a message: a body, or a sentence why there is none."""
+    """The answer to a message: a body, or a sentence why there is none."""
 
     message: str
     node: int
@@ -94,9 +94,9 @@ class _Sent(NamedTuple):
     node: int
     nonce: bytes
     until: float
-    """By the monotonic clock, which nobody sets."""
+    """By the monotonic clock."""
     since: str
-    """When the node had come online, as far as was known."""
+    """When the node had come online, if known."""
 
 
 class Link(Peer):
@@ -117,7 +117,7 @@ class Link(Peer):
         self._count = 0
 
     def register(self, public_key: bytes, name: str) -> None:
-        """Let a device with this key join; one that is registered already may."""
+        """Let a device with this key join; the key may be registered already."""
         key = pem(load_public(public_key))
         try:
             self._control("register-node", control.RegisterNodeRequest(public_key=key, name=name))
@@ -128,15 +128,15 @@ class Link(Peer):
                 raise Refused(412, "the key was taken off, and may come back when the SuperLink is restarted") from None
 
     def unregister(self, public_key: bytes) -> None:
-        """Let it join no more; its requests are refused from now on. A key that is not registered is no error."""
+        """Refuse a device from now on; a key that is not registered is no error."""
         number = self._number(pem(load_public(public_key)))
         if number is not None:
             self._control("unregister-node", control.UnregisterNodeRequest(node_id=number))
 
     def open(self) -> None:
-        """Begin a run of our own: those begun before and not ended, by whatever became of their server, are stopped.
+        """Begin a run of our own, and stop earlier ones that were not ended.
 
-        What is under way is lost; late answers are refused. May be called again at any time.
+        Messages of earlier runs are lost, and their answers refused. May be called again at any time.
         """
         self._end_beat()
         self._sent.clear()
@@ -154,16 +154,15 @@ class Link(Peer):
         self._beat = Beat(self._alive, 15.0)
 
     def nodes(self) -> dict[str, int]:
-        """Those held for online: fingerprint of the key, number of the node. A device that was killed stays in it
-        for twice its heartbeat."""
+        """The nodes that count as online, by their keys' fingerprints; one that was killed, for twice its heartbeat."""
         found = self._runtime("get-nodes", runtime.GetNodesRequest(), runtime.GetNodesResponse)
         self._since = {node.node_id: node.last_activated_at for node in found.nodes}
         return {fingerprint(node.public_key): node.node_id for node in found.nodes}
 
     def send(self, letters: Mapping[int, tuple[str, bytes]], deadline: float) -> dict[str, int]:
-        """To each node a kind (train, evaluate or query, or such as query.hello) and a body, to be answered within
-        `deadline` seconds. Gives the messages' numbers; a node that does not exist gets none. After `LinkDown` some
-        may have been sent."""
+        """Send each node a kind (train, evaluate or query, or such as query.hello) and a body, to be answered within
+        `deadline` seconds. Returns the node of each message; a node that does not exist gets none. After `LinkDown`
+        some may have been sent."""
         if not 0 < deadline < math.inf:
             raise ValueError(f"the deadline is {deadline} seconds")
         now = time.monotonic()
@@ -203,9 +202,9 @@ class Link(Peer):
         return accepted
 
     def receive(self, messages: Collection[str], wait: float) -> list[Reply]:
-        """What has come of these, each once: as soon as there is anything, or nothing after `wait` seconds.
+        """New answers to these messages, as soon as there are any, or none after `wait` seconds.
 
-        A device that came online anew since it was written to may have lost the letter: that is an answer too.
+        A device that came online again since a message was sent may have lost it: that is an answer too.
         """
         numbers, end = list(messages), time.monotonic() + wait
         pieces = [numbers[at : at + _ASKED_AT_ONCE] for at in range(0, len(numbers), _ASKED_AT_ONCE)]
@@ -271,7 +270,7 @@ class Link(Peer):
         return lost
 
     def _claim(self) -> str:
-        """The token of our own run's task. Tasks are given out oldest first; others' fall back if not begun."""
+        """The token of our run's task. Tasks are given out oldest first; those of others fall back if not begun."""
         request, method = runtime.AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]), "AcquireTask"
         secret = derive_auth_secret(self._secret)
         for _ in range(100):
@@ -328,7 +327,7 @@ def _bundle() -> Fab:
 
 
 def _batches(letters: Mapping[int, tuple[str, bytes]]) -> Iterator[list[tuple[int, tuple[str, bytes]]]]:
-    """So many at a time that a request stays under its size; a larger one goes alone."""
+    """Letters in groups that fit a request; a larger one goes alone."""
     batch: list[tuple[int, tuple[str, bytes]]] = []
     size = 0
     for node, letter in letters.items():

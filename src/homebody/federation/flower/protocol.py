@@ -1,8 +1,7 @@
-"""Flower's wire, protobuf over HTTP, spoken by ourselves.
+"""A client of Flower's protocol, protobuf over HTTP.
 
-Flower's own clients end the process they run in when they are refused, retry without limit, and read whatever they
-are sent. Here a request is sent once, what comes back has a limit, and there are two ways to fail: nobody answers,
-or the answer is no.
+Flower's own clients end their process when they are refused, retry without limit, and read answers of any size. Here a
+request is sent once, an answer has a size limit, and there are two errors: `LinkDown` and `Refused`.
 """
 
 from __future__ import annotations
@@ -55,22 +54,22 @@ Response = TypeVar("Response")
 
 
 class LinkDown(Exception):
-    """Nobody answers, or the connection broke: try again later."""
+    """The server does not answer, or the connection broke: try again later."""
 
 
 class Untrusted(LinkDown):
-    """Whoever answers has no certificate of the authority given, or one for another name."""
+    """The server has no certificate of the given authority, or one for another name."""
 
 
 class Refused(Exception):
-    """It answered no. 401: not, or no longer, known (join, or open, again); 403: its run is over; 412: not now, or
-    no registered key; 413: too many bytes."""
+    """The server refused. 401: unknown (join or open again); 403: the run is over; 412: not now, or no registered key;
+    413: too many bytes."""
 
     def __init__(self, status: int, reason: str, date: str = "") -> None:
         super().__init__(f"{status}: {reason}" if reason else str(status))
         self.status, self.reason = status, reason
         self.date = date
-        """When it was said, by the clock of whoever said it, as HTTP writes it; empty if it did not tell."""
+        """The date of the answer by the server's clock, as HTTP writes it; empty if it has none."""
 
 
 def fingerprint(public_key: bytes) -> str:
@@ -212,7 +211,7 @@ def _refusal(response: httpx.Response, body: bytes) -> Refused:
 
 
 class Beat:
-    """Says at intervals that one is still there; failing is for the next real request to tell."""
+    """Sends a heartbeat at intervals. It ignores failures: the next request shows them."""
 
     def __init__(self, say: Callable[[], Any], interval: float) -> None:
         self._say, self._interval, self._stop = say, interval, threading.Event()
@@ -261,7 +260,7 @@ def encode_message(nonce: bytes, body: bytes) -> RecordDict:
 
 
 def decode_message(message: Message) -> tuple[bytes, bytes] | None:
-    """Nonce and body, or nothing where it is no message of ours."""
+    """Nonce and body; None if the message is not one of ours."""
     if len(message.content.items) != 1:
         return None
     (record,) = message.content.items

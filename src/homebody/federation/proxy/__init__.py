@@ -1,4 +1,4 @@
-"""The shuffling proxy: it takes sealed reports from devices, mixes those of many, and passes them on without a sender.
+"""The shuffling proxy: it collects sealed reports of many devices, mixes them, and passes them on without senders.
 
-It reads no report. It knows who reports and when; whom it passes reports to reads them, and learns no sender.
+It knows who reports and when, but cannot read a report. The next hop reads reports, but does not learn who sent them.
 """

@@ -1,4 +1,4 @@
-"""A proxy's process: its endpoints, and the parts that it is made of."""
+"""A proxy's process: its endpoints and its parts."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ __all__ = ["BATCH_REPORTS", "Proxy", "Service", "exposition", "run", "running"]
 BATCH_REPORTS = 16_384
 """Reports in a proxy's batch, at most."""
 _FAREWELL = 10.0
-"""Seconds for one that was just killed to be gone."""
+"""Seconds for a proxy that was just killed to end."""
 
 
 class Proxy:
-    """What a proxy answers. `mark` is how a sender's key is written down; `book` and `writer` do the rest."""
+    """The endpoints of a proxy. mark: how a sender's key is stored."""
 
     def __init__(self, settings: ProxySettings, mark: Callable[[bytes], bytes], writer: Writer, book: Book) -> None:
         self._settings, self._mark, self._writer, self._book = settings, mark, writer, book
         self.room = RequestMemory(settings.queue)
 
     def app(self, start: Callable[[], None], stop: Callable[[], None]) -> Starlette:
-        """The application; `start` and `stop` are called in its loop, around everything else."""
+        """The application; `start` and `stop` are called in its event loop."""
 
         @asynccontextmanager
         async def life(_: Starlette) -> AsyncIterator[None]:
@@ -87,7 +87,7 @@ class Proxy:
         return answer(200, {"accepted": message.envelope.size, "refused": {}})
 
     async def _take(self, request: Request, kind: Literal["message", "batch"], most: int) -> VerifiedMessage:
-        """Take an envelope in, and say so once it is on the disk."""
+        """Accept an envelope, once it is on the disk."""
         size = declared(request, envelope_bytes(most))
         with self.room.holding() as share:
             message = self._opened(await read_body(request, size, share), kind)

@@ -1,7 +1,7 @@
-"""What a proxy says of epochs: what it once heard from the next hop, and never anything else.
+"""The epochs that a proxy knows, as the next hop first described them.
 
-A server that gave each device a key or a model of its own could tell its reports by that. Devices ask here, and all
-get the same answer.
+A server that gave each device its own key or model could recognise its reports. All devices ask the proxy and get the
+same answer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from homebody.federation.service.web import Refusal
 __all__ = ["Book", "epoch_closed", "epoch_unknown"]
 
 _ASKING = 4
-"""Questions to the next hop at a time: whoever invents epochs must not make this proxy a nuisance to it. So many for
-strangers, and so many for those who may send."""
+"""Questions to the next hop at a time, for strangers and for registered senders each: invented epochs must not make
+the proxy flood it."""
 _MOST_WAITING = 4096
-"""Questions that wait their turn, of either kind: as many as there can be connections."""
+"""Questions of each kind that may wait: as many as there can be connections."""
 _TURN_SECONDS = 10.0
 _UNKNOWN_SECONDS = 60.0
 """Between two lines in the log that say that the next hop knows no such epoch."""
@@ -50,8 +50,7 @@ class Book:
         self._said_unknown = -_UNKNOWN_SECONDS
 
     async def find(self, epoch: bytes, *, known: bool = False) -> Epoch:
-        """An epoch that is open, or a refusal. known: whether someone asks who may send; strangers are then not in the
-        way, however many."""
+        """An epoch that is open, or a refusal. known: a registered sender asks; strangers wait in another queue."""
         if epoch not in self._epochs:
             self._refuse_again(epoch)
             asked = self._asked[known]
@@ -78,7 +77,7 @@ class Book:
             raise epoch_closed() if status == 410 else epoch_unknown()
 
     async def _in_turn(self, epoch: bytes, known: bool) -> Epoch | None:
-        """Ask when it is this one's turn: who came first is first."""
+        """Ask the next hop in turn, first come, first served."""
         try:
             async with asyncio.timeout(_TURN_SECONDS):
                 await self._turns[known].acquire()
@@ -118,7 +117,7 @@ class Book:
         return found
 
     def _say_unknown(self, epoch: bytes) -> None:
-        """Now and then: strangers can ask for whatever they please."""
+        """Log it from time to time only: strangers may ask for any number of epochs."""
         if time.monotonic() - self._said_unknown >= _UNKNOWN_SECONDS:
             self._said_unknown = time.monotonic()
             log("the next hop knows no such epoch", next=self._next, epoch=epoch.hex())

@@ -1,4 +1,4 @@
-"""The next hop: what it says of an epoch, and batches for it, until it has them."""
+"""The next hop: asking it about epochs, and sending it batches until it has them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from homebody.federation.service.logs import Trouble, log
 __all__ = ["CLOSED", "EpochClosed", "Forwarder", "NextHop", "Unknown", "Unreachable"]
 
 CLOSED = "closed by the next hop"
-"""What becomes of a batch whose epoch the next hop has closed."""
+"""The outcome of a batch whose epoch the next hop has closed."""
 SENDERS = 2
 _SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 60.0
@@ -42,11 +42,11 @@ class EpochClosed(Exception):
 
 
 class Unreachable(Exception):
-    """Nobody answers there, or nothing that makes sense."""
+    """The next hop does not answer, or its answer makes no sense."""
 
 
 class NextHop:
-    """A connection to whoever is next; one thread uses it at a time."""
+    """A connection to the next hop; one thread uses it at a time."""
 
     def __init__(self, settings: ProxySettings, folder: Path, secret: bytes) -> None:
         self._parts, self._secret = urlsplit(settings.next), secret
@@ -60,7 +60,7 @@ class NextHop:
                 raise HomebodyError(f"The next hop's authority {ca} cannot be used: {error}.") from error
 
     def epoch(self, epoch: bytes) -> Epoch:
-        """What it says of an epoch, checked: devices rely on it."""
+        """Its description of an epoch, checked: devices rely on it."""
         status, said = self._ask("GET", f"/v1/epochs/{epoch.hex()}")
         if status == 404:
             raise Unknown
@@ -79,7 +79,7 @@ class NextHop:
         return described
 
     def send(self, batch: SealedBatch) -> int:
-        """How it answers a batch."""
+        """The status that it answers a batch with."""
         body = sign_envelope(Envelope("batch", batch.epoch, batch.number, batch.reports), self._secret)
         return self._ask("POST", "/v1/batches", body)[0]
 
@@ -121,9 +121,9 @@ def _why(error: Exception) -> str:
 
 
 class Forwarder:
-    """Threads that send batches until the next hop has answered for good; each batch waits longer after each failure.
+    """Threads that send each batch until the next hop answers 2xx, 410 or 422.
 
-    An answer of 2xx, 410 or 422 is for good; everything else is tried again, for ever.
+    Anything else is tried again for ever, after a pause that grows with each failure.
     """
 
     def __init__(self, connect: Callable[[], NextHop], done: Callable[[SealedBatch, str], None]) -> None:
@@ -140,7 +140,7 @@ class Forwarder:
             thread.start()
 
     def stop(self, seconds: float = 5.0) -> None:
-        """Send no more; what is under way is given a little time, and is sent again at the next start otherwise."""
+        """Stop sending. A batch in progress gets a little time; otherwise it is sent again at the next start."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()

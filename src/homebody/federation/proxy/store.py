@@ -1,13 +1,13 @@
-"""What a proxy keeps on its disk: reports one by one under random keys, and no line from any of them to a sender.
+"""A proxy's database: each report is a row under a random key, with nothing that links it to a sender.
 
-While an epoch is open there are, beside the reports, two lists under a secret of the epoch: how much each sender has
-sent (its quota), and which messages were taken (so that a repetition is known). Both are of keyed hashes, and cannot be
-read without the secret. That is a file of its own (see `Secrets`), which goes when the epoch closes, and they after it.
+While an epoch is open, two more tables say how much each sender has sent (its quota) and which messages were accepted
+(to recognise repetitions). Both hold hashes keyed with a secret of the epoch. The secret is a file of its own (see
+`Secrets`), which is deleted when the epoch closes; the rows follow.
 
-A pool is what is held of an epoch since its last release. It is released as a whole, by cutting batches off it in the
-order of the keys, which is random and has nothing to do with who came when. Until then its reports lie in heaps, each
-of thousands and of as many devices as a release takes: a commit that put its rows anywhere in a pool of millions would
-write a page of the disk for each of them, and one that puts them anywhere in a heap writes far fewer.
+A pool is what is held of an epoch since its last release. A pool is released as a whole: batches are cut off it in the
+order of the random keys, which does not depend on who sent when. Before that its reports lie in heaps of a few thousand
+reports, each of at least as many devices as a release needs: inserting rows at random places of a heap writes far fewer
+pages of the disk than inserting them at random places of a pool of millions.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = [
 
 DATABASE = "proxy.sqlite"
 KEY_BYTES = 16
-"""Of the random key that a report is held under."""
+"""Of the random key of a report."""
 AT_ONCE = 1 << 14
-"""Reports that one statement inserts, at most."""
+"""The most reports that one statement inserts."""
 _TABLES = f"""
 CREATE TABLE proxy (secret BLOB NOT NULL);
 CREATE TABLE senders (mark BLOB PRIMARY KEY, proxy INTEGER NOT NULL, people INTEGER NOT NULL) WITHOUT ROWID;
@@ -80,11 +80,11 @@ CREATE TABLE counters (name TEXT PRIMARY KEY, amount INTEGER NOT NULL) WITHOUT R
 """
 _SECRET_BYTES = 32
 WINDOW = 4
-"""Batches of an epoch that may be under way at a time."""
+"""The most batches of an epoch that are being sent at a time."""
 HEAP = 8192
-"""Reports after which another heap is begun, if they are of enough devices."""
+"""Reports after which the next heap begins, if they come from enough devices."""
 SWEEP = 4096
-"""Rows that are swept away in one step."""
+"""Rows that one step of `sweep` deletes."""
 _OPEN, _RELEASED, _DROPPED = 0, 1, 2
 _CLOSED, _SWEPT = 1, 2
 _LAST = b"\xff" * KEY_BYTES
@@ -92,16 +92,16 @@ _OF_POOL = "heap IN (SELECT heap FROM heaps WHERE pool = ?)"
 
 
 class Sender(NamedTuple):
-    """Someone who may send."""
+    """A registered sender."""
 
     proxy: bool
-    """A proxy before this one, whose batches are of many devices."""
+    """Whether it is a proxy, whose batches come from many devices."""
     people: int
-    """Of a device: who live with it. Of a proxy: devices that a batch of it counts for, at most; 0: no such bound."""
+    """Of a device: its people. Of a proxy: the most devices that a batch counts for; 0: no bound."""
 
 
 class VerifiedMessage(NamedTuple):
-    """An envelope whose signature holds, from someone known."""
+    """An envelope with a valid signature of a registered sender."""
 
     key: bytes
     sender: Sender
@@ -119,12 +119,12 @@ class SealedBatch(NamedTuple):
 
 
 def keyed(secret: bytes, *parts: bytes) -> bytes:
-    """What stands for these in a list that nobody reads without the secret."""
+    """A hash of these parts, keyed with a secret."""
     return blake2b(b"".join(parts), key=secret, digest_size=16).digest()
 
 
 def create(folder: Path) -> None:
-    """An empty database, for its owner alone."""
+    """Create an empty database that only its owner can read."""
     path = folder / DATABASE
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     database = connect(path, what="proxy's database")
@@ -135,7 +135,7 @@ def create(folder: Path) -> None:
 
 
 def opened(folder: Path) -> Database:
-    """A proxy's database, as it is used."""
+    """Open a proxy's database."""
     path = folder / DATABASE
     if not path.exists():
         raise HomebodyError(f"The proxy in {folder} has lost its database {DATABASE}: make another proxy.")
@@ -155,7 +155,7 @@ def opened(folder: Path) -> Database:
 
 
 def under_random_keys(reports: bytes) -> tuple[bytes, bytes]:
-    """Draw a key for each of these reports; both, in the order of the keys."""
+    """Draw a key for each report. Returns keys and reports in the order of the keys."""
     size = len(reports) // REPORT_BYTES
     keys = np.frombuffer(os.urandom(KEY_BYTES * size), dtype=np.uint8).reshape(size, KEY_BYTES)
     order = np.argsort(keys[:, :8].copy().view(">u8")[:, 0])
@@ -164,10 +164,10 @@ def under_random_keys(reports: bytes) -> tuple[bytes, bytes]:
 
 
 class Secrets:
-    """The secrets of open epochs: a file each, in no table.
+    """The secrets of open epochs, each in a file.
 
-    SQLite's log keeps what was once written for longer than its tables do: a secret that stood in one could be read
-    after its epoch had closed. A file that is not there means that the epoch is closed.
+    SQLite's log keeps deleted rows longer than its tables do, so a secret in a table could be read after its epoch
+    closed. An epoch without a file is closed.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -183,7 +183,7 @@ class Secrets:
         self._folder = folder / "epochs"
 
     def make(self, epoch: bytes) -> None:
-        """Draw one; it is on the disk before anything that it keys. One that was left without an epoch is replaced."""
+        """Draw a secret and write it to the disk, in place of one that was left without an epoch."""
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             write_synced(self._path(epoch), os.urandom(_SECRET_BYTES), over=True)
@@ -191,7 +191,7 @@ class Secrets:
             raise Unavailable(f"An epoch's secret cannot be written to {self._folder}: {error.strerror}.") from error
 
     def read(self, epoch: bytes) -> bytes:
-        """Empty where there is none: the epoch is closed."""
+        """The secret; empty if the epoch is closed."""
         try:
             return self._path(epoch).read_bytes()
         except FileNotFoundError:
@@ -203,7 +203,7 @@ class Secrets:
             sync_folder(self._folder)
 
     def keep_only(self, epochs: Collection[bytes]) -> None:
-        """Forget all others."""
+        """Delete the secrets of all other epochs."""
         kept = {self._path(epoch) for epoch in epochs}
         for path in self._folder.glob("*.secret"):
             if path not in kept:
@@ -214,20 +214,20 @@ class Secrets:
 
 
 class Ticked(NamedTuple):
-    """What the clock has brought about."""
+    """What `tick` did."""
 
     released: list[int]
-    """How many reports each release has."""
+    """The number of reports of each release."""
     closed: dict[bytes, int]
-    """How many reports were dropped with each epoch that was closed."""
+    """The number of reports that were dropped with each closed epoch."""
     why: dict[bytes, str]
-    """Why they were, in words for the log."""
+    """Why they were dropped, for the log."""
 
 
 class ProxyStore:
-    """A proxy's database. One thread uses it; what changes it is called within `transaction`, which is all or nothing.
+    """A proxy's database. One thread uses it, and changes it within `transaction`.
 
-    Other processes may read it, and say who may send.
+    Other processes may read it, and register senders.
     """
 
     def __init__(self, folder: Path, settings: ProxySettings) -> None:
@@ -236,14 +236,14 @@ class ProxyStore:
         (self._secret,) = self._db.execute("SELECT secret FROM proxy").fetchone()
         self.transaction = self._db.transaction
         self._ends: dict[bytes, float] = {}
-        """When each open epoch ends by a clock that nobody sets, which is first told when it is first looked at."""
+        """When each open epoch ends by the monotonic clock, from the first tick that saw it."""
 
     def close(self) -> None:
         self._db.close()
 
     def checkpoint(self, mode: Literal["PASSIVE", "TRUNCATE"]) -> bool:
-        """Bring what was written ahead into the tables; whether nobody was in the way. The log of it, which tells what
-        was written together, is then written over from its beginning; TRUNCATE empties it."""
+        """Bring the write-ahead log into the tables; returns whether no reader was in the way. The log shows what was
+        written together; it is then overwritten from its beginning, and TRUNCATE empties it."""
         self._db.execute("PRAGMA busy_timeout = 100").fetchall()  # whoever reads may read on
         try:
             ((busy, _, _),) = self._db.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
@@ -252,7 +252,7 @@ class ProxyStore:
         return not busy
 
     def mark(self, key: bytes) -> bytes:
-        """What a sender's key is written down as."""
+        """The hash that a sender's key is stored as."""
         return keyed(self._secret, key)
 
     def senders(self) -> dict[bytes, Sender]:
@@ -267,20 +267,20 @@ class ProxyStore:
         )
 
     def forbid(self, key: bytes) -> bool:
-        """Whether it was allowed before."""
+        """Remove a sender; returns whether it was registered."""
         return self._db.execute("DELETE FROM senders WHERE mark = ?", (self.mark(key),)).rowcount > 0
 
     def changed_elsewhere(self) -> int:
-        """A number that is another after another process has written."""
+        """A number that changes when another process has written."""
         return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
     def epochs(self) -> dict[bytes, Epoch | None]:
-        """Every epoch that was ever known here, as this proxy describes it; None: it is closed."""
+        """All epochs that were ever known here, as this proxy describes them; None for a closed one."""
         rows = self._db.execute("SELECT epoch, facts, state FROM epochs").fetchall()
         return {epoch: Epoch.read(json.loads(facts)) if state == 0 else None for epoch, facts, state in rows}
 
     def open_epoch(self, epoch: Epoch, now: float) -> Epoch | None:
-        """Keep what the next hop says of an epoch; what was said first stands. None: it is closed."""
+        """Store the next hop's description of an epoch, unless there is one; None if the epoch is closed."""
         if not self._db.execute("SELECT 1 FROM epochs WHERE epoch = ?", (epoch.id,)).fetchone():
             left = epoch.closes - now
             own = replace(epoch, closes=epoch.closes - min(self._settings.lead, max(0.0, left) / 10))
@@ -292,8 +292,7 @@ class ProxyStore:
         return self.epochs()[epoch.id]
 
     def close_epoch(self, epoch: bytes, reason: str) -> int:
-        """Forget who sent how much, and drop what is not released; how many reports that are. What the secret hid is
-        swept away later."""
+        """Delete an epoch's secret and drop its unreleased reports; returns how many. `sweep` deletes the rest."""
         row = self._db.execute("SELECT id FROM epochs WHERE epoch = ? AND state = 0", (epoch,)).fetchone()
         if row is None:
             return 0
@@ -304,12 +303,12 @@ class ProxyStore:
         return self._drop(row[0], _OPEN, reason)
 
     def tidy_secrets(self) -> None:
-        """Forget the secrets of epochs that are not open, which a power failure may have left. For the proxy alone:
-        it writes a secret down before its epoch."""
+        """Delete secrets of epochs that are not open, which a power failure may have left. Only the proxy's process may
+        call it, since it writes a secret before its epoch."""
         self._secrets.keep_only({epoch for epoch, known in self.epochs().items() if known is not None})
 
     def end_epoch(self, epoch: bytes, reason: str) -> int:
-        """Nothing of it is wanted any more: what is released goes nowhere either."""
+        """Close an epoch and drop its released reports too."""
         row = self._db.execute("SELECT id FROM epochs WHERE epoch = ?", (epoch,)).fetchone()
         return self.close_epoch(epoch, reason) + (self._drop(row[0], _RELEASED, reason) if row else 0)
 
@@ -323,7 +322,7 @@ class ProxyStore:
         return int(reports)
 
     def accept(self, messages: list[VerifiedMessage], now: float) -> list[str]:
-        """Take messages in, or not: `accepted`, `repeated`, `conflict`, `limit`, `full`, `closed` or `unknown`."""
+        """The outcome of each message: `accepted`, `repeated`, `conflict`, `limit`, `full`, `closed` or `unknown`."""
         epochs: dict[bytes, Any] = {}
         fresh: dict[int, list[bytes]] = {}
         room = self._settings.most_held - self.held()
@@ -391,7 +390,7 @@ class ProxyStore:
         return sender.people * min(k, self._settings.most)
 
     def _open_heap(self, epoch: int, now: float) -> tuple[int, int]:
-        """The pool that takes an epoch's reports, and its heap that takes more."""
+        """The open pool of an epoch, and its open heap."""
         found = self._db.execute("SELECT pool FROM pools WHERE epoch = ? AND state = ?", (epoch, _OPEN)).fetchone()
         pool = int(found[0]) if found else 0
         if not pool:
@@ -411,7 +410,7 @@ class ProxyStore:
         return int(self._db.execute("SELECT last_insert_rowid()").fetchone()[0])
 
     def _hold(self, heap: int, reports: bytes) -> None:
-        """Each report under a key of its own. In the order of the keys: neighbours are written once."""
+        """Insert each report under its own key, in the order of the keys, so that each page is written once."""
         step = AT_ONCE * REPORT_BYTES
         for start in range(0, len(reports), step):
             keys, ordered = under_random_keys(reports[start : start + step])
@@ -425,13 +424,13 @@ class ProxyStore:
             )
 
     def held(self) -> int:
-        """Reports that are on the disk."""
+        """The number of reports on the disk."""
         (pooled,) = self._db.execute("SELECT coalesce(sum(reports), 0) FROM pools").fetchone()
         (under_way,) = self._db.execute("SELECT coalesce(sum(size), 0) FROM batches").fetchone()
         return int(pooled) + int(under_way)
 
     def tick(self, now: float) -> Ticked:
-        """Release what is due, and close what has ended."""
+        """Release pools that are due, and close epochs that have ended."""
         ticked = Ticked([], {}, {})
         found = self._db.execute("SELECT id, epoch, closes, k, facts FROM epochs WHERE state = 0").fetchall()
         for row, epoch, closes, k, facts in found:
@@ -460,7 +459,7 @@ class ProxyStore:
         return ticked
 
     def cut(self) -> SealedBatch | None:
-        """Cut the next batch off what is released: its reports leave their rows and get a number, at once."""
+        """Cut the next batch off a released pool, in one transaction; None if there is none."""
         found = self._db.execute(
             "SELECT pools.pool, pools.epoch, epochs.epoch FROM pools JOIN epochs ON epochs.id = pools.epoch "
             "WHERE pools.state = ? AND (SELECT count(*) FROM batches WHERE batches.epoch = pools.epoch) < ? "
@@ -486,7 +485,7 @@ class ProxyStore:
         return SealedBatch(number, epoch, reports)
 
     def _lowest(self, pool: int, count: int) -> bytes:
-        """The key of the last of the first so many reports of a pool, in the order of their keys."""
+        """The largest key among the first `count` reports of a pool."""
         left, low = self._db.execute("SELECT reports, low FROM pools WHERE pool = ?", (pool,)).fetchone()
         if left <= count:
             return _LAST
@@ -507,7 +506,7 @@ class ProxyStore:
         self._db.execute("DELETE FROM pools WHERE pool = ?", (pool,))
 
     def under_way(self) -> list[SealedBatch]:
-        """Batches that were cut and are not done."""
+        """Batches that were cut and have no final answer yet."""
         return [
             SealedBatch(*row)
             for row in self._db.execute(
@@ -516,7 +515,7 @@ class ProxyStore:
         ]
 
     def finish(self, batch: SealedBatch, outcome: str) -> None:
-        """The next hop has answered for good: `forwarded`, or why it does not want it."""
+        """Delete a batch with its final outcome: `forwarded`, or why the next hop refused it."""
         if outcome == "forwarded":
             self.count("forwarded_reports", batch.size)
             self.count("forwarded_batches", 1)
@@ -525,7 +524,7 @@ class ProxyStore:
         self._db.execute("DELETE FROM batches WHERE number = ?", (batch.number,))
 
     def sweep(self) -> bool:
-        """Delete a little of what nobody needs; whether there is more."""
+        """Delete some of the rows that are not needed any more; returns whether there may be more."""
         for (pool,) in self._db.execute("SELECT pool FROM pools WHERE state = ?", (_DROPPED,)).fetchall():
             heap = self._db.execute("SELECT min(heap) FROM heaps WHERE pool = ?", (pool,)).fetchone()[0]
             if heap is None:
@@ -541,7 +540,7 @@ class ProxyStore:
         return False
 
     def _delete_some(self, table: str, group: str, key: str, which: int) -> int:
-        """Delete the first so many rows of a group; how many there were."""
+        """Delete the first rows of a group, at most `SWEEP`; returns how many."""
         found = self._db.execute(
             f"SELECT {key} FROM {table} WHERE {group} = ? ORDER BY {key} LIMIT 1 OFFSET ?", (which, SWEEP - 1)
         ).fetchone()
@@ -560,7 +559,7 @@ class ProxyStore:
 
 
 def _of_batch(sender: Sender, size: int, k: int) -> int:
-    """How many devices a proxy's batch is at least of: nobody sends more than k.
+    """The least number of devices that a proxy's batch comes from: none sends more than k reports.
 
     >>> [_of_batch(Sender(True, 0), size, k=100) for size in (99, 100, 2048)], _of_batch(Sender(True, 7), 2048, k=100)
     ([0, 1, 20], 7)

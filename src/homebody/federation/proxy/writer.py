@@ -1,4 +1,4 @@
-"""The one thread that writes: many messages in one commit, and nobody is told `accepted` before it is on the disk."""
+"""The thread that writes: it commits many messages at once, and answers `accepted` once they are on the disk."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["Writer"]
 GROUP = 8192
 """Reports in one commit, at most."""
 TICK = 0.25
-"""Seconds between two looks at the clock."""
+"""Seconds between two ticks of the store."""
 CHECKPOINT = 1.0
-"""Seconds after which what was written ahead is brought into the tables."""
+"""Seconds after which the write-ahead log is brought into the tables."""
 
 Call = Callable[[ProxyStore], Any]
 
 
 class Writer:
-    """Owns the store once it runs. Everything else asks it, from any thread."""
+    """Owns the store while it runs; other threads ask it."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Writer:
         self._seen = -1
         self.senders: dict[bytes, Sender] = {}
         self.closed: set[bytes] = set()
-        """Epochs that were closed while it ran."""
+        """Epochs that closed while it ran."""
         self.failing = ""
-        """Why nothing can be written now."""
+        """Why nothing can be written now; empty if writing works."""
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -70,7 +70,7 @@ class Writer:
         self._checkpoints.start()
 
     def stop(self) -> None:
-        """Write what has come, and let go of the store."""
+        """Write what has arrived, and close the store."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -78,12 +78,12 @@ class Writer:
         self._thread.join()
 
     async def put(self, message: VerifiedMessage) -> str:
-        """What became of a message, once that is on the disk; see `ProxyStore.accept`."""
+        """The outcome of a message, once it is on the disk; see `ProxyStore.accept`."""
         outcome: str = await self._queued(self._messages, message)
         return outcome
 
     async def call(self, call: Call) -> Any:
-        """What a function of the store gives, once what it did is on the disk."""
+        """The result of a function of the store, once its changes are on the disk."""
         return await self._queued(self._calls, call)
 
     async def _queued(self, queue: deque[Any], what: Any) -> Any:
@@ -94,7 +94,7 @@ class Writer:
         return await future
 
     def done(self, batch: SealedBatch, outcome: str) -> None:
-        """The next hop has answered for good."""
+        """Note the final answer of the next hop."""
         with self._changed:
             self._done.append((batch, outcome))
             self._changed.notify()
@@ -170,7 +170,7 @@ class Writer:
             self._look_for_senders()
 
     def _cut(self, came: int) -> list[SealedBatch]:
-        """Batches of what is released: at least one, and as much as came in, lest more and more is held under load."""
+        """Cut batches of released reports: at least one, and as many reports as arrived, so that no backlog grows."""
         cut: list[SealedBatch] = []
         while (not cut or sum(batch.size for batch in cut) < came) and (batch := self._store.cut()) is not None:
             cut.append(batch)
@@ -213,7 +213,7 @@ class Writer:
             self.senders, self._seen = self._store.senders(), seen
 
     def _tidy(self) -> None:
-        """Between two commits: a little of what can wait."""
+        """A little of the work that can wait, between two commits."""
         if self._nearly:
             self._nearly = False
             # What little was written since the other thread began; now the log starts from its beginning again.
@@ -236,7 +236,7 @@ class Writer:
             self._clean = self._store.checkpoint("TRUNCATE")
 
     def _checkpoint_by_and_by(self) -> None:
-        """Bring what was written ahead into the tables, beside the thread that writes more."""
+        """Checkpoint the write-ahead log, beside the thread that writes."""
         db, trouble = None, ""
         while not self._ended.wait(CHECKPOINT):
             if not self._written.is_set():

@@ -46,6 +46,8 @@ __all__ = [
     "running",
 ]
 
+STATUS = ("name", "fingerprint", "first", "people", "added", "removed", "faults", "set_aside")
+"""What `homebody server status` says of a device."""
 TABLES = {
     "charge": "id, release, part, observer, unit, event, round, relation, sampling, code, digest, previous, hash",
     "device": "fingerprint, public_key, name, first, people, added, removed",
@@ -278,19 +280,7 @@ def report(plan: ServerPlan, records: Records) -> dict[str, Any]:
             "selects": plan.recipe.selects(),
             "epsilon": ledger.epsilons(plan.recipe.stated_at),
             "delta": plan.recipe.stated_at,
-            "devices": [
-                {
-                    "name": one.name,
-                    "fingerprint": one.fingerprint,
-                    "first": one.first,
-                    "people": one.people,
-                    "added": one.added,
-                    "removed": one.removed,
-                    "faults": one.faults,
-                    "set_aside": one.set_aside,
-                }
-                for one in records.devices()
-            ],
+            "devices": [{name: getattr(one, name) for name in STATUS} for one in records.devices()],
             "proxies": [{"name": one.name, "added": one.added} for one in records.proxies()],
             "resting": resting(records.notes()),
             "counters": records.counters(),

@@ -130,13 +130,13 @@ class ProxyRoute:
 
     def sum(self, updates: Mapping[int, Tree], needed: int, asked: int) -> tuple[Tree, int]:
         """Wait for the reports of all who said that they had reported, or until the epoch closes."""
-        from homebody.federation.envelopes import HEAD_BYTES, REPORT_BYTES, SIGNATURE_BYTES
+        from homebody.federation.envelopes import envelope_bytes
 
         while self._epochs.arrived(self._name) < self._k * len(updates) and self.left() > 0:
             time.sleep(PAUSE)
         done = self._epochs.close(self._name, len(updates))
         # As if each person had a message of their own: how many share a device is not told.
-        sent = len(updates) * (HEAD_BYTES + SIGNATURE_BYTES + self._k * REPORT_BYTES)
+        sent = len(updates) * envelope_bytes(self._k)
         return self._tree(done.counts, needed, asked), sent
 
     @property

@@ -1,7 +1,7 @@
-"""The process that takes in reports: it opens what proxies pass on, and adds it up.
+"""The process that receives reports from proxies, opens them and adds them up.
 
-Only registered proxies may send; every report is opened by itself with the key of its epoch, and what cannot be opened
-or names no entry is counted and dropped. An answer is given once the batch is on the disk. Nothing here knows a sender.
+Only registered proxies may send. Each report is opened with the key of its epoch; reports that cannot be opened or name
+no entry are counted and dropped. A batch is answered once it is on the disk. No sender of a report is known here.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ except ImportError as error:
 __all__ = ["MOST_REPORTS", "Intake", "main"]
 
 MOST_REPORTS = 1 << 16
-"""Of one batch."""
+"""The most reports of one batch."""
 MOST_BYTES = envelope_bytes(MOST_REPORTS)
 ROOM = 1 << 26
-"""Bytes of batches that are read or opened at one time."""
+"""Bytes that all batches may hold at one time."""
 SLICE = 256
 """Reports that one thread opens before another may."""
 TELL_SECONDS = 1.0
-"""Between two writings of what was refused unread."""
+"""Between two writes of the counts of refused requests."""
 _UNREADABLE = 2**32 - 1
 
 
@@ -75,7 +75,7 @@ class IntakePlan(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> IntakePlan:
-        """Of a plan that was checked when the server was started."""
+        """From the plan, which was checked when the server was started."""
         try:
             plan = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -87,7 +87,7 @@ class IntakePlan(NamedTuple):
 
 
 class Intake:
-    """What answers. Its work is done in threads: sealed boxes are opened outside of the interpreter's lock."""
+    """The endpoints. Threads do the work: sealed boxes are opened outside of the interpreter's lock."""
 
     def __init__(self, epochs: Epochs, threads: int | None = None) -> None:
         self._epochs, self._records = epochs, epochs.records
@@ -138,7 +138,7 @@ class Intake:
         return await self._threaded(lambda: PlainTextResponse(counters(self._records)))
 
     async def _threaded(self, work: Callable[..., Any], *given: Any) -> Any:
-        """In a thread: the database may have to be waited for. Where it is away, the proxy comes back."""
+        """Work in a thread, since it may wait for the database. If that is away, the proxy is asked to come back."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._handlers, work, *given)
         except Unavailable as error:
@@ -164,7 +164,7 @@ class Intake:
         return epoch
 
     def take(self, body: bytes) -> Response:
-        """Check, open, write down."""
+        """Check a batch, open its reports, and store them."""
         sender, batch = opened_envelope(body)
         if sender not in {proxy.public_key for proxy in self._records.proxies()}:
             raise Refusal(401, "unknown proxy", "The server does not know this proxy: register it with --proxy.")
@@ -211,7 +211,7 @@ class Intake:
         os._exit(0)
 
     def tell(self) -> None:
-        """Write down what was refused since: not at once, for strangers could keep the database busy with it."""
+        """Store the counts of refused requests; not at each one, since strangers could keep the database busy."""
         with self._lock:
             refused, self._refused = self._refused, Counter()
         try:
@@ -224,7 +224,7 @@ class Intake:
 
 
 def _first(reports: bytes) -> npt.NDArray[np.bool_]:
-    """Which sealed reports of a batch were not there before in it: nobody seals two alike, so a copy is a proxy's."""
+    """Which sealed reports are the first of their bytes in a batch: no two are sealed alike, so a copy is a proxy's."""
     rows = np.frombuffer(reports, dtype=np.dtype((np.void, REPORT_BYTES)))
     first = np.zeros(len(rows), dtype=np.bool_)
     first[np.unique(rows, return_index=True)[1]] = True

@@ -24,15 +24,16 @@ PATIENCE = 60.0
 FAREWELL = 20.0
 """Seconds for the children of a supervisor that was killed to end."""
 SLOWEST = 30.0
-"""Seconds between two starts of what keeps dying."""
+"""Most seconds between two starts of a process that keeps dying."""
 LATER, LATER_SECONDS = 76, 600.0
-"""What a trainer ends with whom too few devices answer, and how long it is left alone: attempts are charged."""
+"""The exit code of a trainer that too few devices answer, and the seconds until it is started again: each attempt is
+charged."""
 STEADY = 10.0
-"""Seconds after which a process that dies is started at once again."""
+"""A process that ran for so many seconds before it died is started again at once."""
 
 
 def supervise(folder: Path, *, once: bool = False) -> int:
-    """Run a server until it is told to stop, or with `once` until the training ends; answer the exit code."""
+    """Run a server until it is stopped, or with `once` until the training ends; returns the exit code."""
     plan = ServerPlan.read(folder)
     plan.method()  # refused here, in a sentence, before anything is started
     with holding(folder / ".lock", f"A server runs in {folder} already.", patience=FAREWELL) as lock:
@@ -110,7 +111,7 @@ class _Supervisor:
         return True
 
     def _keep_intake(self) -> None:
-        """Start what takes in reports, where the plan has it, and start it again where it died: nobody waits for it."""
+        """Start the intake if the plan has one, and start it again if it died."""
         if not self._plan.reports or time.monotonic() < self._intake_from:
             return
         code = None if self._intake is None else self._intake.poll()
@@ -123,7 +124,7 @@ class _Supervisor:
             self._intake_from = time.monotonic() + 1.0  # one that keeps dying is not started more often
 
     def _refuse_link(self) -> None:
-        """A link that ended because of something a person must put right would end again; it may listen before."""
+        """Stop if the link ended because of something that a person must correct: it would end again."""
         if self._link is not None and self._link.poll() == 2:
             raise HomebodyError(f"The link cannot be started on {self._plan.listen}; its own words are above.")
 

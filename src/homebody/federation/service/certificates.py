@@ -1,4 +1,4 @@
-"""Certificates for whoever serves over TLS, and the keys by which a server knows its devices."""
+"""Certificates for services over TLS, and the keys by which a server knows its devices."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _LIFE = timedelta(days=3650)
 
 
 def make_certificates(hosts: Sequence[str] = ()) -> dict[str, bytes]:
-    """An authority (ca.pem, ca.key) and a certificate of its (server.pem, server.key), which holds for this machine by
-    its own names and for `hosts`; as files, by their names."""
+    """An authority (ca.pem, ca.key) and its certificate (server.pem, server.key) for this machine and for `hosts`, by
+    file name."""
     names = [_name(host) for host in dict.fromkeys((*_HERE, *hosts))]
     ca_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     ca_name = _called("homebody authority")
@@ -65,15 +65,14 @@ def make_certificates(hosts: Sequence[str] = ()) -> dict[str, bytes]:
 
 
 def make_authority(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
-    """Write an authority (ca.pem, ca.key), the server's certificate (server.pem, server.key), which holds for this
-    machine by its own names and for `hosts`, and the operator's secret. Gives the files, readable by their owner
-    alone; devices need ca.pem, and nobody else the others."""
+    """Write the files of `make_certificates` and the operator's secret, readable by their owner only, and return their
+    paths. Devices need ca.pem; the others stay with the operator."""
     return write_new(folder, {**make_certificates(hosts), "secret": secrets.token_hex(32).encode()})
 
 
 def make_device_key(folder: Path) -> Path:
-    """Write a device's key (device.key, which never leaves it) and its public half, whose path is given: that goes
-    to the operator, who registers it."""
+    """Write a device's key (device.key, which stays on it) and its public half for the operator, whose path is
+    returned."""
     key = ec.generate_private_key(ec.SECP384R1())
     _, public = write_new(
         folder,
@@ -86,7 +85,7 @@ def make_device_key(folder: Path) -> Path:
 
 
 def read_public(path: Path) -> bytes:
-    """A device's public key as OpenSSH text, without what was written beside it."""
+    """A device's public key as OpenSSH text, without its comment."""
     try:
         text = path.read_bytes()
     except OSError as error:

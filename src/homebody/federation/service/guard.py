@@ -1,9 +1,8 @@
-"""Who may hold how many connections to a service of ours, and how many bytes.
+"""Limits on the connections to a service, and on the memory of its requests.
 
-A connection is a stranger's until one of its requests proves a key. Strangers are limited by their address, others by
-their key, and all of them together. Where there are too many, the oldest gives way to the newest: whoever proves a key
-at once is served, however many connections somebody else leaves idle. An address is known here while a connection is
-open, and is not logged.
+A connection belongs to a stranger until one of its requests proves a key. Strangers are limited by address, others by
+key, and all together. At a limit the oldest connection is closed for the newest, so that idle connections cannot keep
+out a peer that proves its key at once. An address is kept while its connection is open, and is never logged.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from typing import Any, TypeVar
 __all__ = ["Connection", "Guard", "Limits", "Overload", "RequestMemory", "Share", "connection_of"]
 
 _GRACE_SECONDS = 2.0
-"""For a body to come before it may have to give way to others."""
+"""Before the memory of a body that is still arriving may be given to another request."""
 _FILES = 256
-"""That a process has open beside its connections."""
+"""Files that a process has open beside its connections."""
 
 
 _Name = TypeVar("_Name", str, bytes)
@@ -34,11 +33,11 @@ class Limits:
 
     in_all: int = 4000
     of_an_address: int = 64
-    """That have not proved a key yet; an IPv6 network of 64 bits counts as one address."""
+    """Connections without a proven key; an IPv6 network of 64 bits counts as one address."""
     of_a_key: int = 8
 
     def affordable(self) -> Limits:
-        """As many as the system lets a process have, if that is fewer."""
+        """The same limits, lowered to the files that the system allows the process."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = self.in_all + _FILES
         if soft < wanted:
@@ -48,7 +47,7 @@ class Limits:
 
 
 class Connection:
-    """One that was accepted. `hang_up` is set by whoever serves it."""
+    """An accepted connection. The server that handles it sets `hang_up`."""
 
     def __init__(self, guard: Guard, address: str) -> None:
         self._guard, self.address = guard, address
@@ -56,19 +55,19 @@ class Connection:
         self.hang_up: Callable[[], object] = lambda: None
 
     def proved(self, key: bytes) -> None:
-        """One of its requests was signed by this key, or showed it."""
+        """Count the connection for this key: one of its requests was signed by it, or showed it."""
         if self.key != key and self in self._guard.connections:
             self._guard.leave(self)
             self.key = key
             self._guard.enter(self)
 
     def close(self) -> None:
-        """It is gone."""
+        """Forget the connection."""
         self._guard.leave(self)
 
 
 class Guard:
-    """Lets connections in, and has others give way.
+    """Admits connections, and closes the oldest ones at a limit.
 
     >>> guard = Guard(Limits(in_all=3, of_an_address=2, of_a_key=1))
     >>> first, second = guard.admit("192.0.2.1"), guard.admit("192.0.2.1")
@@ -85,7 +84,7 @@ class Guard:
         self._known: dict[bytes, dict[Connection, None]] = {}
 
     def admit(self, host: str) -> Connection | None:
-        """A new connection from there; None where nobody can give way to it."""
+        """A new connection from a host; None if no other can be closed for it."""
         if len(self.connections) >= self.limits.in_all:
             if not self._strangers:
                 self._counted("too many connections")
@@ -96,7 +95,7 @@ class Guard:
         return connection
 
     def enter(self, connection: Connection) -> None:
-        """Count it among those of its key, or of its address."""
+        """Count a connection for its key, or for its address."""
         self.connections[connection] = None
         if connection.key is None:
             own, most = self._strangers.setdefault(connection.address, {}), self.limits.of_an_address
@@ -107,7 +106,7 @@ class Guard:
             self._give_way(own)
 
     def leave(self, connection: Connection) -> None:
-        """Count it no more."""
+        """Stop counting a connection."""
         self.connections.pop(connection, None)
         if connection.key is None:
             _drop(self._strangers, connection.address, connection)
@@ -129,7 +128,7 @@ def _drop(groups: dict[_Name, dict[Connection, None]], name: _Name, connection: 
 
 
 def connection_of(scope: Mapping[str, Any]) -> Connection | None:
-    """The connection that an ASGI request came by; None where nobody guards it."""
+    """The connection of an ASGI request; None if it is not guarded."""
     found: Connection | None = scope.get("state", {}).get("connection")
     return found
 
@@ -151,24 +150,24 @@ def _address(host: str) -> str:
 
 
 class Overload(Exception):
-    """There is no room for more bytes."""
+    """Requests hold as many bytes as they may."""
 
 
 class RequestMemory:
-    """The bytes that requests may take up together, whether they are being read or wait to be dealt with.
+    """The bytes that all requests may hold together, while they are read and until they are answered.
 
-    What has come counts, not what was promised: whoever announces much and sends nothing takes nothing. Where there is
-    no room left, bodies that have been coming for a while give way, the oldest first.
+    Only bytes that have arrived count, whatever a request announces. At the limit, the bodies that have been arriving
+    for a while are dropped, the oldest first.
     """
 
     def __init__(self, most: int) -> None:
         self.most, self.taken = most, 0
         self.coming: dict[Share, None] = {}
-        """Those that are being read, the oldest first."""
+        """Requests whose bodies are being read, the oldest first."""
 
     @contextmanager
     def holding(self) -> Iterator[Share]:
-        """A request's share of the room, empty at first; given back at the end."""
+        """The share of one request, empty at first and released at the end."""
         share = Share(self)
         try:
             yield share
@@ -177,7 +176,7 @@ class RequestMemory:
 
 
 class Share:
-    """What one request takes up."""
+    """The bytes that one request holds."""
 
     def __init__(self, room: RequestMemory) -> None:
         self._room, self._since = room, time.monotonic()
@@ -185,7 +184,7 @@ class Share:
         self.size = 0
 
     def take(self, size: int) -> None:
-        """So many bytes more, or `Overload`."""
+        """Take this many more bytes; `Overload` if there is no room."""
         room = self._room
         while room.taken + size > room.most:
             oldest = next(iter(room.coming), self)
@@ -197,7 +196,7 @@ class Share:
 
     @contextmanager
     def coming(self, patience: asyncio.Timeout) -> Iterator[None]:
-        """While the body is read, it may have to give way: then its time is up."""
+        """While the body is read it may be dropped for another request: then `patience` expires."""
         self._patience, self._room.coming[self] = patience, None
         try:
             yield

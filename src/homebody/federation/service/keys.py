@@ -1,8 +1,7 @@
-"""Keys that sign reports: a device's to its proxy, and a proxy's to whoever is next.
+"""Keys that sign reports: a device's to its proxy, and a proxy's to the next hop.
 
-They are not the keys by which the server knows a device: two parties that know a device by two keys cannot join what
-they wrote down. A key file is one line, `homebody-reports` and the key in hexadecimal; a private one says
-`homebody-reports-secret`.
+The server knows a device by another key, so that proxy and server cannot join their records. A key file is one line,
+`homebody-reports` and the key in hexadecimal; a private one says `homebody-reports-secret`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _SECRET = re.compile(rb"\s*homebody-reports-secret ([0-9a-f]{64})\s*")
 
 
 def make_report_key(folder: Path) -> Path:
-    """Write a key (reports.key, which never leaves the folder) and its public half, whose path is given: that goes to
-    the operator of the proxy, who registers it.
+    """Write a key (reports.key, which stays in the folder) and its public half for the proxy's operator; returns the
+    path of the public half.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +44,7 @@ def make_report_key(folder: Path) -> Path:
 
 
 def read_report_key(path: Path) -> tuple[bytes, bytes]:
-    """Who signs (32 bytes), and the secret that does (64 bytes)."""
+    """The public key (32 bytes) and the secret that signs (64 bytes)."""
     found = _SECRET.fullmatch(_bytes(path))
     if not found:
         raise HomebodyError(f"{path} holds no key that signs reports: it is one line, homebody-reports-secret and hex.")

@@ -1,4 +1,4 @@
-"""What every process of ours does: it logs one JSON object a line on standard error, and ends with its parent.
+"""Logs of our processes, one JSON object a line on standard error; and how a process ends with its parent.
 
 A log holds no item, name, address, key or secret.
 """
@@ -18,7 +18,7 @@ __all__ = ["Lines", "Trouble", "follow_parent", "log"]
 
 
 def log(event: str, **facts: Any) -> None:
-    """Say what happened, at once and in one write, so that lines of two processes do not mix."""
+    """Log an event in one write, so that lines of two processes do not mix."""
     line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "event": event, **facts})
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
@@ -42,8 +42,8 @@ class Trouble:
 
 
 class Lines(logging.Handler):
-    """What libraries log, in the same form: their first line, and of an exception its kind alone, for what else they
-    say may name anybody."""
+    """The log of libraries in the same form: the first line of a message, and the type of an exception only, since the
+    rest could name a person."""
 
     def emit(self, record: logging.LogRecord) -> None:
         facts = {"level": record.levelname.lower()}
@@ -53,7 +53,7 @@ class Lines(logging.Handler):
 
 
 def follow_parent(end: Callable[[], object]) -> None:
-    """Call `end` in a thread when standard input ends: a process that nobody watches must not go on."""
+    """Call `end` when standard input ends, which means that the parent process has ended."""
 
     def follow() -> None:
         while os.read(0, 4096):

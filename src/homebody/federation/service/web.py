@@ -1,9 +1,8 @@
-"""How a service of ours answers over HTTP: a Starlette app on uvicorn, over TLS beyond this machine.
+"""HTTP services: a Starlette app on uvicorn, with TLS beyond this machine.
 
-No address of a peer is logged, or known when its connection is closed. Nobody can make the process hold more than it
-has set aside: bodies are counted against a common room as they come, and who is slow to begin TLS or a request, sends
-endless headers, does not read its answers, or opens too many connections is hung up on
-(`homebody.federation.service.guard`).
+No address of a peer is logged, or kept after its connection is closed. The memory of requests is limited
+(`homebody.federation.service.guard`). A peer that is slow to begin TLS or a request, sends endless headers, does not
+read its answers, or opens too many connections is disconnected.
 """
 
 from __future__ import annotations
@@ -59,19 +58,19 @@ __all__ = [
 ]
 
 _HEAD_SECONDS = 15.0
-"""For the head of a request to come in whole, and for a new connection to begin one."""
+"""For the head of a request to arrive, and for a new connection to begin one."""
 _HEAD_BYTES = 32 << 10
 _BODY_SECONDS = 30.0
 _DRAIN_SECONDS, _DRAIN_BYTES = 5.0, 1 << 20
 _FAREWELL_SECONDS = 0.5
 _STUCK_SECONDS = 30.0
-"""For a peer to read something of an answer that waits for it."""
+"""For a peer to read some of an answer."""
 _BREATH_SECONDS = 0.2
-"""Before new connections are accepted again, where the system has no more for this process."""
+"""Before the next connection is accepted, if the system allows the process no more of them."""
 
 
 class Refusal(Exception):
-    """A request that is answered with a 4xx or 5xx: one sentence for whoever sent it, and a word to count it by."""
+    """A request that is answered with a 4xx or 5xx status, a sentence for its sender, and a reason to count it by."""
 
     def __init__(
         self, status: int, reason: str, sentence: str, *, retry_after: int | None = None, **fields: Any
@@ -82,7 +81,7 @@ class Refusal(Exception):
 
 
 class Gone(Exception):
-    """The peer hung up: nobody is there to answer."""
+    """The peer has closed the connection."""
 
 
 def answer(status: int, said: dict[str, Any], **headers: str) -> Response:
@@ -92,8 +91,8 @@ def answer(status: int, said: dict[str, Any], **headers: str) -> Response:
 
 
 def declared(request: Request, limit: int) -> int:
-    """How many bytes the body may turn out to have: what it says, or all that are allowed where it comes in chunks. One
-    that says too much is refused before it is read."""
+    """The most bytes that the body may have: its declared length, or the limit if it comes in chunks. A length over the
+    limit is refused before the body is read."""
     given = request.headers.get("content-length")
     if given is None:
         return limit
@@ -105,8 +104,7 @@ def declared(request: Request, limit: int) -> int:
 
 
 async def read_body(request: Request, limit: int, share: Share) -> bytes:
-    """The body, of which no more than `limit` bytes are ever held, each counted in its share of the room as it comes,
-    and which must come in time."""
+    """The body, at most `limit` bytes and within the time limit. Its bytes are counted in `share` as they arrive."""
     parts: list[bytes] = []
     size = 0
     try:
@@ -132,8 +130,8 @@ async def read_body(request: Request, limit: int, share: Share) -> bytes:
 
 
 async def _drained(request: Request) -> bool:
-    """Read on for a little and keep nothing: a peer that is cut off while it sends would not see why. Says whether the
-    whole body is read, and another request may follow."""
+    """Read the rest of a body and drop it, so that the peer gets to read the refusal. Returns whether all of it was
+    read, so that another request may follow."""
     size = 0
     try:
         async with asyncio.timeout(_DRAIN_SECONDS):
@@ -149,7 +147,7 @@ async def _drained(request: Request) -> bool:
 
 
 def refusals(app: Starlette, counted: Callable[[str], None]) -> Starlette:
-    """Answer every `Refusal` of an app, and what it has no route for, as JSON; `counted` is told why each time."""
+    """Answer each `Refusal` of an app, and each unknown route, as JSON; `counted` receives the reason."""
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refusal)
@@ -193,13 +191,13 @@ def opened_envelope(body: bytes) -> tuple[bytes, Envelope]:
 
 
 def proved(request: Request, key: bytes) -> None:
-    """Whoever sent this request has signed it with this key: its connection is no stranger's any more."""
+    """Count the connection for the key that signed its request."""
     if (connection := connection_of(request.scope)) is not None:
         connection.proved(key)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens, or a sentence."""
+    """A socket that listens on this address."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
@@ -220,10 +218,10 @@ def server(
     date: bool = False,
     counted: Callable[[str], None] = lambda _: None,
 ) -> uvicorn.Server:
-    """What answers on a socket, by an ASGI app; without a certificate it must listen on this machine alone.
+    """A server of an ASGI app on a socket; without a certificate the socket must be on this machine alone.
 
-    keep_alive: seconds that an idle connection is kept. farewell: for requests to be answered when it is told to stop.
-    date: whether answers say the time. counted: is told why whenever a connection is hung up on.
+    keep_alive: seconds that an idle connection is kept. farewell: seconds to answer the last requests when it stops.
+    date: whether answers have a date header. counted: receives the reason when a connection is closed at a limit.
     """
     host = str(listening.getsockname()[0])
     if (cert is None or key is None) and not is_loopback(host):
@@ -253,8 +251,7 @@ def server(
 
 
 def serve(app: Any, listening: socket.socket, **settings: Any) -> None:
-    """Answer until SIGTERM or SIGINT: then requests that are being dealt with get their answer, and the app's lifespan
-    ends. Settings are those of `server`."""
+    """Serve until SIGTERM or SIGINT; requests in progress are answered first. Settings are those of `server`."""
     logging.basicConfig(handlers=[Lines()], level=logging.ERROR, force=True)
     with listening:
         answering = server(app, listening, **settings)
@@ -264,7 +261,7 @@ def serve(app: Any, listening: socket.socket, **settings: Any) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Accepts connections itself: those that only begin TLS, and say nothing more, are counted too."""
+    """Accepts connections itself, so that those are counted too that begin TLS and send nothing."""
 
     def __init__(self, config: uvicorn.Config, guard: Guard) -> None:
         super().__init__(config)
@@ -313,7 +310,7 @@ class _Server(uvicorn.Server):
             greeting.add_done_callback(partial(_greeted, accepted, connection))
 
     async def _greet(self, accepted: socket.socket, connection: Connection) -> None:
-        """Begin TLS with it, in time, and hand it to its protocol."""
+        """Begin TLS within the time limit, and hand the connection to its protocol."""
         loop, config = asyncio.get_running_loop(), self.config
 
         def protocol() -> asyncio.Protocol:
@@ -333,7 +330,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """To be told to stop is no failure: the signal is not raised again afterwards."""
+        """A signal to stop is no failure: it is not raised again afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -346,15 +343,14 @@ class _Server(uvicorn.Server):
 
 
 def _greeted(accepted: socket.socket, connection: Connection, greeting: asyncio.Task[None]) -> None:
-    """Whoever was hung up on before TLS had begun is gone, and so is its socket if nobody has taken it over."""
+    """Close the socket if no protocol has taken it over, and forget a connection that was cancelled before."""
     accepted.close()
     if greeting.cancelled():
         connection.close()
 
 
 def _patient(counted: Callable[[str], None]) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, with an end to its patience: it would wait for the head of a request for ever, and for
-    somebody to read an answer."""
+    """uvicorn's protocol with time limits for the head of a request and for reading an answer; it has none itself."""
     base: Any
     try:
         base = import_module("uvicorn.protocols.http.httptools_impl").HttpToolsProtocol
@@ -415,7 +411,7 @@ def _patient(counted: Callable[[str], None]) -> type[asyncio.Protocol]:
                 self.loop.call_later(_FAREWELL_SECONDS, self.transport.abort)
 
         def _watch(self, left: int) -> None:
-            """Hang up, unless something of what waits to be written has been read by the next look."""
+            """Disconnect unless the peer has read some of the answer by the next look."""
 
             def look() -> None:
                 waits = self.transport.get_write_buffer_size()
