@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 WORKERS ?= logical
 
@@ -20,15 +21,23 @@ help:  ## list the targets
 
 setup: $(STAMP)  ## make .venv and install the package with its tools into it
 
-$(STAMP): pyproject.toml constraints.txt
+PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+$(CORE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "homebody needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
+	@echo "Installing what the demo needs into $(VENV) …"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,deploy,serve]'
-	@# A second opinion for one test: its auditing module alone is read, which needs no JAX.
-	-$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -c constraints.txt jax-privacy
+	$(PIP) -e .
 	@touch $@
 
-demo: $(STAMP)  ## compare four recommenders on MovieLens-100K
+$(STAMP): $(CORE)
+	@echo "Installing what tests and federations need …"
+	$(PIP) -e '.[dev,deploy,serve]'
+	@# A second opinion for one test: its auditing module alone is read, which needs no JAX.
+	-$(PIP) --no-deps jax-privacy
+	@touch $@
+
+demo: $(CORE)  ## compare four recommenders on MovieLens-100K
 	$(BIN)/homebody compare popularity fedials fedmf pfedrec --data ml-100k --seeds 1
 
 # Workers already fill the cores: one thread of linear algebra each.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache, wraps
@@ -17,7 +18,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import numba as nb
-import torch
 
 __all__ = ["parallel"]
 
@@ -58,6 +58,7 @@ def parallel(over: str | Callable[..., int], **options: Any) -> Callable[[Callab
             else:
                 _share_out(compiled, count, arguments)
 
+        run.compiled = compiled  # type: ignore[attr-defined]
         return run
 
     return decorate
@@ -97,9 +98,10 @@ class _Crew:
             thread.start()
 
     def _serve(self) -> None:
-        # torch's OpenMP threads spin for milliseconds after each operation, on the cores that these threads need. They
-        # give way at once where OpenMP knows that there are more threads than cores, which this makes it see.
-        torch.ones(1 << 17).sum()
+        if torch := sys.modules.get("torch"):
+            # Its OpenMP threads spin for milliseconds after each operation, on the cores that these threads need. They
+            # give way at once where OpenMP knows that there are more threads than cores, which this makes it see.
+            torch.ones(1 << 17).sum()
         while True:
             work, done = self.jobs.get()
             try:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from homebody.audit.inspection import inspect
-from homebody.audit.views import whole
 from homebody.core import Cohort, Method, Rows
 from homebody.data import Population
 from homebody.data.partitions import leave_one_out
@@ -19,6 +18,7 @@ from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.pfedrec import PFedRec
 from homebody.privacy import Channel, Clip, Gaussian, Laplace, OneBit, SecureSum, Shuffle
+from homebody.privacy.stages import summable
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
@@ -56,7 +56,7 @@ def test_bytes_and_numbers_are_those_of_the_first_round(
     again = simulator.message(method, shared, user, rng.fold("round", 1))
     if channel in ("plain", "clip", "secure-sum", "laplace"):
         for name, value in again.items():
-            torch.testing.assert_close(whole(value), got.total.sum[name])
+            torch.testing.assert_close(summable(value), got.total.sum[name])
     for part, value in zip(found.parts, again.values(), strict=True):
         assert part.bytes == len(bytes.fromhex(part.hex)) or len(bytes.fromhex(part.hex)) == 24
         assert part.rows_of == (value.size if isinstance(value, Rows) else None)

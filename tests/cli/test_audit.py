@@ -170,12 +170,12 @@ def test_errors_are_one_sentence(
 def test_progress_is_told_where_there_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    now = 0.0
-    monkeypatch.setattr("homebody.cli.audit.time.monotonic", lambda: now)
+    now = [0.0]
+    monkeypatch.setattr("homebody.cli.audit.time.monotonic", lambda: now[0])
     monkeypatch.setattr("rich.progress.Progress.update", lambda *_, **__: None)
     monkeypatch.setattr("rich.progress.Progress.add_task", lambda *_, **__: 0)
     with _bar("rounds", quiet=False) as step:
-        for done, now in enumerate((1.0, 6.0, 7.0, 12.0), 1):  # noqa: B007
+        for done, now[0] in enumerate((1.0, 6.0, 7.0, 12.0), start=1):
             step(done, 4)
     assert capsys.readouterr().err == "rounds: 2 of 4\nrounds: 4 of 4\n"
 

@@ -272,7 +272,7 @@ def certified(channel: Channel, rounds: int, people: int, size: int = 20) -> flo
 
 def test_one_stage_is_one_phase() -> None:
     assert list(DPPrivRec().phases) == [Phase("train")]
-    assert DPPrivRec().notes == ()
+    assert [phase.note for phase in DPPrivRec().phases] == [""]
 
 
 @pytest.mark.parametrize("pretraining", ["private", "noiseless", "public"])

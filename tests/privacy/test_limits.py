@@ -251,7 +251,7 @@ def test_a_calibrated_run_spends_its_budget_and_keeps_the_noise(tmp_path: Path) 
         ({"budget": "eps=0"}, "above 0"),
         ({"budget": "eps=8,delta=1"}, "under 1"),
         ({"delta": 1.5}, "under 1"),
-        ({"delta": math.nan}, "at least 0"),
+        ({"delta": math.nan}, "must be a finite number, not nan"),
         ({"cohort": 41}, "A cohort has 1 to 40 clients"),
         ({"stages": ["clip:norm=0.5", "gaussian:z=0"]}, "z = 0 is no noise"),
         ({"stages": []}, "from the first round ε is ∞ for one user, against the public"),
@@ -373,6 +373,6 @@ def test_a_comparison_says_epsilon_by_observer_with_its_delta(
     _, printed, _ = typed(monkeypatch, capsys, *words)
     row = next(line for line in printed.splitlines() if line.strip().startswith("fedmf"))
     # Two rounds of ε = 1/2 each against the server; others do not know who was drawn.
-    assert f"1 / {2 * math.log1p(0.25 * math.expm1(0.5)):.3g}" in row
+    assert f" 1 {2 * math.log1p(0.25 * math.expm1(0.5)):.3g} " in row
     assert "ε: certified, one user, whole training; δ = 0; ∞ means no bound" in printed
     assert "ε against other clients: as against the public" in printed

@@ -44,7 +44,6 @@ from homebody.audit.bounds import (
     one_run,
     share_found,
 )
-from homebody.audit.views import decoded, hides_senders, whole
 from homebody.core import (
     Cohort,
     Collected,
@@ -64,6 +63,7 @@ from homebody.fit import fit
 from homebody.privacy import OBSERVERS, Channel, Charge, Event, GaussianRelease, Ledger, NonPrivate, Observer, Relation
 from homebody.privacy.events import event_from_json
 from homebody.privacy.ledger import DELTA
+from homebody.privacy.stages import summable
 from homebody.progress import Round
 from homebody.rng import Rng
 from homebody.simulation import Simulator
@@ -433,10 +433,10 @@ class _Watched:
         # ε holds against those who know everyone else's data, if not their noise.
         nest, known = self.nest, torch.zeros(self.nest.size)
         if not self.nest.random and joined.others:
-            known = nest.flat(decoded(method.uplink, joined.others))
-        if hides_senders(method.uplink):
+            known = nest.flat(method.uplink.decoded(joined.others))
+        if method.uplink.facts.hides_senders:
             # The server has the sum, and knows who is in it.
-            seen = nest.along(nest.flat(decoded(method.uplink, joined.joined)) - known)
+            seen = nest.along(nest.flat(method.uplink.decoded(joined.joined)) - known)
             self.scores["server"][drawn] += seen[drawn]
         shown = nest.flat(got.total.sum) - known
         rate = cohort.size / cohort.population if cohort.sampling == "fixed" else 1.0
@@ -484,7 +484,7 @@ class _Watched:
                 self._kept = sent, read
         else:
             sent, read = self._kept
-        if not hides_senders(nest.channel):
+        if not nest.channel.facts.hides_senders:
             self.scores["server"][drawn] += nest.told_by(read)
         return sent
 
@@ -497,7 +497,7 @@ class _Watched:
             update = nest.tree(nest.factor(some)[:, None] * nest.laid_out(some))
             keys = rng.fold(some).key
             sent = vmap(lambda key, own: channel.device(own, Rng(key)))(keys, update)
-            read = vmap(lambda own: decoded(channel, own))(sent)
+            read = vmap(channel.decoded)(sent)
             notes.append(nest.along(nest.flat(read, batched=True), some))
             if channel.reads:
                 stacks.append(sent)
@@ -508,7 +508,7 @@ class _Watched:
 
 
 def _whole(update: Update) -> Update:
-    return {name: whole(part) for name, part in update.items()}
+    return {name: summable(part) for name, part in update.items()}
 
 
 def _evidence(shown: Tensor, rate: float, tails: int) -> Tensor:
@@ -614,7 +614,7 @@ def draw_releases(
         update: Update = {"value": value[None]}
         sent = channel.device(update, Rng(key).fold("device"))
         after = channel.server(Total(_whole(sent), 1), Rng(key).fold("server"))
-        return decoded(channel, sent)["value"][0], after.sum["value"][0]
+        return channel.decoded(sent)["value"][0], after.sum["value"][0]
 
     keys = rng.fold("draws").fold(torch.arange(draws)).key
     first, after = vmap(release, chunk_size=1 << 14)(keys, given)

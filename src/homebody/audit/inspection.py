@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from homebody.audit.interactions import read_requests
-from homebody.audit.views import hides_senders, sees, whole
 from homebody.core import Cohort, Method, Rows, Tree, Update, releases
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, several
 from homebody.federation.wire import report_numbers
 from homebody.privacy import Channel
 from homebody.privacy.reports import parse_counts_name
+from homebody.privacy.stages import summable
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
@@ -133,7 +133,7 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     charged: dict[str, list[str]] = {}
     for charge in releases(acting, planned):
         charged.setdefault(charge.observer, []).append(f"one {charge.unit}: {charge.event}")
-    told = sees(acting, planned)
+    told = _sees(acting, planned)
     return Inspection(
         called,
         tuple(_part(name, value) for name, value in sent.items()),
@@ -143,6 +143,42 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
         tuple(one for one, _ in requests),
         take_apart(acting, simulator, shared, user, rng.fold("round", 1), update),
     )
+
+
+def _sees(method: Method, cohort: Cohort) -> dict[str, str]:
+    """For each observer, what it sees of one client's message."""
+    channel = method.uplink
+    people = f"the {several(cohort.size, 'person', 'people')} of the round"
+    if cohort.sampling == "fixed":
+        people = f"{people}, drawn from {cohort.population:,}"
+    summed = "the noised sum" if channel.facts.noise_on_sum else "the sum"
+    told = {
+        "server": _server(channel, cohort, people),
+        "clients": f"the shared parameters of the next round, computed from {summed} over {people}; no one's message",
+        "public": f"the final model alone, computed from every round's {summed.removeprefix('the ')}; no one's message",
+    }
+    sentences = {name: f"{text[0].upper()}{text[1:]}." for name, text in told.items()}
+    if channel.asks_rows:
+        sentences["server"] += " And before that, which rows this device asks for."
+    return sentences
+
+
+def _server(channel: Channel, cohort: Cohort, people: str) -> str:
+    facts = channel.facts
+    own = ", without the noise, which it adds itself" if facts.noise_on_sum else ""
+    if facts.shuffle is not None:
+        among = cohort.size if facts.shuffle.users is None else facts.shuffle.users
+        whose = several(among, "person", "people")
+        return f"single randomised reports without a sender, among those of {whose}, if the proxy is honest"
+    if facts.secret:
+        return f"only the sum over {people}{own}, and who they are; not this message"
+    if facts.reports is not None:
+        return f"this message of {several(facts.reports.k, 'randomised bit')}, and whose it is"
+    if facts.responses is not None:
+        return f"this message of {cohort.items:,} randomised bits, one for each item, and whose it is"
+    if facts.noise_on_device:
+        return "this message, with the noise that was added on the device, and whose it is"
+    return f"this message, every number of it, and whose it is{own}"
 
 
 def _requests(
@@ -215,7 +251,7 @@ def _given_away(update: Update, channel: Channel) -> list[str]:
         return ["Behind the secure sum nobody reads this message alone; a simulation just sums it."]
     if channel.facts.reports:
         entries = "Each report is the number of an entry, drawn without looking at the data, and a randomised bit of it"
-        return [f"{entries}{'; the proxy sends them on one by one.' if hides_senders(channel) else '.'}"]
+        return [f"{entries}{'; the proxy sends them on one by one.' if channel.facts.hides_senders else '.'}"]
     if responses := channel.facts.responses:
         return [f"Each bit says whether an entry is there, and is true with probability {responses.truth:.3f}."]
     lines = []
@@ -314,7 +350,7 @@ def take_apart(
     if stage is None:
         return None
     before: Method = replace(method, uplink=channel.before(stage))  # type: ignore[type-var]
-    worked_out = {name: whole(value) for name, value in simulator.message(before, shared, user, rng).items()}
+    worked_out = {name: summable(value) for name, value in simulator.message(before, shared, user, rng).items()}
     tables = [(parse_counts_name(name)[0], rows.size) for name, rows in sorted(sent.items())]
     starts = np.cumsum([0, *(size for _, size in tables)])
     pairs, found = report_numbers(sent), []

@@ -21,10 +21,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from homebody.audit.views import decoded, hides_senders, whole
 from homebody.core import Method, Rows, Tree, Update, Users
 from homebody.errors import HomebodyError
 from homebody.fit import choose
+from homebody.privacy.stages import summable
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
@@ -99,7 +99,7 @@ def read_interactions(
     if users < 1:
         raise HomebodyError(f"The attack needs at least 1 user to read, not {users}.")
     rng = Rng.of(seed, "interactions")
-    summed = hides_senders(method.uplink)
+    summed = method.uplink.facts.hides_senders
     members = choose(simulator.available(), cohort if summed else None, rng.fold("cohort")).users
     if len(members) < 2:
         raise HomebodyError("The attack needs a device of its own beside one to read: the round has 1 client.")
@@ -115,7 +115,7 @@ def read_interactions(
         update = simulator.message(method, shared, int(user), rng.fold("round"))
         if summed:
             for name, value in update.items():
-                total[name] = total[name] + whole(value) if name in total else whole(value)
+                total[name] = total[name] + summable(value) if name in total else summable(value)
         else:
             seen.append(read(update))
         step(done, len(listed))
@@ -150,7 +150,7 @@ class Seen(NamedTuple):
 
 def _read(method: Method, update: Update, n_items: int) -> Seen:
     """The largest tensor with a row for each item."""
-    sums = decoded(method.uplink, update)
+    sums = method.uplink.decoded(update)
     fitting = {name: value for name, value in sums.items() if value.ndim and len(value) == n_items}
     if not fitting:
         raise HomebodyError(

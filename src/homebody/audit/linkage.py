@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from homebody.audit.views import whole
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.federation.wire import report_numbers
 from homebody.privacy import OneBit
 from homebody.privacy.reports import counts_name
+from homebody.privacy.stages import summable
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
@@ -188,7 +188,7 @@ def reported(
 
 def _entries(update: Update, stage: OneBit) -> npt.NDArray[np.float32]:
     """All entries, projected, in the order that reports number them in."""
-    tables = {counts_name(name, whole(value).shape): whole(value) for name, value in update.items()}
+    tables = {counts_name(name, summable(value).shape): summable(value) for name, value in update.items()}
     return np.concatenate(
         [stage.projected(table).float().flatten().cpu().numpy() for _, table in sorted(tables.items())]
     )

@@ -75,7 +75,7 @@ class Lab:
         return np.random.default_rng(int(self.rng.fold(what).key) % 2**64)
 
     def trained(self, who: Users, name: str) -> ShadowModel:
-        """A model of these people alone, as the run would make it; the last round stands."""
+        """A model trained on these people alone, as the run trains it. The last round is kept."""
         seed = int(self.rng.fold("training", name).key)
         split = replace(self.split, learn=_marked(who, self.split.n_users))
         size = self._size(len(who), name)
@@ -118,7 +118,7 @@ class Lab:
 
 
 def trained_for(method: Method, planned: int, chosen: int) -> int:
-    """The rounds after which a training ends at the model of step `chosen`, where no earlier phase would change too.
+    """How many rounds to train so that the last phase ends at step `chosen` and earlier phases stay as they are.
 
     >>> from homebody.methods.fedmf import FedMF
     >>> trained_for(FedMF(), planned=100, chosen=40)
@@ -131,7 +131,7 @@ def trained_for(method: Method, planned: int, chosen: int) -> int:
 
 
 def whole_histories(split: Split) -> Split:
-    """The split with all that someone has to train on where they do not learn, as members have it."""
+    """The split in which people who do not learn have as much to train on as members do."""
     bounds = split.bounds.copy()
     bounds[1:3] = np.where(split.learn, bounds[1:3], bounds[3])
     return replace(split, bounds=bounds)
@@ -158,7 +158,7 @@ def _marked(who: Users, n_users: int) -> Bools:
 
 
 def by_features(method: Method, catalogue: Catalogue) -> bool:
-    """Whether what is shared ranks for anybody by their features: it takes them in, and devices hold nothing else."""
+    """Whether the shared parameters alone rank items by a person's features: devices hold no state of their own."""
     acting = method.phases[-1].method or method
     if not {"user features", "contexts"} & {*acting.needs, *acting.uses}:
         return False
@@ -167,9 +167,9 @@ def by_features(method: Method, catalogue: Catalogue) -> bool:
 
 
 class Outsider(Simulator):
-    """Scores people with a model as it was released; whoever of them took part in the training holds nothing of it.
+    """Scores people with a released model. Nobody holds local state, whether or not they took part in the training.
 
-    rng: what is drawn about people. The same for several models, so that these are asked the same.
+    rng: for what is drawn about people; the same for several models, so that all get the same questions.
     """
 
     def __init__(self, split: Split, method: Method, rng: Rng, *, device: str = "cpu", fused: bool = True) -> None:
@@ -182,8 +182,8 @@ class Outsider(Simulator):
     def preference(self, shared: Tree, users: Users) -> npt.NDArray[np.float64]:
         """How much the model prefers each person's items to others: the mean of log σ(own − other).
 
-        Each item of theirs against `NEGATIVES` that are not, in the same circumstances. Where devices hold something
-        of their own, it is first made anew from the person's items, as by a device that joins.
+        Each item is compared with `NEGATIVES` others, in the same context. Local state, if the method has any, is first
+        computed from the person's items, as on a device that joins.
         """
         out = np.empty(len(users))
         order = np.argsort(users)
@@ -213,7 +213,7 @@ class Outsider(Simulator):
         return apart.sum() / real.sum().clamp(min=1)
 
     def lists(self, shared: Tree, users: Users, k: int) -> npt.NDArray[np.int64]:
-        """(users, k) the items that the model puts first for each person's features, whatever history they have."""
+        """(users, k) the model's top items for each person's features, without their history."""
         seen = [column.reshape(len(users), -1).astype(np.float64) for column in self._seen(users)]
         table = np.concatenate([np.zeros((len(users), 1)), *seen], axis=1)
         _, first, kind = np.unique(table, axis=0, return_index=True, return_inverse=True)
@@ -222,7 +222,7 @@ class Outsider(Simulator):
         return np.concatenate(best)[kind.reshape(-1)]
 
     def described(self, users: Users) -> npt.NDArray[np.float32]:
-        """(users, columns) what is known of each person, for a classifier: ones and zeros, and numbers; no texts."""
+        """(users, columns) each person's features for a classifier: one-hot columns and numbers; texts are left out."""
         around = self.split.encoded["contexts"].columns
         columns = [*self.split.encoded["users"].columns.values(), *(around[name] for name in self._taken[0])]
         tables = [np.zeros((len(users), 0), dtype=np.float32)]
@@ -232,7 +232,7 @@ class Outsider(Simulator):
             elif not column.text:
                 codes = values.reshape(len(users), -1).astype(np.int64)
                 ones = np.zeros((len(users), column.size + 1), dtype=np.float32)
-                np.put_along_axis(ones, codes, 1.0, axis=1)  # what pads is -1, which is the last column
+                np.put_along_axis(ones, codes, 1.0, axis=1)  # padding is -1: the last column
                 tables.append(ones[:, :-1])
         return np.concatenate(tables, axis=1)
 
@@ -242,7 +242,7 @@ class Outsider(Simulator):
 
     def _listed(self, shared: Tree, users: Users, k: int) -> npt.NDArray[np.int64]:
         everything = torch.arange(self.catalogue.n_items, device=self.device)
-        # Nobody's history: what is asked is what the model makes of features.
+        # Without history: only what the model makes of features.
         items, valid, excluded, *rest = self._data(users)
         features, others = rest[: len(self._features)], rest[len(self._features) :]
         data = (items[:, :0], valid[:, :0], excluded[:, :0], *features, *(one[:, :0] for one in others))
@@ -252,12 +252,12 @@ class Outsider(Simulator):
         return torch.topk(scores, k).indices.cpu().numpy()
 
     def _latest(self, users: Users) -> dict[str, Tensor]:
-        """The circumstances of each person's last interaction, where the method takes them in."""
+        """The context of each person's last interaction, if the method reads it."""
         rows = torch.from_numpy(self.split.rows[self.split.bounds[1, users] - 1].astype(np.int64)).to(self.device)
         return {name: values[rows] for name, values in self._taken[0].items()}
 
     def _seen(self, users: Users) -> list[npt.NDArray[np.generic]]:
-        """What the model is told of each person: features, and circumstances."""
+        """What the model reads of each person: features, and the last context."""
         own = [values[self._tensor(users)] for values in self._features.values()]
         return [values.cpu().numpy() for values in (*own, *self._latest(users).values())]
 

@@ -164,14 +164,13 @@ def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[st
 
 def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
     from homebody.audit.linkage import ReportBatch, as_they_come, linkage, reported
-    from homebody.audit.views import hides_senders
     from homebody.federation.proxy.rehearsal import rehearse_reports
 
     fitted, runtime, recipe = _reopened(run)
     with _bar("messages made", quiet) as step:
         round_ = reported(fitted.method, runtime, fitted.shared, seed=seed, step=step, **given)
     views = {"as they come": as_they_come(round_.messages)}
-    if hides_senders(fitted.method.uplink):
+    if fitted.method.uplink.facts.hides_senders:
         batches, whose = rehearse_reports(round_.messages)
         views = {"through a proxy": ([ReportBatch(float(at), one) for at, one in enumerate(batches)], whose), **views}
     attacked = {

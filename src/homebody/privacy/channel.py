@@ -11,7 +11,7 @@ from torch.func import vmap
 from homebody.core import Cohort, Total, Tree, Update, Work, ships, written
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
-from homebody.privacy.stages import Facts, Stage, mapped
+from homebody.privacy.stages import Facts, Stage, mapped, summable
 from homebody.rng import Rng
 
 __all__ = ["Channel"]
@@ -164,8 +164,10 @@ before it.
         return [(number, stage) for number, stage in enumerate(self.stages) if not stage.keeps_sum]
 
     def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
-        """Sums of what came `for_sum`, with the noise of so many devices: distributed as if each had drawn its own, at
-        the cost of one. For simulations, where nobody looks at a single message."""
+        """Sums from `for_sum` with the noise of so many devices, drawn at once, for simulations.
+
+        The distribution is the same as if each device had drawn its own.
+        """
         number = self._last_noise()
         if number is None:
             raise HomebodyError("This channel does not end in noise on the device: there is none to be summed.")
@@ -192,6 +194,23 @@ before it.
         for number, stage in (*undone, *((number, stage) for number, stage in numbered if stage.on_sum)):
             total = stage.server(total, rng.fold(number))
         return total
+
+    def decoded(self, sums: Update) -> Tree:
+        """A message, or a sum of messages, as the server decodes it before it adds noise of its own.
+
+        >>> import torch
+        >>> from homebody.privacy import OneBit
+        >>> reports = Channel(OneBit(epsilon=20.0, k=400))
+        >>> sent = reports.device({"w": torch.tensor([1.0, -1.0])}, Rng.of(0))
+        >>> reports.decoded(sent)["w"].sign().tolist()
+        [1.0, -1.0]
+        """
+        total = Total({name: summable(value) for name, value in sums.items()}, 1)
+        for stage in reversed(self.stages):
+            if not stage.on_sum:
+                total = stage.server(total, Rng.of(0))
+        grid = self.facts.grid
+        return {name: grid.values(value) for name, value in total.sum.items()} if grid else total.sum
 
     def deviation(self, entries: int, clients: int) -> float:
         """The standard deviation of the noise in each number of a sum over so many clients, whose messages have so many

@@ -14,7 +14,7 @@ from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum, Stage
 __all__ = ["ASK_ROWS", "STAGES", "parse_channel", "split_stage", "stage_texts", "with_noise"]
 
 ASK_ROWS = "ask-rows"
-"""Written among the stages, wherever one likes; it is no stage but a property of the channel (`Channel.asks_rows`)."""
+"""Written among the stages, at any place; it is a property of the channel (`Channel.asks_rows`), not a stage."""
 STAGES: dict[str, type[Any]] = {
     "clip": Clip,
     "gaussian": Gaussian,
@@ -26,7 +26,7 @@ STAGES: dict[str, type[Any]] = {
 }
 
 REQUIRED = {("one-bit", "k"): 100}
-"""Settings that a text must give although the stage has a default, with an example: a guess would cost too much."""
+"""Settings that a text must give although the stage has a default, with an example."""
 
 
 def parse_channel(specs: Sequence[str]) -> Channel:
@@ -74,12 +74,12 @@ def _spelt(name: str, given: Mapping[str, str]) -> str:
 
 
 def _settings(kind: type[Any]) -> list[Field[Any]]:
-    """What a person may set; a channel fills in the rest."""
+    """The fields that a person may set. A channel fills in the rest."""
     return [one for one in fields(kind) if not one.kw_only]
 
 
 def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:
-    """The same stages with this much noise; without a number, those that say none get a stand-in.
+    """The same stages with this much noise. Without a number, stages that name none get a placeholder of 1.
 
     >>> with_noise(["clip:norm=0.5", "gaussian:relation=add-remove"], 1.25)
     ['clip:norm=0.5', 'gaussian:relation=add-remove,z=1.25']

@@ -42,7 +42,7 @@ from homebody.privacy.events import (
     Relation,
     Sampling,
 )
-from homebody.privacy.grid import COARSEST, Grid, gaussian, laplace
+from homebody.privacy.grid import COARSEST, STEPS, Grid, gaussian, laplace
 from homebody.rng import Rng
 
 if TYPE_CHECKING:
@@ -98,6 +98,11 @@ class Facts:
     def shuffled(self) -> bool:
         """Whether reports go through a proxy, which mixes them."""
         return self.shuffle is not None
+
+    @property
+    def hides_senders(self) -> bool:
+        """Whether the server gets a sum, or reports without senders, instead of each client's message."""
+        return self.secret or self.shuffled
 
     def bound(self, order: Literal[1, 2], noise: str) -> float:
         """The norm that this noise is measured against; refused where there is none."""
@@ -510,6 +515,13 @@ def _values(value: Rows | Tensor) -> Tensor:
 
 def real(value: Tensor) -> Tensor:
     return value.to(torch.promote_types(value.dtype, torch.float32))
+
+
+def summable(value: Rows | Tensor) -> Tensor:
+    """A tensor, or the whole table that rows were sent of, in a type that can be summed."""
+    numbers = _values(value)
+    numbers = numbers.to(torch.int64) if numbers.dtype in STEPS else real(numbers)
+    return Rows(value.index, numbers, value.size).dense() if isinstance(value, Rows) else numbers
 
 
 def mapped(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
