@@ -39,6 +39,8 @@ PROTOCOLS: dict[str, str] = {
 PARTS: dict[Part, int] = {"train": 0, "valid": 1, "test": 2, "withheld": 3}
 """A user's interactions stand in this order; what is withheld is neither learnt from nor asked."""
 NOTHING = np.empty(0, dtype=np.int32)
+SORTED_AT_ONCE = 1 << 14
+"""Users whose items are sorted together: sorting takes several times the memory of the items."""
 
 
 class Padded(NamedTuple):
@@ -100,9 +102,14 @@ class Split:
     @cached_property
     def ordered(self) -> Ints:
         """The items, ascending within every part."""
-        sizes = np.diff(self.bounds, axis=0).T.ravel()  # of each user's parts, one after another
-        offset = np.repeat(np.arange(len(sizes)) * self.n_items, sizes)
-        return (np.sort(offset + self.items) - offset).astype(self.items.dtype)
+        out = np.empty_like(self.items)
+        for first in range(0, self.n_users, SORTED_AT_ONCE):
+            bounds = self.bounds[:, first : first + SORTED_AT_ONCE]
+            rows = slice(bounds[0, 0], bounds[-1, -1])
+            sizes = np.diff(bounds, axis=0).T.ravel()  # of each user's parts, one after another
+            offset = np.repeat(np.arange(len(sizes)) * self.n_items, sizes)
+            out[rows] = np.sort(offset + self.items[rows]) - offset
+        return out
 
     @property
     def n_users(self) -> int:
