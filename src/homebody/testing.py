@@ -49,9 +49,9 @@ CATALOGUE = Catalogue(
         "price": Column(torch.linspace(-1.5, 1.5, N_ITEMS), 1, "number"),
     },
     people={
-        "job": Column(torch.empty(0, dtype=torch.int64), 3, "one"),
-        "hobbies": Column(torch.empty(0, 2, dtype=torch.int64), 4, "many"),
-        "age": Column(torch.empty(0), 1, "number"),
+        "job": Column(torch.empty(0, dtype=torch.int64), 3, "one", view="profile"),
+        "hobbies": Column(torch.empty(0, 2, dtype=torch.int64), 4, "many", view="habits"),
+        "age": Column(torch.empty(0), 1, "number", view="profile"),
     },
     contexts={"weather": Column(torch.empty(0, dtype=torch.int64), 3, "one")},
 )

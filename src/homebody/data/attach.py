@@ -92,10 +92,9 @@ def _described(
         again = [name for name in old.names if name in kinds]
         if again:
             say(f"{path.name} takes the place of the {role}s' {listed(again)} that {population.name} has already.")
-        kept = [name for name in old.names if name not in kinds]
-        rows = old.table.select(kept).hstack(rows)
-        kinds = {**{name: old.kinds[name] for name in kept}, **kinds}
-        return Features(rows, kinds, {name: one for name, one in old.declared.items() if name in kept}), titles
+        kept = old.only([name for name in old.names if name not in kinds])
+        rows, kinds = kept.table.hstack(rows), {**kept.kinds, **kinds}
+        return Features(rows, kinds, kept.declared, kept.views), titles
     return Features(rows, kinds), titles
 
 
@@ -175,7 +174,7 @@ def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features
     )
     # What was declared for another kind does not fit.
     declared = {name: one for name, one in features.declared.items() if kinds[name] == features.kinds[name]}
-    return Features(table, kinds, declared)
+    return Features(table, kinds, declared, features.views)
 
 
 def _attach_impressions(population: Population, path: Path, say: Say) -> Population:

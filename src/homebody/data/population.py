@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -43,6 +43,8 @@ class Features:
     kinds: Mapping[str, Kind]
     declared: Mapping[str, Declaration] = field(default_factory=dict)
     """Where the vocabulary of a column, or the scale of its numbers, comes from; without one, from those who train."""
+    views: Mapping[str, str] = field(default_factory=dict)
+    """The view of each column that is in one: which app of a person's holds it."""
 
     def __post_init__(self) -> None:
         if list(self.kinds) != self.table.columns:
@@ -52,6 +54,9 @@ class Features:
         for kind in self.kinds.values():
             if kind not in KINDS:
                 raise unknown_name("kind of feature", kind, KINDS)
+        for name in self.views:
+            if name not in self.kinds:
+                raise unknown_name("feature that could be in a view", name, self.kinds)
 
     def __len__(self) -> int:
         return self.table.height
@@ -60,9 +65,19 @@ class Features:
     def names(self) -> list[str]:
         return self.table.columns
 
+    def only(self, names: Collection[str]) -> Features:
+        """These columns, in the order of the table."""
+        kept = [name for name in self.names if name in names]
+        return Features(
+            self.table.select(kept),
+            {name: self.kinds[name] for name in kept},
+            {name: self.declared[name] for name in kept if name in self.declared},
+            {name: self.views[name] for name in kept if name in self.views},
+        )
+
     def rows(self, numbers: npt.NDArray[np.integer[Any]]) -> Features:
         """These rows, in this order."""
-        return Features(self.table[numbers], self.kinds, self.declared)
+        return replace(self, table=self.table[numbers])
 
 
 @dataclass(frozen=True, eq=False)

@@ -342,7 +342,7 @@ class Split:
 
 
 def _column(column: EncodedColumn, device: torch.device | str, rows: int | None = None) -> Column:
-    return Column(torch.from_numpy(column.values[:rows]).to(device), column.size, column.kind, column.text)
+    return Column(torch.from_numpy(column.values[:rows]).to(device), *column[1:])
 
 
 def isolated(split: Split) -> tuple[Longs, Ints]:
