@@ -28,8 +28,8 @@ depend on the scale. A view that knows nothing of a person has a gradient of zer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -38,11 +38,26 @@ from torch.func import grad_and_value
 
 from homebody import ops
 from homebody.bags import spread_rows
-from homebody.core import About, Batch, Catalogue, Column, Data, Method, Rows, Scoring, Total, Tree, Update, Work, param
+from homebody.core import (
+    About,
+    Batch,
+    Catalogue,
+    Cohort,
+    Column,
+    Data,
+    Method,
+    Rows,
+    Scoring,
+    Total,
+    Tree,
+    Update,
+    Work,
+    param,
+)
 from homebody.errors import HomebodyError, unknown_name
 from homebody.models.networks import read_widths
 from homebody.models.towers import Tower, bags_of, cosine, first_layer, input_width, inputs, item_rows, row_count
-from homebody.privacy import Channel
+from homebody.privacy import OBSERVERS, Channel, Charge, NonPrivate, Views
 from homebody.rng import Rng
 from homebody.settings import Range
 
@@ -57,7 +72,7 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 class FLMVDSSM(Method):
     """A user tower for each view of a person and one item tower for all; none of the views sees another's features."""
 
-    uplink: Channel = Channel()
+    uplink: Channel = Channel(Views(0.5))
     views: str = param("", "views that train, such as profile,taste; empty: every view of the data")
     aggregate_users: bool = param(True, "whether user towers are aggregated; false: they stay home (SEMI)")
     gamma: float = param(10.0, "γ: by how much cosines are multiplied", low=0, search=Range(1, 20, log=True))
@@ -87,6 +102,10 @@ class FLMVDSSM(Method):
             raise HomebodyError(f"widths must name two layers or more, such as 64,32,16; not {self.widths!r}.")
         if "item" in self.named or len(set(self.named)) < len(self.named):
             raise HomebodyError(f"views names each view once, and none is called item; not {self.views!r}.")
+        if self.named:
+            object.__setattr__(self, "uplink", self.uplink.for_views(len(self.named)))
+        elif self.uplink.facts.view_noise:
+            raise HomebodyError("View noise depends on how many views there are: name them, as in views=profile,taste.")
 
     @property
     def scoring(self) -> Scoring:
@@ -279,6 +298,23 @@ class FLMVDSSM(Method):
             fit = cosine(tower.encode(layers, given @ first), vectors)
             found[name] = (self.gamma * _knows(given) * fit).softmax(0)
         return found
+
+    def charges(self, cohort: Cohort) -> Sequence[Charge]:
+        """What the channel derives. If user towers stay home, the noise on the item tower covers all that is sent."""
+        noise = self.uplink.facts.view_noise
+        if noise is not None and not self.aggregate_users:
+            told = noise.whole(cohort)
+        elif noise is not None:
+            towers = NonPrivate("gradients of the user towers carry no noise")
+            known = super().charges(cohort)
+            told = [replace(one, event=towers) if one.observer in OBSERVERS else one for one in known]
+        else:
+            told = list(super().charges(cohort))
+        if len(self.named) == 1:
+            return [one for one in told if one.observer != "views"]  # there is no other view
+        if any(one.observer == "views" for one in told):
+            return told
+        return [*told, Charge("views", "user", NonPrivate("nothing bounds or hides each view's gradient"))]
 
     def shared_numbers(self, catalogue: Catalogue) -> int:
         """How many shared parameters there are."""
