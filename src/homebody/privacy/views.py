@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self, get_args
 
 import torch
@@ -82,7 +83,7 @@ class Views(Stage):
         for place, own in enumerate(views.values()):
             for name, value in bound.device(own, rng).items():
                 times = (drawn[place] / among).to(torch.float64)
-                parts.setdefault(name, []).append(_mapped(value, lambda one, by=times: ops.scaled(one, by)))
+                parts.setdefault(name, []).append(_mapped(value, partial(ops.scaled, factor=times)))
         return {**kept, **{f"{SHARED}/{name}": _sum(found) for name, found in parts.items()}}
 
     def deviation(self, entries: int, clients: int) -> float:
