@@ -66,8 +66,11 @@ def recommend(
         if user is None or now:
             raise HomebodyError("--to-view goes with --user alone: leave out --clicks and --now.")
         best = recommend_to_view(run, user, to_view, k)
-        told = {"user": user, "to_view": to_view, "items": best.items, "notes": list(best.notes)}
-        _print(told, f"For {user}, as {to_view.partition(':')[0]} may see it", as_json)
+        _print(
+            {"user": user, "to_view": to_view, "items": best.items, "notes": list(best.notes)},
+            f"For {user}, as {to_view.partition(':')[0]} may see it",
+            as_json,
+        )
         return
     around = options.pairs(now, "--now")
     if user is not None:
