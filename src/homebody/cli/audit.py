@@ -40,47 +40,36 @@ def audit(
     attack: Annotated[
         str,
         typer.Option(
-            "--attack",
             help="interactions: the server reads uploads; canary: is the ledger's ε true? made-up people take part, "
             "and observers look for them; linkage: the server looks for reports of one device behind the proxy; "
-            "membership: the public asks of the final model whether someone was in its training.",
+            "membership: the public asks of the final model whether someone was in its training."
         ),
     ],
     users: Annotated[
-        int | None,
-        typer.Option("--users", help="interactions, linkage: clients to attack.", show_default="100, 300"),
+        int | None, typer.Option(help="interactions, linkage: clients to attack.", show_default="100, 300")
     ] = None,
     canaries: Annotated[
         int | None,
         typer.Option(
-            "--canaries",
             help="canary: made-up people in a training; the more, the smaller a mistake is found.",
             show_default="1,000, or as many as an update has entries",
         ),
     ] = None,
-    trials: Annotated[
-        int | None, typer.Option("--trials", help="canary: how many times to train.", show_default="1")
-    ] = None,
+    trials: Annotated[int | None, typer.Option(help="canary: how many times to train.", show_default="1")] = None,
     confidence: Annotated[
-        float | None,
-        typer.Option("--confidence", help="canary: that a right ledger is not contradicted.", show_default="0.95"),
+        float | None, typer.Option(help="canary: that a right ledger is not contradicted.", show_default="0.95")
     ] = None,
     people: Annotated[
-        int | None,
-        typer.Option("--people", help="membership: people to ask about, half of them members.", show_default="all"),
+        int | None, typer.Option(help="membership: people to ask about, half of them members.", show_default="all")
     ] = None,
-    shadows: Annotated[
-        int | None, typer.Option("--shadows", help="membership: models to compare with.", show_default="8")
-    ] = None,
+    shadows: Annotated[int | None, typer.Option(help="membership: models to compare with.", show_default="8")] = None,
     rounds: Annotated[
         int | None,
         typer.Option(
-            "--rounds",
-            help="membership: for a quick try, of every model, the attacked one too.",
-            show_default="the run's",
+            help="membership: for a quick try, of every model, the attacked one too.", show_default="the run's"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="All of the attack's randomness derives from it.")] = 0,
+    seed: Annotated[int, typer.Option(help="All of the attack's randomness derives from it.")] = 0,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
@@ -90,16 +79,9 @@ def audit(
     """
     if attack not in OWN:
         raise unknown_name("attack", attack, OWN)
-    given = {
-        "users": users,
-        "canaries": canaries,
-        "trials": trials,
-        "confidence": confidence,
-        "people": people,
-        "shadows": shadows,
-        "rounds": rounds,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    typed = {"users": users, "canaries": canaries, "trials": trials, "confidence": confidence}
+    typed |= {"people": people, "shadows": shadows, "rounds": rounds}
+    given = {name: value for name, value in typed.items() if value is not None}
     for name in given:
         if name not in OWN[attack]:
             raise HomebodyError(f"--{name} is not for --attack {attack}: leave it out.")
@@ -140,14 +122,7 @@ def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[st
     wanted = {"trials": 1, "confidence": 0.95, **given}
     with _bar("rounds with canaries", quiet) as step:
         findings = plant(
-            method,
-            runtime,
-            rounds=rounds,
-            cohort=recipe.cohort,
-            delta=fitted.delta,
-            seed=seed,
-            on_round=step,
-            **wanted,
+            method, runtime, rounds=rounds, cohort=recipe.cohort, delta=fitted.delta, seed=seed, on_round=step, **wanted
         )
     coins = next(one.lower.coins for one in findings if one.lower is not None)
     found = {
@@ -245,16 +220,11 @@ def _print(
     title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], lines: Iterable[str], *, no_wrap: bool = False
 ) -> None:
     """A table whose first column has names and the others numbers, and lines that explain it."""
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from homebody.report.words import say
 
-    console = Console()
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=no_wrap)
+    console, table = Console(), options.table(headings, headings[1:], title=title, no_wrap=no_wrap)
     for row in rows:
         table.add_row(*row)
     console.print(table)

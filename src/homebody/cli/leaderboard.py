@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,13 +17,11 @@ __all__ = ["leaderboard"]
 @options.recipe_options
 def leaderboard(
     given: options.Given,
-    seeds: Annotated[int, typer.Option("--seeds", help="Run each method with seeds 0 to this less 1.")] = 3,
+    seeds: Annotated[int, typer.Option(help="Run each method with seeds 0 to this less 1.")] = 3,
     methods: Annotated[
-        str | None, typer.Option("--methods", help="Only these, with commas between; by default all that fit.")
+        str | None, typer.Option(help="Only these, with commas between; by default all that fit.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Runs at a time; by default as many as processors.")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default as many as processors.")] = None,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
 ) -> None:
@@ -63,10 +60,7 @@ def leaderboard(
             watch=watch,
             say=tell,
         )
-    if as_json:
-        typer.echo(json.dumps(result))
-    else:
-        _print(result)
+    options.answer(result, as_json, lambda: _print(result))
     if not has_plotly():
         typer.echo(f"homebody: {NEEDS}", err=True)
 

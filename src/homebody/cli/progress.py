@@ -127,11 +127,7 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
 
     with fetching() as (_, fetched), _until_stopped(bar, lambda: Interrupted(run)):
         yield Watcher(
-            say=lambda text: bar.say(f"{label}: {text}"),
-            begun=begun,
-            start=start,
-            on_round=on_round,
-            fetched=fetched,
+            say=lambda text: bar.say(f"{label}: {text}"), begun=begun, start=start, on_round=on_round, fetched=fetched
         )
 
 

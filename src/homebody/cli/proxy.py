@@ -26,9 +26,7 @@ Keys = Annotated[list[Path], typer.Argument(help="Files reports.pub.", metavar="
 def init(
     folder: Annotated[Path, typer.Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
     given: options.Given,
-    next_ca: Annotated[
-        Path | None, typer.Option("--next-ca", help="The authority of the next hop's certificate, ca.pem.")
-    ] = None,
+    next_ca: Annotated[Path | None, typer.Option(help="The authority of the next hop's certificate, ca.pem.")] = None,
     host: Annotated[
         list[str] | None,
         typer.Option(help="A name or address by which devices reach the proxy, for its certificate; repeat."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -24,9 +23,7 @@ def run(
     settings: options.Settings = None,
     plain: Annotated[bool, options.of_recipe("fused")] = False,
     out: options.Out = Path("runs"),
-    resume: Annotated[
-        Path | None, typer.Option("--resume", help="Go on with this run's folder; takes no method.")
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run's folder; takes no method.")] = None,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
@@ -39,6 +36,7 @@ def run(
     from homebody.methods import find, trust
     from homebody.recipe import parse_fields
     from homebody.reference import Reference
+    from homebody.report.terminal import print_result
 
     if (method is None) == (resume is None):
         raise HomebodyError("Give a method to run (see `homebody methods`), or --resume RUN; not both, not neither.")
@@ -61,13 +59,7 @@ def run(
             )
         with watching(f"{recipe.short_method} seed {seed}", quiet=as_json, select=recipe.selects()) as watcher:
             result = runs.execute(recipe, out, watcher)
-    if as_json:
-        typer.echo(json.dumps(result))
-        return
-
-    from homebody.report.terminal import print_result
-
-    print_result(result)
+    options.answer(result, as_json, lambda: print_result(result))
 
 
 def _refuse_others() -> None:
@@ -86,7 +78,7 @@ def _refuse_others() -> None:
 def compare(
     given: options.Given,
     methods: Annotated[list[str], typer.Argument(help="Names from `homebody methods`, or path/to/file.py:Class.")],
-    seeds: Annotated[int, typer.Option("--seeds", help="Run each method with seeds 0 to this less 1.")] = 3,
+    seeds: Annotated[int, typer.Option(help="Run each method with seeds 0 to this less 1.")] = 3,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
 ) -> None:
@@ -96,6 +88,7 @@ def compare(
     """
     from homebody.cli.progress import watching
     from homebody.report.comparison import summarise_runs
+    from homebody.report.terminal import print_comparison
     from homebody.run import execute
 
     if seeds < 1:
@@ -108,13 +101,7 @@ def compare(
         with watching(f"{recipe.short_method} seed {recipe.seed}", quiet=as_json) as watcher:
             results.append(execute(recipe, out, watcher))
     comparison = summarise_runs(results)
-    if as_json:
-        typer.echo(json.dumps(comparison))
-        return
-
-    from homebody.report.terminal import print_comparison
-
-    print_comparison(comparison)
+    options.answer(comparison, as_json, lambda: print_comparison(comparison))
 
 
 def show(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: options.Json = False) -> None:
@@ -124,6 +111,6 @@ def show(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: 
 
     folder = RunFolder.open(run)
     if as_json:
-        typer.echo(json.dumps(folder.result()))
-        return
-    print_run(folder)
+        options.answer(folder.result(), True)
+    else:
+        print_run(folder)

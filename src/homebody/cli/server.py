@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from homebody.cli import options
 from homebody.errors import several
+from homebody.federation.server.plan import ServerPlan
 
 __all__ = ["app", "keys"]
 
@@ -26,34 +26,18 @@ Hosts = Annotated[
 
 
 @app.command()
+@options.from_settings(ServerPlan)
 def init(
     folder: Annotated[Path, typer.Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
-    method: Annotated[str, typer.Option("--method", help="What to train, by name; `homebody methods` lists them.")],
+    method: Annotated[str, typer.Option(help="What to train, by name; `homebody methods` lists them.")],
+    given: options.Given,
     items: Annotated[
         str | None,
         typer.Option(
-            "--items",
-            help="The catalogue: a CSV or Parquet file (id, name), or a dataset's name; `server items` adds more.",
+            help="The catalogue: a CSV or Parquet file (id, name), or a dataset's name; `server items` adds more."
         ),
     ] = None,
-    listen: Annotated[
-        str, typer.Option(help="Where to listen for devices, HOST:PORT; 0.0.0.0:PORT for other machines too.")
-    ] = "127.0.0.1:9092",
     host: Hosts = None,
-    tls: Annotated[
-        bool, typer.Option("--tls/--no-tls", help="Encrypt; to leave it out, listen on this machine alone.")
-    ] = True,
-    database: Annotated[
-        str, typer.Option(help="A file in DIR, postgresql://…, or env:NAME for an address in the environment.")
-    ] = "server.sqlite",
-    metrics: Annotated[str, typer.Option(help="Where /metrics and /health answer; '' for nowhere.")] = "127.0.0.1:9464",
-    link: Annotated[str, typer.Option(help="Join a link that runs elsewhere with this server's keys, HOST:PORT.")] = "",
-    reports: Annotated[
-        str, typer.Option(help="Where proxies bring reports, HOST:PORT, for a method that shuffles; '' for nowhere.")
-    ] = "",
-    reports_wait: Annotated[
-        float, typer.Option(help="Seconds after a round's deadline for reports: longer than the proxy holds them.")
-    ] = 30.0,
     settings: options.Settings = None,
     stages: Annotated[list[str] | None, options.of_recipe("stages")] = None,
     rounds: Annotated[int | None, options.of_recipe("rounds", min=1)] = None,
@@ -69,19 +53,6 @@ def init(
     held_out: Annotated[
         str | None, typer.Option(help="What devices hold out to measure: latest (the default), latest-first or random.")
     ] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds that a round waits for answers.")] = 60.0,
-    quorum: Annotated[
-        float, typer.Option(help="The share of a round that must answer, or it is abandoned and tried again.")
-    ] = 0.5,
-    least: Annotated[int, typer.Option(help="People that must be connected before a round begins.", min=1)] = 1,
-    most_faults: Annotated[int, typer.Option(help="Broken answers of one device before it is set aside.", min=1)] = 5,
-    longest: Annotated[
-        int,
-        typer.Option(
-            help="Interactions of a person that count, the latest: devices reckon a task with so many.", min=1
-        ),
-    ] = 5_000,
-    half: Annotated[bool, typer.Option("--half", help="Send numbers in 16 bits instead of 32.")] = False,
     person_features: Annotated[
         list[str] | None,
         typer.Option(
@@ -94,7 +65,6 @@ def init(
 ) -> None:
     """Make a server: its plan, its database, its catalogue and its keys."""
     from homebody.federation.server.admin import make
-    from homebody.federation.server.plan import ServerPlan
     from homebody.recipe import Recipe, parse_fields
 
     recipe = Recipe(
@@ -106,46 +76,28 @@ def init(
         held_out=held_out,
         cohort=cohort,
         evaluate_every=evaluate_every,
-        stages=list(stages or []),
+        stages=stages or [],
         budget=budget,
         delta=delta,
     )
-    plan = ServerPlan(
-        recipe,
-        listen=listen,
-        metrics=metrics,
-        database=database,
-        link=link,
-        reports=reports,
-        reports_wait=reports_wait,
-        tls=tls,
-        deadline=deadline,
-        quorum=quorum,
-        least=least,
-        longest=longest,
-        half=half,
-        most_faults=most_faults,
-    )
+    plan = ServerPlan(recipe, **given.values())
     made = make(folder, plan, items, host or [], person_features or [])
-    if as_json:
-        typer.echo(json.dumps(made))
-        return
-    typer.echo(f"A server for {method} is in {folder}; its catalogue has {several(made['items'], 'item')}.")
+    lines = [f"A server for {method} is in {folder}; its catalogue has {several(made['items'], 'item')}."]
     if features := made.get("features"):
         whose = (f"{', '.join(names) or 'nothing'} of {whom}" for whom, names in features.items())
-        typer.echo(f"The model takes in {' and '.join(whose)}; what people say of themselves stays on their devices.")
-    if tls:
-        typer.echo(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its device.pub:")
-    typer.echo(f"  homebody keys add {folder} device.pub --name NAME --people N")
-    if reports:
+        lines.append(f"The model takes in {' and '.join(whose)}; what people say of themselves stays on their devices.")
+    if plan.tls:
+        lines.append(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its device.pub:")
+    lines.append(f"  homebody keys add {folder} device.pub --name NAME --people N")
+    if plan.reports:
         among = several(made["shuffled_among"], "person", "people")
-        typer.echo(f"Give the same ca.pem to the proxy, whose next is {made['next']}, and get its reports.pub:")
-        typer.echo(f"  homebody keys add {folder} reports.pub --name NAME --proxy")
-        typer.echo(
+        lines.append(f"Give the same ca.pem to the proxy, whose next is {made['next']}, and get its reports.pub:")
+        lines.append(f"  homebody keys add {folder} reports.pub --name NAME --proxy")
+        lines.append(
             f"The ledger counts on {among} whose reports are shuffled together "
             "(--least × --quorum): have the proxy wait for devices of as many (--least-devices)."
         )
-    typer.echo(f"Then start it: homebody server start {folder}")
+    options.answer(made, as_json, *lines, f"Then start it: homebody server start {folder}")
 
 
 @app.command()
@@ -169,10 +121,7 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
 
     with opened(folder) as (plan, records):
         found = {**report(plan, records), "running": running(folder)}
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    _print_status(folder, found)
+    options.answer(found, as_json, lambda: _print_status(folder, found))
 
 
 @app.command()
@@ -277,10 +226,8 @@ def add_key(
     public_key: Annotated[
         Path, typer.Argument(help="The file device.pub that the device made, or reports.pub of a proxy.")
     ],
-    name: Annotated[str, typer.Option("--name", help="What to call the device here.")],
-    people: Annotated[
-        int, typer.Option("--people", help="How many people live with it, for good: each is a client.", min=1)
-    ] = 1,
+    name: Annotated[str, typer.Option(help="What to call the device here.")],
+    people: Annotated[int, typer.Option(help="How many people live with it, for good: each is a client.", min=1)] = 1,
     proxy: Annotated[bool, typer.Option("--proxy", help="It is a proxy: it may bring reports.")] = False,
     as_json: options.Json = False,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,19 +21,16 @@ TOP = 10
 def tune(
     given: options.Given,
     method: Annotated[str, options.METHOD],
-    trials: Annotated[int, typer.Option("--trials", help="Settings to try; the first is the defaults.")] = 8,
+    trials: Annotated[int, typer.Option(help="Settings to try; the first is the defaults.")] = 8,
     search: Annotated[
-        list[str] | None,
-        typer.Option("--search", help="Where to look: field=low:high, field=low:high:log or field=a,b,c; repeat."),
+        list[str] | None, typer.Option(help="Where to look: field=low:high, field=low:high:log or field=a,b,c; repeat.")
     ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="field=value, the same in every trial; repeat.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the first run of each trial, and of the draw.")] = 0,
-    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each trial; validation is averaged.")] = 1,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Trials at a time; by default as many as processors.")
-    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the first run of each trial, and of the draw.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Runs of each trial; validation is averaged.")] = 1,
+    jobs: Annotated[int | None, typer.Option(help="Trials at a time; by default as many as processors.")] = None,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
 ) -> None:
@@ -61,16 +57,11 @@ def tune(
             looked = ", ".join(f"{name} {space_text(where)}" for name, where in varied.items())
             watcher.say(f"{found.__name__} declares no search ranges; looking around its defaults: {looked}.")
         record = run_trials(wanted, out, jobs=jobs if jobs is not None else cores(), watch=watch, watcher=watcher)
-    if as_json:
-        typer.echo(json.dumps(record))
-        return
-    _print(record)
+    options.answer(record, as_json, lambda: _print(record))
 
 
 def _print(record: dict[str, Any]) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from homebody.evaluation.metrics import ERRORS
     from homebody.report.words import say
@@ -85,9 +76,8 @@ def _print(record: dict[str, Any]) -> None:
     title = (
         f"{spec['recipe']['method'].rpartition(':')[2]} on {spec['data']}, {several(len(record['trials']), 'trial')}"
     )
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("trial", *spec["search"], spec["select"].replace("/", "/\n"), "s"):
-        table.add_column(heading, justify="right", overflow="fold")
+    headings = ("trial", *spec["search"], spec["select"].replace("/", "/\n"), "s")
+    table = options.table(headings, right=headings, title=title, tight=True, overflow="fold")
     for trial in done[:TOP]:
         values = (str(trial["fields"][name]) for name in spec["search"])
         table.add_row(str(trial["trial"]), *values, f"{trial['validation']:.4f}", f"{trial['seconds']:.1f}")

@@ -13,7 +13,7 @@ import torch
 from homebody.core import Method, Tree
 from homebody.errors import HomebodyError, unknown_name
 from homebody.evaluation.metrics import METRICS
-from homebody.federation import wire
+from homebody.federation import LONGEST, MOST_INTERACTIONS, wire
 from homebody.federation.epoch import BadEpoch, Epoch
 from homebody.federation.service.text import one_line
 from homebody.methods import METHODS, build
@@ -21,9 +21,6 @@ from homebody.rng import Rng
 
 __all__ = ["DO", "Task", "acting", "asks", "measurements", "metric_names", "telemetry"]
 
-LONGEST = 5_000
-"""Interactions of a person that count where the plan does not say how many."""
-MOST_INTERACTIONS = 10_000_000
 MOST_ITEMS = 2**31
 """No row has a number on the wire that is as large."""
 MOST_OF_A_FIELD = 1_000_000

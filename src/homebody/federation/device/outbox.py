@@ -52,8 +52,7 @@ class Outbox:
         _check_names(run, release, digest)
         with self._store.writing() as db:
             db.execute(
-                "INSERT OR IGNORE INTO begun VALUES (?, ?, ?, ?)",
-                (self._people.participant(who), run, release, digest),
+                "INSERT OR IGNORE INTO begun VALUES (?, ?, ?, ?)", (self._people.participant(who), run, release, digest)
             )
 
     def begun(self, who: Who, run: str, release: str, digest: str) -> bool:

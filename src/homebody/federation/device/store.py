@@ -87,10 +87,7 @@ _PROFILE = (
     "PRIMARY KEY (person, name));"
 )
 _SHEET = "CREATE TABLE sheet (digest TEXT PRIMARY KEY, bytes BLOB NOT NULL);"
-_MIGRATIONS = {
-    1: ("ALTER TABLE mark ADD COLUMN reports INTEGER NOT NULL DEFAULT 0", _MESSAGE),
-    2: (_PROFILE, _SHEET),
-}
+_MIGRATIONS = {1: ("ALTER TABLE mark ADD COLUMN reports INTEGER NOT NULL DEFAULT 0", _MESSAGE), 2: (_PROFILE, _SHEET)}
 """The statements that lead from each schema version to the next."""
 _PRAGMAS = (
     "PRAGMA synchronous = FULL",

@@ -11,14 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from homebody.federation.envelopes import (
-    EPOCH_BYTES,
-    REPORT_BYTES,
-    Envelope,
-    epoch_keys,
-    seal_reports,
-    unseal_reports,
-)
+from homebody.federation.envelopes import EPOCH_BYTES, REPORT_BYTES, Envelope, epoch_keys, seal_reports, unseal_reports
 from homebody.federation.epoch import Epoch
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import ProxyStore, Sender, VerifiedMessage, create

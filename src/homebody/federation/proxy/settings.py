@@ -36,12 +36,7 @@ class ProxySettings:
         "127.0.0.1:9445", "Where to listen, HOST:PORT; 0.0.0.0:PORT for other machines too.", panel=OPTIONS
     )
     hold: float = setting(
-        60.0,
-        "Seconds that the first report waits for others.",
-        low=0,
-        high=7 * 86_400,
-        unit="second",
-        panel=OPTIONS,
+        60.0, "Seconds that the first report waits for others.", low=0, high=7 * 86_400, unit="second", panel=OPTIONS
     )
     least_devices: int = setting(
         10, "Devices that must have reported before anything goes out.", low=1, high=1_000_000, panel=OPTIONS

@@ -156,9 +156,7 @@ def declare(items: Features | None, people: Features | None, given: Sequence[str
     if len(named) < len(given):
         raise HomebodyError("--person-feature says twice what a feature of people is; leave one out.")
     return FeatureSchema(
-        {**of_people.codes, **named},
-        of_items.codes,
-        {name: column.values for name, column in of_items.columns.items()},
+        {**of_people.codes, **named}, of_items.codes, {name: column.values for name, column in of_items.columns.items()}
     )
 
 

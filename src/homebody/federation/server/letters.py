@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from homebody.federation.flower.link import Link
     from homebody.federation.server.records import Records, RegisteredDevice
 
-__all__ = ["MOST_FAULTS", "PAUSE", "Correspondence", "Node", "resting"]
+__all__ = ["PAUSE", "Correspondence", "Node", "resting"]
 
 ITEMS_AT_ONCE = 50_000
 """Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
@@ -44,8 +44,6 @@ LOOK_SECONDS = 2.0
 """Between looks, in a round, for devices that were away and came back."""
 SILENT_TIMES = 3
 """Rounds in a row that a device may leave unanswered before it is left alone, longer each time."""
-MOST_FAULTS = 5
-"""Broken answers of one device before it is set aside, where nobody says: the operator may readmit it."""
 PAUSE = 0.2
 
 
@@ -79,10 +77,10 @@ class Node:
 class Correspondence:
     """With all the devices of a server's records, over its link.
 
-    most_faults: how many broken answers of one device are borne before it is set aside.
+    most_faults: how many broken answers of one device are borne before it is set aside: the operator may readmit it.
     """
 
-    def __init__(self, link: Link, records: Records, log: Callable[..., None], most_faults: int = MOST_FAULTS) -> None:
+    def __init__(self, link: Link, records: Records, log: Callable[..., None], most_faults: int) -> None:
         self._link, self._records, self._log, self._most_faults = link, records, log, most_faults
         self.known: dict[int, Node] = {}
         self._greeted: dict[str, tuple[int, float]] = {}

@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homebody.database import Database
 from homebody.errors import HomebodyError
 
 if TYPE_CHECKING:
     from homebody.core import Cohort
+    from homebody.database import Database
     from homebody.privacy import Ledger
     from homebody.progress import Progress, Round
 
@@ -310,10 +310,6 @@ class Records:
             return None
         users, sampling, size, population = found
         return Cohort(np.frombuffer(users, dtype="<i8").astype(np.int64), sampling, size, population)
-
-    def close_round(self, release: str) -> None:
-        """The round is done, or given up; one that is not open stays so."""
-        self.database.execute("DELETE FROM open_round WHERE release = ?", (release,))
 
     def due(self) -> bool:
         """A round with real devices is never run twice for want of a checkpoint."""

@@ -57,10 +57,9 @@ def train(folder: Path, *, once: bool = False) -> Result:
         link.open()
         log("started", run=plan.run[:8], method=plan.recipe.method, items=records.n_items())
         epochs = Epochs(records, folder) if plan.reports else None
-        settings = plan.settings()
         content = records.features()
         schema = None if content is None else FeatureSchema.read(content)
-        runtime = Flower(link, records, plan.describe(), settings, keep=keep, epochs=epochs, schema=schema, log=log)
+        runtime = Flower(link, records, plan, keep=keep, epochs=epochs, schema=schema, log=log)
         fitted = _fit(plan, method, runtime, records)
         result = _result(plan, method, fitted, records, folder)
         records.note("result", json.dumps(jsonable(result)))
