@@ -35,7 +35,7 @@ Sent = Annotated[int, typer.Option("--reports", help="Reports of one person in a
 
 
 @dataclass(frozen=True)
-class Question:
+class Inquiry:
     """A question about the ε of a mechanism, or about the noise for an ε."""
 
     about: dict[str, Any]
@@ -113,7 +113,7 @@ def _noise(name: str, about: str, deltas: list[float]) -> None:
         release = GaussianRelease if name == "gaussian" else LaplaceRelease
         event = partial(release, relation=cast("Relation", relation), sampling=drawn)
         said = {"mechanism": name, "relation": relation, **_drawn(drawn)}
-        _answer(Question(said, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
+        _answer(Inquiry(said, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
 
     app.command(name, help=about)(command)
 
@@ -138,7 +138,7 @@ def onebit(
 
     about = {"mechanism": "onebit", "relation": "replace-one", "reports": reports}
     event = partial(Reports, count=reports)
-    _answer(Question(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json)
+    _answer(Inquiry(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json)
 
 
 @app.command()
@@ -158,7 +158,7 @@ def shuffle(
 
     about = {"mechanism": "shuffle", "relation": "replace-one", "reports": reports, "users": users}
     event = partial(ShuffledReports, count=reports, users=users)
-    _answer(Question(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json)
+    _answer(Inquiry(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json)
 
 
 def _sampling(kind: str | None, cohort: int | None, population: int | None, relation: str) -> Sampling:
@@ -183,7 +183,7 @@ def _drawn(sampling: Sampling) -> dict[str, Any]:
     return {"sampling": sampling.kind, "cohort": sampling.cohort, "population": sampling.population}
 
 
-def _answer(asked: Question, plot: Path | None, as_json: bool) -> None:
+def _answer(asked: Inquiry, plot: Path | None, as_json: bool) -> None:
     """A row for each number of rounds and each δ: ε for what was given, or what must be given for ε."""
     from homebody.report.record import jsonable
 
@@ -208,7 +208,7 @@ def _answer(asked: Question, plot: Path | None, as_json: bool) -> None:
     )
 
 
-def _row(asked: Question, count: int, delta: float) -> dict[str, Any]:
+def _row(asked: Inquiry, count: int, delta: float) -> dict[str, Any]:
     from homebody.privacy.accountant import epsilon
 
     value = asked.given if asked.given is not None else _calibrated(asked, count, delta)
@@ -225,7 +225,7 @@ def _row(asked: Question, count: int, delta: float) -> dict[str, Any]:
     }
 
 
-def _calibrated(asked: Question, count: int, delta: float) -> float:
+def _calibrated(asked: Inquiry, count: int, delta: float) -> float:
     from homebody.privacy.budget import calibrate_events
 
     if asked.about["mechanism"] == "gaussian" and delta == 0:
@@ -305,7 +305,7 @@ def _print_claims(title: str, rows: list[dict[str, Any]]) -> None:
         console.print(f"{number}. {why}", highlight=False)
 
 
-def _draw(file: Path, asked: Question, value: float) -> None:
+def _draw(file: Path, asked: Inquiry, value: float) -> None:
     """A page that needs nothing else: ε over rounds, a line for each δ."""
     if file.suffix != ".html":
         raise HomebodyError(f"--plot writes a page, {file.stem}.html, not '{file.name}'.")

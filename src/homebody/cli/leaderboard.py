@@ -62,7 +62,7 @@ def leaderboard(
         )
     options.answer(result, as_json, lambda: _print(result))
     if not has_plotly():
-        typer.echo(f"homebody: {NEEDS}", err=True)
+        options.warn(NEEDS)
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ def reproduce(
     labels = [study.label for study, _ in planned.studies]
     options.answer({**result, "folder": str(made)}, as_json, lambda: print_reproduction(result, made, labels))
     if not has_plotly():
-        typer.echo(f"homebody: {NEEDS}", err=True)
+        options.warn(NEEDS)
     _complain(result, planned.command)
 
 

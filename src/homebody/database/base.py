@@ -75,6 +75,20 @@ class Database(ABC):
     def close(self) -> None:
         """Let go of it; what is not committed is undone."""
 
+    def one(self, sql: str, *parameters: Any) -> Any:
+        """The first row of a query, or None."""
+        return self.execute(sql, parameters).fetchone()
+
+    def put(self, table: str, over: str = "", *, add: bool = False, **values: Any) -> None:
+        """Insert a row by the names of its columns. over: the columns of a key, where the row takes the place of one of
+        the same key; with `add`, its numbers are added to that one's."""
+        sql = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
+        if over:
+            others = [name for name in values if name not in over.split(", ")]
+            changes = (f"{name} = {f'{table}.{name} + ' if add else ''}excluded.{name}" for name in others)
+            sql += f" ON CONFLICT ({over}) DO UPDATE SET {', '.join(changes)}"
+        self.execute(sql, tuple(values.values()))
+
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
         """The rows of a query, one by one; also what fails half-way is a sentence."""
         try:

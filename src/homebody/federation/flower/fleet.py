@@ -6,13 +6,11 @@ import email.utils
 import hashlib
 import time
 from base64 import b64encode
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
-from homebody.federation.flower.gateway import LIMIT, WAIT
+from homebody.federation.flower.gateway import LIMIT
 from homebody.federation.flower.protocol import (
-    TIMEOUT,
     Beat,
     LinkDown,
     Peer,
@@ -103,13 +101,7 @@ class Fleet(Peer):
         while True:
             begun = time.monotonic()
             hold = min(max(end - begun, 0.0), 20.0)
-            said = self._ask(
-                "pull-messages",
-                request,
-                fleet.PullMessagesResponse,
-                {WAIT: f"{hold:.3f}"} if hold else {},
-                timeout=TIMEOUT + hold,
-            )
+            said = self._ask("pull-messages", request, fleet.PullMessagesResponse, hold=hold)
             for message in said.messages_list:
                 # One that is no message of ours is left to its deadline.
                 if (letter := self._letter(message)) is not None:
@@ -194,25 +186,17 @@ class Fleet(Peer):
         request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=self._heartbeat)
         self._ask("send-node-heartbeat", request, SendNodeHeartbeatResponse, timeout=5.0)
 
-    def _ask(
-        self,
-        name: str,
-        request: Any,
-        response: type[Response],
-        headers: Mapping[str, str] | None = None,
-        *,
-        timeout: float = TIMEOUT,
-    ) -> Response:
-        path, more = f"/v1/fleet/{name}", dict(headers or {})
+    def _ask(self, name: str, request: Any, response: type[Response], **patience: float) -> Response:
+        path = f"/v1/fleet/{name}"
         try:
-            return self._wire.ask(path, request, response, self._signed() | more, timeout=timeout)
+            return self._wire.ask(path, request, response, self._signed(), **patience)
         except Refused as refused:
             # A signature holds for minutes in the past and seconds in the future: by the SuperLink's clock, then.
             ahead = _seconds_ahead(refused.date)
             if refused.status != 401 or abs(ahead - self._ahead) < 3:
                 raise
             self._ahead = ahead
-        return self._wire.ask(path, request, response, self._signed() | more, timeout=timeout)
+        return self._wire.ask(path, request, response, self._signed(), **patience)
 
     def _signed(self) -> dict[str, str]:
         now = datetime.fromtimestamp(time.time() + self._ahead, UTC).isoformat()

@@ -15,6 +15,7 @@ from homebody.federation.proxy.app import running
 from homebody.federation.proxy.settings import FILE, ProxySettings
 from homebody.federation.proxy.store import ProxyStore, Sender, create
 from homebody.federation.service.keys import make_report_key, read_report_pub
+from homebody.federation.service.text import read_file
 from homebody.files import write_new
 
 __all__ = ["allow", "forbid", "make", "report"]
@@ -66,26 +67,19 @@ def _certificates(
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
         except (OSError, ssl.SSLError) as error:
             raise HomebodyError(f"{cert} and {key} are no certificate and its key: {error}.") from error
-        return {"server.pem": _read(cert), "server.key": _read(key)}
+        return {"server.pem": read_file(cert), "server.key": read_file(key)}
     from homebody.federation.service.certificates import make_certificates
 
     return make_certificates([settings.host, *hosts] if settings.host not in ("0.0.0.0", "::") else hosts)
 
 
 def _authority(path: Path) -> bytes:
-    text = _read(path)
+    text = read_file(path)
     try:
         ssl.create_default_context(cadata=text.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
         raise HomebodyError(f"{path} holds no certificate of an authority: it is a PEM file such as ca.pem.") from error
     return text
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise HomebodyError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 @contextmanager

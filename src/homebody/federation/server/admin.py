@@ -33,18 +33,7 @@ from homebody.files import is_held, sync_folder
 from homebody.report.record import jsonable
 from homebody.rng import Rng
 
-__all__ = [
-    "backup",
-    "make",
-    "opened",
-    "person_code",
-    "read_catalogue",
-    "read_items",
-    "report",
-    "restore",
-    "restored",
-    "running",
-]
+__all__ = ["backup", "make", "opened", "read_items", "report", "restore", "restored", "running"]
 
 STATUS = ("name", "fingerprint", "first", "people", "added", "removed", "faults", "set_aside")
 """What `homebody server status` says of a device."""
@@ -340,7 +329,7 @@ def restore(source: Path, database: Database) -> Records:
             Records(copy).ledger().close()  # an old one is brought forward, and its chain is whole
             Records(database).ledger().close()
             for table in TABLES:
-                if database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone():
+                if database.one(f"SELECT 1 FROM {table} LIMIT 1"):
                     raise HomebodyError(
                         f"The database {database.name} is not empty: a backup is restored into a new one."
                     )
@@ -368,4 +357,4 @@ def _parts(source: Database) -> Iterator[Any]:
     keys = source.execute("SELECT checkpoint, part FROM checkpoint_part ORDER BY checkpoint, part").fetchall()
     for key in keys:
         query = "SELECT checkpoint, part, content FROM checkpoint_part WHERE checkpoint = ? AND part = ?"
-        yield source.execute(query, tuple(key)).fetchone()
+        yield source.one(query, *key)

@@ -19,19 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homebody.core import (
-    Catalogue,
-    Cohort,
-    Collected,
-    Evaluated,
-    Method,
-    Newcomer,
-    Opened,
-    Recommended,
-    Total,
-    Tree,
-    Users,
-)
+from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Total, Tree, Users
 from homebody.errors import Abandoned, HomebodyError
 from homebody.federation import wire
 from homebody.federation.schema import FeatureSchema
@@ -43,6 +31,7 @@ from homebody.privacy import Charge
 from homebody.rng import Rng, SystemRng
 
 if TYPE_CHECKING:
+    from homebody.core import Newcomer, Recommended
     from homebody.federation.flower.link import Link
     from homebody.federation.server.epochs import Epochs
     from homebody.federation.server.records import Records

@@ -52,7 +52,9 @@ def train(folder: Path, *, once: bool = False) -> Result:
         raise HomebodyError("The catalogue has fewer than 2 items: add some with `homebody server items`.")
     secret = (folder / "keys" / "secret").read_bytes().strip()
     ca = (folder / "keys" / "ca.pem").read_bytes() if plan.tls else None
-    keep = _best_step(records)  # takes rounds back that are run again, before anybody is told of them
+    progress = records.load()  # takes rounds back that are run again, before anybody is told of them
+    # The round that devices must still be able to come back to.
+    keep = progress.best.step if progress is not None and progress.best is not None else None
     with Link(plan.address, ca=ca, secret=secret) as link, Monitor(plan, folder):
         link.open()
         log("started", run=plan.run[:8], method=plan.recipe.method, items=records.n_items())
@@ -67,7 +69,9 @@ def train(folder: Path, *, once: bool = False) -> Result:
         log("finished", rounds=result["rounds"], chosen=result["chosen_round"], stopped=fitted.stopped)
         served = runtime.publish(method, fitted.shared, fitted.chosen, set())
         if sys.stdout.isatty() or once:
-            _show(result)
+            from homebody.report.terminal import print_result
+
+            print_result(jsonable(result))
         while not once:
             time.sleep(LOOK_SECONDS)
             served = runtime.publish(method, fitted.shared, fitted.chosen, served)
@@ -109,12 +113,6 @@ def _fit(plan: ServerPlan, method: Method, runtime: Flower, records: Records) ->
     )
 
 
-def _best_step(records: Records) -> int | None:
-    """The round that devices must still be able to come back to."""
-    progress = records.load()
-    return None if progress is None or progress.best is None else progress.best.step
-
-
 def _result(plan: ServerPlan, method: Method, fitted: Fitted, records: Records, folder: Path) -> Result:
     recipe = plan.recipe
     result = result_of(
@@ -132,12 +130,6 @@ def _result(plan: ServerPlan, method: Method, fitted: Fitted, records: Records, 
     )
     result["errors"], result["unclipped"] = fitted.evaluated.errors, fitted.evaluated.unclipped
     return result
-
-
-def _show(result: Result) -> None:
-    from homebody.report.terminal import print_result
-
-    print_result(jsonable(result))
 
 
 def main(given: list[str] | None = None) -> None:

@@ -1,13 +1,14 @@
-"""Checks of text that people and peers give: addresses, and names of one line."""
+"""Checks of what people and peers give: addresses, names of one line, and files."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from pathlib import Path
 
 from homebody.errors import HomebodyError
 
-__all__ = ["URL", "is_loopback", "one_line", "split_address"]
+__all__ = ["URL", "is_loopback", "one_line", "read_file", "split_address"]
 
 _HOST = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)"
 _ADDRESS = re.compile(_HOST + r":(?P<port>[0-9]{1,5})")
@@ -36,6 +37,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def read_file(path: Path, limit: int = -1) -> bytes:
+    """The content of a file that somebody names, or its first bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(limit)
+    except OSError as error:
+        raise HomebodyError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def one_line(text: object, what: str, limit: int) -> str:

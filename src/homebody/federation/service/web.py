@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from homebody.errors import HomebodyError
 from homebody.federation.envelopes import BadEnvelope, BadSignature, Envelope, open_envelope
@@ -30,21 +30,24 @@ from homebody.federation.service.text import is_loopback
 
 try:
     import uvicorn
+    from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import Response
+    from starlette.responses import PlainTextResponse, Response
+    from starlette.routing import Route
 except ImportError as error:
     raise HomebodyError("Serving over HTTP needs the extra: pip install 'homebody[serve]'.") from error
 
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-
 __all__ = [
-    "Gone",
     "Limits",
+    "PlainTextResponse",
     "Refusal",
+    "Request",
     "RequestMemory",
+    "Response",
+    "Route",
     "Share",
+    "Starlette",
     "answer",
     "declared",
     "listen",
