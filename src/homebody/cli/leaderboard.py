@@ -21,7 +21,7 @@ def leaderboard(
     methods: Annotated[
         str | None, typer.Option(help="Only these, with commas between; by default all that fit.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default as many as processors.")] = None,
+    jobs: options.Jobs = None,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
 ) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "METHOD",
     "DataDir",
     "Given",
+    "Jobs",
     "Json",
     "Out",
     "Settings",
@@ -45,6 +46,7 @@ TrustCode = Annotated[
     bool,
     typer.Option("--trust-code", help="Run the file that the folder's recipe names as its method; it is named first."),
 ]
+Jobs = Annotated[int | None, typer.Option(help="Runs at a time; by default as many as processors.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="field=value of the method; repeat.")]
 
 

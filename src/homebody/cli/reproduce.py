@@ -26,7 +26,7 @@ def reproduce(
     protocol: Annotated[list[str] | None, typer.Option(help="Only under this protocol; repeat.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds 0 to this less 1; by default the recipe's.")] = None,
     rounds: Annotated[int | None, typer.Option(help="For a quick look: rounds of every run.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time; by default as many as processors.")] = None,
+    jobs: options.Jobs = None,
     write: Annotated[
         bool, typer.Option("--write", help="Write RESULTS.md, its picture and results.json beside the paper's recipe.")
     ] = False,

@@ -17,7 +17,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,20 +107,14 @@ class HomeStore:
         try:
             scratch.unlink(missing_ok=True)
             os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            database = sqlite3.connect(scratch, isolation_level=None)
-            try:
+            with closing(sqlite3.connect(scratch, isolation_level=None)) as database:
                 database.execute("PRAGMA journal_mode = WAL")
                 database.execute("PRAGMA synchronous = FULL")
-                database.executescript(
-                    f"BEGIN; {_TABLES} {_MESSAGE} {_PROFILE} {_SHEET} PRAGMA user_version = {SCHEMA_VERSION};"
-                )
-                database.executemany(
-                    "INSERT INTO setting VALUES (?, ?)",
-                    [(name, json.dumps(value)) for name, value in {**settings, "changes": 0}.items()],
-                )
+                tables = f"{_TABLES} {_MESSAGE} {_PROFILE} {_SHEET}"
+                database.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION};")
+                rows = [(name, json.dumps(value)) for name, value in {**settings, "changes": 0}.items()]
+                database.executemany("INSERT INTO setting VALUES (?, ?)", rows)
                 database.execute("COMMIT")
-            finally:
-                database.close()
             scratch.rename(folder / "home.sqlite")
         except (OSError, sqlite3.Error) as error:
             raise HomebodyError(f"No device can be made in {folder}: {error}.") from error

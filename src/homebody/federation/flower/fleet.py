@@ -34,6 +34,8 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 
 __all__ = ["Fleet", "Letter"]
 
+HEARTBEAT = 10.0
+"""Seconds between heartbeats, at most. Flower takes no less, and holds a node for gone after twice that."""
 Response = TypeVar("Response")
 
 
@@ -60,22 +62,12 @@ class Fleet(Peer):
     """
 
     def __init__(
-        self,
-        address: str,
-        *,
-        ca: bytes | None,
-        key: bytes,
-        last_node: int | None = None,
-        limit: int = LIMIT,
-        heartbeat: float = 10.0,
+        self, address: str, *, ca: bytes | None, key: bytes, last_node: int | None = None, limit: int = LIMIT
     ) -> None:
         self._key = load_private(key)
         self._public = pem(self._key.public_key())
         self._wire = Wire(address, ca, limit, "SuperNode")
-        self._node = last_node
-        # Flower takes no less than 10 s, and holds a node for gone after twice that.
-        self._heartbeat = heartbeat
-        self._ahead = 0.0
+        self._node, self._ahead = last_node, 0.0
 
     def join(self) -> int:
         """Come online, and stay so by heartbeats; returns the node's number, to be stored beside the key. Refused with
@@ -89,9 +81,9 @@ class Fleet(Peer):
             except Refused:
                 # It was offline already, or is a number of another SuperLink.
                 pass
-        activate = fleet.ActivateNodeRequest(public_key=self._public, heartbeat_interval=self._heartbeat)
+        activate = fleet.ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT)
         self._node = self._ask("activate-node", activate, fleet.ActivateNodeResponse).node_id
-        self._beat = Beat(self._alive, 0.6 * self._heartbeat)
+        self._beat = Beat(self._alive, 0.6 * HEARTBEAT)
         return self._node
 
     def pull(self, wait: float) -> Letter | None:
@@ -183,7 +175,7 @@ class Fleet(Peer):
 
     def _alive(self) -> None:
         node = Node(node_id=self._joined())
-        request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=self._heartbeat)
+        request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT)
         self._ask("send-node-heartbeat", request, SendNodeHeartbeatResponse, timeout=5.0)
 
     def _ask(self, name: str, request: Any, response: type[Response], **patience: float) -> Response:

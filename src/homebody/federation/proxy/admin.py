@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import ssl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +82,8 @@ def _authority(path: Path) -> bytes:
     return text
 
 
-@contextmanager
-def _opened(folder: Path) -> Iterator[tuple[ProxySettings, ProxyStore]]:
-    settings = ProxySettings.read(folder)
-    store = ProxyStore(folder, settings)
-    try:
-        yield settings, store
-    finally:
-        store.close()
+def _opened(folder: Path) -> AbstractContextManager[ProxyStore]:
+    return closing(ProxyStore(folder, ProxySettings.read(folder)))
 
 
 def allow(folder: Path, files: Sequence[Path], *, people: int | None = None, proxy: bool = False) -> int:
@@ -97,7 +91,7 @@ def allow(folder: Path, files: Sequence[Path], *, people: int | None = None, pro
     if people is not None and not 1 <= people <= 1_000_000:
         raise HomebodyError(f"The people of a device are 1 to 1,000,000, not {people}.")
     keys = [read_report_pub(file) for file in files]
-    with _opened(folder) as (_, store):
+    with _opened(folder) as store:
         with store.transaction():
             for key in keys:
                 store.allow(key, Sender(proxy, people or (0 if proxy else 1)))
@@ -107,7 +101,7 @@ def allow(folder: Path, files: Sequence[Path], *, people: int | None = None, pro
 def forbid(folder: Path, files: Sequence[Path]) -> int:
     """Let these send no more; how many may send now."""
     keys = {file: read_report_pub(file) for file in files}
-    with _opened(folder) as (_, store):
+    with _opened(folder) as store:
         with store.transaction():
             for file, key in keys.items():
                 if not store.forbid(key):
@@ -117,7 +111,8 @@ def forbid(folder: Path, files: Sequence[Path]) -> int:
 
 def report(folder: Path) -> dict[str, Any]:
     """What `homebody proxy status` says."""
-    with _opened(folder) as (settings, store):
+    settings = ProxySettings.read(folder)
+    with _opened(folder) as store:
         senders, counters = store.senders().values(), store.counters()
         return {
             "folder": os.fspath(folder),

@@ -21,7 +21,7 @@ from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import SealedBatch
 from homebody.federation.service.logs import Trouble, log
 
-__all__ = ["CLOSED", "EpochClosed", "Forwarder", "NextHop", "Unknown", "Unreachable"]
+__all__ = ["CLOSED", "EpochRefused", "Forwarder", "NextHop", "Unreachable"]
 
 CLOSED = "closed by the next hop"
 """The outcome of a batch whose epoch the next hop has closed."""
@@ -33,12 +33,12 @@ _LONGEST_EPOCH = 8 * 86_400.0
 """Seconds from now to an epoch's end, at most: until then a proxy keeps who sent how much."""
 
 
-class Unknown(Exception):
-    """The next hop knows no such epoch."""
+class EpochRefused(Exception):
+    """The next hop knows no such epoch (404), or has closed it (410)."""
 
-
-class EpochClosed(Exception):
-    """The next hop has closed the epoch."""
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
 
 
 class Unreachable(Exception):
@@ -62,10 +62,8 @@ class NextHop:
     def epoch(self, epoch: bytes) -> Epoch:
         """Its description of an epoch, checked: devices rely on it."""
         status, said = self._ask("GET", f"/v1/epochs/{epoch.hex()}")
-        if status == 404:
-            raise Unknown
-        if status == 410:
-            raise EpochClosed
+        if status in (404, 410):
+            raise EpochRefused(status)
         if status != 200:
             raise Unreachable(f"it answered {status}")
         try:

@@ -228,7 +228,10 @@ class Correspondence:
                 elif not answer.lacks:
                     answered += len(answer.updates)
                     self._silent.pop(self.known[node].device.fingerprint, None)
-                    self._note_declined(answer.declined)
+                    if answer.declined:
+                        self._records.count("declined", len(answer.declined))
+                    self.declined.update(answer.declined)
+                    self._rest(answer.declined)
                     if answer.faults:
                         self.refuse(node, next(iter(answer.faults.values())), answer.faults)
                     yield node, answer
@@ -263,13 +266,6 @@ class Correspondence:
                 self._forget(node, error)
                 spare -= len(where[node])
             del gone[node]
-
-    def _note_declined(self, declined: Collection[int]) -> None:
-        """Whoever declines is left alone for a while, and longer each time."""
-        for number in declined:
-            self._records.count("declined")
-            self.declined.add(number)
-        self._rest(declined)
 
     def refuse(self, node: int, reason: wire.Malformed, people: Collection[int] = ()) -> None:
         """An answer that is broken: count and log it, and leave these people alone for a while. A device that gives too
@@ -323,6 +319,7 @@ class Correspondence:
         return True
 
     def _rest(self, people: Collection[int]) -> None:
+        """Leave these people alone for a while, and longer each time."""
         for number in people:
             self._rests[number] = min(self._rests.get(number, 0) + 1, MOST_RESTS)
             self._resting[number] = time.monotonic() + REST_SECONDS * 2 ** (self._rests[number] - 1)

@@ -153,6 +153,9 @@ def refusals(app: Starlette, counted: Callable[[str], None]) -> Starlette:
     """Answer each `Refusal` of an app, and each unknown route, as JSON; `counted` receives the reason."""
 
     async def refused(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            sentence = "There is nothing here by this name." if error.status_code == 404 else str(error.detail)
+            error = Refusal(error.status_code, "no such request", sentence)
         assert isinstance(error, Refusal)
         counted(error.reason)
         headers = {} if await _drained(request) else {"connection": "close"}
@@ -160,19 +163,12 @@ def refusals(app: Starlette, counted: Callable[[str], None]) -> Starlette:
             headers["retry_after"] = str(error.retry_after)
         return answer(error.status, error.said, **headers)
 
-    async def unrouted(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        counted("no such request")
-        headers = {} if await _drained(request) else {"connection": "close"}
-        sentence = "There is nothing here by this name." if error.status_code == 404 else str(error.detail)
-        return answer(error.status_code, {"error": sentence}, **headers)
-
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=400)  # nobody reads it
 
     app.router.redirect_slashes = False  # what is not here is not elsewhere either
     app.add_exception_handler(Refusal, refused)
-    app.add_exception_handler(HTTPException, unrouted)
+    app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(Gone, gone)
     return app
 
