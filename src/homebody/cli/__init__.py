@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
+from typer import Exit, Option, Typer, echo
 
 from homebody import __version__
 from homebody.cli import (
@@ -29,7 +29,7 @@ from homebody.errors import HomebodyError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = Typer(
     help="Train and compare recommenders without collecting anyone's history.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -38,14 +38,14 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"homebody {__version__}")
-        raise typer.Exit
+        echo(f"homebody {__version__}")
+        raise Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
     """Options of the command as a whole."""

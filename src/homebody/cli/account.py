@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
+from typer import Context, Option, Typer, echo
 
 from homebody.cli import options
 from homebody.errors import HomebodyError
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="What ε a mechanism costs, what noise a budget asks for, what papers claim and runs certify.")
+app = Typer(help="What ε a mechanism costs, what noise a budget asks for, what papers claim and runs certify.")
 
-Rounds = Annotated[list[int], typer.Option(help="How often it happens; repeat for a table.")]
-Delta = Annotated[list[float], typer.Option(help="δ, the probability that ε may fail with; repeat for a table.")]
-Target = Annotated[float | None, typer.Option("--epsilon", help="The ε to spend: find the noise instead.")]
-Noise = Annotated[float | None, typer.Option(help="The noise over the sensitivity under the relation.")]
-Cohort = Annotated[int | None, typer.Option(help="How many take part in a round; by default everyone.")]
-Population = Annotated[int | None, typer.Option(help="How many they are drawn from.")]
-How = Annotated[str | None, typer.Option("--sampling", help="fixed, poisson or none; by default what fits.")]
-Compared = Annotated[str, typer.Option(help="replace-one, or add-remove: what is compared.")]
-Group = Annotated[int, typer.Option(help="How many units change together.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw ε over rounds into this .html file.")]
-ReportEpsilon = Annotated[float | None, typer.Option("--report-epsilon", help="ε of one report.")]
-Sent = Annotated[int, typer.Option("--reports", help="Reports of one person in a round.")]
+Rounds = Annotated[list[int], Option(help="How often it happens; repeat for a table.")]
+Delta = Annotated[list[float], Option(help="δ, the probability that ε may fail with; repeat for a table.")]
+Target = Annotated[float | None, Option("--epsilon", help="The ε to spend: find the noise instead.")]
+Noise = Annotated[float | None, Option(help="The noise over the sensitivity under the relation.")]
+Cohort = Annotated[int | None, Option(help="How many take part in a round; by default everyone.")]
+Population = Annotated[int | None, Option(help="How many they are drawn from.")]
+How = Annotated[str | None, Option("--sampling", help="fixed, poisson or none; by default what fits.")]
+Compared = Annotated[str, Option(help="replace-one, or add-remove: what is compared.")]
+Group = Annotated[int, Option(help="How many units change together.")]
+Plot = Annotated[Path | None, Option(help="Draw ε over rounds into this .html file.")]
+ReportEpsilon = Annotated[float | None, Option("--report-epsilon", help="ε of one report.")]
+Sent = Annotated[int, Option("--reports", help="Reports of one person in a round.")]
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Inquiry:
 
 @app.callback(invoke_without_command=True)
 def account(
-    context: typer.Context,
+    context: Context,
     paper: Annotated[
-        str | None, typer.Option(help="privrec, fl-mv-dssm, pfedrec, fmf-ldp or privaterec: claimed beside certified.")
+        str | None, Option(help="privrec, fl-mv-dssm, pfedrec, fmf-ldp or privaterec: claimed beside certified.")
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="A run's folder: its ledger, explained line by line.")] = None,
-    delta: Annotated[float | None, typer.Option(help="With --run: the δ to state ε at; by default the run's.")] = None,
+    run: Annotated[Path | None, Option(help="A run's folder: its ledger, explained line by line.")] = None,
+    delta: Annotated[float | None, Option(help="With --run: the δ to state ε at; by default the run's.")] = None,
     statement: Annotated[
-        Path | None, typer.Option(help="With --run: a folder to write statement.json and statement.html into.")
+        Path | None, Option(help="With --run: a folder to write statement.json and statement.html into.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -78,7 +78,7 @@ def account(
     elif paper is not None:
         _print_paper(paper, as_json)
     else:
-        typer.echo(context.get_help())
+        echo(context.get_help())
 
 
 def _explain(run: Path, delta: float | None, into: Path | None, as_json: bool) -> None:
@@ -143,7 +143,7 @@ def onebit(
 
 @app.command()
 def shuffle(
-    users: Annotated[int, typer.Option(help="People whose reports are shuffled together.")],
+    users: Annotated[int, Option(help="People whose reports are shuffled together.")],
     report_epsilon: ReportEpsilon = None,
     reports: Sent = 1,
     epsilon: Target = None,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option, echo
 
 from homebody.cli import options
 from homebody.cli.progress import Bar
@@ -36,40 +36,38 @@ OWN = {
 
 
 def audit(
-    run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
+    run: Annotated[Path, Argument(help="A finished run's folder.")],
     attack: Annotated[
         str,
-        typer.Option(
+        Option(
             help="interactions: the server reads uploads; canary: is the ledger's ε true? made-up people take part, "
             "and observers look for them; linkage: the server looks for reports of one device behind the proxy; "
             "membership: the public asks of the final model whether someone was in its training."
         ),
     ],
     users: Annotated[
-        int | None, typer.Option(help="interactions, linkage: clients to attack.", show_default="100, 300")
+        int | None, Option(help="interactions, linkage: clients to attack.", show_default="100, 300")
     ] = None,
     canaries: Annotated[
         int | None,
-        typer.Option(
+        Option(
             help="canary: made-up people in a training; the more, the smaller a mistake is found.",
             show_default="1,000, or as many as an update has entries",
         ),
     ] = None,
-    trials: Annotated[int | None, typer.Option(help="canary: how many times to train.", show_default="1")] = None,
+    trials: Annotated[int | None, Option(help="canary: how many times to train.", show_default="1")] = None,
     confidence: Annotated[
-        float | None, typer.Option(help="canary: that a right ledger is not contradicted.", show_default="0.95")
+        float | None, Option(help="canary: that a right ledger is not contradicted.", show_default="0.95")
     ] = None,
     people: Annotated[
-        int | None, typer.Option(help="membership: people to ask about, half of them members.", show_default="all")
+        int | None, Option(help="membership: people to ask about, half of them members.", show_default="all")
     ] = None,
-    shadows: Annotated[int | None, typer.Option(help="membership: models to compare with.", show_default="8")] = None,
+    shadows: Annotated[int | None, Option(help="membership: models to compare with.", show_default="8")] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(
-            help="membership: for a quick try, of every model, the attacked one too.", show_default="the run's"
-        ),
+        Option(help="membership: for a quick try, of every model, the attacked one too.", show_default="the run's"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="All of the attack's randomness derives from it.")] = 0,
+    seed: Annotated[int, Option(help="All of the attack's randomness derives from it.")] = 0,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
@@ -92,9 +90,9 @@ def audit(
     attacks = {"interactions": _interactions, "canary": _canary, "linkage": _linkage, "membership": _membership}
     found = attacks[attack](run, given, seed, as_json)
     if as_json:
-        typer.echo(json.dumps({"attack": attack, "run": str(run), "seed": seed, **found}))
+        echo(json.dumps({"attack": attack, "run": str(run), "seed": seed, **found}))
     if found.get("contradicted") or any(one["contradicted"] for one in found.get("observers", [])):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _interactions(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:

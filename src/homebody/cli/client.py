@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option, Typer, echo
 
 from homebody.cli import options
 from homebody.errors import HomebodyError, several
@@ -18,33 +18,32 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="A device: the histories of its people stay on it.", no_args_is_help=True)
+app = Typer(help="A device: the histories of its people stay on it.", no_args_is_help=True)
 
-Dir = Annotated[Path, typer.Argument(help="The device's folder.", metavar="DIR")]
-Name = Annotated[str, typer.Argument(help="The person, by name.")]
+Dir = Annotated[Path, Argument(help="The device's folder.", metavar="DIR")]
+Name = Annotated[str, Argument(help="The person, by name.")]
 
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="A folder that is empty or does not exist.", metavar="DIR")],
-    server: Annotated[str, typer.Option(help="The server's address, HOST:PORT.")],
+    folder: Annotated[Path, Argument(help="A folder that is empty or does not exist.", metavar="DIR")],
+    server: Annotated[str, Option(help="The server's address, HOST:PORT.")],
     ca: Annotated[
-        Path | None,
-        typer.Option(help="The server's ca.pem; leave it out only for a server on this machine without TLS."),
+        Path | None, Option(help="The server's ca.pem; leave it out only for a server on this machine without TLS.")
     ] = None,
-    name: Annotated[str, typer.Option(help="A name for the device; the server does not learn it.")] = "",
+    name: Annotated[str, Option(help="A name for the device; the server does not learn it.")] = "",
     budget: Annotated[
-        str | None, typer.Option(help="Each person's privacy budget, such as eps=8,delta=1e-6,observer=server.")
+        str | None, Option(help="Each person's privacy budget, such as eps=8,delta=1e-6,observer=server.")
     ] = None,
     proxy: Annotated[
-        str, typer.Option(help="The proxy that reports go through, https://HOST:PORT, for a method that shuffles.")
+        str, Option(help="The proxy that reports go through, https://HOST:PORT, for a method that shuffles.")
     ] = "",
     proxy_ca: Annotated[
-        Path | None, typer.Option(help="The proxy's ca.pem; without it, authorities that this system knows.")
+        Path | None, Option(help="The proxy's ca.pem; without it, authorities that this system knows.")
     ] = None,
     limits: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--limit", help="The most that a task may use: memory=2e9, operations=1e12, bytes=3e8, seconds=120; repeat."
         ),
     ] = None,
@@ -94,28 +93,21 @@ def init(
 @app.command("import")
 def import_history(
     folder: Dir,
-    file: Annotated[Path, typer.Argument(help="CSV or Parquet, one row an interaction.")],
-    person: Annotated[str | None, typer.Option(help="Whose history it is; added if not known.")] = None,
+    file: Annotated[Path, Argument(help="CSV or Parquet, one row an interaction.")],
+    person: Annotated[str | None, Option(help="Whose history it is; added if not known.")] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only this person of a file of several; repeat for more, in order.")
+        list[str] | None, Option(help="Only this person of a file of several; repeat for more, in order.")
     ] = None,
-    user_col: Annotated[str | None, typer.Option(help="The column of users; '' for none.")] = None,
-    item_col: Annotated[str | None, typer.Option(help="The column of items.")] = None,
-    time_col: Annotated[str | None, typer.Option(help="The column of times; '' for none.")] = None,
-    rating_col: Annotated[str | None, typer.Option(help="The column of ratings; '' for none.")] = None,
+    user_col: Annotated[str | None, Option(help="The column of users; '' for none.")] = None,
+    item_col: Annotated[str | None, Option(help="The column of items.")] = None,
+    time_col: Annotated[str | None, Option(help="The column of times; '' for none.")] = None,
+    rating_col: Annotated[str | None, Option(help="The column of ratings; '' for none.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Add the rows of a file to the histories, all or none; rows that are there already are not added again."""
     with _home(folder) as home:
-        done = home.history.import_file(
-            file,
-            person,
-            user_col=user_col,
-            item_col=item_col,
-            time_col=time_col,
-            rating_col=rating_col,
-            only=only or (),
-        )
+        columns = {"user_col": user_col, "item_col": item_col, "time_col": time_col, "rating_col": rating_col}
+        done = home.history.import_file(file, person, only=only or (), **columns)
     options.answer(
         {**done._asdict(), "new": [one._asdict() for one in done.new]},
         as_json,
@@ -129,9 +121,9 @@ def import_history(
 def append(
     folder: Dir,
     person: Name,
-    item: Annotated[str, typer.Argument(help="The item's id.")],
-    time: Annotated[str | None, typer.Option(help="A number or an ISO date; by default now.")] = None,
-    rating: Annotated[float | None, typer.Option(help="What it was rated.")] = None,
+    item: Annotated[str, Argument(help="The item's id.")],
+    time: Annotated[str | None, Option(help="A number or an ISO date; by default now.")] = None,
+    rating: Annotated[float | None, Option(help="What it was rated.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Add one interaction to a person's history."""
@@ -146,9 +138,9 @@ def append(
 def delete(
     folder: Dir,
     person: Name,
-    item: Annotated[str | None, typer.Argument(help="The item's id.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="The whole history.")] = False,
-    before: Annotated[str | None, typer.Option(help="Only what is older than this time.")] = None,
+    item: Annotated[str | None, Argument(help="The item's id.")] = None,
+    everything: Annotated[bool, Option("--all", help="The whole history.")] = False,
+    before: Annotated[str | None, Option(help="Only what is older than this time.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Delete a person's interactions with an item, or all of them."""
@@ -166,8 +158,8 @@ def delete(
 @app.command()
 def export(
     folder: Dir,
-    file: Annotated[Path, typer.Argument(help="The CSV file to write.")],
-    person: Annotated[str | None, typer.Option(help="One person's history alone.")] = None,
+    file: Annotated[Path, Argument(help="The CSV file to write.")],
+    person: Annotated[str | None, Option(help="One person's history alone.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Write the histories as a CSV file that `import` reads."""
@@ -179,7 +171,7 @@ def export(
 @app.command()
 def people(
     folder: Dir,
-    add: Annotated[list[str] | None, typer.Option(help="Add a person who has no history yet; repeat.")] = None,
+    add: Annotated[list[str] | None, Option(help="Add a person who has no history yet; repeat.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """List the people of the device, and who takes part."""
@@ -195,9 +187,9 @@ def profile(
     folder: Dir,
     person: Name,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A feature of this person, such as age=25; repeat.")
+        list[str] | None, Option("--set", help="A feature of this person, such as age=25; repeat.")
     ] = None,
-    forget: Annotated[list[str] | None, typer.Option(help="A feature to remove; repeat.")] = None,
+    forget: Annotated[list[str] | None, Option(help="A feature to remove; repeat.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show or set a person's features. The model on this device uses them, and they never leave it."""
@@ -223,18 +215,16 @@ def profile(
 @app.command()
 def ledger(
     folder: Dir,
-    person: Annotated[str | None, typer.Option(help="One person alone.")] = None,
-    delta: Annotated[float | None, typer.Option(help="The δ to state ε at; by default the budget's.")] = None,
+    person: Annotated[str | None, Option(help="One person alone.")] = None,
+    delta: Annotated[float | None, Option(help="The δ to state ε at; by default the budget's.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """List what left the device, what it disclosed to whom, and the ε that was spent."""
     from homebody.federation.device.disclosures import disclosure
 
     with _home(folder) as home:
-        found = [
-            disclosure(home, one, delta)
-            for one in ([home.people.find(person)] if person is not None else home.people.all())
-        ]
+        whose = home.people.all() if person is None else [home.people.find(person)]
+        found = [disclosure(home, one, delta) for one in whose]
     nobody = [] if found else ["Nobody lives with this device yet, so nothing has left it."]
     options.answer({"people": found}, as_json, *nobody, *(partial(_print_disclosure, one) for one in found))
 
@@ -252,7 +242,7 @@ def limits(
     folder: Dir,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A new limit: memory=2e9, operations=1e12, bytes=3e8 or seconds=120; repeat."),
+        Option("--set", help="A new limit: memory=2e9, operations=1e12, bytes=3e8 or seconds=120; repeat."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -268,7 +258,7 @@ def limits(
 def recommend(
     folder: Dir,
     person: Name,
-    k: Annotated[int, typer.Option("-k", help="How many items.", min=1)] = 10,
+    k: Annotated[int, Option("-k", help="How many items.", min=1)] = 10,
     as_json: options.Json = False,
 ) -> None:
     """Rank a person's best new items on this device; no network is needed."""
@@ -298,7 +288,7 @@ def resume(folder: Dir, as_json: options.Json = False) -> None:
 def opt_out(
     folder: Dir,
     person: Name,
-    delete_history: Annotated[bool, typer.Option("--delete-history", help="Delete what they did, too.")] = False,
+    delete_history: Annotated[bool, Option("--delete-history", help="Delete what they did, too.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """End a person's part: their private state and stored answers are deleted. What left before stays with others."""
@@ -374,7 +364,7 @@ def _people(home: Home) -> list[dict[str, Any]]:
 
 def _print_people(rows: list[dict[str, Any]]) -> None:
     if not rows:
-        typer.echo("Nobody lives here yet; add someone with `homebody client import`.")
+        echo("Nobody lives here yet; add someone with `homebody client import`.")
         return
 
     from rich.console import Console

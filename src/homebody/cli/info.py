@@ -30,12 +30,8 @@ def print_summary(summary: Summary, notes: Sequence[str] = ()) -> None:
     console.print(table)
     console.print("\n users by number of interactions")
     console.print(Padding(_chart(summary.activity, block=_block(console)), (0, 0, 0, 2)))
-    sections = (
-        ("user features", summary.user_features),
-        ("item features", summary.item_features),
-        ("contexts", summary.contexts),
-    )
-    for title, columns in sections:
+    sections = {"user features": summary.user_features, "item features": summary.item_features}
+    for title, columns in {**sections, "contexts": summary.contexts}.items():
         if columns:
             console.print(f"\n {title}")
             console.print(Padding(_columns(columns), (0, 0, 0, 2)))
@@ -92,10 +88,8 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
             yield title, "none"
     if summary.impressions is not None:
         shown = summary.impressions
-        yield (
-            "impressions",
-            f"{shown.impressions:,} of {shown.users:,} users; {shown.clicked:,} of {shown.shown:,} items clicked",
-        )
+        clicks = f"{shown.clicked:,} of {shown.shown:,} items clicked"
+        yield "impressions", f"{shown.impressions:,} of {shown.users:,} users; {clicks}"
 
 
 def _moments(first: int, last: int) -> tuple[str, str]:

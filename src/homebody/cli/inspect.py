@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from homebody.cli import options
 
@@ -24,10 +24,8 @@ SHOWN = 6
 def inspect(
     given: options.Given,
     method: Annotated[str, options.METHOD],
-    user: Annotated[
-        str | None, typer.Option(help="The person, as the data set calls them; by default the first.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="As in the run whose first message this is.")] = 0,
+    user: Annotated[str | None, Option(help="The person, as the data set calls them; by default the first.")] = None,
+    seed: Annotated[int, Option(help="As in the run whose first message this is.")] = 0,
     settings: options.Settings = None,
     as_json: options.Json = False,
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
+from typer import Argument
 
 from homebody.cli import options
 
@@ -12,7 +12,7 @@ __all__ = ["methods"]
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show this one's fields.")] = None, as_json: options.Json = False
+    name: Annotated[str | None, Argument(help="Show this one's fields.")] = None, as_json: options.Json = False
 ) -> None:
     """Every method and reference: what it is, its paper, and the fields that --set takes."""
     from homebody.methods import METHODS, trust

@@ -10,7 +10,7 @@ from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option, echo
 
 from homebody import settings
 from homebody.errors import HomebodyError
@@ -40,20 +40,19 @@ __all__ = [
     "warn",
 ]
 
-Out = Annotated[Path, typer.Option("--out", help="The folder that run folders are made in.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Out = Annotated[Path, Option("--out", help="The folder that run folders are made in.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object and nothing else.")]
 TrustCode = Annotated[
-    bool,
-    typer.Option("--trust-code", help="Run the file that the folder's recipe names as its method; it is named first."),
+    bool, Option("--trust-code", help="Run the file that the folder's recipe names as its method; it is named first.")
 ]
-Jobs = Annotated[int | None, typer.Option(help="Runs at a time; by default as many as processors.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="field=value of the method; repeat.")]
+Jobs = Annotated[int | None, Option(help="Runs at a time; by default as many as processors.")]
+Settings = Annotated[list[str] | None, Option("--set", help="field=value of the method; repeat.")]
 
 
 def _option(spec: Field[Any], name: str = "", **changes: Any) -> Any:
     of = spec.metadata
     words = {"help": of["doc"], "rich_help_panel": of["panel"] or None, "min": of.get("min"), **changes}
-    return typer.Option(name or settings.option(spec), **words)
+    return Option(name or settings.option(spec), **words)
 
 
 def of_recipe(name: str, **changes: Any) -> Any:
@@ -61,7 +60,7 @@ def of_recipe(name: str, **changes: Any) -> Any:
     return _option(settings.declared(Recipe)[name][0], **{"rich_help_panel": None, **changes})
 
 
-METHOD = typer.Argument(help=settings.declared(Recipe)["method"][0].metadata["doc"])
+METHOD = Argument(help=settings.declared(Recipe)["method"][0].metadata["doc"])
 DataDir = Annotated[Path | None, of_recipe("data_dir")]
 
 
@@ -194,10 +193,10 @@ def pairs(given: list[str] | None, option: str, *, first: bool = False) -> dict[
 def answer(found: Mapping[str, Any], as_json: bool, *shown: str | Callable[[], object]) -> None:
     """Print one JSON object, or the same for people: lines, and what functions print."""
     if as_json:
-        typer.echo(json.dumps(found))
+        echo(json.dumps(found))
         return
     for part in shown:
-        typer.echo(part) if isinstance(part, str) else part()
+        echo(part) if isinstance(part, str) else part()
 
 
 def table(
@@ -234,7 +233,7 @@ def made_key(public: Path, operator: str, as_json: bool) -> None:
 
 def warn(text: str) -> None:
     """Print a warning to the error stream, whatever else is printed."""
-    typer.echo(f"homebody: {text}", err=True)
+    echo(f"homebody: {text}", err=True)
 
 
 def _number(text: str) -> int | float | str:

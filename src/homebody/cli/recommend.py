@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from homebody.cli import options
 from homebody.errors import HomebodyError, several
@@ -15,25 +15,23 @@ __all__ = ["recommend"]
 
 
 def recommend(
-    run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
-    user: Annotated[str | None, typer.Option(help="The person, as the data set calls them.")] = None,
+    run: Annotated[Path, Argument(help="A finished run's folder.")],
+    user: Annotated[str | None, Option(help="The person, as the data set calls them.")] = None,
     clicks: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="For somebody new: items that they have, oldest first, with commas, by the data set's ids or names; "
             "'' for none."
         ),
     ] = None,
     feature: Annotated[
-        list[str] | None, typer.Option(help="Of somebody new, such as age=25; repeat. What is not said is unknown.")
+        list[str] | None, Option(help="Of somebody new, such as age=25; repeat. What is not said is unknown.")
     ] = None,
     now: Annotated[
-        list[str] | None, typer.Option(help="The circumstances in which they ask, such as weather=sunny; repeat.")
+        list[str] | None, Option(help="The circumstances in which they ask, such as weather=sunny; repeat.")
     ] = None,
-    ratings: Annotated[
-        str | None, typer.Option(help="What they think of each of --clicks, in its order: 5,3.5,4.")
-    ] = None,
-    k: Annotated[int, typer.Option("-k", help="How many items.", min=1)] = 10,
+    ratings: Annotated[str | None, Option(help="What they think of each of --clicks, in its order: 5,3.5,4.")] = None,
+    k: Annotated[int, Option("-k", help="How many items.", min=1)] = 10,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:

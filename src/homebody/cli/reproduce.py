@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from homebody.cli import options
 from homebody.errors import HomebodyError
@@ -18,20 +18,20 @@ __all__ = ["reproduce"]
 
 def reproduce(
     paper: Annotated[
-        str | None, typer.Argument(help="A paper's name, or a folder with its recipe.toml; without one: a list.")
+        str | None, Argument(help="A paper's name, or a folder with its recipe.toml; without one: a list.")
     ] = None,
-    table: Annotated[str | None, typer.Option(help="Only this table; by default everything.")] = None,
-    figure: Annotated[str | None, typer.Option(help="Only this figure.")] = None,
-    data: Annotated[list[str] | None, typer.Option(help="Only this data set; repeat.")] = None,
-    protocol: Annotated[list[str] | None, typer.Option(help="Only under this protocol; repeat.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Seeds 0 to this less 1; by default the recipe's.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="For a quick look: rounds of every run.")] = None,
+    table: Annotated[str | None, Option(help="Only this table; by default everything.")] = None,
+    figure: Annotated[str | None, Option(help="Only this figure.")] = None,
+    data: Annotated[list[str] | None, Option(help="Only this data set; repeat.")] = None,
+    protocol: Annotated[list[str] | None, Option(help="Only under this protocol; repeat.")] = None,
+    seeds: Annotated[int | None, Option(help="Seeds 0 to this less 1; by default the recipe's.")] = None,
+    rounds: Annotated[int | None, Option(help="For a quick look: rounds of every run.")] = None,
     jobs: options.Jobs = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Write RESULTS.md, its picture and results.json beside the paper's recipe.")
+        bool, Option("--write", help="Write RESULTS.md, its picture and results.json beside the paper's recipe.")
     ] = False,
     rewrite: Annotated[
-        bool, typer.Option("--rewrite", help="Run nothing: write RESULTS.md again from results.json beside the recipe.")
+        bool, Option("--rewrite", help="Run nothing: write RESULTS.md again from results.json beside the recipe.")
     ] = False,
     out: options.Out = Path("runs"),
     data_dir: options.DataDir = None,
@@ -69,16 +69,9 @@ def reproduce(
             if code := code_of(method):
                 options.warn(f"{folder} runs the code of {code}.")
                 trust(method, code.sha256)
-    planned = plan(
-        read_paper(folder),
-        table=table,
-        figure=figure,
-        data=data or [],
-        protocols=protocol or [],
-        seeds=seeds,
-        rounds=rounds,
-        data_dir=options.folder_anywhere(data_dir),
-    )
+    part: dict[str, Any] = {"table": table, "figure": figure, "data": data or [], "protocols": protocol or []}
+    where = options.folder_anywhere(data_dir)
+    planned = plan(read_paper(folder), **part, seeds=seeds, rounds=rounds, data_dir=where)
     with watching_cells(planned.paper.name, len(planned.recipes), quiet=as_json) as (watch, say):
         if much := work(planned, out):
             say(much)

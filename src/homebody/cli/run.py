@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import click
-import typer
 from click.core import ParameterSource
+from typer import Argument, Option
 
 from homebody.cli import options
 from homebody.errors import HomebodyError
@@ -23,7 +23,7 @@ def run(
     settings: options.Settings = None,
     plain: Annotated[bool, options.of_recipe("fused")] = False,
     out: options.Out = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run's folder; takes no method.")] = None,
+    resume: Annotated[Path | None, Option(help="Go on with this run's folder; takes no method.")] = None,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
@@ -77,8 +77,8 @@ def _refuse_others() -> None:
 @options.recipe_options
 def compare(
     given: options.Given,
-    methods: Annotated[list[str], typer.Argument(help="Names from `homebody methods`, or path/to/file.py:Class.")],
-    seeds: Annotated[int, typer.Option(help="Run each method with seeds 0 to this less 1.")] = 3,
+    methods: Annotated[list[str], Argument(help="Names from `homebody methods`, or path/to/file.py:Class.")],
+    seeds: Annotated[int, Option(help="Run each method with seeds 0 to this less 1.")] = 3,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
 ) -> None:
@@ -104,7 +104,7 @@ def compare(
     options.answer(comparison, as_json, lambda: print_comparison(comparison))
 
 
-def show(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: options.Json = False) -> None:
+def show(run: Annotated[Path, Argument(help="A run's folder.")], as_json: options.Json = False) -> None:
     """What was run, how it went round by round, what it told whom, and what came of it."""
     from homebody.report import RunFolder
     from homebody.report.terminal import print_run

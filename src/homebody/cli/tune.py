@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from homebody.cli import options
 from homebody.cli.progress import watching_trials
@@ -21,16 +21,14 @@ TOP = 10
 def tune(
     given: options.Given,
     method: Annotated[str, options.METHOD],
-    trials: Annotated[int, typer.Option(help="Settings to try; the first is the defaults.")] = 8,
+    trials: Annotated[int, Option(help="Settings to try; the first is the defaults.")] = 8,
     search: Annotated[
-        list[str] | None, typer.Option(help="Where to look: field=low:high, field=low:high:log or field=a,b,c; repeat.")
+        list[str] | None, Option(help="Where to look: field=low:high, field=low:high:log or field=a,b,c; repeat.")
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="field=value, the same in every trial; repeat.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the first run of each trial, and of the draw.")] = 0,
-    seeds: Annotated[int, typer.Option(help="Runs of each trial; validation is averaged.")] = 1,
-    jobs: Annotated[int | None, typer.Option(help="Trials at a time; by default as many as processors.")] = None,
+    settings: Annotated[list[str] | None, Option("--set", help="field=value, the same in every trial; repeat.")] = None,
+    seed: Annotated[int, Option(help="Of the first run of each trial, and of the draw.")] = 0,
+    seeds: Annotated[int, Option(help="Runs of each trial; validation is averaged.")] = 1,
+    jobs: Annotated[int | None, Option(help="Trials at a time; by default as many as processors.")] = None,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
 ) -> None:

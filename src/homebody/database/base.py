@@ -131,20 +131,15 @@ class Database(ABC):
                 self.execute(f"PRAGMA user_version = {len(steps)}")
             else:
                 self._run(_VERSIONS)
-                self.execute(
-                    "INSERT INTO homebody_schema (component, version) VALUES (?, ?) "
-                    "ON CONFLICT (component) DO UPDATE SET version = excluded.version",
-                    (component, len(steps)),
-                )
+                self.put("homebody_schema", "component", component=component, version=len(steps))
 
     def version(self, component: str, *, header: bool = False) -> int:
         """The schema that a component's tables have; 0 where there are none."""
         if header and self.dialect == "sqlite":
-            (version,) = self.execute("PRAGMA user_version").fetchone()
-            return int(version)
+            return int(self.one("PRAGMA user_version")[0])
         if not self._has_versions():
             return 0
-        found = self.execute("SELECT version FROM homebody_schema WHERE component = ?", (component,)).fetchone()
+        found = self.one("SELECT version FROM homebody_schema WHERE component = ?", component)
         return int(found[0]) if found else 0
 
     _begin: str

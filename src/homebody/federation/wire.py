@@ -23,7 +23,6 @@ from homebody.errors import HomebodyError
 from homebody.rng import Rng
 
 __all__ = [
-    "VERSION",
     "Expected",
     "Malformed",
     "OtherVersion",

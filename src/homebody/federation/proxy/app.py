@@ -95,12 +95,8 @@ class Proxy:
     def _refusal(self, outcome: str, message: VerifiedMessage, k: int) -> web.Refusal:
         if outcome == "limit":
             most = message.sender.people * min(k, self._settings.most)
-            return web.Refusal(
-                429,
-                "over its limit",
-                f"This device may send {several(most, 'report')} in this epoch, and no more.",
-                limit=True,
-            )
+            sentence = f"This device may send {several(most, 'report')} in this epoch, and no more."
+            return web.Refusal(429, "over its limit", sentence, limit=True)
         if outcome == "full":
             return web.Refusal(429, "full", "As many reports are held as may be; send it again later.", retry_after=5)
         if outcome == "conflict":

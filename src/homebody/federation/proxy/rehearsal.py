@@ -61,12 +61,8 @@ def rehearse(messages: Sequence[bytes], batch: int = 4096) -> list[bytes]:
         try:
             with store.transaction():
                 store.open_epoch(described, now)
-                sent = [
-                    VerifiedMessage(
-                        os.urandom(32), Sender(False, 1), Envelope("message", epoch, os.urandom(16), message)
-                    )
-                    for message in messages
-                ]
+                envelopes = (Envelope("message", epoch, os.urandom(16), message) for message in messages)
+                sent = [VerifiedMessage(os.urandom(32), Sender(False, 1), envelope) for envelope in envelopes]
                 outcomes = set(store.accept(sent, now))
                 assert outcomes == {"accepted"}, outcomes
                 store.tick(now)

@@ -134,11 +134,8 @@ def opened(folder: Path) -> Database:
     database.migrate("proxy", [_TABLES])
     # A statement that inserts many reports counts them off here.
     database.execute("CREATE TEMP TABLE places (place INTEGER PRIMARY KEY)")
-    database.execute(
-        "INSERT INTO places WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
-        "SELECT i FROM n",
-        (AT_ONCE - 1,),
-    )
+    counting = "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < ?) SELECT i FROM n"
+    database.execute(f"INSERT INTO places {counting}", (AT_ONCE - 1,))
     return database
 
 
@@ -354,10 +351,8 @@ class ProxyStore:
         self._db.put("accepted", epoch=epoch, mark=mark, content=content)
         self._db.put("quotas", "epoch, mark", epoch=epoch, mark=who, used=used + size, pool=pool)
         for table, which in (("pools", pool), ("heaps", heap)):
-            self._db.execute(
-                f"UPDATE {table} SET devices = devices + ?, reports = reports + ? WHERE {table[:-1]} = ?",
-                (devices, size, which),
-            )
+            change = f"UPDATE {table} SET devices = devices + ?, reports = reports + ? WHERE {table[:-1]} = ?"
+            self._db.execute(change, (devices, size, which))
         fresh.setdefault(heap, []).append(envelope.reports)
         return "accepted"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import uuid
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["FILE", "NOBODY_PUBLIC", "ServerPlan"]
 
 SCHEMA_VERSION = 1
-OPTIONS = "Options"
-"""The panel of `homebody server init --help`. A setting without it is only in the file."""
+option = partial(setting, panel="Options")
+"""A setting that is an option of `homebody server init`; others are only in the file."""
 NOBODY_PUBLIC = "No device's data is public: leave out public people, and stages that learn from them alone."
 DESCRIBED = ("method", "fields", "stages", "seed", "protocol", "held_out", "negatives")
 """Fields of the recipe that every letter holds as they are."""
@@ -45,51 +46,39 @@ class ServerPlan:
 
     recipe: Recipe
     """What is trained; the data are on the devices."""
-    listen: str = setting(
-        "127.0.0.1:9092", "Where to listen for devices, HOST:PORT; 0.0.0.0:PORT for other machines too.", panel=OPTIONS
+    listen: str = option(
+        "127.0.0.1:9092", "Where to listen for devices, HOST:PORT; 0.0.0.0:PORT for other machines too."
     )
-    metrics: str = setting("127.0.0.1:9464", "Where /metrics and /health answer; '' for nowhere.", panel=OPTIONS)
-    database: str = setting(
-        "server.sqlite", "A file in DIR, postgresql://…, or env:NAME for an address in the environment.", panel=OPTIONS
+    metrics: str = option("127.0.0.1:9464", "Where /metrics and /health answer; '' for nowhere.")
+    database: str = option(
+        "server.sqlite", "A file in DIR, postgresql://…, or env:NAME for an address in the environment."
     )
-    link: str = setting("", "Join a link that runs elsewhere with this server's keys, HOST:PORT.", panel=OPTIONS)
+    link: str = option("", "Join a link that runs elsewhere with this server's keys, HOST:PORT.")
     """A SuperLink; without one, the server starts its own."""
-    reports: str = setting(
-        "", "Where proxies bring reports, HOST:PORT, for a method that shuffles; '' for nowhere.", panel=OPTIONS
-    )
-    reports_wait: float = setting(
+    reports: str = option("", "Where proxies bring reports, HOST:PORT, for a method that shuffles; '' for nowhere.")
+    reports_wait: float = option(
         30.0,
         "Seconds after a round's deadline for reports: longer than the proxy holds them.",
         low=0,
         high=86_400,
         unit="second",
-        panel=OPTIONS,
     )
-    tls: bool = setting(
-        True, "Encrypt; to leave it out, listen on this machine alone.", option="--tls/--no-tls", panel=OPTIONS
+    tls: bool = option(True, "Encrypt; to leave it out, listen on this machine alone.", option="--tls/--no-tls")
+    deadline: float = option(60.0, "Seconds that a round waits for answers.", low=1, high=86_400, unit="second")
+    quorum: float = option(
+        0.5, "The share of a round that must answer, or it is abandoned and tried again.", above=0, high=1
     )
-    deadline: float = setting(
-        60.0, "Seconds that a round waits for answers.", low=1, high=86_400, unit="second", panel=OPTIONS
-    )
-    quorum: float = setting(
-        0.5,
-        "The share of a round that must answer, or it is abandoned and tried again.",
-        above=0,
-        high=1,
-        panel=OPTIONS,
-    )
-    least: int = setting(1, "People that must be connected before a round begins.", low=1, min=1, panel=OPTIONS)
-    half: bool = setting(False, "Send numbers in 16 bits instead of 32.", panel=OPTIONS)
+    least: int = option(1, "People that must be connected before a round begins.", low=1, min=1)
+    half: bool = option(False, "Send numbers in 16 bits instead of 32.")
     largest: float = setting(1e9, "The largest number that an update may hold.", above=0)
-    most_faults: int = setting(5, "Broken answers of one device before it is set aside.", low=1, min=1, panel=OPTIONS)
-    longest: int = setting(
+    most_faults: int = option(5, "Broken answers of one device before it is set aside.", low=1, min=1)
+    longest: int = option(
         LONGEST,
         "Interactions of a person that count, the latest: devices reckon a task with so many.",
         low=1,
         high=MOST_INTERACTIONS,
         unit="interaction",
         min=1,
-        panel=OPTIONS,
     )
     run: str = setting(doc="The name of this training on devices.", make=lambda: uuid.uuid4().hex)
 

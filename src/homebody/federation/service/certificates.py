@@ -75,14 +75,9 @@ def make_device_key(folder: Path) -> Path:
     """Write a device's key (device.key, which stays on it) and its public half for the operator, whose path is
     returned."""
     key = ec.generate_private_key(ec.SECP384R1())
-    _, public = write_new(
-        folder,
-        {
-            "device.key": key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
-            "device.pub": key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n",
-        },
-    )
-    return public
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return write_new(folder, {"device.key": private, "device.pub": public + b"\n"})[1]
 
 
 def read_public(path: Path) -> bytes:

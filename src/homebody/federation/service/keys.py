@@ -36,14 +36,11 @@ def make_report_key(folder: Path) -> Path:
     """
     seed = os.urandom(32)
     public, _ = signing_keys(seed)
-    _, path = write_new(
-        folder,
-        {
-            "reports.key": f"homebody-reports-secret {seed.hex()}\n".encode(),
-            "reports.pub": f"homebody-reports {public.hex()}\n".encode(),
-        },
-    )
-    return path
+    lines = {
+        "reports.key": f"homebody-reports-secret {seed.hex()}\n",
+        "reports.pub": f"homebody-reports {public.hex()}\n",
+    }
+    return write_new(folder, {name: line.encode() for name, line in lines.items()})[1]
 
 
 def read_report_key(path: Path) -> tuple[bytes, bytes]:
