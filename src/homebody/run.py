@@ -44,6 +44,7 @@ from homebody.run_notes import (
 )
 from homebody.simulation import Simulator, usable_device
 from homebody.stopwatch import Stopwatch
+from homebody.view_vectors import make_views
 
 __all__ = [
     "Watcher",
@@ -183,8 +184,8 @@ def _insist_on_same(folder: RunFolder, now: dict[str, Any]) -> None:
 
 
 def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
-    """The population of a recipe, with its features, after its filters."""
-    return load(
+    """The population of a recipe, with its features, after its filters and without what is elsewhere."""
+    population = load(
         recipe.data,
         data_dir=recipe.data_dir,
         **cast(dict[str, Any], recipe.columns),
@@ -193,10 +194,12 @@ def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
         kinds=recipe.kinds,
         vocabularies=recipe.vocabularies,
         impressions=recipe.impressions,
+        views=recipe.views,
         filters=recipe.filters,
         say=watcher.say,
         progress=watcher.fetched,
     )
+    return make_views(population, recipe.views, recipe.seed) if recipe.views else population
 
 
 def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Reference, Split]:

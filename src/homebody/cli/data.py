@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer
 
-from homebody.cli.options import DataDir, Given, Json, answer, from_settings
+from homebody.cli.options import DataDir, Given, Json, answer, from_settings, of_recipe, pairs
 from homebody.errors import several
 from homebody.recipe import Recipe
 
 if TYPE_CHECKING:
+    from homebody.data import Population
     from homebody.data.fetch import Progress
     from homebody.data.sources import Place
 
@@ -24,6 +25,10 @@ LISTED = ("name", "description", "users", "items", "interactions", "megabytes", 
 """What `homebody data list` says of a dataset."""
 
 Source = Annotated[str, Argument(help="A dataset's name, a CSV or Parquet file, or synthetic[:…].")]
+Views = Annotated[list[str] | None, of_recipe("views")]
+PATHS = ("data_dir", "user_features", "item_features", "impressions")
+OF_DATA = (*PATHS, "columns", "kinds", "filters", "views")
+"""The fields of a recipe that say what the data are."""
 
 app = Typer(help="List, fetch, inspect and export datasets.", no_args_is_help=True)
 
@@ -88,20 +93,23 @@ def get_dataset(
 
 
 @app.command("info")
-@from_settings(Recipe, "data_dir", "columns", "user_features", "item_features", "kinds", "impressions", "filters")
+@from_settings(Recipe, *OF_DATA)
 def info(source: Source, given: Given, as_json: Json = False) -> None:
     """Count a population: users, items, lengths, duplicates, ties, times, features, impressions."""
     from homebody.cli.info import print_summary
     from homebody.data.filters import Filters
     from homebody.data.sources import load
     from homebody.data.summary import summarise
+    from homebody.data.views import parse_views
 
-    paths = ("data_dir", "user_features", "item_features", "impressions")  # as they were typed, for errors to name
-    values = given.values() | {name: given.typed[name] for name in paths}
+    values = given.values() | {name: given.typed[name] for name in PATHS}  # as they were typed, for errors to name
+    views = pairs(given.typed["views"], "--view", first=True)
     # Before anything is read: what was mistyped need not wait for it.
     Filters.parse(values["filters"])
+    parse_views(views)
     with fetching(quiet=as_json) as (say, progress):
-        population = load(source, **values.pop("columns"), **values, say=say, progress=progress)
+        population = load(source, **{**values.pop("columns"), **values, "views": views}, say=say, progress=progress)
+    population = _with_made(population, views)
     summary, notes = summarise(population), population.notes
     answer({**asdict(summary), "notes": notes}, as_json, lambda: print_summary(summary, notes))
 
@@ -113,17 +121,34 @@ def export_data(
     users: Annotated[
         str | None, Option(help="Some users by number, from 0 on, such as 0-19 or 0-4,7; all by default.")
     ] = None,
+    view: Views = None,
+    part: Annotated[
+        str, Option(help="history; elsewhere, what people have in another app; or a view's name, for its features.")
+    ] = "history",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Write users' interactions as a CSV file (user, item, time, rating), such as `homebody client import` takes."""
-    from homebody.data.export import chosen, export
-    from homebody.data.sources import load
+    """Write users' interactions as a CSV file (user, item, time, rating), such as `homebody client import` takes.
 
+    With --part NAME, write the features of a view instead, such as --view NAME=FILE takes.
+    """
+    from homebody.data.export import chosen, export, export_elsewhere, export_view
+    from homebody.data.sources import load
+    from homebody.data.views import parse_views
+
+    views = pairs(view, "--view", first=True)
+    parse_views(views)
     with fetching(quiet=as_json) as (say, progress):
-        population = load(source, data_dir=data_dir, say=say, progress=progress)
+        population = load(source, data_dir=data_dir, views=views, say=say, progress=progress)
+    population = _with_made(population, views)
     who = None if users is None else chosen(users, population.n_users)
-    count, people = export(population, file, who), population.n_users if who is None else len(who)
+    people = population.n_users if who is None else len(who)
+    if part not in ("history", "elsewhere"):
+        rows, columns = export_view(population, part, file, who)
+        written = f"{several(columns, 'feature')} of {several(rows, 'user')} in the view {part}: see {file}."
+        answer({"file": str(file), "view": part, "users": rows, "columns": columns}, as_json, written)
+        return
+    count = (export if part == "history" else export_elsewhere)(population, file, who)
     written = f"{several(count, 'interaction')} of {several(people, 'user')} {'is' if count == 1 else 'are'} in {file}."
     answer({"file": str(file), "users": people, "interactions": count}, as_json, written)
 
@@ -159,6 +184,15 @@ def fetching(*, quiet: bool = False) -> Iterator[tuple[Callable[[str], None], Pr
     finally:
         if started:
             bar.stop()
+
+
+def _with_made(population: Population, views: dict[str, str]) -> Population:
+    """With the views that are made of interactions, by the seed 0 unless they say another."""
+    if not views:
+        return population
+    from homebody.view_vectors import make_views  # it loads torch
+
+    return make_views(population, views)
 
 
 def _status(place: Place | None, *, fetchable: bool) -> str:

@@ -76,14 +76,21 @@ class FeatureSchema:
 
     def catalogue(self, n_items: int) -> Catalogue:
         """What everyone knows of so many items."""
-        items = {name: _column(self._of_items(name, n_items), code) for name, code in self.items.items()}
-        return Catalogue(n_items, items, {name: _column(code.unknown(0), code) for name, code in self.people.items()})
+        items = {
+            name: Column(torch.from_numpy(self._of_items(name, n_items)), *_form(code))
+            for name, code in self.items.items()
+        }
+        people = {
+            name: Column(torch.from_numpy(code.unknown(0)), *_form(code), code.view)
+            for name, code in self.people.items()
+        }
+        return Catalogue(n_items, items, people)
 
     def encoded(self, profiles: Sequence[Mapping[str, str]], n_items: int) -> dict[str, Encoded]:
         """These people and the items as `Split.coded` takes them; what the schema does not know of is left out."""
         rows = [self._of_person(profile)[0] for profile in profiles]
         values = {name: _stacked([row[name] for row in rows], code) for name, code in self.people.items()}
-        people = {name: EncodedColumn(values[name], *_form(code)) for name, code in self.people.items()}
+        people = {name: EncodedColumn(values[name], *_form(code), code.view) for name, code in self.people.items()}
         items = {name: EncodedColumn(self._of_items(name, n_items), *_form(code)) for name, code in self.items.items()}
         encoded = {"users": Encoded(people, (), self.people), "items": Encoded(items, (), self.items)}
         return {**encoded, "contexts": Encoded({}, ())}
@@ -113,10 +120,6 @@ class FeatureSchema:
 
 def _form(code: Code) -> tuple[int, Any, bool]:
     return code.size, code.kind, code.text
-
-
-def _column(values: Numbers, code: Code) -> Column:
-    return Column(torch.from_numpy(values), *_form(code))
 
 
 def _stacked(rows: Sequence[Numbers], code: Code) -> Numbers:

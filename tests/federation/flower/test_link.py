@@ -249,8 +249,8 @@ def test_no_key_registers_itself_even_past_the_door(ground: Any) -> None:
     with Fleet(ground.address, ca=ground.ca, key=private) as device:
         request = fleet.RegisterNodeFleetRequest(public_key=device._public)
         for shown, status in (({}, 404), ({OPERATOR: operator_token(ground.secret)}, 412)):
+            headers = device._signed() | shown
             with pytest.raises(Refused) as refused:
-                headers = device._signed() | shown
                 device._wire.ask("/v1/fleet/register-node", request, fleet.RegisterNodeFleetResponse, headers)
             assert refused.value.status == status
 
