@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from typer import Argument, Exit, Option, echo
+from typer import Argument, Exit, Option
 
 from homebody.cli import options
 from homebody.cli.progress import Bar
@@ -88,33 +88,54 @@ def audit(
 
         trust_folder(run, options.warn)
     attacks = {"interactions": _interactions, "canary": _canary, "linkage": _linkage, "membership": _membership}
-    found = attacks[attack](run, given, seed, as_json)
-    if as_json:
-        echo(json.dumps({"attack": attack, "run": str(run), "seed": seed, **found}))
+    target = _reopened(run, seed, as_json)
+    found, show = attacks[attack](target, given)
+    recipe, fitted = target.recipe, target.fitted
+    found |= {
+        "method": recipe.method,
+        "data": Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data,
+        "stages": recipe.stages,
+        "epsilon": {who: value if math.isfinite(value) else "inf" for who, value in fitted.epsilon.items()},
+        "delta": fitted.delta,
+    }
+    said = {"attack": attack, "run": str(run), "seed": seed, **found}
+    options.answer(said, as_json, lambda: show(found, recipe.short_method))
     if found.get("contradicted") or any(one["contradicted"] for one in found.get("observers", [])):
         raise Exit(1)
 
 
-def _interactions(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
+class Target(NamedTuple):
+    """A finished run to attack: what was trained, its simulated people, and its recipe."""
+
+    run: Path
+    fitted: Fitted
+    runtime: Simulator
+    recipe: Recipe
+    seed: int
+    quiet: bool
+
+
+Attacked = tuple[dict[str, Any], Callable[[dict[str, Any], str], None]]
+"""What an attack found, and what prints it for a method."""
+
+
+def _interactions(target: Target, given: dict[str, Any]) -> Attacked:
     from homebody.audit.interactions import read_interactions
 
-    fitted, runtime, recipe = _reopened(run)
+    _, fitted, runtime, recipe, seed, quiet = target
     with _bar("messages read", quiet) as step:
         reading = read_interactions(
             fitted.method, runtime, fitted.shared, cohort=recipe.cohort, seed=seed, step=step, **given
         )
-    found = {**reading.as_dict(), **_about(recipe, fitted.epsilon, fitted.delta)}
-    if not quiet:
-        _print_reading(found, recipe.short_method)
-    return found
+    return reading.as_dict(), _print_reading
 
 
-def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
+def _canary(target: Target, given: dict[str, Any]) -> Attacked:
     from homebody.audit.canaries import plant
     from homebody.reference import federated
     from homebody.report import RunFolder
 
-    fitted, runtime, recipe = _reopened(run)
+    run, fitted, runtime, recipe, seed, quiet = target
     rounds = int(RunFolder.open(run).read_json("result.json")["rounds"])
     method = federated(recipe.build(), recipe.method)
     wanted = {"trials": 1, "confidence": 0.95, **given}
@@ -123,23 +144,15 @@ def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[st
             method, runtime, rounds=rounds, cohort=recipe.cohort, delta=fitted.delta, seed=seed, on_round=step, **wanted
         )
     coins = next(one.lower.coins for one in findings if one.lower is not None)
-    found = {
-        "canaries": coins // wanted["trials"],
-        **wanted,
-        "rounds": rounds,
-        **_about(recipe, fitted.epsilon, fitted.delta),
-        "observers": [one.as_dict() for one in findings],
-    }
-    if not quiet:
-        _print_findings(findings, found, recipe.short_method)
-    return found
+    found = {"canaries": coins // wanted["trials"], **wanted, "rounds": rounds}
+    return {**found, "observers": [one.as_dict() for one in findings]}, partial(_print_findings, findings)
 
 
-def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
+def _linkage(target: Target, given: dict[str, Any]) -> Attacked:
     from homebody.audit.linkage import ReportBatch, as_they_come, linkage, reported
     from homebody.federation.proxy.rehearsal import rehearse_reports
 
-    fitted, runtime, recipe = _reopened(run)
+    _, fitted, runtime, _, seed, quiet = target
     with _bar("messages made", quiet) as step:
         round_ = reported(fitted.method, runtime, fitted.shared, seed=seed, step=step, **given)
     views = {"as they come": as_they_come(round_.messages)}
@@ -150,18 +163,15 @@ def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[s
         name: linkage(view, truth, round_.worked_out, round_.epsilon, seed=seed).as_dict()
         for name, (view, truth) in views.items()
     }
-    found = {"views": attacked, **_about(recipe, fitted.epsilon, fitted.delta)}
-    if not quiet:
-        _print_linkage(found, recipe.short_method)
-    return found
+    return {"views": attacked}, _print_linkage
 
 
-def _membership(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
+def _membership(target: Target, given: dict[str, Any]) -> Attacked:
     from homebody.audit.membership import Released, attack, leaves_some_out
     from homebody.audit.shadows import trained_for
     from homebody.reference import federated
 
-    fitted, runtime, recipe = _reopened(run)
+    _, fitted, runtime, recipe, seed, quiet = target
     method = federated(recipe.build(), recipe.method)
     assert recipe.rounds is not None
     released, cut = None, given.pop("rounds", None)
@@ -181,19 +191,13 @@ def _membership(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dic
             step=step,
             **given,
         )
-    found = {**found, **_about(recipe, fitted.epsilon, fitted.delta)}
     if cut is not None:
-        found["notes"] = [
-            *found["notes"],
-            f"Every model had {several(cut, 'round')}, and the run's had {fitted.chosen:,}.",
-        ]
-    if not quiet:
-        _print_membership(found, recipe.short_method)
-    return found
+        fewer = f"Every model had {several(cut, 'round')}, and the run's had {fitted.chosen:,}."
+        found = {**found, "notes": [*found["notes"], fewer]}
+    return found, _print_membership
 
 
-def _reopened(run: Path) -> tuple[Fitted, Simulator, Recipe]:
-    """A finished run to attack: what was trained, its simulated people, and its recipe."""
+def _reopened(run: Path, seed: int, quiet: bool) -> Target:
     from homebody.recipe import Recipe
     from homebody.report import RunFolder
     from homebody.run import reopen
@@ -201,17 +205,8 @@ def _reopened(run: Path) -> tuple[Fitted, Simulator, Recipe]:
 
     fitted, _ = reopen(run)
     assert isinstance(fitted.runtime, Simulator)
-    return fitted, fitted.runtime, Recipe.from_toml(RunFolder.open(run).recipe_text())
-
-
-def _about(recipe: Recipe, certified: dict[str, float], delta: float) -> dict[str, Any]:
-    return {
-        "method": recipe.method,
-        "data": Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data,
-        "stages": recipe.stages,
-        "epsilon": {who: value if math.isfinite(value) else "inf" for who, value in certified.items()},
-        "delta": delta,
-    }
+    recipe = Recipe.from_toml(RunFolder.open(run).recipe_text())
+    return Target(run, fitted, fitted.runtime, recipe, seed, quiet)
 
 
 def _print(

@@ -66,10 +66,8 @@ def _refuse_others() -> None:
     """A resumed run is what its recipe says; an option that would be ignored is refused."""
     context = click.get_current_context()
     for name in context.params:
-        if (
-            name not in ("resume", "trust_code", "as_json")
-            and context.get_parameter_source(name) == ParameterSource.COMMANDLINE
-        ):
+        typed = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        if typed and name not in ("resume", "trust_code", "as_json"):
             option = next(p.opts[-1] for p in context.command.params if p.name == name)
             raise HomebodyError(f"--resume goes on with the run's own recipe: leave out {option}.")
 

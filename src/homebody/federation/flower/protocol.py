@@ -51,6 +51,7 @@ __all__ = [
 TIMEOUT = 30.0
 
 Response = TypeVar("Response")
+Strings = Mapping[str, str]
 
 
 class LinkDown(Exception):
@@ -140,14 +141,7 @@ class Wire:
         )
 
     def ask(
-        self,
-        path: str,
-        request: Any,
-        kind: type[Response],
-        headers: Mapping[str, str],
-        *,
-        hold: float = 0.0,
-        timeout: float = TIMEOUT,
+        self, path: str, request: Any, kind: type[Response], headers: Strings, hold: float = 0, timeout: float = TIMEOUT
     ) -> Response:
         """hold: seconds for which the server may keep the request until there is something to answer."""
         form = "application/protobuf"

@@ -117,10 +117,7 @@ def report(folder: Path) -> dict[str, Any]:
         return {
             "folder": os.fspath(folder),
             "running": running(folder),
-            "listen": settings.listen,
-            "next": settings.next,
-            "hold": settings.hold,
-            "least_devices": settings.least_devices,
+            **{name: getattr(settings, name) for name in ("listen", "next", "hold", "least_devices")},
             "devices": sum(not sender.proxy for sender in senders),
             "proxies": sum(sender.proxy for sender in senders),
             "epochs": sum(epoch is not None for epoch in store.epochs().values()),

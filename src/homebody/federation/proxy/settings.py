@@ -64,13 +64,8 @@ class ProxySettings:
         except ValueError:
             named = False
             parts = urlsplit("")
-        if (
-            parts.scheme not in ("http", "https")
-            or not named
-            or parts.path.rstrip("/")
-            or parts.query
-            or parts.fragment
-        ):
+        more = parts.path.rstrip("/") or parts.query or parts.fragment
+        if parts.scheme not in ("http", "https") or not named or more:
             raise HomebodyError(
                 f"The next hop is an address such as https://server.example.org:9443, not '{self.next}'."
             )

@@ -62,9 +62,8 @@ def make(
     people: which features people may have, as `person_code` reads them.
     """
     method = plan.method()
-    for host in {
-        address.rpartition(":")[0].strip("[]") for address in (plan.listen, plan.address, plan.reports) if address
-    }:
+    for address in filter(None, (plan.listen, plan.address, plan.reports)):
+        host = address.rpartition(":")[0].strip("[]")
         if not plan.tls and not is_loopback(host):
             raise HomebodyError(f"{host} is not on this machine alone: leave out --no-tls.")
     found, of_items, of_people = ([], None, None) if items is None else read_catalogue(items)

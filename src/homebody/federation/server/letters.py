@@ -98,23 +98,19 @@ class Correspondence:
     def look_around(self, greeting: Task) -> None:
         """Who is there now. A device that is new, or was silent, is greeted and counts once it has answered."""
         devices = self._devices()
-        online = {
-            node: devices[mark]
-            for mark, node in self._link.nodes().items()
-            if mark in devices and not devices[mark].set_aside
-        }
+        asked = {mark: device for mark, device in devices.items() if not device.set_aside}
+        online = {node: asked[mark] for mark, node in self._link.nodes().items() if mark in asked}
         for node in set(self.known) - set(online):
             del self.known[node]
         now = time.monotonic()
         self._left_alone = {node: until for node, until in self._left_alone.items() if until > now and node in online}
-        asked = {node for node, until in self._greeted.values() if until > now} | self._left_alone.keys()
+        greeted = {node for node, until in self._greeted.values() if until > now} | self._left_alone.keys()
         # Also those of whom nobody took part: somebody may by now.
         present = {node for node, one in self.known.items() if one.active}
-        strangers = [node for node in online if node not in present and node not in asked]
+        strangers = [node for node in online if node not in present and node not in greeted]
         if strangers:
-            sent = self._link.send(
-                dict.fromkeys(strangers, (greeting.kind, wire.encode_letter(greeting.header()))), HELLO_SECONDS
-            )
+            letter = (greeting.kind, wire.encode_letter(greeting.header()))
+            sent = self._link.send(dict.fromkeys(strangers, letter), HELLO_SECONDS)
             self._greeted.update({message: (node, now + HELLO_SECONDS) for message, node in sent.items()})
         self._greeted = {message: one for message, one in self._greeted.items() if one[1] > now and one[0] in online}
         if not self._greeted:
@@ -304,17 +300,12 @@ class Correspondence:
         one = self.known[node]
         if answer.refused is not None:
             self._records.count("refused: the device refuses")
-            self._log(
-                "refused", device=one.device.fingerprint[:12], reason="the device refuses", said=answer.refused[:200]
-            )
+            said = {"reason": "the device refuses", "said": answer.refused[:200]}
+            self._log("refused", device=one.device.fingerprint[:12], **said)
             return False
         if answer.unregistered and not one.active:  # said once, when it is greeted
-            self._log(
-                "more people than registered",
-                device=one.device.fingerprint[:12],
-                people=len(answer.people) + answer.unregistered,
-                registered=one.device.people,
-            )
+            people = {"people": len(answer.people) + answer.unregistered, "registered": one.device.people}
+            self._log("more people than registered", device=one.device.fingerprint[:12], **people)
         one.active, one.items, one.holds = list(answer.people), answer.items, set(answer.holds)
         return True
 

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -85,17 +86,11 @@ def _fit(plan: ServerPlan, method: Method, runtime: Flower, records: Records) ->
     def on_round(line: Round) -> None:
         records.add_round(line)
         records.note("doing", f"round {line.step} of {sum(phase.rounds or rounds for phase in method.phases)} is done")
-        epsilon = {observer: jsonable(value) for observer, value in line.epsilon.items()}
-        log(
-            "round",
-            round=line.step,
-            clients=line.clients,
-            seconds=round(line.seconds, 3),
-            bytes_up=line.bytes_up,
-            bytes_down=line.bytes_down,
-            epsilon=epsilon,
-            **({"measured": measured({select: line.metrics[select]}, line.errors)} if select in line.metrics else {}),
-        )
+        facts: dict[str, Any] = {"bytes_up": line.bytes_up, "bytes_down": line.bytes_down}
+        facts["epsilon"] = {observer: jsonable(value) for observer, value in line.epsilon.items()}
+        if select in line.metrics:
+            facts["measured"] = measured({select: line.metrics[select]}, line.errors)
+        log("round", round=line.step, clients=line.clients, seconds=round(line.seconds, 3), **facts)
 
     return fit(
         method,

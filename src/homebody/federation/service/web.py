@@ -227,6 +227,7 @@ def server(
         raise HomebodyError(f"{host} can be reached by others: it takes a certificate and its key.")
     # Warnings are of strangers' malformed requests: as many as they please.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    private: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
     config = uvicorn.Config(
         app,
         http=_patient(counted),
@@ -234,13 +235,10 @@ def server(
         lifespan="on",
         ssl_certfile=cert,
         ssl_keyfile=None if key is None else str(key),
-        log_config=None,
-        access_log=False,
-        server_header=False,
         date_header=date,
-        proxy_headers=False,
         timeout_keep_alive=keep_alive,
         timeout_graceful_shutdown=farewell,
+        **private,
     )
     try:
         config.load()
