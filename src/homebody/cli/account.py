@@ -112,7 +112,9 @@ def _noise(name: str, about: str, deltas: list[float]) -> None:
         drawn = _sampling(sampling, cohort, population, relation)
         release = GaussianRelease if name == "gaussian" else LaplaceRelease
         event = partial(release, relation=cast("Relation", relation), sampling=drawn)
-        said = {"mechanism": name, "relation": relation, **_drawn(drawn)}
+        said: dict[str, Any] = {"mechanism": name, "relation": relation, "sampling": drawn.kind}
+        if drawn.kind != "none":
+            said |= {"cohort": drawn.cohort, "population": drawn.population}
         _answer(Inquiry(said, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
 
     app.command(name, help=about)(command)
@@ -175,12 +177,6 @@ def _sampling(kind: str | None, cohort: int | None, population: int | None, rela
         kind = "fixed" if relation == "replace-one" else "poisson"
     drawn = Sampling(kind if kind != "none" else "fixed", cohort, population)  # type: ignore[arg-type]
     return Sampling() if kind == "none" else drawn
-
-
-def _drawn(sampling: Sampling) -> dict[str, Any]:
-    if sampling.kind == "none":
-        return {"sampling": "none"}
-    return {"sampling": sampling.kind, "cohort": sampling.cohort, "population": sampling.population}
 
 
 def _answer(asked: Inquiry, plot: Path | None, as_json: bool) -> None:

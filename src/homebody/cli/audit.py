@@ -159,11 +159,8 @@ def _linkage(target: Target, given: dict[str, Any]) -> Attacked:
     if fitted.method.uplink.facts.hides_senders:
         batches, whose = rehearse_reports(round_.messages)
         views = {"through a proxy": ([ReportBatch(float(at), one) for at, one in enumerate(batches)], whose), **views}
-    attacked = {
-        name: linkage(view, truth, round_.worked_out, round_.epsilon, seed=seed).as_dict()
-        for name, (view, truth) in views.items()
-    }
-    return {"views": attacked}, _print_linkage
+    attack = partial(linkage, worked_out=round_.worked_out, epsilon=round_.epsilon, seed=seed)
+    return {"views": {name: attack(*view).as_dict() for name, view in views.items()}}, _print_linkage
 
 
 def _membership(target: Target, given: dict[str, Any]) -> Attacked:

@@ -29,16 +29,13 @@ def print_summary(summary: Summary, notes: Sequence[str] = ()) -> None:
         table.add_row(label, value)
     console.print(table)
     console.print("\n users by number of interactions")
-    console.print(Padding(_chart(summary.activity, block=_block(console)), (0, 0, 0, 2)))
+    block = "█" if console.encoding.lower().startswith("utf") else "#"
+    console.print(Padding(_chart(summary.activity, block), (0, 0, 0, 2)))
     sections = {"user features": summary.user_features, "item features": summary.item_features}
     for title, columns in {**sections, "contexts": summary.contexts}.items():
         if columns:
             console.print(f"\n {title}")
             console.print(Padding(_columns(columns), (0, 0, 0, 2)))
-
-
-def _block(console: Console) -> str:
-    return "█" if console.encoding.lower().startswith("utf") else "#"
 
 
 def _chart(bins: Sequence[Bin], block: str) -> Table:

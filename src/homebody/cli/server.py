@@ -281,11 +281,9 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     console.print(table)
     for one in found["devices"]:
         if one["set_aside"] and not one["removed"]:
-            say(
-                console,
-                f"{one['name']} is set aside since {one['set_aside']}: {several(one['faults'], 'answer')} of it could "
-                f"not be read; once it is mended: homebody server readmit {folder} '{one['name']}'",
-            )
+            since = f"{one['name']} is set aside since {one['set_aside']}: {several(one['faults'], 'answer')}"
+            mend = f"once it is mended: homebody server readmit {folder} '{one['name']}'"
+            say(console, f"{since} of it could not be read; {mend}")
     say(console, *(f"proxy {one['name']}: added {one['added']}" for one in found["proxies"]))
     if found["running"] and (rest := found["resting"]):
         who = f"{several(rest['people'], 'person', 'people')} {'is' if rest['people'] == 1 else 'are'}"

@@ -67,10 +67,8 @@ def _print(record: dict[str, Any]) -> None:
     console = Console()
     spec, best = record["spec"], record["best"]
     sign = 1.0 if spec["select"].rpartition("/")[2] in ERRORS else -1.0
-    done = sorted(
-        (trial for trial in record["trials"] if trial["status"] == "done"),
-        key=lambda trial: (sign * trial["validation"], trial["trial"]),
-    )
+    done = [trial for trial in record["trials"] if trial["status"] == "done"]
+    done.sort(key=lambda trial: (sign * trial["validation"], trial["trial"]))
     title = (
         f"{spec['recipe']['method'].rpartition(':')[2]} on {spec['data']}, {several(len(record['trials']), 'trial')}"
     )

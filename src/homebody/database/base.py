@@ -97,10 +97,8 @@ class Database(ABC):
             raise self._sentence(error) from error
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All that is done within it, or nothing. One process writes at a time; the others wait.
-
-        Within another transaction it is a part of it: one that fails is undone alone.
-        """
+        """All that is done within it, or nothing. One process writes at a time; the others wait. Within another
+        transaction it is a part of it: one that fails is undone alone."""
         return _Step(self, self._begin)
 
     def snapshot(self) -> AbstractContextManager[None]:

@@ -76,14 +76,10 @@ class FeatureSchema:
 
     def catalogue(self, n_items: int) -> Catalogue:
         """What everyone knows of so many items."""
-        items = {
-            name: Column(torch.from_numpy(self._of_items(name, n_items)), *_form(code))
-            for name, code in self.items.items()
-        }
-        people = {
-            name: Column(torch.from_numpy(code.unknown(0)), *_form(code), code.view)
-            for name, code in self.people.items()
-        }
+        own = {name: torch.from_numpy(self._of_items(name, n_items)) for name in self.items}
+        items = {name: Column(own[name], *_form(code)) for name, code in self.items.items()}
+        nobody = {name: torch.from_numpy(code.unknown(0)) for name, code in self.people.items()}
+        people = {name: Column(nobody[name], *_form(code), code.view) for name, code in self.people.items()}
         return Catalogue(n_items, items, people)
 
     def encoded(self, profiles: Sequence[Mapping[str, str]], n_items: int) -> dict[str, Encoded]:

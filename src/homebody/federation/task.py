@@ -38,10 +38,8 @@ _TO_ONE_DEVICE = frozenset({"first", "people", "epoch", "keep"})
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One letter. A server is believed in what is to be computed, and in nothing that could harm the device.
-
-    Fields stand in the order of a letter's header.
-    """
+    """One letter. A server is believed in what is to be computed, and in nothing that could harm the device. Fields
+    stand in the order of a letter's header."""
 
     do: str
     release: str

@@ -98,7 +98,7 @@ class TestDevices:
         assert records.add_device("f0", b"key 0", "kitchen", 5) == range(5)
         assert records.add_device("f1", b"key 1", "study", 1) == range(5, 6)
         gone = records.remove_device("study")
-        assert (gone.fingerprint, gone.name, gone.numbers) == ("f1", "study", range(5, 6))
+        assert (gone.fingerprint, gone.name, gone.first, gone.people) == ("f1", "study", 5, 1)
         assert gone.removed is not None
         assert records.add_device("f2", b"key 2", "study", 2) == range(6, 8)
         records.remove_device("f2")

@@ -18,10 +18,8 @@ __all__ = ["disclosure"]
 
 
 def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, Any]:
-    """What was sent about a person and what it disclosed, at this δ, or the budget's, or the default.
-
-    The values fit into JSON: ∞ is a text. A ledger that was tampered with is refused. ε is 0 before the first charge.
-    """
+    """What was sent about a person and what it disclosed, at this δ, or the budget's, or the default. The values fit
+    into JSON: ∞ is a text. A ledger that was tampered with is refused. ε is 0 before the first charge."""
     person, budget = home.people.find(who), None
     found: dict[str, Any] = {"person": person.name, "slot": person.slot, "active": person.active}
     found["sent"] = _sent(home.outbox.sent(person))

@@ -88,10 +88,9 @@ class Outbox:
             if given is not None:
                 return
             db.execute(f"DELETE FROM begun WHERE {_ASKED}", (slot, run, release, digest))
-            mark = db.execute(
-                "INSERT INTO mark (person, run, release, digest, bytes, at, reports) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (slot, run, release, digest, len(answer), int(time.time()), reports),
-            ).lastrowid
+            insert = "INSERT INTO mark (person, run, release, digest, bytes, at, reports) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            row = (slot, run, release, digest, len(answer), int(time.time()), reports)
+            mark = db.execute(insert, row).lastrowid
             db.execute("INSERT INTO answer VALUES (?, ?)", (mark, answer))
             db.execute(
                 "DELETE FROM answer WHERE mark IN (SELECT id FROM mark WHERE person = ?1 AND (run, release) NOT IN "

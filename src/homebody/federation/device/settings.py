@@ -86,10 +86,8 @@ def limit_fields(limits: Mapping[str, float]) -> dict[str, Any]:
     for name in limits:
         if name not in LIMITS:
             raise unknown_name("limit of a device", name, LIMITS)
-    return {
-        f"most_{name}": int(value) if name != "seconds" and value == value // 1 else value
-        for name, value in limits.items()
-    }
+    whole = {name for name, value in limits.items() if name != "seconds" and value == value // 1}
+    return {f"most_{name}": int(value) if name in whole else value for name, value in limits.items()}
 
 
 def server_certificate(server: str, file: Path | None) -> bytes | None:

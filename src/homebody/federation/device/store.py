@@ -136,10 +136,8 @@ class HomeStore:
 
     @contextmanager
     def writing(self, *, data: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of its writes are on the disk when it ends, or none.
-
-        One inside another is a part of that. data: the transaction counts as one of `changes`.
-        """
+        """A transaction: all of its writes are on the disk when it ends, or none. One inside another is a part of that.
+        data: the transaction counts as one of `changes`."""
         if self.connection.in_transaction:
             yield self.connection
             return
@@ -160,10 +158,8 @@ class HomeStore:
         return int(self.read("SELECT value FROM setting WHERE name = 'changes'")[0][0])
 
     def scrub(self) -> None:
-        """Empty the write-ahead log, which still holds deleted data.
-
-        A reader may prevent it; then the next deletion does it.
-        """
+        """Empty the write-ahead log, which still holds deleted data. A reader may prevent it; then the next deletion
+        does it."""
         with self._explained("cleared of what was deleted, which is not in use any more"):
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 

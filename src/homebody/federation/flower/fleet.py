@@ -45,13 +45,13 @@ class Letter(NamedTuple):
     message: str
     kind: str
     body: bytes
-    until: float
-    """Unix time by the server's clock after which it is too late to answer."""
     node: int
     run: int
     nonce: bytes
     created: float
+    """Unix time by the server's clock."""
     ttl: float
+    """Seconds after that for an answer."""
 
 
 class Fleet(Peer):
@@ -160,7 +160,6 @@ class Fleet(Peer):
             message=metadata.message_id,
             kind=metadata.message_type,
             body=body,
-            until=metadata.created_at + metadata.ttl,
             node=metadata.dst_node_id,
             run=metadata.run_id,
             nonce=nonce,

@@ -133,10 +133,8 @@ class Link(Peer):
             self._control("unregister-node", control.UnregisterNodeRequest(node_id=number))
 
     def open(self) -> None:
-        """Begin a run of our own, and stop earlier ones that were not ended.
-
-        Messages of earlier runs are lost, and their answers refused. May be called again at any time.
-        """
+        """Begin a run of our own, and stop earlier ones that were not ended. Messages of earlier runs are lost, and
+        their answers refused. May be called again at any time."""
         self._end_beat()
         self._sent.clear()
         self._count = 0
@@ -201,10 +199,8 @@ class Link(Peer):
         return accepted
 
     def receive(self, messages: Collection[str], wait: float) -> list[Reply]:
-        """New answers to these messages, as soon as there are any, or none after `wait` seconds.
-
-        A device that came online again since a message was sent may have lost it: that is an answer too.
-        """
+        """New answers to these messages, as soon as there are any, or none after `wait` seconds. A device that came
+        online again since a message was sent may have lost it: that is an answer too."""
         numbers, end = list(messages), time.monotonic() + wait
         pieces = [numbers[at : at + _ASKED_AT_ONCE] for at in range(0, len(numbers), _ASKED_AT_ONCE)]
         pause = 0.05

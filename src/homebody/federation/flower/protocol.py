@@ -244,9 +244,8 @@ class Peer:
 
 def encode_message(nonce: bytes, body: bytes) -> RecordDict:
     value, item = ConfigRecordValue, ConfigRecord.Item
-    record = ConfigRecord(
-        items=[item(key="nonce", value=value(bytes=nonce)), item(key="body", value=value(bytes=body))]
-    )
+    items = [item(key="nonce", value=value(bytes=nonce)), item(key="body", value=value(bytes=body))]
+    record = ConfigRecord(items=items)
     return RecordDict(items=[RecordDict.Item(key="homebody", config_record=record)])
 
 

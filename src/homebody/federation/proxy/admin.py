@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import ssl
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
@@ -15,7 +14,7 @@ from homebody.federation.proxy.app import running
 from homebody.federation.proxy.settings import FILE, ProxySettings
 from homebody.federation.proxy.store import ProxyStore, Sender, create
 from homebody.federation.service.keys import make_report_key, read_report_pub
-from homebody.federation.service.text import read_file
+from homebody.federation.service.text import making, read_file
 from homebody.files import write_new
 
 __all__ = ["allow", "forbid", "make", "report"]
@@ -35,21 +34,12 @@ def make(
     authority = None if next_ca is None else _authority(next_ca)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise HomebodyError(f"{folder} is there already and not empty: a proxy gets a folder of its own.")
-    fresh = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.chmod(0o700)  # who takes part is nobody else's business
+    with making(folder, "proxy"):
         if files:
             write_new(folder / "keys", files)
         write_new(folder, {**({"next-ca.pem": authority} if authority else {}), FILE: settings.to_toml().encode()})
         public = make_report_key(folder)
         create(folder)
-    except BaseException as error:
-        if fresh:
-            shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise HomebodyError(f"No proxy can be made in {folder}: {error.strerror}.") from error
-        raise
     return public
 
 

@@ -15,7 +15,7 @@ from homebody.federation.epoch import MESSAGE_REPORTS
 from homebody.federation.proxy.epochs import Book, epoch_closed, epoch_unknown
 from homebody.federation.proxy.forward import Forwarder, NextHop
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.store import ProxyStore, SealedBatch, VerifiedMessage
+from homebody.federation.proxy.store import ProxyStore, VerifiedMessage
 from homebody.federation.proxy.writer import Writer
 from homebody.federation.service import web
 from homebody.federation.service.keys import read_report_key
@@ -149,15 +149,12 @@ class Service:
             return NextHop(settings, folder, secret)
 
         connect()  # an authority that cannot be read is said now
-        self.forwarder = Forwarder(connect, self._done)
+        self.forwarder = Forwarder(connect, lambda batch, outcome: self.writer.done(batch, outcome))
         self.writer = Writer(folder, store, self.forwarder.put, clock)
         book = Book(store.epochs(), self.writer, connect, clock, settings.next)
         proxy = Proxy(settings, store.mark, self.writer, book)
         self.refused, self.room = proxy.refused, proxy.room
         self.app = proxy.app(self._start, self._stop)
-
-    def _done(self, batch: SealedBatch, outcome: str) -> None:
-        self.writer.done(batch, outcome)
 
     def _start(self) -> None:
         self.writer.start()
@@ -179,9 +176,7 @@ def run(folder: Path) -> None:
     alone = holding(folder / ".lock", f"A proxy runs in {folder} already.", patience=_FAREWELL)
     with alone, web.listen(settings.host, settings.port) as listening:
         service = Service(folder, settings)
-        keys = folder / "keys"
-        cert, key = (keys / "server.pem", keys / "server.key") if settings.tls else (None, None)
-        web.serve(service.app, listening, cert=cert, key=key, counted=service.refused)
+        web.serve(service.app, listening, folder / "keys" if settings.tls else None, service.refused)
 
 
 def running(folder: Path) -> bool:

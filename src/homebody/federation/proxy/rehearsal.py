@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -57,8 +58,7 @@ def rehearse(messages: Sequence[bytes], batch: int = 4096) -> list[bytes]:
     described = Epoch(epoch, bytes(32), "0" * 32, k, entries=1, among=1, closes=now + 3600)
     with tempfile.TemporaryDirectory(prefix="hb-") as folder:
         create(Path(folder))
-        store = ProxyStore(Path(folder), settings)
-        try:
+        with closing(ProxyStore(Path(folder), settings)) as store:
             with store.transaction():
                 store.open_epoch(described, now)
                 envelopes = (Envelope("message", epoch, os.urandom(16), message) for message in messages)
@@ -74,5 +74,3 @@ def rehearse(messages: Sequence[bytes], batch: int = 4096) -> list[bytes]:
                         return batches
                     store.finish(cut, "forwarded")
                 batches.append(cut.reports)
-        finally:
-            store.close()

@@ -95,6 +95,5 @@ class ProxySettings:
 
     @classmethod
     def read(cls, folder: Path) -> ProxySettings:
-        """The settings of a proxy's folder."""
         missing = f"There is no proxy in {folder}: make one with `homebody proxy init {folder}`."
         return cls.from_toml(read_settings(folder / FILE, "The proxy's settings", missing))

@@ -210,10 +210,8 @@ class Ticked(NamedTuple):
 
 
 class ProxyStore:
-    """A proxy's database. One thread uses it, and changes it within `transaction`.
-
-    Other processes may read it, and register senders.
-    """
+    """A proxy's database. One thread uses it, and changes it within `transaction`. Other processes may read it, and
+    register senders."""
 
     def __init__(self, folder: Path, settings: ProxySettings) -> None:
         self._settings, self._db = settings, opened(folder)

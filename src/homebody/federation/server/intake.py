@@ -230,13 +230,12 @@ def main(given: list[str] | None = None) -> None:
     asked = parser.parse_args(given)
     os.umask(0o077)
     try:
-        place, keys = IntakePlan.read(asked.folder), asked.folder / "keys"
+        place = IntakePlan.read(asked.folder)
         listening = web.listen(place.host, place.port)
         intake = Intake(Epochs(Records(connect(place.database, what="server's database")), asked.folder))
-        cert, key = (keys / "server.pem", keys / "server.key") if place.tls else (None, None)
         if asked.follow_parent:
             follow_parent(intake.end)
-        web.serve(intake.app(), listening, cert=cert, key=key, counted=intake.count)
+        web.serve(intake.app(), listening, asked.folder / "keys" if place.tls else None, intake.count)
     except Unavailable as error:
         log("intake interrupted", reason=str(error))
         sys.exit(75)

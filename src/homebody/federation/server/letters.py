@@ -142,11 +142,8 @@ class Correspondence:
     def homes(self, users: list[int], only: set[int] | None) -> dict[int, list[int]]:
         """Which of these people are where."""
         wanted = set(users)
-        where = {
-            node: [number for number in one.active if number in wanted]
-            for node, one in self.known.items()
-            if only is None or node in only
-        }
+        nodes = {node: one for node, one in self.known.items() if only is None or node in only}
+        where = {node: [number for number in one.active if number in wanted] for node, one in nodes.items()}
         return {node: theirs for node, theirs in where.items() if theirs or only is not None}
 
     def letters(

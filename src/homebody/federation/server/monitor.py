@@ -48,10 +48,8 @@ class _Sum:
 
 
 class RoundSums:
-    """What all recorded rounds come to. Each is read once: an answer costs the same however many there are.
-
-    The last is read every time, since it may be measured after it is recorded.
-    """
+    """What all recorded rounds come to. Each is read once: an answer costs the same however many there are. The last is
+    read every time, since it may be measured after it is recorded."""
 
     def __init__(self, records: Records) -> None:
         self.records = records

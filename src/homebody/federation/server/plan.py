@@ -220,7 +220,6 @@ class ServerPlan:
         }
 
     def database_in(self, folder: Path) -> Path | str:
-        """What to connect to."""
         return database_in(folder, self.database)
 
     def to_toml(self) -> str:
@@ -234,7 +233,6 @@ class ServerPlan:
 
     @classmethod
     def read(cls, folder: Path) -> ServerPlan:
-        """The plan of a server's folder."""
         missing = f"There is no server in {folder}: make one with `homebody server init {folder}`."
         return cls.from_toml(read_settings(folder / FILE, "The server's plan", missing))
 

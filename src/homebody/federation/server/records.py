@@ -84,11 +84,6 @@ class RegisteredDevice:
     set_aside: str | None = None
     """Since when it is not asked any more, because of them."""
 
-    @property
-    def numbers(self) -> range:
-        """Its people's client numbers."""
-        return range(self.first, self.first + self.people)
-
 
 @dataclass(frozen=True)
 class RegisteredProxy:
@@ -171,10 +166,8 @@ class Records:
         """Count a broken answer of a device; with the last of `most` it is set aside, and the answer is True."""
         with self.database.transaction():
             self.database.put("fault", "fingerprint", add=True, fingerprint=fingerprint, count=1)
-            changed = self.database.execute(
-                "UPDATE fault SET set_aside = ? WHERE fingerprint = ? AND count >= ? AND set_aside IS NULL",
-                (now(), fingerprint, most),
-            )
+            change = "UPDATE fault SET set_aside = ? WHERE fingerprint = ? AND count >= ? AND set_aside IS NULL"
+            changed = self.database.execute(change, (now(), fingerprint, most))
         return changed.rowcount == 1
 
     def readmit_device(self, which: str) -> RegisteredDevice:
@@ -224,14 +217,12 @@ class Records:
         A number is a position and never changes. Ids that are known, or come twice, are left out, and counted as
         `items known already`.
         """
-        given = list(items)
+        given, names = list(items), dict[str, str]()
         for identity, name in given:
             check_text("An item's id", identity)
             check_text("An item's name", name, least=0)
+            names.setdefault(identity, name)
         with self.database.transaction():
-            names: dict[str, str] = {}
-            for identity, name in given:
-                names.setdefault(identity, name)
             for known in self._known(list(names)):
                 del names[known]
             first = self.n_items()
@@ -247,7 +238,6 @@ class Records:
         return [(identity, name) for identity, name in self.database.rows(query, (since,))]
 
     def n_items(self) -> int:
-        """How many items there are."""
         return self._number("SELECT COALESCE(MAX(number), -1) + 1 FROM item")
 
     def open_round(self, release: str, cohort: Cohort) -> None:
@@ -299,10 +289,8 @@ class Records:
             execute("DELETE FROM checkpoint WHERE number <= ?", (number - KEPT,))
 
     def load(self) -> Progress | None:
-        """The last whole checkpoint, to go on from; the rounds recorded after it are taken back, to be run again.
-
-        One that was damaged is dropped for the one before it, and counted as `checkpoints damaged`.
-        """
+        """The last whole checkpoint, to go on from; the rounds recorded after it are taken back, to be run again. One
+        that was damaged is dropped for the one before it, and counted as `checkpoints damaged`."""
         import safetensors.torch
 
         from homebody.report.record import unpacked
@@ -348,11 +336,9 @@ class Records:
         return [json.loads(line) for (line,) in found]
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Add to a counter."""
         self.database.put("counter", "name", add=True, name=name, value=amount)
 
     def counters(self) -> dict[str, int]:
-        """Every counter, by name."""
         return dict(self.database.execute("SELECT name, value FROM counter ORDER BY name").fetchall())
 
     def note(self, name: str, value: str) -> None:
@@ -360,7 +346,6 @@ class Records:
         self.database.put("note", "name", name=name, value=value)
 
     def notes(self) -> dict[str, str]:
-        """Every note, by name."""
         return dict(self.database.execute("SELECT name, value FROM note ORDER BY name").fetchall())
 
     def put_features(self, content: bytes) -> None:

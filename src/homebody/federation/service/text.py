@@ -1,14 +1,17 @@
-"""Checks of what people and peers give: addresses, names of one line, and files."""
+"""What people and peers give: addresses, names of one line, files to read, and folders to make a service in."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from homebody.errors import HomebodyError
 
-__all__ = ["URL", "is_loopback", "one_line", "read_file", "split_address"]
+__all__ = ["URL", "is_loopback", "making", "one_line", "read_file", "split_address"]
 
 _HOST = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)"
 _ADDRESS = re.compile(_HOST + r":(?P<port>[0-9]{1,5})")
@@ -46,6 +49,22 @@ def read_file(path: Path, limit: int = -1) -> bytes:
             return file.read(limit)
     except OSError as error:
         raise HomebodyError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+@contextmanager
+def making(folder: Path, what: str) -> Iterator[None]:
+    """Make a service's folder, which its owner alone can read: whole, or not at all."""
+    fresh = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)  # who takes part is nobody else's business
+        yield
+    except BaseException as error:
+        if fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise HomebodyError(f"No {what} can be made in {folder}: {error.strerror}.") from error
+        raise
 
 
 def one_line(text: object, what: str, limit: int) -> str:

@@ -247,11 +247,13 @@ def server(
     return _Server(config, Guard((limits or Limits()).affordable(), counted))
 
 
-def serve(app: Any, listening: socket.socket, **settings: Any) -> None:
-    """Serve until SIGTERM or SIGINT; requests in progress are answered first. Settings are those of `server`."""
+def serve(app: Any, listening: socket.socket, keys: Path | None, counted: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; requests in progress are answered first. keys: the folder of the certificate
+    (server.pem, server.key); None: without TLS. counted: as of `server`."""
+    cert, key = (None, None) if keys is None else (keys / "server.pem", keys / "server.key")
     logging.basicConfig(handlers=[Lines()], level=logging.ERROR, force=True)
     with listening:
-        answering = server(app, listening, **settings)
+        answering = server(app, listening, cert=cert, key=key, counted=counted)
         answering.run(sockets=[listening])
     if not answering.started:
         raise HomebodyError("The service could not start; its own words are above.")
