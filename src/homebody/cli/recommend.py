@@ -55,23 +55,19 @@ def recommend(
         )
     if trust_code:
         trust_folder(run, options.warn)
-    if to_view is not None:
-        if user is None or now:
-            raise HomebodyError("--to-view goes with --user alone: leave out --clicks and --now.")
-        best = recommend_to_view(run, user, to_view, k)
-        _print(
-            {"user": user, "to_view": to_view, "items": best.items, "notes": list(best.notes)},
-            f"For {user}, as {to_view.partition(':')[0]} may see it",
-            as_json,
-        )
-        return
+    if to_view is not None and (user is None or now):
+        raise HomebodyError("--to-view goes with --user alone: leave out --clicks and --now.")
     around = options.pairs(now, "--now")
     if user is not None:
         said = {"--feature": feature, "--ratings": ratings}
         if extra := next((name for name, value in said.items() if value), None):
             raise HomebodyError(f"{extra} is for somebody new: leave it out, or give --clicks in place of --user.")
-        best, title = recommend_to(run, user, around, k), f"For {user}"
         found: dict[str, Any] = {"user": user}
+        if to_view is None:
+            best, title = recommend_to(run, user, around, k), f"For {user}"
+        else:
+            best, title = recommend_to_view(run, user, to_view, k), f"For {user}, as one of their views may see it"
+            found["to_view"] = to_view
     else:
         items, features = _listed(clicks or ""), options.pairs(feature, "--feature")
         best = recommend_for(run, items, features, around, k, ratings=_ratings(ratings))
