@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
@@ -205,13 +205,8 @@ def _checked(found: Any) -> type[Method] | type[Reference]:
     """The class, if it can run; otherwise it is refused before anything else is done."""
     if not isinstance(found, type) or not issubclass(found, Method | Reference):
         raise HomebodyError(f"{found!r} is not a class of a method or of a reference.")
-    _check(found)
-    return found
-
-
-def _check(found: type) -> None:
     name = found.__name__
-    if not is_dataclass(found):
+    if not is_dataclass(cast(object, found)):
         raise HomebodyError(f"{name} must be a dataclass: put @dataclass(frozen=True) above it.")
     federated = issubclass(found, Method)
     if federated and not hasattr(found, "uplink"):
@@ -219,3 +214,4 @@ def _check(found: type) -> None:
     for function in SIX if federated else ("fit",):
         if getattr(found, function) in (getattr(Method, function, None), getattr(Reference, function, None)):
             raise HomebodyError(f"{name} must define {function}(); CONTRIBUTING.md shows how.")
+    return found
