@@ -241,27 +241,23 @@ def _part(name: str, value: Tensor | Rows) -> MessagePart:
 
 def _told(update: Update, channel: Channel) -> list[str]:
     """What a message gives away by its form alone, and how its numbers are to be read."""
-    grid = channel.facts.grid
-    steps = [f"Its numbers are whole steps of {grid.step:.3g}."] if grid else []
-    return [*_given_away(update, channel), *steps]
-
-
-def _given_away(update: Update, channel: Channel) -> list[str]:
-    if channel.facts.secret:
-        return ["Behind the secure sum nobody reads this message alone; a simulation just sums it."]
-    if channel.facts.reports:
+    facts, lines = channel.facts, []
+    if facts.secret:
+        lines.append("Behind the secure sum nobody reads this message alone; a simulation just sums it.")
+    elif facts.reports:
         entries = "Each report is the number of an entry, drawn without looking at the data, and a randomised bit of it"
-        return [f"{entries}{'; the proxy sends them on one by one.' if channel.facts.hides_senders else '.'}"]
-    if responses := channel.facts.responses:
-        return [f"Each bit says whether an entry is there, and is true with probability {responses.truth:.3f}."]
-    lines = []
-    for name, value in update.items():
-        if isinstance(value, Rows):
-            count = len(torch.unique(value.index[value.index >= 0]))
-            lines.append(f"'{name}' names {count:,} of {value.size:,} rows: whoever reads it knows which they are.")
-        elif value.ndim and (idle := int((value.reshape(len(value), -1) == 0).all(1).sum())):
-            lines.append(f"'{name}' is zero in {idle:,} of {len(value):,} rows: the others were worked on.")
-    return lines
+        lines.append(f"{entries}{'; the proxy sends them on one by one.' if facts.hides_senders else '.'}")
+    elif facts.responses:
+        truth = facts.responses.truth
+        lines.append(f"Each bit says whether an entry is there, and is true with probability {truth:.3f}.")
+    else:
+        for name, value in update.items():
+            if isinstance(value, Rows):
+                count = len(torch.unique(value.index[value.index >= 0]))
+                lines.append(f"'{name}' names {count:,} of {value.size:,} rows: whoever reads it knows which they are.")
+            elif value.ndim and (idle := int((value.reshape(len(value), -1) == 0).all(1).sum())):
+                lines.append(f"'{name}' is zero in {idle:,} of {len(value):,} rows: the others were worked on.")
+    return [*lines, f"Its numbers are whole steps of {facts.grid.step:.3g}."] if facts.grid else lines
 
 
 @dataclass(frozen=True)

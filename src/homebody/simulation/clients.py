@@ -229,7 +229,7 @@ class Clients:
     def share_with(self, other: Clients) -> None:
         """Let another simulator work for the same clients, with the same states and caches, instead of its own.
 
-        For simulators that change how clients rank. They may evaluate and recommend, but not train.
+        For simulators that change how clients rank, or that add clients of their own. Only one of the two may train.
         """
         vars(other).update(vars(self))
 
