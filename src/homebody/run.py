@@ -47,7 +47,6 @@ from homebody.stopwatch import Stopwatch
 
 __all__ = [
     "Watcher",
-    "check",
     "cohort_of",
     "execute",
     "population_of",
@@ -105,11 +104,6 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
             elif isinstance(error, HomebodyError):
                 raise type(error)(f"{error} The rounds before are recorded in {folder.path}.") from error
             raise
-
-
-def check(recipe: Recipe, watcher: Watcher = QUIET) -> None:
-    """Raise the error that `execute` would raise for a recipe that cannot run. Nothing is written."""
-    prepare(recipe, watcher)
 
 
 def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) -> Result:

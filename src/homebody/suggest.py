@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from homebody.core import Recommended
 from homebody.data import Population
 from homebody.errors import HomebodyError
+from homebody.fit import Fitted
 from homebody.run import reopen
 from homebody.simulation import Simulator
 
@@ -37,8 +38,7 @@ def recommend_for(
 
     trust_code: run the file that the run's recipe names as its method; without it, such a run is refused.
     """
-    _refuse_few(k)
-    fitted, population = reopen(path, trust_code=trust_code)
+    fitted, population = _opened(path, k, trust_code)
     items = [population.item(name) for name in clicks]
     best = fitted.recommend_for(items, features, now, k, ratings=ratings)
     return _shown(population, best)
@@ -51,17 +51,17 @@ def recommend_to(
 
     trust_code: as in `recommend_for`.
     """
-    _refuse_few(k)
-    fitted, population = reopen(path, trust_code=trust_code)
+    fitted, population = _opened(path, k, trust_code)
     runtime = fitted.runtime
     assert isinstance(runtime, Simulator)
     best = runtime.recommend_in(fitted.method, fitted.shared, population.user(user), k, now or {})
     return _shown(population, best)
 
 
-def _refuse_few(k: int) -> None:
+def _opened(path: Path, k: int, trust_code: bool) -> tuple[Fitted, Population]:
     if k < 1:
         raise HomebodyError(f"At least 1 item must be asked for, not {k}.")
+    return reopen(path, trust_code=trust_code)
 
 
 def _shown(population: Population, best: Recommended) -> Suggested:

@@ -89,7 +89,7 @@ def stack(clients: list[Data], extra: int = 0) -> tuple[Tensor, ...]:
         pad([data.excluded for data in clients], N_ITEMS),
         *(torch.stack([data.features[name] for data in clients]) for name in CATALOGUE.people),
         *(pad([data.contexts[name] for data in clients], 0) for name in CATALOGUE.contexts),
-        pad([_rated(data) for data in clients], 0.0),
+        pad([data.ratings for data in clients if data.ratings is not None], 0.0),
     )
 
 
@@ -97,11 +97,6 @@ def data_of(items: Tensor, valid: Tensor, excluded: Tensor, *others: Tensor) -> 
     features = dict(zip(CATALOGUE.people, others, strict=False))
     contexts = dict(zip(CATALOGUE.contexts, others[len(features) :], strict=False))
     return Data(items, valid, excluded, CATALOGUE, features, contexts, others[-1])
-
-
-def _rated(data: Data) -> Tensor:
-    assert data.ratings is not None
-    return data.ratings
 
 
 SELECT = "valid/ndcg@10"

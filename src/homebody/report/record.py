@@ -259,7 +259,9 @@ class RunFolder:
         pointer = self._pointer()
         for left in self.path.glob(".*.partial"):
             left.unlink()
-        self._keep_rounds(pointer["step"] if pointer else 0)
+        if (self.path / "metrics.jsonl").exists():
+            lines = self.rounds()[: pointer["step"] if pointer else 0]
+            self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         self._keep_state(pointer["file"] if pointer else "")
         return progress
 
@@ -305,11 +307,6 @@ class RunFolder:
         for old in self.path.glob("state-*.safetensors"):
             if old.name != name:
                 old.unlink()
-
-    def _keep_rounds(self, count: int) -> None:
-        lines = self.rounds()[:count]
-        if (self.path / "metrics.jsonl").exists():
-            self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def jsonable(value: Any) -> Any:

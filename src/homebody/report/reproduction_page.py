@@ -114,9 +114,8 @@ def _state(study: Mapping[str, Any], part: Mapping[str, Any]) -> str:
 
 def _tables(study: Mapping[str, Any], data: str, part: Mapping[str, Any], notes: Footnotes) -> list[str]:
     marks = {line["name"]: notes.numbers(remarks(study, line)) for line in part["rows"]}
-    kinds = {
-        line["name"]: "away" if line["missing"] else "gain" for line in part["rows"] if line["missing"] or _gain(line)
-    }
+    marked = [line for line in part["rows"] if line["missing"] or line.get("improvement")]
+    kinds = {line["name"]: "away" if line["missing"] else "gain" for line in marked}
     named = f"{escape(study['label'])} on {escape(data)}"
     said = caption(study, part)
     title = f"{named} <span class=soft>{escape(said)}</span>" if said else named
@@ -125,10 +124,6 @@ def _tables(study: Mapping[str, Any], data: str, part: Mapping[str, Any], notes:
         f'<caption class="small soft">{title}</caption>{_heads(table)}{_body(table, marks, kinds)}</table></div>'
         for table in result_tables(study, part)
     ]
-
-
-def _gain(line: Mapping[str, Any]) -> bool:
-    return bool(line.get("improvement"))
 
 
 def _heads(table: ResultTable) -> str:

@@ -39,16 +39,13 @@ AREA = ("full/", "full catalogue")
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def at_delta(result: Mapping[str, Any]) -> str:
-    """The δ that ε is stated at; records of earlier versions have none, nor a finite ε."""
-    return f"; δ = {result['epsilon_delta']:g}" if result.get("epsilon_delta") is not None else ""
-
-
 def print_result(result: Mapping[str, Any], console: Console | None = None) -> None:
     """One run: metrics, ε, costs, and where the record is."""
     console = console or Console()
-    metrics, cuts, errors = result["metrics"], _cutoffs(result["metrics"]), result.get("errors", {})
-    table = Table("", *cuts, title=f"{result['method'].rpartition(':')[2]} on {result['data']}, test")
+    metrics, errors = result["metrics"], result.get("errors", {})
+    cuts = [name.removeprefix("hr") for name in metrics if name.startswith("hr@")]
+    what = f"{result['method'].rpartition(':')[2]} on {result['data']}"
+    table = Table("", *cuts, title=f"{what}, test")
     first = "among what was shown" if result.get("split", "").startswith("impressions") else "sampled"
     for group in ("", *_slices(metrics)):
         for label, prefix in ((first, group), ("full catalogue", f"{group}full/")):
@@ -60,7 +57,7 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     if metrics:
         console.print(table)
     else:
-        say(console, f"{result['method'].rpartition(':')[2]} on {result['data']}: not measured")
+        say(console, f"{what}: not measured")
     areas = [
         f"{words.with_error(metrics[f'{p}auc'], errors.get(f'{p}auc'))} {label}"
         for p, label in (("", first), AREA)
@@ -76,13 +73,17 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     if areas:
         say(console, f"AUC {', '.join(areas)}")
     epsilon = ", ".join(f"{who} {words.epsilon(value)}" for who, value in result["epsilon"].items())
+    # Records of earlier versions have no δ, nor a finite ε.
+    delta = f"; δ = {result['epsilon_delta']:g}" if result.get("epsilon_delta") is not None else ""
     passed = result.get("stages") or result.get("channel")
-    costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round{_compiled(result)}"
+    costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round"
+    if (compilation := result.get("compile_seconds", 0.0)) >= 0.05:  # otherwise kernels came from the cache
+        costs += f", {compilation:.1f} s more to compile"
     say(
         console,
         *([result["meaning"]] if metrics else []),
         *_noise_line(result),
-        f"ε certified, one user, over the whole training: {epsilon}{at_delta(result)}",
+        f"ε certified, one user, over the whole training: {epsilon}{delta}",
         *_reports_line(result),
         *([f"stages: {' → '.join(passed)}"] if passed else []),
         *([result["stopped"]] if result.get("stopped") else []),
@@ -91,12 +92,6 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         *result["notes"],
         f"record: {result['run']}",
     )
-
-
-def _compiled(result: Mapping[str, Any]) -> str:
-    """The time that compilation took, which seconds do not contain; empty where kernels came from the cache."""
-    seconds = result.get("compile_seconds", 0.0)
-    return f", {seconds:.1f} s more to compile" if seconds >= 0.05 else ""
 
 
 def _noise_line(result: Mapping[str, Any]) -> list[str]:
@@ -115,9 +110,8 @@ def _reports_line(result: Mapping[str, Any]) -> list[str]:
         return []
     counts = f"{several(reports['count'], 'report')} × {several(result['rounds'], 'round')}"
     parts = f"{words.epsilon(reports['epsilon'])} × {counts}"
-    behind = ""
-    if "sealed_bytes" in reports:
-        behind = "; the lower figures above hold behind a proxy that does not collude with whoever looks"
+    shown = "; the lower figures above hold behind a proxy that does not collude with whoever looks"
+    behind = shown if "sealed_bytes" in reports else ""
     return [f"ε of reports, by addition: {parts} = {words.epsilon(reports['total'])} at δ = 0{behind}"]
 
 
@@ -280,10 +274,6 @@ def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
     if any(0 < value < float("inf") for value in spent.values()):
         summary += f"; ε {', '.join(f'{who} {words.epsilon(value)}' for who, value in spent.items())} at δ = {delta:g}"
     say(console, f"ledger: {several(len(entries), 'charge')}, chain whole; {summary}")
-
-
-def _cutoffs(metrics: Mapping[str, float]) -> list[str]:
-    return [name.removeprefix("hr") for name in metrics if name.startswith("hr@")]
 
 
 def _slices(metrics: Mapping[str, float]) -> list[str]:

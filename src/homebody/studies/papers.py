@@ -245,10 +245,10 @@ def _pairs(reader: Reader) -> list[tuple[str, str]]:
 def _rows(reader: Reader, folder: Path, study: Study, base: Study | None) -> list[Row]:
     """Those written here; those named of the table that this one builds on; without either, all of that table's."""
     known = {row.name: row for row in base.rows} if base else {}
-    written = [
-        _row(Reader(row, f"{reader.where}, row{_called(row, number)}"), folder, study, known)
-        for number, row in enumerate(reader.tables("row"), 1)
-    ]
+    written = []
+    for number, row in enumerate(reader.tables("row"), 1):
+        called = f"'{row['name']}'" if isinstance(row.get("name"), str) else number
+        written.append(_row(Reader(row, f"{reader.where}, row {called}"), folder, study, known))
     own = {row.name: row for row in written}
     if study.kind == "pairs":
         names = list(dict.fromkeys(name for pair in study.pairs for name in pair))
@@ -256,10 +256,6 @@ def _rows(reader: Reader, folder: Path, study: Study, base: Study | None) -> lis
     if base is None:
         return written
     return [*written, *_taken(reader, reader.texts("rows", [] if written else list(known)), known, study)]
-
-
-def _called(row: Mapping[str, Any], number: int) -> str:
-    return f" '{row['name']}'" if isinstance(row.get("name"), str) else f" {number}"
 
 
 def _taken(
@@ -312,15 +308,15 @@ def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -
         row = replace(_here(known[source], study), name=name)
     else:
         row = _new_row(reader, folder, name)
-    on = reader.take("on", dict, {})
+    # What is no table of fields is refused when the whole study is checked.
+    on = {
+        data: {**row.on.get(data, {}), **own} if isinstance(own, dict) else own
+        for data, own in reader.take("on", dict, {}).items()
+    }
     row = replace(
         row,
         fields={**row.fields, **reader.take("fields", dict, {})},
-        # What is no table of fields is refused when the whole study is checked.
-        on={
-            **row.on,
-            **{data: {**row.on.get(data, {}), **own} if isinstance(own, dict) else own for data, own in on.items()},
-        },
+        on={**row.on, **on},
         run={**row.run, **reader.take("run", dict, {})},
         rounds=reader.take("rounds", int, row.rounds),
         published=reader.take("published", dict, {}),
