@@ -84,7 +84,7 @@ def same_code(monkeypatch: pytest.MonkeyPatch) -> None:
         now = run_notes.environment(*given)
         return {**then, **{name: now[name] for name in shaped_by_the_run}}
 
-    monkeypatch.setattr("homebody.run.environment", environment)
+    monkeypatch.setattr("homebody.run_notes.environment", environment)
 
 
 @pytest.mark.parametrize(("method", "rounds"), [("fedmf", 4), ("pfedrec", 3)])

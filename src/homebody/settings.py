@@ -298,8 +298,7 @@ def param(
         ...
     homebody.errors.HomebodyError: factors must be at least 1, not 0.
     """
-    value: T = setting(default, doc, low=low, high=high, choices=choices, search=search, check=check)
-    return value
+    return setting(default, doc, low=low, high=high, choices=choices, search=search, check=check)
 
 
 def params(owner: Any) -> list[Field[Any]]:

@@ -488,8 +488,7 @@ def _keys(number: int, count: int) -> Tensor:
 
 
 def _prepare(method: Method, stacked: tuple[Tensor, ...], keys: Tensor) -> Tree:
-    batches: Tree = vmap(lambda key, *own: method.prepare(data_of(*own), Rng(key)))(keys, *stacked)
-    return batches
+    return vmap(lambda key, *own: method.prepare(data_of(*own), Rng(key)))(keys, *stacked)
 
 
 def _scores(method: Method, shared: Tree, locals_: Tree, stacked: tuple[Tensor, ...], items: Tensor) -> Tensor:

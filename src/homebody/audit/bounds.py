@@ -261,8 +261,7 @@ def _of_rates(scores: Scores, coins: Coins, thresholds: Scores, delta: float, co
     ways = [
         np.log(np.maximum(1 - delta - one, 1e-300) / other) for one, other in ((most[0], most[1]), (most[1], most[0]))
     ]
-    found: Scores = np.maximum(np.maximum(*ways), 0.0)
-    return found
+    return np.maximum(np.maximum(*ways), 0.0)
 
 
 def _largest(coins: int, guesses: int, right: int, delta: float, error: float) -> float:

@@ -33,17 +33,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.audit.bounds import (
-    FEWEST,
-    CountedGuesses,
-    Lower,
-    clopper_pearson,
-    count_guesses,
-    gaussian,
-    noise_found,
-    one_run,
-    share_found,
-)
+from homebody.audit import bounds
 from homebody.core import Cohort, Collected, Evaluated, Method, Total, Tree, Update, Users, releases
 from homebody.errors import HomebodyError
 from homebody.fit import choose, fit
@@ -88,11 +78,11 @@ class Finding:
     observer: str
     certified: float
     """ε of the audited training."""
-    lower: Lower | None
+    lower: bounds.Lower | None
     """None: nothing that this observer sees can be compared with the canaries' directions."""
-    gaussian: Lower | None = None
+    gaussian: bounds.Lower | None = None
     """Set if the observer is charged for nothing but Gaussian noise on sums over everyone."""
-    counted: CountedGuesses | None = None
+    counted: bounds.CountedGuesses | None = None
     """Right guesses beside what the ledger allows at all δ together; None: it allows any number."""
     visible: Visible | None = None
     relation: Relation = "replace-one"
@@ -186,7 +176,7 @@ def plant(
         if name in seen and math.isfinite(certified[name])
     }
     error = (1 - confidence) / max(1, len(claims))
-    estimate = clopper_pearson if count == 1 else one_run
+    estimate = bounds.clopper_pearson if count == 1 else bounds.one_run
     findings = []
     for observer in OBSERVERS:
         charged = _charged(ledger, observer)
@@ -202,11 +192,11 @@ def plant(
             finding = replace(
                 finding,
                 lower=estimate(seen[observer], truth, delta, sure),
-                gaussian=None if normal is None else gaussian(normal, truth, delta, sure),
-                counted=count_guesses(seen[observer], truth, claims[observer], sure),
+                gaussian=None if normal is None else bounds.gaussian(normal, truth, delta, sure),
+                counted=bounds.count_guesses(seen[observer], truth, claims[observer], sure),
                 visible=Visible(
-                    *share_found(claims[observer], len(truth), sure),
-                    None if normal is None else noise_found(certified[observer], len(truth), delta, sure),
+                    *bounds.share_found(claims[observer], len(truth), sure),
+                    None if normal is None else bounds.noise_found(certified[observer], len(truth), delta, sure),
                 ),
             )
         elif observer in seen:
@@ -532,9 +522,9 @@ def _check(method: Method, simulator: Simulator, canaries: int | None, trials: i
         canaries = min(CANARIES, *rooms)
     if canaries < 1 or trials < 1:
         raise HomebodyError(f"An audit takes at least 1 canary and 1 trial, not {canaries} and {trials}.")
-    if canaries * trials < FEWEST:
+    if (coins := canaries * trials) < (least := bounds.FEWEST):
         raise HomebodyError(
-            f"{canaries * trials} coins can show nothing: let canaries × trials be at least {FEWEST}, better hundreds."
+            f"{coins} coins can show nothing: let canaries × trials be at least {least}, better hundreds."
         )
     return canaries
 
@@ -579,7 +569,7 @@ def draw_releases(
     findings = []
     for observer in OBSERVERS:
         shown = (first if observer == "server" else after).double().numpy()
-        lower = clopper_pearson(shown, coins.numpy(), delta, confidence)
+        lower = bounds.clopper_pearson(shown, coins.numpy(), delta, confidence)
         findings.append(Finding(observer, ledger.epsilon(observer, delta=delta).epsilon, lower))
     ledger.close()
     return findings

@@ -28,18 +28,7 @@ from homebody.privacy.stages import summable
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = [
-    "ClientReports",
-    "Inspection",
-    "MessagePart",
-    "Report",
-    "Request",
-    "Sealed",
-    "View",
-    "encode",
-    "inspect",
-    "take_apart",
-]
+__all__ = ["ClientReports", "Inspection", "Report", "Request", "Sealed", "encode", "inspect"]
 
 EXCERPT = 24
 """Bytes of each part that are shown."""

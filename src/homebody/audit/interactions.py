@@ -174,8 +174,7 @@ def _fewer(table: Tensor, sent: Tensor | None) -> Scores:
 
 def _sent(scores: Tensor, sent: Tensor | None) -> Scores:
     """Rows that are not in the message come last."""
-    found: Scores = (scores if sent is None else torch.where(sent, scores, scores.min() - 1)).numpy()
-    return found
+    return (scores if sent is None else torch.where(sent, scores, scores.min() - 1)).numpy()
 
 
 RULES: dict[str, Callable[[Tensor, Tensor | None], Scores]] = {

@@ -184,8 +184,7 @@ def likelihood_ratio(seen: Floats, known: Floats, took: Bools) -> Floats:
     without, more = (c * u - b * v) / area, (a * v - b * u) / area
     spread = own + c / area
     inside, wider = without + shift + more, own + (a + c - 2 * b) / area
-    difference: Floats = _log_normal(seen - inside, wider) - _log_normal(seen - without, spread)
-    return difference
+    return _log_normal(seen - inside, wider) - _log_normal(seen - without, spread)
 
 
 def _variance(values: Floats) -> float:
@@ -193,8 +192,7 @@ def _variance(values: Floats) -> float:
 
 
 def _log_normal(apart: Floats, variance: Floats) -> Floats:
-    density: Floats = -0.5 * (np.log(variance) + apart**2 / variance)
-    return density
+    return -0.5 * (np.log(variance) + apart**2 / variance)
 
 
 def _from_lists(lab: Lab, target: ShadowModel, shadow: Users, asked: Users) -> tuple[Bools, npt.NDArray[np.int64], int]:

@@ -75,8 +75,7 @@ def find(name: str) -> type[Method] | type[Reference]:
     """
     if name in METHODS:
         module, _, attribute = METHODS[name].partition(":")
-        found: type[Method] | type[Reference] = getattr(importlib.import_module(module), attribute)
-        return found
+        return getattr(importlib.import_module(module), attribute)
     if place := _place(name):
         return _from_file(*place)
     if installed := entry_points(group=GROUP, name=name):

@@ -85,8 +85,7 @@ class FedNCF(ItemTable):
         return self.sent(change, layers, start), {**self.kept(change, layers, user), "loss": mean_loss}
 
     def _layers(self, shared: Tree, local: Tree) -> Tensor:
-        layers: Tensor = local["layers"] if self.dual else shared["layers"]
-        return layers
+        return local["layers"] if self.dual else shared["layers"]
 
     def sent(self, change: Rows, layers: Tensor, start: Tensor) -> Update:
         return {"item": change} if self.dual else {"item": change, "layers": layers - start}

@@ -215,8 +215,7 @@ class Adapted:
         def score(own: Tree, around: Mapping[str, Tensor], *parts: Tensor) -> Tensor:
             return self.method.score(self.shared, own, self.everyone.one(*parts)._replace(now=around), items)
 
-        scores: Tensor = vmap(score)(mine, dict(now), *data)
-        return scores
+        return vmap(score)(mine, dict(now), *data)
 
 
 def at(described: Described, place: Tensor) -> Described:

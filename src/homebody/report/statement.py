@@ -30,17 +30,7 @@ from homebody.privacy.specs import ASK_ROWS, parse_channel, split_stage, with_no
 from homebody.reference import Reference
 from homebody.report.record import RunFolder, jsonable
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "VOCABULARY",
-    "Release",
-    "figure",
-    "lines_of",
-    "recipe_of",
-    "releases_of",
-    "stated_at",
-    "statement",
-]
+__all__ = ["VOCABULARY", "Release", "figure", "lines_of", "recipe_of", "releases_of", "stated_at", "statement"]
 
 SCHEMA_VERSION = 1
 VOCABULARY = "vocabulary of "

@@ -15,20 +15,10 @@ from rich.table import Table
 
 from homebody.errors import several
 from homebody.privacy import OBSERVERS, Ledger, event_from_json
-from homebody.report import words
+from homebody.report import reproduction, words
 from homebody.report.comparison import comparison_columns, legend
 from homebody.report.record import RunFolder
-from homebody.report.reproduction import (
-    SHORT,
-    ResultTable,
-    caption,
-    metric_table,
-    panel_table,
-    rounds_table,
-    state,
-    sweep_table,
-    values_table,
-)
+from homebody.report.reproduction import SHORT, ResultTable
 from homebody.report.statement import recipe_of, stated_at
 from homebody.report.words import kilobytes, say
 
@@ -177,12 +167,12 @@ def print_reproduction(
         if study["label"] not in labels:
             continue
         for data, part in study["data"].items():
-            title = ", ".join(filter(None, (study["label"], data, caption(study, part))))
+            title = ", ".join(filter(None, (study["label"], data, reproduction.caption(study, part))))
             console.print(_narrow(_result_table(study, part), title, console.width))
             short = short or any(
                 group.get("short") for line in part["rows"] for group in (line, *line.get("points", []))
             )
-            for sentence in (*state(part, study["protocols"]), *part.get("footnotes", [])):
+            for sentence in (*reproduction.state(part, study["protocols"]), *part.get("footnotes", [])):
                 console.print(sentence, highlight=False, markup=False)
     page = "index.html" if (folder / "index.html").exists() else "RESULTS.md"
     mark = f"{SHORT} short by more than {result['tolerance']:g} points" if short else ""
@@ -193,21 +183,21 @@ def _result_table(study: Mapping[str, Any], part: Mapping[str, Any]) -> ResultTa
     """The table of a study that is narrowest: a row a metric, a value or a protocol."""
     kind = study["kind"]
     if kind == "convergence":
-        return rounds_table(study, part, shares=(1.0,))
+        return reproduction.rounds_table(study, part, shares=(1.0,))
     if kind == "accounting":
-        return sweep_table(study, part)
+        return reproduction.sweep_table(study, part)
     if kind == "embedding":
-        table = panel_table(study, part)
+        table = reproduction.panel_table(study, part)
         heads = [column.replace("test item", "test").replace(" ", "\n") for column in table.columns]
         return replace(
             table, columns=heads, rows=[[*row[:2], row[2].partition(",")[0], *row[3:]] for row in table.rows]
         )
     if kind in ("table", "pairs", "membership"):
-        table = metric_table(study, part).by_metric()
+        table = reproduction.metric_table(study, part).by_metric()
         short = {"difference": "differ-\nence"}
         heads = [short.get(column, column).replace(", ", ",\n").replace(" protocol", "") for column in table.columns]
         return replace(table, columns=heads)
-    return values_table(study, part)
+    return reproduction.values_table(study, part)
 
 
 def _narrow(result: ResultTable, title: str, width: int) -> Table:

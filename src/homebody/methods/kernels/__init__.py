@@ -99,8 +99,7 @@ def adapt_many(method: Method, shared: Tree, locals_: Tree, batches: Batch, *, f
         return kernel.adapt(method, shared, locals_, batches)
     if kernel.train is not None and type(method).adapt is Method.adapt:
         return kernel.train(method, shared, locals_, batches)[1]
-    adapted: Tree = vmap(method.adapt, in_dims=(None, 0, 0))(shared, locals_, batches)
-    return adapted
+    return vmap(method.adapt, in_dims=(None, 0, 0))(shared, locals_, batches)
 
 
 def _device(shared: Tree) -> torch.device | str:
