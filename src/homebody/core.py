@@ -190,6 +190,8 @@ class Column(NamedTuple):
     kind: Literal["one", "many", "number"]
     text: bool = False
     """Whether the codes are words of a text, so that there may be very many."""
+    view: str = ""
+    """The view that holds it, if any: which app of a person's. Only features of people are in views."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +205,20 @@ class Catalogue:
     """The users' features, by name: sizes and kinds alone; the values stay with each user (`Data.features`)."""
     contexts: Mapping[str, Column] = field(default_factory=dict)
     """The circumstances of interactions, likewise (`Data.contexts`)."""
+
+    @property
+    def views(self) -> dict[str, tuple[str, ...]]:
+        """The names of each view's columns of `people`. Views and columns stand in the order of the data.
+
+        >>> age, taste = Column(torch.empty(0), 1, "number", view="profile"), Column(torch.empty(0), 1, "number")
+        >>> Catalogue(3, {}, {"age": age, "taste.1": taste._replace(view="taste")}).views
+        {'profile': ('age',), 'taste': ('taste.1',)}
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        for name, column in self.people.items():
+            if column.view:
+                found[column.view] = (*found.get(column.view, ()), name)
+        return found
 
 
 class Data(NamedTuple):

@@ -136,6 +136,15 @@ class Recipe:
     )
     calibrate: bool = setting(False, "Find the noise that spends the budget.", panel=PRIVACY)
     delta: float = setting(DELTA, "What ε is stated at where there is no budget.", panel=PRIVACY)
+    views: dict[str, str] | None = setting(
+        None,
+        "NAME=FILE.csv, NAME=svd:size=30,share=0.5 or NAME=fedials:…: what another app knows of people; repeat.",
+        panel=DATA,
+        option="--view",
+        path="name",
+        rank=1,
+    )
+    """See `homebody.data.views` and docs/views.md."""
 
     def build(self) -> Method | Reference:
         """The method with its fields set."""
@@ -180,6 +189,7 @@ class Recipe:
 
     def check(self) -> None:
         """Refuse values of the wrong type, out of bounds, or that contradict one another."""
+        from homebody.data.views import parse_views
         from homebody.data.vocabularies import parse
         from homebody.privacy.budget import check_delta
 
@@ -189,6 +199,7 @@ class Recipe:
         check_delta(self.delta)
         for name, text in self.vocabularies.items():
             parse(name, text)
+        parse_views(self.views or {})
         if self.calibrate and self.budget is None:
             raise HomebodyError("--calibrate finds the noise that spends a budget: give one, such as --budget eps=8.")
         self.allowed()

@@ -89,6 +89,11 @@ class Rng:
         radius = torch.sqrt(-2.0 * torch.log(self._fine(*shape)))
         return (radius * torch.cos(2.0 * math.pi * self._fine(*shape))).to(torch.float32)
 
+    def normal_doubles(self, *shape: int) -> Tensor:
+        """Standard normal doubles: for sums of many variables, whose noise needs more than a float's digits."""
+        place = torch.arange(1, math.prod(shape) + 1, device=self.key.device)
+        return self._normal_at(place).reshape(shape)
+
     def laplace(self, *shape: int) -> Tensor:
         """Laplace floats of scale 1."""
         centred = 2.0 * self._fine(*shape) - 1.0

@@ -33,6 +33,7 @@ from homebody.report import RunFolder
 from homebody.report.record import Parameters, Result
 from homebody.simulation import Simulator, usable_device
 from homebody.stopwatch import Stopwatch
+from homebody.view_vectors import make_views
 
 __all__ = [
     "Watcher",
@@ -166,8 +167,8 @@ def _insist_on_same(folder: RunFolder, now: dict[str, Any]) -> None:
 
 
 def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
-    """The population of a recipe, with its features, after its filters."""
-    return load(
+    """The population of a recipe, with its features, after its filters and without what is elsewhere."""
+    population = load(
         recipe.data,
         data_dir=recipe.data_dir,
         **cast(dict[str, Any], recipe.columns),
@@ -176,10 +177,12 @@ def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
         kinds=recipe.kinds,
         vocabularies=recipe.vocabularies,
         impressions=recipe.impressions,
+        views=recipe.views,
         filters=recipe.filters,
         say=watcher.say,
         progress=watcher.fetched,
     )
+    return make_views(population, recipe.views, recipe.seed) if recipe.views else population
 
 
 def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Reference, Split]:

@@ -11,6 +11,7 @@ import secrets
 import statistics
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 
 from homebody.core import Evaluated, Method, Recommender, Rows, stated_by
 from homebody.data.splits import Split
+from homebody.data.views import outside
 from homebody.data.vocabularies import Counted, Declaration, Found, found_in
 from homebody.errors import HomebodyError, several
 from homebody.fit import Fitted
@@ -131,10 +133,12 @@ def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.
         for name, one in _features(split, unit).items():
             if not isinstance(one, Found):
                 # Its size shapes the model, even if nobody has some of its values.
-                text = json.dumps(encoded.codes[name].to_json())
+                text = json.dumps(replace(encoded.codes[name], view="").to_json())
                 yield f"{unit}/{name}/vocabulary", np.frombuffer(text.encode(), dtype=np.uint8)
     if split.shown is not None and (shown := split.population.impressions):
         yield from (("shown", shown.items), ("to", shown.users), ("in", shown.indptr), ("clicked", shown.clicked))
+    if (elsewhere := split.population.elsewhere) is not None:
+        yield from (("elsewhere", elsewhere.items), ("elsewhere of", elsewhere.indptr))
 
 
 def notes_of(method: Method | Reference, split: Split) -> list[str]:
@@ -246,7 +250,7 @@ def _outside(recipe: Recipe, method: Method | Reference, split: Split) -> list[s
             f"The catalogue is derived from interactions: its {several(split.n_items, 'item')} and their features are "
             "known because somebody interacted with them."
         )
-    return said
+    return [*said, *outside(recipe.views or {})]
 
 
 def guessing(evaluated: Evaluated, split: Split) -> list[str]:

@@ -72,8 +72,8 @@ def setting(
     panel: where `--help` lists the option. A setting without a panel is no option that commands share.
     typed: how the option is typed, where that does not follow from the name and the type:
     option: its name.
-    path: "file" or "folder": an existing path is made absolute. "name": the same for a text that may be a path.
-    "values": the same for values of a table that begin with file:.
+    path: "file" or "folder": an existing path is made absolute. "name": the same for a text that may be a path, or for
+    each value of a table. "values": the same for values of a table that begin with file:.
     keys: for a table, an option for each key, with its help.
     assume: the option's default, where the setting has none.
     min: the lowest number that may be typed, where a file may hold a lower one.

@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -23,6 +24,7 @@ from torch.testing import assert_close
 
 from homebody.core import Catalogue, Column, Data, Method, Rows, Total, Tree, plain_work, written
 from homebody.data.partitions import leave_one_out
+from homebody.data.population import Features
 from homebody.data.splits import Split
 from homebody.data.synthetic import Synthetic, synthetic
 from homebody.errors import HomebodyError
@@ -35,7 +37,17 @@ from homebody.rng import Rng
 from homebody.settings import params
 from homebody.simulation import Simulator
 
-__all__ = ["CATALOGUE", "MethodContract", "ReferenceContract", "chance", "client", "data_of", "population", "stack"]
+__all__ = [
+    "CATALOGUE",
+    "MethodContract",
+    "ReferenceContract",
+    "chance",
+    "client",
+    "data_of",
+    "described",
+    "population",
+    "stack",
+]
 
 N_ITEMS = 30
 _colours = torch.arange(N_ITEMS) % 4
@@ -49,9 +61,9 @@ CATALOGUE = Catalogue(
         "price": Column(torch.linspace(-1.5, 1.5, N_ITEMS), 1, "number"),
     },
     people={
-        "job": Column(torch.empty(0, dtype=torch.int64), 3, "one"),
-        "hobbies": Column(torch.empty(0, 2, dtype=torch.int64), 4, "many"),
-        "age": Column(torch.empty(0), 1, "number"),
+        "job": Column(torch.empty(0, dtype=torch.int64), 3, "one", view="profile"),
+        "hobbies": Column(torch.empty(0, 2, dtype=torch.int64), 4, "many", view="habits"),
+        "age": Column(torch.empty(0), 1, "number", view="profile"),
     },
     contexts={"weather": Column(torch.empty(0, dtype=torch.int64), 3, "one")},
 )
@@ -115,6 +127,37 @@ def population() -> Split:
     return leave_one_out(replace(people, ratings=(1 + (owner + people.items) % 5).astype(np.float32)), seed=5)
 
 
+@cache
+def described() -> Split:
+    """The same people, with features: two views of each, and two features of every item.
+
+    They are made of what people have in training, so that there is something to learn from them: the view `taste` is
+    three numbers, the view `profile` the kind of items that someone has most of. One in ten has no `profile`.
+
+    >>> sorted(described().catalogue().views), sorted(described().catalogue().items)
+    (['profile', 'taste'], ['kind', 'title'])
+    """
+    split = population()
+    users, items = split.n_users, split.n_items
+    has = np.zeros((users, items))
+    for user in range(users):
+        has[user, split.training(user)] = 1.0
+    left, strength, right = np.linalg.svd(has - has.mean(0), full_matrices=False)
+    kind = np.argmax(np.abs(right[:4]), axis=0) * 2 + (right[:4].max(0) > -right[:4].min(0))
+    most = np.argmax(has @ np.eye(8)[kind], axis=1)
+    numbers = left[:, :3] * strength[:3]
+    about_people = {
+        "kind": [None if user % 10 == 0 else f"k{one}" for user, one in enumerate(most)],
+        **{f"taste.{place + 1}": numbers[:, place] for place in range(3)},
+    }
+    about_items = {"kind": [f"k{one}" for one in kind], "title": [f"word{one} item" for one in kind]}
+    views = {"kind": "profile", **{f"taste.{place + 1}": "taste" for place in range(3)}}
+    kinds = {name: "categorical" if name == "kind" else "numeric" for name in about_people}
+    people = Features(pl.DataFrame(about_people), kinds, views=views)  # type: ignore[arg-type]
+    titles = Features(pl.DataFrame(about_items), {"kind": "categorical", "title": "text"})
+    return leave_one_out(replace(split.population, user_features=people, item_features=titles), seed=5)
+
+
 def chance(split: Split, k: int = 10) -> tuple[float, float]:
     """The validation NDCG@k, over the sampled items, of random scores; and its standard error.
 
@@ -155,6 +198,10 @@ class MethodContract:
     def learner(self) -> Method:
         """The method with settings that learn in a few rounds; by default the one under test."""
         return self.method()
+
+    def people(self) -> Split:
+        """Those whom it is trained on; by default `population`, who have no features."""
+        return population()
 
     def total(self, update: Tree) -> Tree:
         """What the server is given of a stacked update: its sum, or what the method's channel reads in it besides."""
@@ -351,7 +398,7 @@ class MethodContract:
                 self._same({"": some}, {"": scores[items]}, f"scores of items {items.tolist()}")
 
     def test_training_finds_what_there_is_to_learn(self) -> None:
-        split, losses = population(), list[float | None]()
+        split, losses = self.people(), list[float | None]()
         runtime = Simulator(split)
         method = self.learner()
         # What an untrained model gives, from the same seed.
@@ -368,14 +415,14 @@ class MethodContract:
 
     def test_a_fit_repeats_bit_by_bit(self) -> None:
         for cohort in (None, 70):
-            one, two = (fit(self.method(), Simulator(population()), rounds=2, cohort=cohort, seed=4) for _ in range(2))
+            one, two = (fit(self.method(), Simulator(self.people()), rounds=2, cohort=cohort, seed=4) for _ in range(2))
             assert one.metrics == two.metrics, "two runs from one seed differ in their metrics"
             _identical(one.shared, two.shared, "the shared parameters of two runs from one seed")
             assert one.recommend(user=3) == two.recommend(user=3), "two runs from one seed recommend differently"
 
     def test_someone_who_joins_late_is_served_like_the_others(self) -> None:
         """With few clients a round, some are new, some come back, some are absent."""
-        split, losses = population(), list[float | None]()
+        split, losses = self.people(), list[float | None]()
         method = self.method()
         fitted = fit(
             method, Simulator(split), rounds=4, cohort=split.n_users // 2, on_round=lambda r: losses.append(r.loss)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homebody.data.codes import Pairs, trigrams
+from homebody.data.codes import Code, Pairs, trigrams
 from homebody.data.encode import Encoded, encode
 from homebody.data.population import Features, Kind
 from homebody.errors import HomebodyError
@@ -51,6 +51,27 @@ class TestCategorical:
         ]
         assert found.columns["x"].size == len(vocabulary) + 1
         assert meaning[1:] == sorted(vocabulary, key=str.encode)
+
+
+class TestViews:
+    def test_a_column_knows_its_view_and_so_does_its_code(self) -> None:
+        table = pl.DataFrame({"job": ["cook", "vet"], "age": [3.5, None], "town": ["Ulm", "Ulm"]})
+        kinds: dict[str, Kind] = {"job": "categorical", "age": "numeric", "town": "categorical"}
+        features = Features(table, kinds, views={"age": "taste", "job": "profile"})
+        found = encode(features.rows(np.array([1, 0])), np.ones(2, dtype=np.bool_))
+        assert [found.columns[name].view for name in kinds] == ["profile", "taste", ""]
+        assert [Code.from_json(found.codes[name].to_json()).view for name in kinds] == ["profile", "taste", ""]
+
+    def test_a_code_without_a_view_is_written_as_it_was(self) -> None:
+        assert "view" not in Code("one", ("cook",)).to_json()
+
+    def test_a_view_is_a_text(self) -> None:
+        with pytest.raises(HomebodyError, match="another version"):
+            Code.from_json({**Code("one").to_json(), "view": 3})
+
+    def test_a_view_of_a_column_that_is_not_there_is_refused(self) -> None:
+        with pytest.raises(HomebodyError, match="did you mean 'age'"):
+            Features(pl.DataFrame({"age": [1]}), {"age": "numeric"}, views={"agee": "profile"})
 
 
 class TestMultiHot:

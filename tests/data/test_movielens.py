@@ -75,6 +75,7 @@ def test_both_layouts_of_ml_100k_give_the_same_population(grouplens: Path, recbo
     assert people.item_features.kinds == {"genres": "multi-hot", "year": "numeric", "title": "text"}
     assert people.user_features.table.rows() == [(24, "M", "writer"), (53, "F", "other")]
     assert people.user_features.kinds == {"age": "numeric", "gender": "categorical", "occupation": "categorical"}
+    assert people.user_features.views == dict.fromkeys(["age", "gender", "occupation"], "profile")
     # User 1 rated two movies at one time: file order. User 2's rows come in the wrong order.
     assert [people.history(user).tolist() for user in (0, 1)] == [[1, 2], [0, 1]]
 
@@ -112,6 +113,7 @@ def test_ml_1m_from_the_zip_and_unpacked(tmp_path: Path) -> None:
     ]
     # Ages are ranges there.
     assert unpacked.user_features.kinds["age"] == "categorical"
+    assert unpacked.user_features.views == dict.fromkeys(["age", "gender", "occupation"], "profile")
     assert unpacked.user_features.table.rows() == [(1, "F", "K-12 student"), (56, "M", "writer")]
     assert unpacked.items.tolist() == [0, 1, 1]
 

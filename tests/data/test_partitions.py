@@ -545,8 +545,21 @@ def test_what_is_rated_low_is_withheld() -> None:
     assert any("Nobody is asked in validation" in note for note in made.notes)
     with pytest.raises(HomebodyError, match="no ratings"):
         split(people(*MANY), "held-out-users:above=3")
-    with pytest.raises(HomebodyError, match="share between 0 and 1"):
-        split(people(*MANY), "ratio:valid=0")
+    for way in ("ratio:test=0", "impressions:valid=0", "cold-users:test=0"):
+        with pytest.raises(HomebodyError, match="share between 0 and 1"):
+            split(people(*MANY), way)
+
+
+@pytest.mark.parametrize("way", ["ratio", "held-out-users", "cold-users", "cold-items", "cold-both"])
+def test_nothing_need_be_held_out_for_validation(way: str) -> None:
+    population = people(*MANY)
+    done = split(population, f"{way}:test=0.2,valid=0", how="random", negatives=3)
+    assert not done.sizes("valid").any()
+    assert done.sizes("test").any()
+    assert len(done.relevant(done.asked(), "test"))
+    both = split(population, f"{way}:test=0.2,valid=0.2", how="random", negatives=3)
+    # What would have been asked in validation trains.
+    assert done.sizes("train")[done.learn].sum() > both.sizes("train")[both.learn].sum()
 
 
 @pytest.mark.parametrize("way", WAYS)

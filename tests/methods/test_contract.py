@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from homebody.core import Method, Rows, Tree
+from homebody.data.splits import Split
 from homebody.evaluation import measure
 from homebody.fit import fit
 from homebody.methods import METHODS, find
@@ -21,6 +22,7 @@ from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fedncf import FedNCF
 from homebody.methods.fedrecon import FedRecon
+from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.methods.fmf_ldp import FMFLDP
 from homebody.methods.ials import IALS
 from homebody.methods.mf import MF
@@ -32,7 +34,7 @@ from homebody.methods.privrec_cen import PrivRecCEN
 from homebody.privacy import Channel, Clip, Gaussian, SecureSum
 from homebody.reference import Reference
 from homebody.simulation import Simulator
-from homebody.testing import MethodContract, ReferenceContract, chance, population
+from homebody.testing import MethodContract, ReferenceContract, chance, described, population
 
 
 class TestPFedRec(MethodContract):
@@ -56,6 +58,37 @@ class TestPrivRecRatings(TestPrivRec):
         return PrivRec(
             output="explicit", factors=4, hidden="6", activation="sigmoid", epochs=2, batch_size=0, init_scale=0.1
         )
+
+
+class TestFLMVDSSM(MethodContract):
+    rounds = 40
+
+    def method(self) -> Method:
+        return FLMVDSSM(widths="8,6,4", batch_size=4, negatives=3)
+
+    def learner(self) -> Method:
+        return FLMVDSSM(server_rate=0.005)
+
+    def people(self) -> Split:
+        return described()
+
+
+class TestFLMVDSSMSemi(TestFLMVDSSM):
+    def method(self) -> Method:
+        return FLMVDSSM(widths="8,6", batch_size=0, negatives=2, aggregate_users=False, weighting="samples")
+
+    def learner(self) -> Method:
+        return FLMVDSSM(server_rate=0.005, aggregate_users=False)
+
+
+class TestFLDSSM(TestFLMVDSSM):
+    """With one view."""
+
+    def method(self) -> Method:
+        return FLMVDSSM(views="profile", widths="8,6,4", batch_size=4)
+
+    def learner(self) -> Method:
+        return FLMVDSSM(views="taste", server_rate=0.005)
 
 
 class TestFOFLSelf(MethodContract):
@@ -273,6 +306,7 @@ def test_every_known_name_is_under_contract() -> None:
             TestFedRecon(),
             TestFCF(),
             TestFedGNN(),
+            TestFLMVDSSM(),
             TestFedIALS(),
             TestFMFLDP(),
             TestAlone(),

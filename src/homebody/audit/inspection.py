@@ -146,6 +146,13 @@ def _sees(method: Method, cohort: Cohort) -> dict[str, str]:
         "clients": f"the shared parameters of the next round, computed from {summed} over {people}; no one's message",
         "public": f"the final model alone, computed from every round's {summed.removeprefix('the ')}; no one's message",
     }
+    if (noise := channel.facts.view_noise) is not None:
+        told["views"] = (
+            f"the mean over this person's views, with noise of {noise.scale:g} in every number, and its own part of "
+            "it; no other view's features, tower or gradient"
+        )
+    else:
+        told["views"] = "the exact mean over this person's views: who subtracts their own part reads the others'"
     sentences = {name: f"{text[0].upper()}{text[1:]}." for name, text in told.items()}
     if channel.asks_rows:
         sentences["server"] += " And before that, which rows this device asks for."

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homebody.cli.options import DataDir, Json, pairs
+from homebody.cli.options import DataDir, Json, of_recipe, pairs
 from homebody.errors import several
 
 if TYPE_CHECKING:
+    from homebody.data import Population
     from homebody.data.fetch import Progress
     from homebody.data.sources import Place
 
@@ -22,6 +23,8 @@ __all__ = ["app", "fetching", "pairs"]
 
 LISTED = ("name", "description", "users", "items", "interactions", "megabytes", "licence", "url")
 """What `homebody data list` says of a dataset."""
+
+Views = Annotated[list[str] | None, of_recipe("views")]
 
 app = typer.Typer(help="List, fetch, inspect and export datasets.", no_args_is_help=True)
 
@@ -106,16 +109,19 @@ def info(
     ] = None,
     impressions: Annotated[Path | None, typer.Option(help="A CSV or Parquet file, a row an item shown.")] = None,
     filters: Annotated[list[str] | None, typer.Option("--filter", help="NAME=VALUE, such as core=5; repeat.")] = None,
+    view: Views = None,
     as_json: Json = False,
 ) -> None:
     """Count a population: users, items, lengths, duplicates, ties, times, features, impressions."""
     from homebody.data.filters import Filters
     from homebody.data.sources import load
     from homebody.data.summary import summarise
+    from homebody.data.views import parse_views
 
-    kinds, parts = pairs(kind, "--kind"), pairs(filters, "--filter")
+    kinds, parts, views = pairs(kind, "--kind"), pairs(filters, "--filter"), pairs(view, "--view", first=True)
     # Before anything is read: what was mistyped need not wait for it.
     Filters.parse(parts)
+    parse_views(views)
     with fetching(quiet=as_json) as (say, progress):
         population = load(
             source,
@@ -129,10 +135,12 @@ def info(
             item_features=item_features,
             kinds=kinds,
             impressions=impressions,
+            views=views,
             filters=parts,
             say=say,
             progress=progress,
         )
+    population = _with_made(population, views)
     summary = summarise(population)
     if as_json:
         typer.echo(json.dumps({**asdict(summary), "notes": population.notes}))
@@ -150,17 +158,37 @@ def export_data(
     users: Annotated[
         str | None, typer.Option(help="Some users by number, from 0 on, such as 0-19 or 0-4,7; all by default.")
     ] = None,
+    view: Views = None,
+    part: Annotated[
+        str,
+        typer.Option(help="history; elsewhere, what people have in another app; or a view's name, for its features."),
+    ] = "history",
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Write users' interactions as a CSV file (user, item, time, rating), such as `homebody client import` takes."""
-    from homebody.data.export import chosen, export
-    from homebody.data.sources import load
+    """Write users' interactions as a CSV file (user, item, time, rating), such as `homebody client import` takes.
 
+    With --part NAME, write the features of a view instead, such as --view NAME=FILE takes.
+    """
+    from homebody.data.export import chosen, export, export_elsewhere, export_view
+    from homebody.data.sources import load
+    from homebody.data.views import parse_views
+
+    views = pairs(view, "--view", first=True)
+    parse_views(views)
     with fetching(quiet=as_json) as (say, progress):
-        population = load(source, data_dir=data_dir, say=say, progress=progress)
+        population = load(source, data_dir=data_dir, views=views, say=say, progress=progress)
+    population = _with_made(population, views)
     who = None if users is None else chosen(users, population.n_users)
-    count, people = export(population, file, who), population.n_users if who is None else len(who)
+    people = population.n_users if who is None else len(who)
+    if part not in ("history", "elsewhere"):
+        rows, columns = export_view(population, part, file, who)
+        if as_json:
+            typer.echo(json.dumps({"file": str(file), "view": part, "users": rows, "columns": columns}))
+        else:
+            typer.echo(f"{several(columns, 'feature')} of {several(rows, 'user')} in the view {part}: see {file}.")
+        return
+    count = (export if part == "history" else export_elsewhere)(population, file, who)
     if as_json:
         typer.echo(json.dumps({"file": str(file), "users": people, "interactions": count}))
         return
@@ -200,6 +228,15 @@ def fetching(*, quiet: bool = False) -> Iterator[tuple[Callable[[str], None], Pr
     finally:
         if started:
             bar.stop()
+
+
+def _with_made(population: Population, views: dict[str, str]) -> Population:
+    """With the views that are made of interactions, by the seed 0 unless they say another."""
+    if not views:
+        return population
+    from homebody.view_vectors import make_views  # it loads torch
+
+    return make_views(population, views)
 
 
 def _status(place: Place | None, *, fetchable: bool) -> str:

@@ -68,7 +68,8 @@ def _columns(columns: Sequence[FeatureSummary]) -> Table:
     table = _grid()
     for one in columns:
         missing = f"{one.missing:.1%} missing" if one.missing else ""
-        table.add_row(one.name, one.kind, f"{one.distinct:,} distinct", missing)
+        view = f"view {one.view}" if one.view else ""
+        table.add_row(one.name, one.kind, f"{one.distinct:,} distinct", missing, view)
     return table
 
 
@@ -78,6 +79,8 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     unseen = f" ({summary.unseen_items:,} that nobody touched)" if summary.unseen_items else ""
     yield "items", f"{summary.items:,}{unseen}"
     yield "interactions", f"{summary.interactions:,} ({summary.duplicates:,} repeat an item)"
+    if summary.elsewhere:
+        yield "elsewhere", f"{summary.elsewhere:,} interactions in another app: not learnt from, asked or ranked"
     yield "sparsity", f"{summary.sparsity:.2%} of user-item pairs never met"
     middle = f"median {summary.median:,.1f}, mean {summary.mean:,.1f}"
     yield "per user", f"least {summary.shortest:,}, {middle}, most {summary.longest:,}"

@@ -141,7 +141,7 @@ def _value(spec: Field[Any], kind: settings.Kind, typed: Any) -> Any:
     """The value of a field from what was typed for it."""
     name, path = settings.option(spec), spec.metadata.get("path")
     if kind.outer is dict:
-        return _table(typed, name, kind, files=path == "values")
+        return _table(typed, name, kind, path) or (None if kind.optional else {})
     if kind.inner is str:
         return list(typed or [])
     if kind.outer is list:
@@ -151,14 +151,16 @@ def _value(spec: Field[Any], kind: settings.Kind, typed: Any) -> Any:
     return folder_anywhere(typed) if path == "folder" else _file_anywhere(str(typed))
 
 
-def _table(typed: list[str] | None, name: str, kind: settings.Kind, *, files: bool) -> dict[str, Any]:
-    """What a repeated NAME=VALUE option says: numbers where the values of the table may be numbers; with `files`, the
-    path after file: made absolute."""
-    found = pairs(typed, name, first=files)
+def _table(typed: list[str] | None, name: str, kind: settings.Kind, path: str | None) -> dict[str, Any]:
+    """What a repeated NAME=VALUE option says: numbers where the values of the table may be numbers. Paths are made
+    absolute: path="name", of values that are files; path="values", what follows file: in a value."""
+    found = pairs(typed, name, first=path is not None)
     if kind.inner is Any:
         return {key: _number(text) for key, text in found.items()}
-    if not files:
+    if path is None:
         return dict(found)
+    if path == "name":
+        return {key: _file_anywhere(text) for key, text in found.items()}
     parts = {key: text.partition("file:") for key, text in found.items()}
     own = {key for key, (before, file, _) in parts.items() if file and before in ("", "many:", "text:")}
     return {key: f"{a}{b}{_file_anywhere(c) if key in own else c}" for key, (a, b, c) in parts.items()}

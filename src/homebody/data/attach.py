@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from homebody.data.columns import FileColumn, known_kinds, listed, names_of_items, single, usual
+from homebody.data.columns import FileColumn, known_kinds, listed, names_of_items, single, unmark_all, usual
 from homebody.data.population import Features, Impressions, Kind, Population
 from homebody.data.table import USUAL_NAMES, raw_table
 from homebody.errors import HomebodyError, several, unknown_name
 
-__all__ = ["attach"]
+__all__ = ["attach", "attach_view", "with_view"]
 
 Role = Literal["user", "item"]
 Say = Callable[[str], None]
@@ -72,6 +72,71 @@ def attach(
     return population if impressions is None else _attach_impressions(population, Path(impressions), say)
 
 
+def attach_view(
+    population: Population, name: str, path: Path, *, kinds: Mapping[str, str] | None = None, say: Say | None = None
+) -> Population:
+    """The population with a view from a file: a row for each person, their id and the view's features.
+
+    The file is read as one of users' features. Its columns are named after the view: `x` of the view `taste` is
+    `taste.x`, also in `kinds`. A person may be missing: nothing is known of their view. A number may not, and nobody
+    may stand twice.
+
+    >>> import tempfile, numpy as np
+    >>> two = Population("toy", np.array([0, 1, 2]), np.array([0, 0], dtype=np.int32), 1, user_ids=pl.Series([7, 9]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "taste.csv").write_text("user,x\\n9,31.5\\n")
+    ...     known = attach_view(two, "taste", Path(folder, "taste.csv"))
+    >>> known.user_features.table["taste.x"].to_list(), known.user_features.views
+    ([None, 31.5], {'taste.x': 'taste'})
+    """
+    say = say or (lambda message: None)
+    table = raw_table(path)
+    if table.height == 0:
+        raise HomebodyError(f"{path} has no rows below its header, so the view '{name}' describes nobody.")
+    key = _id_column(path, table.columns, "user", say)
+    found = FileColumn(table[key], "user", path).ids()
+    twice = found.is_duplicated()
+    if twice.any():
+        raise HomebodyError(
+            f"{path} has several rows about the user '{found.filter(twice)[0]}' ({found.filter(twice).n_unique():,} "
+            f"such {'user' if found.filter(twice).n_unique() == 1 else 'users'}): leave one row for each."
+        )
+    table = table.drop(key)
+    table.columns = [f"{name}.{column}" for column in table.columns]
+    wanted = {column: kind for column, kind in known_kinds(kinds or {}).items() if column in table.columns}
+    chosen = _guessed(path, table, wanted, "user", say)
+    columns = []
+    for column, kind in chosen.items():
+        values = unmark_all(table[column]) if table[column].dtype == pl.String else table[column]
+        given = FileColumn(values.alias(column), kind, path)
+        if kind == "numeric":
+            bad = given.numbers_or_nothing().is_null()
+            given.refuse(bad, "a number in every row", "; leave out the rows of people without this view")
+        columns.append(given.as_kind(kind))
+    rows = _matched(path, pl.DataFrame(columns), found, population.user_ids, population.n_users, "user", say)
+    return with_view(population, name, Features(rows, chosen))
+
+
+def with_view(population: Population, name: str, features: Features) -> Population:
+    """The population with these features of its users as a view of this name, beside what it has."""
+    old = population.user_features
+    again = [column for column in features.names if old is not None and column in old.names]
+    if again:
+        raise HomebodyError(
+            f"The view '{name}' has the column '{again[0]}', which {population.name} has already: give the view "
+            "another name."
+        )
+    own = replace(features, views=dict.fromkeys(features.names, name))
+    if old is not None:
+        own = Features(
+            old.table.hstack(own.table),
+            {**old.kinds, **own.kinds},
+            {**old.declared, **own.declared},
+            {**old.views, **own.views},
+        )
+    return replace(population, user_features=own)
+
+
 def _described(
     population: Population, role: Role, path: Path, wanted: Mapping[str, Kind], old: Features | None, say: Say
 ) -> tuple[Features, pl.Series | None]:
@@ -92,10 +157,9 @@ def _described(
         again = [name for name in old.names if name in kinds]
         if again:
             say(f"{path.name} takes the place of the {role}s' {listed(again)} that {population.name} has already.")
-        kept = [name for name in old.names if name not in kinds]
-        rows = old.table.select(kept).hstack(rows)
-        kinds = {**{name: old.kinds[name] for name in kept}, **kinds}
-        return Features(rows, kinds, {name: one for name, one in old.declared.items() if name in kept}), titles
+        kept = old.only([name for name in old.names if name not in kinds])
+        rows, kinds = kept.table.hstack(rows), {**kept.kinds, **kinds}
+        return Features(rows, kinds, kept.declared, kept.views), titles
     return Features(rows, kinds), titles
 
 
@@ -175,7 +239,7 @@ def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features
     )
     # What was declared for another kind does not fit.
     declared = {name: one for name, one in features.declared.items() if kinds[name] == features.kinds[name]}
-    return Features(table, kinds, declared)
+    return Features(table, kinds, declared, features.views)
 
 
 def _attach_impressions(population: Population, path: Path, say: Say) -> Population:

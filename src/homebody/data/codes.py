@@ -137,6 +137,8 @@ class Code:
     """Columns of a row of several codes, where nobody has more."""
     buckets: int = 0
     """Into how many buckets values are hashed in place of a vocabulary; 0: they are listed in `values`."""
+    view: str = ""
+    """The view that the feature is in, if any."""
 
     @property
     def size(self) -> int:
@@ -206,7 +208,9 @@ class Code:
         scale = [self.scale.largest, self.scale.mean, self.scale.spread]
         if math.isfinite(self.scale.most):
             scale.append(self.scale.most)
-        told = {"values": list(self.values), "text": self.text, "scale": scale, "width": self.width}
+        told: dict[str, Any] = {"values": list(self.values), "text": self.text, "scale": scale, "width": self.width}
+        if self.view:
+            told["view"] = self.view
         # A version that knows no buckets, or no clipping, must not read it as something else.
         return (
             {"kind": self.kind, **told}
@@ -225,17 +229,17 @@ class Code:
         try:
             kind, values, width = told["kind"], told["values"], told["width"]
             scale = [float(number) for number in told["scale"]]
-            text, buckets = told["text"], 0
+            text, buckets, view = told["text"], 0, told.get("view", "")
             if kind in ("hashed-one", "hashed-many"):
                 kind, buckets = kind.removeprefix("hashed-"), told["buckets"]
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise _not_a_code() from None
         fit = kind in ("one", "many", "number") and type(text) is bool and type(width) is int and 1 <= width <= LARGEST
-        fit = fit and isinstance(values, list) and all(type(one) is str for one in values)
+        fit = fit and isinstance(values, list) and all(type(one) is str for one in (view, *values))
         fit = fit and type(buckets) is int and 0 <= buckets <= LARGEST and not (buckets and values)
         if not fit or len(scale) not in (3, 4) or not all(map(math.isfinite, scale)) or not scale[0] or not scale[2]:
             raise _not_a_code()
-        return cls(kind, tuple(values), text, Scale(*scale), width, buckets)
+        return cls(kind, tuple(values), text, Scale(*scale), width, buckets, view)
 
 
 def encode_one(

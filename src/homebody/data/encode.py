@@ -33,6 +33,8 @@ class EncodedColumn(NamedTuple):
     kind: Literal["one", "many", "number"]
     text: bool = False
     """Whether the codes are pieces of a text."""
+    view: str = ""
+    """The view that it is in, if any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +106,8 @@ def encode(
         column = _one(pairs, values, code, note) if code.kind == "one" else _many(pairs, values, code, note)
         width = column.values.shape[1] if code.kind == "many" else 1
         columns[name], written[name] = column, replace(code, width=width)
+    for name, view in features.views.items():
+        columns[name], written[name] = columns[name]._replace(view=view), replace(written[name], view=view)
     return Encoded(columns, tuple(notes), written)
 
 

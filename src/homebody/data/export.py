@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.data.columns import mark_all
+from homebody.data.columns import SEPARATOR, mark_all
 from homebody.data.population import Population
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, unknown_name
 from homebody.files import replacing
 
-__all__ = ["chosen", "export"]
+__all__ = ["chosen", "export", "export_elsewhere", "export_view"]
 
 
 def chosen(text: str, count: int) -> npt.NDArray[np.int64]:
@@ -63,6 +63,45 @@ def export(population: Population, path: Path, users: npt.NDArray[np.int64] | No
     with replacing(path) as file:
         pl.DataFrame(columns).write_csv(file)
     return len(rows)
+
+
+def export_elsewhere(population: Population, path: Path, users: npt.NDArray[np.int64] | None = None) -> int:
+    """Write what users have in another app as user and item, in the order of the items; how many they are."""
+    elsewhere = population.elsewhere
+    if elsewhere is None:
+        raise HomebodyError(f"{population.name} has nothing elsewhere: make a view of it, such as --view taste=svd.")
+    keep = np.ones(len(elsewhere.items), dtype=np.bool_) if users is None else np.isin(elsewhere.owners, users)
+    columns = {
+        "user": _called(elsewhere.owners[keep], population.user_ids),
+        "item": _called(elsewhere.items[keep], population.item_ids),
+    }
+    with replacing(path) as file:
+        pl.DataFrame(columns).write_csv(file)
+    return int(keep.sum())
+
+
+def export_view(
+    population: Population, view: str, path: Path, users: npt.NDArray[np.int64] | None = None
+) -> tuple[int, int]:
+    """Write the features of a view, a row for each user that has any; how many rows and features they are.
+
+    Columns are named without the view: `taste.1` is written as 1.
+    """
+    features = population.user_features
+    views = {} if features is None else features.views
+    columns = [name for name, own in views.items() if own == view]
+    if features is None or not columns:
+        raise unknown_name("view", view, sorted(set(views.values())) or ["none"])
+    users = np.arange(population.n_users) if users is None else users
+    own = features.table.select(columns)[users]
+    there = ~own.select(pl.all_horizontal(pl.all().is_null())).to_series()
+    written = {"user": _called(users, population.user_ids)}
+    for name in columns:
+        values = own[name].list.join(SEPARATOR) if own[name].dtype == pl.List(pl.String) else own[name]
+        written[name.removeprefix(f"{view}.")] = mark_all(values)
+    with replacing(path) as file:
+        pl.DataFrame(written).filter(there).write_csv(file)
+    return int(there.sum()), len(columns)
 
 
 def _called(numbers: npt.NDArray[np.integer], ids: pl.Series | None) -> pl.Series:

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from homebody.data.population import Impressions, Population
+from homebody.data.population import Impressions, Population, UserItems
 from homebody.errors import HomebodyError, unknown_name
 
-__all__ = ["Filters", "apply"]
+__all__ = ["Filters", "apply", "kept_impressions"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -228,6 +228,7 @@ class _Left:
             ratings=whole.ratings if whole.ratings is None or row is None else whole.ratings[row],
             contexts=whole.contexts if whole.contexts is None or row is None else whole.contexts.rows(row),
             impressions=shown,
+            elsewhere=None if whole.elsewhere is None else _elsewhere(whole.elsewhere, users, items),
         )
 
 
@@ -244,14 +245,26 @@ def _numbers(kept: Mask) -> npt.NDArray[np.int64]:
     return np.cumsum(kept) - 1
 
 
+def _elsewhere(elsewhere: UserItems, users: Mask, items: Mask) -> UserItems:
+    """What is left of what users have elsewhere, in the new numbers."""
+    keep = users[elsewhere.owners] & items[elsewhere.items]
+    owners, own = _numbers(users)[elsewhere.owners[keep]], _numbers(items)[elsewhere.items[keep]]
+    return UserItems.of(owners, own, int(users.sum()))
+
+
 def _shown(impressions: Impressions, users: Mask, items: Mask) -> Impressions:
     """What is left of the impressions, in the old numbers."""
     which = np.repeat(np.arange(len(impressions.users)), np.diff(impressions.indptr))
-    keep = users[impressions.users][which] & items[impressions.items]
+    return kept_impressions(impressions, users[impressions.users][which] & items[impressions.items])
+
+
+def kept_impressions(impressions: Impressions, keep: Mask) -> Impressions:
+    """The impressions with these of their items, where one that was clicked and one that was not are left."""
+    which = np.repeat(np.arange(len(impressions.users)), np.diff(impressions.indptr))
     clicks = np.bincount(which[keep & impressions.clicked], minlength=len(impressions.users))
     others = np.bincount(which[keep & ~impressions.clicked], minlength=len(impressions.users))
     useful = (clicks > 0) & (others > 0)
-    keep &= useful[which]
+    keep = keep & useful[which]
     return Impressions(
         impressions.users[useful],
         np.concatenate(([0], np.cumsum((clicks + others)[useful]))).astype(np.int64),

@@ -7,10 +7,10 @@ equal populations. The others are read from their zip without unpacking, or from
 larger ones. There only the movies someone rated are items. Files that describe users or items may be absent:
 then the population has no features or titles.
 
-Features of users: age, gender, occupation (none in the larger ones). MovieLens-100K has ages in years, a number
-from 0 to 100; MovieLens-1M has seven ranges, which are categories. Their vocabularies are the published lists
-(`u.occupation`, and the README of MovieLens-1M), whoever is in the data. Features of items: genres, the year, and the
-title as published (with its year) as a text.
+Features of users: age, gender, occupation (none in the larger ones), all in the view `profile`. MovieLens-100K has
+ages in years, a number from 0 to 100; MovieLens-1M has seven ranges, which are categories. Their vocabularies are the
+published lists (`u.occupation`, and the README of MovieLens-1M), whoever is in the data. Features of items: genres,
+the year, and the title as published (with its year) as a text.
 """
 
 from __future__ import annotations
@@ -149,7 +149,9 @@ def _population(
     }
     return replace(
         bare,
-        user_features=None if about_users is None else Features(about_users, kinds, declared),
+        user_features=None
+        if about_users is None
+        else Features(about_users, kinds, declared, dict.fromkeys(declared, "profile")),
         item_names=None if about_items is None else named(bare, about_items["title"]),
         item_features=None if about_items is None else Features(about_items, ITEM_KINDS),
     )

@@ -142,11 +142,14 @@ def _leave_one_out(kept: Kept, settings: Mapping[str, float]) -> Parts:
 
 def _ratio(kept: Kept, settings: Mapping[str, float]) -> Parts:
     most = np.maximum(kept.lengths - 1, 0)
-    test = np.minimum(np.floor(settings["test"] * kept.lengths + 0.5).astype(np.int64), most)
-    valid = np.minimum(np.floor(settings["valid"] * kept.lengths + 0.5).astype(np.int64), most - test)
-    whole = int(((test + valid == 0) & (kept.lengths > 0)).sum())
-    few = several(whole, "user has", "users have")
-    notes = (f"{few} too few interactions to be asked; they train.",) if whole else ()
+    elsewhere = kept.population.elsewhere
+    # What people have in another app counts: a fifth of everything is the same test, whatever is elsewhere.
+    whole = kept.lengths if elsewhere is None else kept.lengths + np.diff(elsewhere.indptr)
+    test = np.minimum(np.floor(settings["test"] * whole + 0.5).astype(np.int64), most)
+    valid = np.minimum(np.floor(settings["valid"] * whole + 0.5).astype(np.int64), most - test)
+    unasked = int(((test + valid == 0) & (kept.lengths > 0)).sum())
+    few = several(unasked, "user has", "users have")
+    notes = (f"{few} too few interactions to be asked; they train.",) if unasked else ()
     return _by_count(kept, valid, test, np.ones(len(test), dtype=np.bool_), notes)
 
 
@@ -272,8 +275,8 @@ def _parse(way: str) -> tuple[str, dict[str, float]]:
             settings[key] = float(text)
         except ValueError:
             raise HomebodyError(f"The split takes {key} as a share such as {key}=0.2, not '{setting}'.") from None
-        # Held-out users may be for test alone: then the last round is kept, for there is nothing to choose one by.
-        fewest = settings[key] >= 0 if (name, key) == ("held-out-users", "valid") else settings[key] > 0
+        # All may be for test: then the last round is kept, for there is nothing to choose one by.
+        fewest = settings[key] >= 0 if key == "valid" and name != "impressions" else settings[key] > 0
         if key == "above":
             if not math.isfinite(settings[key]):
                 raise HomebodyError(f"The split's above must be a rating, not {text}.")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from homebody.errors import HomebodyError, unknown_name
 if TYPE_CHECKING:
     from homebody.data.vocabularies import Declaration
 
-__all__ = ["KINDS", "Features", "Impressions", "Kind", "Population", "build"]
+__all__ = ["KINDS", "Features", "Impressions", "Kind", "Population", "UserItems", "build"]
 
 Kind = Literal["categorical", "multi-hot", "numeric", "text"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -43,6 +43,8 @@ class Features:
     kinds: Mapping[str, Kind]
     declared: Mapping[str, Declaration] = field(default_factory=dict)
     """Where the vocabulary of a column, or the scale of its numbers, comes from; without one, from those who train."""
+    views: Mapping[str, str] = field(default_factory=dict)
+    """The view of each column that is in one: which app of a person's holds it."""
 
     def __post_init__(self) -> None:
         if list(self.kinds) != self.table.columns:
@@ -52,6 +54,9 @@ class Features:
         for kind in self.kinds.values():
             if kind not in KINDS:
                 raise unknown_name("kind of feature", kind, KINDS)
+        for name in self.views:
+            if name not in self.kinds:
+                raise unknown_name("feature that could be in a view", name, self.kinds)
 
     def __len__(self) -> int:
         return self.table.height
@@ -60,9 +65,42 @@ class Features:
     def names(self) -> list[str]:
         return self.table.columns
 
+    def only(self, names: Collection[str]) -> Features:
+        """These columns, in the order of the table."""
+        kept = [name for name in self.names if name in names]
+        return Features(
+            self.table.select(kept),
+            {name: self.kinds[name] for name in kept},
+            {name: self.declared[name] for name in kept if name in self.declared},
+            {name: self.views[name] for name in kept if name in self.views},
+        )
+
     def rows(self, numbers: npt.NDArray[np.integer[Any]]) -> Features:
         """These rows, in this order."""
-        return Features(self.table[numbers], self.kinds, self.declared)
+        return replace(self, table=self.table[numbers])
+
+
+class UserItems(NamedTuple):
+    """Users' items in compressed rows: user u's are `items[indptr[u]:indptr[u + 1]]`, ascending and distinct."""
+
+    indptr: npt.NDArray[np.int64]
+    items: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, users: npt.NDArray[np.integer[Any]], items: npt.NDArray[np.integer[Any]], n_users: int) -> UserItems:
+        """From pairs of a user and an item, in any order; a pair may stand several times.
+
+        >>> UserItems.of(np.array([1, 0, 1]), np.array([7, 3, 7]), n_users=3).indptr.tolist()
+        [0, 1, 2, 2]
+        """
+        most = int(items.max(initial=0)) + 1
+        owner, own = np.divmod(np.unique(users.astype(np.int64) * most + items), most)
+        return cls(np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n_users))]), own.astype(np.int32))
+
+    @property
+    def owners(self) -> npt.NDArray[np.int64]:
+        """Whose each of `items` is."""
+        return np.repeat(np.arange(len(self.indptr) - 1), np.diff(self.indptr))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +156,9 @@ class Population:
     impressions: Impressions | None = None
     notes: tuple[str, ...] = ()
     """What was guessed, missing or left out when it was put together, in sentences."""
+    elsewhere: UserItems | None = None
+    """What users have in another app of theirs, from which a view is made: it is in no history, and is neither learnt
+    from, asked, drawn as a negative nor ranked."""
 
     def __post_init__(self) -> None:
         problem = self._row_problem() or self._size_problem()
@@ -210,6 +251,8 @@ item_ids=pl.Series(["a1", "b2"]), item_names=pl.Series(["Emma", "Dracula"]))
         if len(self.items) and not 0 <= self.items.min() <= self.items.max() < self.n_items:
             low, high = self.items.min(), self.items.max()
             return f"has {self.n_items} items, so they are numbered 0 to {self.n_items - 1}, not {low} to {high}"
+        if self.elsewhere is not None and int(self.elsewhere.items.max(initial=0)) >= self.n_items:
+            return f"has {self.n_items} items, and an item elsewhere that is not one of them"
         return None
 
     def _size_problem(self) -> str | None:
@@ -219,6 +262,7 @@ item_ids=pl.Series(["a1", "b2"]), item_names=pl.Series(["Emma", "Dracula"]))
             ("contexts", self.contexts, self.n_interactions, "interactions"),
             ("user ids", self.user_ids, self.n_users, "users"),
             ("user features", self.user_features, self.n_users, "users"),
+            ("items elsewhere", self.elsewhere and self.elsewhere.indptr[1:], self.n_users, "users"),
             ("item ids", self.item_ids, self.n_items, "items"),
             ("item names", self.item_names, self.n_items, "items"),
             ("item features", self.item_features, self.n_items, "items"),

@@ -61,6 +61,7 @@ def load(
     kinds: Mapping[str, str] | None = None,
     vocabularies: Mapping[str, str] | None = None,
     impressions: str | Path | None = None,
+    views: Mapping[str, str] | None = None,
     filters: Mapping[str, Any] | None = None,
     say: Callable[[str], None] | None = None,
     progress: Progress | None = None,
@@ -71,7 +72,8 @@ def load(
     the bytes. The columns are for files: see `homebody.data.table.read_table`, which also takes features from the
     other columns of such a file. Files of features (with the `kinds` of their columns) and of impressions are
     joined to it, see `homebody.data.attach`; the `vocabularies` say which values features have, see
-    `homebody.data.vocabularies`; then the `filters` are applied, see `homebody.data.filters`.
+    `homebody.data.vocabularies`; then the `filters` are applied, see `homebody.data.filters`. Those of the `views` that
+    are files are joined too; `homebody.view_vectors.make_views` makes the others, after the filters.
 
     >>> load("synthetic:users=30,items=20,mean=6").n_users
     30
@@ -95,6 +97,10 @@ def load(
         kinds = kinds_of(vocabularies, kinds or {})
     population = _read(source, columns, kinds, data_dir, say, progress)
     notes: list[str] = []
+    if views:
+        from homebody.data.views import attach_views, parse_views
+
+        population = attach_views(population, parse_views(views), kinds=kinds, say=notes.append)
     if user_features or item_features or kinds or impressions:
         population = attach(
             population,

@@ -14,7 +14,7 @@ import torch
 from homebody.core import Catalogue, Column
 from homebody.data import split_kernels as kernels
 from homebody.data.encode import Encoded, EncodedColumn, encode
-from homebody.data.population import Population
+from homebody.data.population import Population, UserItems
 from homebody.errors import HomebodyError
 from homebody.reference import Histories
 from homebody.rng import Rng
@@ -248,7 +248,7 @@ class Split:
         if self._avoid is not None:
             return Padded(items, valid, self._listed(users, self._avoid))
         parts: Sequence[Part] = ("train",) if self.protocol == "strict" else tuple(PARTS)
-        return Padded(items, valid, self._merged(users, parts, also=self.absent))
+        return Padded(items, valid, self._and_elsewhere(users, self._merged(users, parts, also=self.absent)))
 
     def padded_rows(self, users: Longs, width: int | None = None, part: Part = "train") -> Longs:
         """Where these users' interactions of one part stand in the population, padded to a common width with -1."""
@@ -276,13 +276,15 @@ class Split:
         """What these users' full ranking leaves out; padded with the size of the catalogue.
 
         For test, everything of theirs that is not asked; for validation, also not what test will ask. Where only new
-        items are asked about, all others.
+        items are asked about, all others. What they have elsewhere is always left out.
         """
         if self.unasked:
-            return self._merged(users, (), also=self.unasked[held])
-        if held == "test":
-            return self._merged(users, ("train", "valid", "withheld"), but=("test",))
-        return self._merged(users, ("train", "withheld"), but=("valid", "test"))
+            own = self._merged(users, (), also=self.unasked[held])
+        elif held == "test":
+            own = self._merged(users, ("train", "valid", "withheld"), but=("test",))
+        else:
+            own = self._merged(users, ("train", "withheld"), but=("valid", "test"))
+        return self._and_elsewhere(users, own)
 
     def candidates(self, users: Longs, held: Held) -> Longs:
         """The items each user's held-out ones are ranked against in the sampled metrics; -1 where too few.
@@ -297,14 +299,17 @@ class Split:
             excluded = self._merged(users, [part for part in PARTS if part not in future], but=future)
         keys = Rng.of(self.seed, "candidates", held).fold(torch.from_numpy(self.numbered(users))).key.numpy()
         out = np.empty((len(users), self.negatives), dtype=np.int64)
-        kernels.candidates(keys, excluded, self.n_items, out)
+        kernels.candidates(keys, self._and_elsewhere(users, excluded), self.n_items, out)
         return out
 
     @property
     def enough(self) -> bool:
         """Whether everyone has as many items to be ranked against as the sampled metrics take."""
         fresh = self.n_items if self.unasked is None else self.n_items - max(map(len, self.unasked.values()))
-        return bool(fresh - int((self.bounds[4] - self.bounds[0]).max(initial=0)) >= self.negatives)
+        own = self.bounds[4] - self.bounds[0]
+        if (elsewhere := self.population.elsewhere) is not None:
+            own = own + np.diff(elsewhere.indptr)
+        return bool(fresh - int(own.max(initial=0)) >= self.negatives)
 
     def _merged(self, users: Longs, parts: Sequence[Part], but: Sequence[Part] = (), also: Ints = NOTHING) -> Longs:
         """The users' distinct items of these parts and the others given, ascending; the catalogue's size pads."""
@@ -318,6 +323,15 @@ class Split:
             users, self.bounds, self.ordered, take, leave, also, starts, out.reshape(-1), np.empty_like(users)
         )
         return out.astype(np.int64)
+
+    def _and_elsewhere(self, users: Longs, items: Longs) -> Longs:
+        """Rows of distinct items, ascending and padded with the catalogue's size, and what the users have elsewhere."""
+        if self.population.elsewhere is None:
+            return items
+        both = np.sort(np.concatenate([items, self._listed(users, self.population.elsewhere)], axis=1), axis=1)
+        again = both[:, 1:] == both[:, :-1]
+        both[:, 1:][again] = self.n_items
+        return np.sort(both, axis=1)
 
     def _listed(self, users: Longs, table: tuple[Longs, Ints]) -> Longs:
         indptr, items = table
@@ -338,11 +352,14 @@ class Split:
         items = np.empty(indptr[-1], dtype=np.int32)
         if len(items):
             kernels.merge(*given, indptr, items, counts)
-        return indptr, items
+        if (elsewhere := self.population.elsewhere) is None:
+            return indptr, items
+        owner = np.concatenate([np.repeat(users, np.diff(indptr)), elsewhere.owners])
+        return UserItems.of(owner, np.concatenate([items, elsewhere.items]), self.n_users)
 
 
 def _column(column: EncodedColumn, device: torch.device | str, rows: int | None = None) -> Column:
-    return Column(torch.from_numpy(column.values[:rows]).to(device), column.size, column.kind, column.text)
+    return Column(torch.from_numpy(column.values[:rows]).to(device), *column[1:])
 
 
 def isolated(split: Split) -> tuple[Longs, Ints]:
@@ -356,6 +373,9 @@ def isolated(split: Split) -> tuple[Longs, Ints]:
         items.append(drawn.ravel())
     owners.append(np.repeat(users, len(split.absent)))
     items.append(np.tile(split.absent.astype(np.int64), split.n_users))
+    if (elsewhere := split.population.elsewhere) is not None:
+        owners.append(elsewhere.owners)
+        items.append(elsewhere.items.astype(np.int64))
     owner, item = np.concatenate(owners), np.concatenate(items)
     pairs = np.unique(owner[item >= 0] * split.n_items + item[item >= 0])
     owner, item = np.divmod(pairs, split.n_items)

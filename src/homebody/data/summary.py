@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,8 @@ class FeatureSummary:
     """Different values; of multi-hot ones, in all lists together."""
     missing: float
     """The share of rows of which nothing is known."""
+    view: str = ""
+    """The view that it is in, if any."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class Summary:
     item_features: list[FeatureSummary]
     contexts: list[FeatureSummary]
     impressions: ImpressionSummary | None
+    elsewhere: int = 0
+    """Interactions that people have in another app: they are in no history."""
 
 
 def summarise(population: Population) -> Summary:
@@ -122,6 +126,7 @@ def summarise(population: Population) -> Summary:
         item_features=_features(population.item_features),
         contexts=_features(population.contexts),
         impressions=None if population.impressions is None else _impressions(population.impressions),
+        elsewhere=0 if population.elsewhere is None else len(population.elsewhere.items),
     )
 
 
@@ -143,7 +148,8 @@ def _activity(lengths: npt.NDArray[np.int64]) -> list[Bin]:
 def _features(features: Features | None) -> list[FeatureSummary]:
     if features is None:
         return []
-    return [_feature(features.table[name], name, kind) for name, kind in features.kinds.items()]
+    found = [_feature(features.table[name], name, kind) for name, kind in features.kinds.items()]
+    return [replace(one, view=features.views.get(one.name, "")) for one in found]
 
 
 def _feature(values: pl.Series, name: str, kind: Kind) -> FeatureSummary:

@@ -157,6 +157,10 @@ def _failures_named(path: Path) -> Iterator[None]:
     except (pl.exceptions.PolarsError, OSError) as error:
         if "utf-8" in str(error).lower():
             raise HomebodyError(f"{path} is not UTF-8 text; save it as UTF-8 CSV or as Parquet.") from error
+        if "more fields than defined" in str(error):
+            raise HomebodyError(
+                f"{path} cannot be read as a table: a row has more values than the header has columns; correct it."
+            ) from error
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise HomebodyError(f"{path} cannot be read as a table; it may be damaged: {reason}.") from error
 

@@ -81,7 +81,7 @@ class FeatureSchema:
             for name, code in self.items.items()
         }
         people = {
-            name: Column(torch.from_numpy(code.unknown(0)), code.size, code.kind, code.text)
+            name: Column(torch.from_numpy(code.unknown(0)), code.size, code.kind, code.text, code.view)
             for name, code in self.people.items()
         }
         return Catalogue(n_items, items, people)
@@ -90,7 +90,7 @@ class FeatureSchema:
         """These people and the items as `Split.coded` takes them; what the schema does not know of is left out."""
         rows = [self._of_person(profile)[0] for profile in profiles]
         people = {
-            name: EncodedColumn(_stacked([row[name] for row in rows], code), code.size, code.kind, code.text)
+            name: EncodedColumn(_stacked([row[name] for row in rows], code), code.size, code.kind, code.text, code.view)
             for name, code in self.people.items()
         }
         items = {

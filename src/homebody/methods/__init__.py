@@ -35,6 +35,7 @@ METHODS: dict[str, str] = {
     "fedmf": "homebody.methods.fedmf:FedMF",
     "fedncf": "homebody.methods.fedncf:FedNCF",
     "fedrecon": "homebody.methods.fedrecon:FedRecon",
+    "fl-mv-dssm": "homebody.methods.fl_mv_dssm:FLMVDSSM",
     "fmf-ldp": "homebody.methods.fmf_ldp:FMFLDP",
     "fofl-self": "homebody.methods.nn_self:FOFLSelf",
     "ials": "homebody.methods.ials:IALS",

@@ -21,6 +21,7 @@ from homebody.privacy.events import (
 from homebody.privacy.ledger import Entry, Ledger
 from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
 from homebody.privacy.stages import Clip, Facts, Gaussian, Laplace, SecureSum, Stage
+from homebody.privacy.views import ViewNoise, Views
 
 __all__ = [
     "OBSERVERS",
@@ -49,5 +50,7 @@ __all__ = [
     "ShuffledReports",
     "Stage",
     "Unit",
+    "ViewNoise",
+    "Views",
     "event_from_json",
 ]

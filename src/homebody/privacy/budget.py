@@ -13,6 +13,7 @@ from homebody.privacy.channel import Channel
 from homebody.privacy.events import Charge, Event, GaussianRelease, LaplaceRelease, Observer, Relation, Sampling, Unit
 from homebody.privacy.ledger import DELTA, Ledger
 from homebody.privacy.stages import Gaussian, Laplace
+from homebody.privacy.views import ViewNoise
 
 __all__ = ["Budget", "calibrate", "calibrate_events", "calibrated", "check_delta", "most_rounds"]
 
@@ -199,14 +200,14 @@ def calibrated(channel: Channel, budget: Budget, planned: Planned) -> float:
     """The smallest noise of this channel that keeps all planned rounds within the budget: z, or b of Laplace noise."""
     if budget.unit != "user":
         raise HomebodyError(f"--calibrate finds the noise for unit=user, which it is charged for, not {budget.unit}.")
-    places = [n for n, stage in enumerate(channel.stages) if isinstance(stage, Gaussian | Laplace)]
+    places = [n for n, stage in enumerate(channel.stages) if isinstance(stage, Gaussian | Laplace | ViewNoise)]
     if len(places) != 1:
-        raise HomebodyError("--calibrate needs a gaussian or a laplace stage whose noise it can find.")
+        raise HomebodyError("--calibrate needs one gaussian, laplace or view-noise stage whose noise it can find.")
     (place,) = places
 
     def with_noise(noise: float) -> Channel:
         stage = channel.stages[place]
-        noisy = replace(stage, z=noise) if isinstance(stage, Gaussian) else replace(stage, b=noise)  # type: ignore[type-var]
+        noisy = replace(stage, b=noise) if isinstance(stage, Laplace) else replace(stage, z=noise)  # type: ignore[type-var]
         return channel.with_stages(*channel.stages[:place], noisy, *channel.stages[place + 1 :])
 
     def events(noise: float) -> list[tuple[Any, int]]:

@@ -10,7 +10,7 @@ from torch.func import vmap
 
 from homebody.core import Cohort, Total, Tree, Update, Work, ships, written
 from homebody.errors import HomebodyError
-from homebody.privacy.events import OBSERVERS, Charge, NonPrivate
+from homebody.privacy.events import OBSERVERS, Charge, NonPrivate, Observer
 from homebody.privacy.stages import Facts, Stage, mapped, summable
 from homebody.rng import Rng
 
@@ -74,6 +74,13 @@ before it.
     def before(self, stage: Stage) -> Channel:
         """The channel up to this stage, without it."""
         return self.with_stages(*self.stages[: self.stages.index(stage)])
+
+    def for_views(self, count: int) -> Channel:
+        """This channel for people with so many views: what `ViewNoise` adds depends on it."""
+        joins = self.facts.views
+        if joins is None or joins.count == count:
+            return self
+        return self.with_stages(*(replace(joins, count=count) if stage is joins else stage for stage in self.stages))
 
     @property
     def dense(self) -> bool:
@@ -223,13 +230,33 @@ before it.
         return math.hypot(*(stage.deviation(entries, clients) for stage in self.stages))
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
-        """What one round through this channel tells each observer: as its last mechanism says, if it has one."""
-        if self.facts.mechanism is not None:
-            return self.with_requests(self.facts.mechanism.charges(cohort))
-        reason = "updates leave the device as they are, and the next shared model is computed from their sum"
+        """What one round through this channel tells each observer: as the last stage says that speaks of them.
+
+        >>> import numpy as np
+        >>> from homebody.privacy import ViewNoise, Views
+        >>> cohort = Cohort(np.arange(1), "all", size=1, population=1)
+        >>> [(one.observer, one.event.kind) for one in Channel(Views(0.5), ViewNoise(z=1)).charges(cohort)]
+        [('views', 'gaussian'), ('server', 'not-private'), ('clients', 'not-private'), ('public', 'not-private')]
+        """
+        told: dict[Observer, list[Charge]] = {}
+        for stage in reversed(self.stages):
+            if _states_charges(type(stage)):
+                own: dict[Observer, list[Charge]] = {}
+                for charge in stage.charges(cohort):
+                    own.setdefault(charge.observer, []).append(charge)
+                told = {**told, **{who: charges for who, charges in own.items() if who not in told}}
+        for observer in OBSERVERS:
+            told.setdefault(observer, [Charge(observer, "user", NonPrivate(self._unhidden))])
+        return self.with_requests([charge for own in told.values() for charge in own])
+
+    @property
+    def _unhidden(self) -> str:
+        """Why nothing bounds what an observer is told of whom no stage speaks."""
+        if self.facts.noise:
+            return "noise covers a part of what leaves the device, and the next shared model is computed from all of it"
         if self != Channel():
-            reason = "no noise is added to what leaves the device, and the next shared model is computed from the sum"
-        return self.with_requests([Charge(observer, "user", NonPrivate(reason)) for observer in OBSERVERS])
+            return "no noise is added to what leaves the device, and the next shared model is computed from the sum"
+        return "updates leave the device as they are, and the next shared model is computed from their sum"
 
     def with_requests(self, charges: Sequence[Charge]) -> Sequence[Charge]:
         """These charges; where devices ask for rows, with the request in place of all that the server is told."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from homebody.database import Database, connect
 from homebody.errors import HomebodyError
@@ -104,6 +104,9 @@ class Ledger:
     ['train/1', 'train/1#2']
     >>> {who: round(value, 2) for who, value in ledger.epsilons(delta=1e-5).items()}
     {'server': inf, 'clients': 0.0, 'public': 1.36}
+    >>> ledger.charge("train/2", [Charge("views", "user", GaussianRelease(1, "add-remove"))])
+    >>> ledger.observers()
+    ('server', 'clients', 'public', 'views')
     """
 
     def __init__(self, path: Path | Database | None = None) -> None:
@@ -184,7 +187,12 @@ class Ledger:
 
     def epsilons(self, delta: float = DELTA) -> dict[str, float]:
         """ε for each observer, about one person."""
-        return {observer: _value(*self._about(observer, "user", ()), delta) for observer in OBSERVERS}
+        return {observer: _value(*self._about(observer, "user", ()), delta) for observer in self.observers()}
+
+    def observers(self) -> tuple[Observer, ...]:
+        """Those whom every run has, and whoever else was charged."""
+        charged = {who for (who,) in self._db.execute("SELECT DISTINCT observer FROM charge").fetchall()}
+        return (*OBSERVERS, *(who for who in get_args(Observer) if who in charged and who not in OBSERVERS))
 
     def within(
         self, target: float, observer: Observer, unit: Unit = "user", *, delta: float, also: Sequence[Charge] = ()

@@ -10,6 +10,7 @@ from homebody.errors import HomebodyError, unknown_name
 from homebody.privacy.channel import Channel
 from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
 from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum, Stage
+from homebody.privacy.views import ViewNoise, Views
 
 __all__ = ["ASK_ROWS", "STAGES", "parse_channel", "split_stage", "stage_texts", "with_noise"]
 
@@ -23,6 +24,8 @@ STAGES: dict[str, type[Any]] = {
     "randomised-response": RandomisedResponse,
     "secure-sum": SecureSum,
     "shuffle": Shuffle,
+    "view-noise": ViewNoise,
+    "views": Views,
 }
 
 REQUIRED = {("one-bit", "k"): 100}
@@ -87,7 +90,7 @@ def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:
     out = []
     for spec in specs:
         name, given = split_stage(spec)
-        key = {"gaussian": "z", "laplace": "b"}.get(name)
+        key = {"gaussian": "z", "laplace": "b", "view-noise": "z"}.get(name)
         if key is not None and (noise is not None or key not in given):
             given[key] = repr(1.0 if noise is None else noise)
         out.append(_spelt(name, given))

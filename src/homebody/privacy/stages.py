@@ -1,6 +1,7 @@
 """What a stage is (`Stage`), what a channel knows of a message (`Facts`), and the stages that clip, sum and add noise.
 
-One-bit reports, the shuffle and randomised response are in `homebody.privacy.reports`.
+One-bit reports, the shuffle and randomised response are in `homebody.privacy.reports`, the stages for several apps of
+one person in `homebody.privacy.views`.
 
 | stage | on the device | on the server | what is charged |
 |---|---|---|---|
@@ -11,6 +12,8 @@ One-bit reports, the shuffle and randomised response are in `homebody.privacy.re
 | `Shuffle` | | | everyone behind the proxy, by `ShuffledReports` |
 | `RandomisedResponse` | sends a bit for every entry | sums them and their products | everyone, as its method says |
 | `SecureSum` | sends whole tables, not rows of them | | the server sees the sum alone, which is not noise |
+| `Views` | bounds each view's part, joins them | | the other views, as not private |
+| `ViewNoise` | adds noise to what the views joined | | the other views, by `GaussianRelease` |
 
 Noise is exact: see `homebody.privacy.grid`. It is drawn from the stream that a stage is given, and from nowhere else.
 
@@ -47,6 +50,7 @@ from homebody.rng import Rng
 
 if TYPE_CHECKING:
     from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
+    from homebody.privacy.views import ViewNoise, Views
 
 __all__ = ["Clip", "Facts", "Gaussian", "Laplace", "SecureSum", "Stage"]
 
@@ -77,6 +81,10 @@ class Facts:
     """The stage that hides who sent which report."""
     responses: RandomisedResponse | None = None
     """The stage that sends a random bit for every entry of the update."""
+    views: Views | None = None
+    """The stage that joins the parts of a person's views."""
+    view_noise: ViewNoise | None = None
+    """The stage that adds noise to what the views joined."""
     secret: bool = False
     """Whether the server gets the sum alone (`SecureSum`)."""
     unknown: str = ""

@@ -335,6 +335,17 @@ def _means(name: str, own: Mapping[str, Any]) -> str:
         return (
             f"A proxy passes single reports on in random order, mixed with those of {among}; a simulation declares it."
         )
+    if name == "views":
+        drawn = f"{own['sample']} views, drawn in each round" if own["sample"] else "all views"
+        return (
+            f"Each device scales the part of each view of a person down to an ℓ2 norm of at most {own['clip']:g}, and "
+            f"sends the mean over {drawn}; the device does so, not the app."
+        )
+    if name == "view-noise":
+        return (
+            f"Each device adds Gaussian noise to the mean over the views of a person, {own['z']:g} × what one view can "
+            f"change in it ({own['relation']}); it covers what the views share, and nothing else."
+        )
     if name == "secure-sum":
         return (
             "The server learns the sum over the cohort and no single update; a simulation declares it, and just sums."

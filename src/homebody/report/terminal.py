@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from homebody.errors import several
-from homebody.privacy import OBSERVERS, Ledger, event_from_json
+from homebody.privacy import Ledger, event_from_json
 from homebody.report import reproduction, words
 from homebody.report.comparison import comparison_columns, legend
 from homebody.report.record import RunFolder
@@ -258,7 +258,7 @@ def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
         seen_by.setdefault(str(event_from_json(text)), set()).add(observer)
     everyone = {observer for observers in seen_by.values() for observer in observers}
     summary = "; ".join(
-        what if observers == everyone else f"to {', '.join(who for who in OBSERVERS if who in observers)}: {what}"
+        what if observers == everyone else f"to {', '.join(who for who in spent if who in observers)}: {what}"
         for what, observers in seen_by.items()
     )
     if any(0 < value < float("inf") for value in spent.values()):

@@ -197,7 +197,11 @@ class Clients:
                 "ratings that were given, if any, or train with a smaller step of adapting."
             )
         scores = scores.nan_to_num(-torch.inf, torch.inf, -torch.inf)  # topk puts what is no number first
-        scores[torch.from_numpy(self.split.population.history(user).astype(np.int64))] = -torch.inf
+        population = self.split.population
+        scores[torch.from_numpy(population.history(user).astype(np.int64))] = -torch.inf
+        if (elsewhere := population.elsewhere) is not None:
+            own = elsewhere.items[elsewhere.indptr[user] : elsewhere.indptr[user + 1]]
+            scores[torch.from_numpy(own.astype(np.int64))] = -torch.inf
         best = torch.topk(scores, min(k, len(scores)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [(item, score) for item, score in pairs if score > -np.inf]

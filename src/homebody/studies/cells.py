@@ -177,6 +177,7 @@ def cell_key(recipe: Recipe) -> str:
 def _own_files(recipe: Recipe) -> dict[str, bytes]:
     """Hashes of the user's own files that a recipe names: a changed file makes another cell."""
     named = {name: getattr(recipe, name) for name in ("data", "user_features", "item_features", "impressions")}
+    named.update({f"view {name}": file for name, file in (recipe.views or {}).items()})
     return {name: sha256(Path(file)).encode() for name, file in named.items() if file and Path(file).is_file()}
 
 

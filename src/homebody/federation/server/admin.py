@@ -199,8 +199,7 @@ def _encoded(features: Features | None, unit: str) -> Encoded:
     if features is None:
         return Encoded({}, ())
     kept = [name for name, kind in features.kinds.items() if kind != "text"]
-    declared = {name: one for name, one in features.declared.items() if name in kept}
-    chosen = Features(features.table.select(kept), {name: features.kinds[name] for name in kept}, declared)
+    chosen = features.only(kept)
     return encode(chosen, np.ones(len(chosen), dtype=np.bool_), unit=unit)
 
 

@@ -125,8 +125,9 @@ class ServerPlan:
         method = self.recipe.build()
         if not isinstance(method, Method):
             raise HomebodyError(f"{self.recipe.method} collects raw data: it cannot be trained on devices.")
-        if method.needs:
-            raise HomebodyError(f"{self.recipe.method} needs {method.needs[0]}, which devices do not hold yet.")
+        held = ("user features", "item features")
+        if lacking := [need for need in method.needs if need not in held]:
+            raise HomebodyError(f"{self.recipe.method} needs {lacking[0]}, which devices do not hold yet.")
         if method.scoring.predicts == "ratings":
             raise HomebodyError(
                 f"{self.recipe.method} would predict ratings, and devices measure rankings alone: leave out "
