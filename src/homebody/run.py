@@ -404,13 +404,9 @@ def _reference(job: _Job, method: Reference) -> _Outcome:
             round=step,
             step=step,
             clients=people if step == 1 else 0,  # they send their histories once
-            loss=None,
-            metrics={},
             epsilon=ledger.epsilons(recipe.stated_at),
             bytes_up=histories.items.nbytes if step == 1 and method.reads else 0,
-            bytes_down=0,
             seconds=trained.seconds,
-            evaluation_seconds=0.0,
             delta=recipe.stated_at,
             charged=method.reads,
             compile_seconds=trained.compile_seconds,

@@ -134,12 +134,10 @@ def linkage(
     return Linkage(len(devices), len(said), len(view), *figures)
 
 
-def as_they_come(
-    messages: Sequence[Longs], *, together: int = 1, seconds: float = 1.0
-) -> tuple[list[ReportBatch], Longs]:
+def as_they_come(messages: Sequence[Longs], *, together: int = 1) -> tuple[list[ReportBatch], Longs]:
     """A view without a shuffle: so many messages in a batch, one behind the other; and who sent each report."""
     groups = [messages[start : start + together] for start in range(0, len(messages), together)]
-    view = [ReportBatch(seconds * number, np.concatenate(group)) for number, group in enumerate(groups)]
+    view = [ReportBatch(float(number), np.concatenate(group)) for number, group in enumerate(groups)]
     return view, np.repeat(np.arange(len(messages)), [len(message) for message in messages])
 
 
