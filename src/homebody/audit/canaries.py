@@ -147,15 +147,9 @@ def plant(
         def tell(line: Round, trial: int = trial) -> None:
             on_round(trial * sum(ends) + line.step, trials * sum(ends))
 
+        key = int(own.fold("training").key)
         fitted = fit(
-            method,
-            watched,
-            rounds=rounds,
-            cohort=cohort,
-            seed=int(own.fold("training").key),
-            delta=delta,
-            evaluate_every=0,
-            on_round=tell,
+            method, watched, rounds=rounds, cohort=cohort, seed=key, delta=delta, evaluate_every=0, on_round=tell
         )
         ledger, relation = fitted.ledger, watched.nest.relation
         coins.append(watched.coins)

@@ -225,14 +225,8 @@ def _bits(value: Tensor | Rows) -> int:
 def _part(name: str, value: Tensor | Rows) -> MessagePart:
     data = encode(value)
     numbers = value.value[value.index >= 0] if isinstance(value, Rows) else value
-    return MessagePart(
-        name,
-        tuple(numbers.shape),
-        str(numbers.dtype).removeprefix("torch."),
-        value.size if isinstance(value, Rows) else None,
-        len(data),
-        data[:EXCERPT].hex(" ", 4),
-    )
+    rows_of, dtype = value.size if isinstance(value, Rows) else None, str(numbers.dtype).removeprefix("torch.")
+    return MessagePart(name, tuple(numbers.shape), dtype, rows_of, len(data), data[:EXCERPT].hex(" ", 4))
 
 
 def _told(update: Update, channel: Channel) -> list[str]:
@@ -405,13 +399,7 @@ def _sealed(found: ClientReports, pairs: npt.NDArray[np.int64]) -> ClientReports
     for report in found.reports:
         at = size * places[int.from_bytes(bytes.fromhex(report.plain), "little")].pop()
         shown.append(replace(report, sealed=arrived.reports[at : at + size].hex()))
-    view = Sealed(
-        arrived.epoch.hex(),
-        device.hex(),
-        arrived.number.hex(),
-        len(body),
-        size,
-        int((elsewhere != np.uint32(2**32 - 1)).sum()),
-        tuple((int(pair) // 2, int(pair) % 2) for pair in opened),
-    )
+    names = (arrived.epoch.hex(), device.hex(), arrived.number.hex())
+    read = tuple((int(pair) // 2, int(pair) % 2) for pair in opened)
+    view = Sealed(*names, len(body), size, int((elsewhere != np.uint32(2**32 - 1)).sum()), read)
     return replace(found, reports=tuple(shown), sealed=view)

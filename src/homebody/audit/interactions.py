@@ -130,13 +130,9 @@ def read_interactions(
     rule = max(by_rule, key=lambda one: sum(by_rule[one][:helpers]))
     popular = np.bincount(simulator.split.histories().items, minlength=n_items).astype(np.float64)
     reads = f"the sum over a cohort of {len(members):,}" if summed else "each client's own message"
-    return Reading(
-        f"{reads}, before any noise that the server adds",
-        seen[0].name,
-        rule,
-        np.array(by_rule[rule][helpers:]),
-        np.array([area(popular, mine) for mine in own[helpers:]]),
-    )
+    by_popularity = np.array([area(popular, mine) for mine in own[helpers:]])
+    reads = f"{reads}, before any noise that the server adds"
+    return Reading(reads, seen[0].name, rule, np.array(by_rule[rule][helpers:]), by_popularity)
 
 
 class Seen(NamedTuple):

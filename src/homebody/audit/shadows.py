@@ -85,15 +85,9 @@ class Lab:
         def tell(line: Round) -> None:
             self.step(self.done * each + line.step, self.trainings * each)
 
+        runtime, delta = Simulator(split, device=self.device, fused=self.fused), self.delta
         fitted = fit(
-            method,
-            Simulator(split, device=self.device, fused=self.fused),
-            rounds=self.rounds,
-            cohort=size,
-            seed=seed,
-            delta=self.delta,
-            evaluate_every=0,
-            on_round=tell,
+            method, runtime, rounds=self.rounds, cohort=size, seed=seed, delta=delta, evaluate_every=0, on_round=tell
         )
         self.done += 1
         took = _took(method, who, self.split.n_users, self.rounds, size, seed)

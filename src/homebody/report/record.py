@@ -343,20 +343,12 @@ def unpacked(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progres
     """The inverse of `packed`."""
     parts = (_part(tensors, "shared"), _part(tensors, "server"), _part(tensors, "clients"))
     progress = Progress(about["step"], *parts, digest=str(about.get("digest") or ""))
-    if about["best"] is not None:
-        step = about["best"]["step"]
-        here = step == progress.step
-        progress.best = Best(
-            step,
-            Evaluated(
-                about["best"]["metrics"],
-                _part(tensors, "best_users"),
-                about["best"].get("errors", {}),
-                about["best"].get("unclipped", {}),
-            ),
-            progress.shared if here else _part(tensors, "best_shared"),
-            progress.clients if here else _part(tensors, "best_clients"),
-        )
+    if (best := about["best"]) is not None:
+        users, noise = _part(tensors, "best_users"), (best.get("errors", {}), best.get("unclipped", {}))
+        shared, clients = progress.shared, progress.clients
+        if best["step"] != progress.step:
+            shared, clients = _part(tensors, "best_shared"), _part(tensors, "best_clients")
+        progress.best = Best(best["step"], Evaluated(best["metrics"], users, *noise), shared, clients)
     return progress
 
 

@@ -253,10 +253,9 @@ class _Cells:
             on_round=lambda line: self._progress(key, line.step, self.planned[key]),
             looked=lambda done, steps: self._progress(key, done, steps),
         )
+        recipe, path, probes = self._recipe(key), self.root / key, self.probes[key]
         try:
-            result = run_cell(
-                self._recipe(key), self.root / key, watcher, keep_state=self.keep_state, probes=self.probes[key]
-            )
+            result = run_cell(recipe, path, watcher, keep_state=self.keep_state, probes=probes)
         except HomebodyError as error:
             self._fail(key, error)
         else:
@@ -298,9 +297,8 @@ class _Cells:
             raise error
         recipe = self._recipe(key)
         named = {"method": recipe.method, "data": recipe.data, "protocol": recipe.protocol, "seed": recipe.seed}
-        self._finish(
-            key, {"error": str(error), "diverged": isinstance(error, Diverged), **named, "run": str(self.root / key)}
-        )
+        told = {"error": str(error), "diverged": isinstance(error, Diverged)}
+        self._finish(key, {**told, **named, "run": str(self.root / key)})
 
     def _finish(self, key: str, result: dict[str, Any]) -> None:
         self.results[key] = result
@@ -310,17 +308,9 @@ class _Cells:
 
     def _tell(self, key: str) -> None:
         finished = sum(len(self.places[other]) for other in self.results)
+        now = (self.done[key], self.planned[key], finished, self.results.get(key))
         for place in self.places[key]:
-            self.watch(
-                CellProgress(
-                    cell=place,
-                    recipe=self.recipes[place],
-                    done=self.done[key],
-                    planned=self.planned[key],
-                    finished=finished,
-                    result=self.results.get(key),
-                )
-            )
+            self.watch(CellProgress(place, self.recipes[place], *now))
 
 
 def _trusted(recipe: Recipe) -> str:

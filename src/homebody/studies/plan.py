@@ -87,14 +87,7 @@ def plan(
     cells = every.cells(studies, asked)
     recipes = list(every.recipes)
     cells += every.cells(studies, under.difference(asked))
-    options = {
-        "table": table,
-        "figure": figure,
-        "data": list(data),
-        "protocol": list(protocols),
-        "seeds": seeds,
-        "rounds": rounds,
-    }
+    options = {"table": table, "figure": figure, "data": data, "protocol": protocols, "seeds": seeds, "rounds": rounds}
     command = command_text(f"homebody reproduce {paper.name}", options)
     looked = _probes(paper, {study.label for study, _ in studies}, every, seeds)[: len(recipes)]
     others = every.recipes[len(recipes) :]

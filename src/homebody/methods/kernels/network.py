@@ -235,22 +235,7 @@ def _backward(widths, theta, person, x, n, acts, error, slopes, of_theta, of_per
 
 @parallel(over="index", fastmath=True, error_model="numpy")
 def _train(
-    lower,
-    upper,
-    widths,
-    table,
-    thetas,
-    people,
-    index,
-    slot,
-    label,
-    count,
-    rates,
-    batch_size,
-    epochs,
-    dual,
-    change,
-    loss,
+    lower, upper, widths, table, thetas, people, index, slot, label, count, rates, batch, epochs, dual, change, loss
 ):
     """Mini-batch SGD on each client's weights and vector, changed in place, and on the rows it touched."""
     rate, row_rate, person_rate = rates[0], rates[1], rates[2]
@@ -261,15 +246,15 @@ def _train(
         n_rows = fetch(table, touched, rows)
         theta, person = thetas[client], people[client]
         of_theta, of_person = np.empty_like(theta), np.empty_like(person)
-        x, of_x = np.empty((width, batch_size), np.float32), np.empty((width, batch_size), np.float32)
-        acts = np.empty((layers, widest, batch_size), np.float32)
-        slopes = np.empty((layers, widest, batch_size), np.float32)
-        error = np.empty(batch_size, np.float32)
+        x, of_x = np.empty((width, batch), np.float32), np.empty((width, batch), np.float32)
+        acts = np.empty((layers, widest, batch), np.float32)
+        slopes = np.empty((layers, widest, batch), np.float32)
+        error = np.empty(batch, np.float32)
         slots, labels, n = slot[client], label[client], count[client]
         total = 0.0
         for _ in range(epochs):
-            for start in range(0, n, batch_size):
-                stop = min(n, start + batch_size)
+            for start in range(0, n, batch):
+                stop = min(n, start + batch)
                 m = stop - start
                 scale = np.float32(1.0 / m)
                 for i in range(m):
