@@ -424,9 +424,8 @@ class MethodContract:
         """With few clients a round, some are new, some come back, some are absent."""
         split, losses = self.people(), list[float | None]()
         method = self.method()
-        fitted = fit(
-            method, Simulator(split), rounds=4, cohort=split.n_users // 2, on_round=lambda r: losses.append(r.loss)
-        )
+        some = split.n_users // 2
+        fitted = fit(method, Simulator(split), rounds=4, cohort=some, on_round=lambda r: losses.append(r.loss))
         assert all(loss is None or math.isfinite(loss) for loss in losses)
         assert all(len(fitted.recommend(user=user, k=3)) == 3 for user in range(0, split.n_users, 29))
 
@@ -449,14 +448,9 @@ class MethodContract:
         for name in expected:
             one, other = _whole(found[name]), _whole(expected[name])
             scale = float(other.abs().max()) if other.numel() and other.is_floating_point() else 0.0
-            exact = not other.is_floating_point()
-            assert_close(
-                one,
-                other,
-                rtol=0 if exact else self.tolerance,
-                atol=0 if exact else self.tolerance * max(scale, 1e-3),
-                msg=f"{what}, '{name}': off by up to {_apart(one, other):.3g}, numbers up to {scale:.3g}",
-            )
+            near = self.tolerance if other.is_floating_point() else 0.0
+            apart = f"{what}, '{name}': off by up to {_apart(one, other):.3g}, numbers up to {scale:.3g}"
+            assert_close(one, other, rtol=near, atol=near * max(scale, 1e-3), msg=apart)
 
 
 class ReferenceContract:

@@ -9,7 +9,7 @@ from typing import Any
 from homebody.errors import several
 from homebody.report import reproduction
 from homebody.report.comparison import comparison_columns
-from homebody.report.reproduction import SHORT, Footnotes, ResultTable
+from homebody.report.reproduction import SHORT, Footnotes, Part, ResultTable, Study
 from homebody.report.words import duration
 
 __all__ = ["PICTURE", "leaderboard_markdown", "plain", "reproduction_markdown", "table"]
@@ -112,9 +112,7 @@ def _study(study: Mapping[str, Any], tolerance: float, notes: Footnotes) -> Iter
         yield f"- {plain(note)}"
 
 
-def _part(
-    study: Mapping[str, Any], data: str, part: Mapping[str, Any], tolerance: float, notes: Footnotes
-) -> Iterator[str]:
+def _part(study: Study, data: str, part: Part, tolerance: float, notes: Footnotes) -> Iterator[str]:
     marks = {line["name"]: notes.numbers(reproduction.remarks(study, line)) for line in part["rows"]}
     first, *rest = [_laid_out(table, marks) for table in reproduction.result_tables(study, part)]
     yield ", ".join(filter(None, (f"**{plain(data)}**", reproduction.caption(study, part), first[0]))) + ":"

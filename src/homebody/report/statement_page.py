@@ -164,9 +164,8 @@ def _way_out(found: Mapping[str, Any]) -> str:
     if not found["stages"]:
         return _section(title, f"<p>{COLLECTED if found['run']['kind'] == 'centralised' else NO_STAGES}</p>")
     rows = [(escape(stage["stage"]), escape(stage["means"]), escape(_settings(stage))) for stage in found["stages"]]
-    return _section(
-        title, _table("Stages, as the message travels", ("stage", "what it does", "settings"), rows, (1, 2))
-    )
+    table = _table("Stages, as the message travels", ("stage", "what it does", "settings"), rows, (1, 2))
+    return _section(title, table)
 
 
 def _settings(stage: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ Also the context in which anybody asks for recommendations.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -47,14 +47,13 @@ def moment(method: Method, training: Split, said: Mapping[str, object]) -> Momen
     return Moment(now, (*_unheeded(method, Newcomer((), {}, dict(said))), *unheard))
 
 
-def _around(
-    method: Method, training: Split, said: Mapping[str, object]
-) -> tuple[dict[str, Tensor] | None, Sequence[str]]:
-    """The context of one person, if the method reads it, and notes on unknown values."""
+def _around(method: Method, training: Split, said: Mapping[str, object]) -> Moment:
+    """The context of one person, if the method reads it, with notes on unknown values."""
     _refuse_misplaced(training, "contexts", said)
     found, unheard = encode_one(training.encoded["contexts"].codes, said, what="circumstance")
     heard = said and "contexts" in (*method.needs, *method.uses)
-    return {name: torch.from_numpy(one[None, None]) for name, one in found.items()} if heard else None, unheard
+    now = {name: torch.from_numpy(one[None, None]) for name, one in found.items()} if heard else None
+    return Moment(now, tuple(unheard))
 
 
 def newcomer_split(method: Method, training: Split, newcomer: Newcomer) -> NewcomerSplit:
@@ -66,9 +65,8 @@ def newcomer_split(method: Method, training: Split, newcomer: Newcomer) -> Newco
     now, unheard = _around(method, training, newcomer.now)
     own, strange = encode_one(known["users"].codes, newcomer.features, what="feature of people")
     people = known["users"].rows({name: numbers[None] for name, numbers in own.items()})
-    contexts = known["contexts"].rows(
-        {name: code.unknown(len(items)) for name, code in known["contexts"].codes.items()}
-    )
+    around = known["contexts"]
+    contexts = around.rows({name: code.unknown(len(items)) for name, code in around.codes.items()})
     population = Population("newcomer", np.array([0, len(items)]), items, training.n_items, ratings=ratings)
     split = replace(
         everything(population, seed=training.seed),

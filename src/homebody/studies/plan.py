@@ -66,9 +66,8 @@ def plan(
     for name, value in (("Seeds", seeds), ("Rounds", rounds)):
         if value is not None and value < 1:
             raise HomebodyError(f"{name} must be at least 1, not {value}.")
-    chosen = _named("table", table, paper.tables, figure is None) + _named(
-        "figure", figure, paper.figures, table is None
-    )
+    chosen = _named("table", table, paper.tables, figure is None)
+    chosen += _named("figure", figure, paper.figures, table is None)
     under = {name for study in chosen for name in study.protocols}
     known = {name for study in chosen for name in study.data}
     for what, given, possible in (("data set", data, known), ("protocol", protocols, under)):
