@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.evaluation import main_cutoff
+from homebody.evaluation.metrics import main_cutoff
 from homebody.report.record import RunFolder
 from homebody.report.words import behind_proxy, epsilon, kilobytes, metric_name, spread
 

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from homebody.errors import several
-from homebody.evaluation import main_cutoff
+from homebody.evaluation.metrics import main_cutoff
 from homebody.report.svg import DotPanel, DotRow, dot_chart
 from homebody.report.words import QUANTITIES, figure, metric_name, percent, points, spread
 

@@ -26,20 +26,9 @@ from homebody.run import QUIET, Watcher, execute, resume
 from homebody.run_notes import PACKAGE, code_fingerprint
 from homebody.studies import probes as looking
 
-__all__ = [
-    "CellProgress",
-    "cell_key",
-    "check_jobs",
-    "code_version",
-    "commit",
-    "is_finished",
-    "kept",
-    "run_cell",
-    "run_cells",
-]
+__all__ = ["CellProgress", "cell_key", "check_jobs", "code_version", "commit", "kept", "run_cell", "run_cells"]
 
-END = ("result.json", "error.json")
-"""A cell that has one of these files needs no more work."""
+
 PATIENCE = 100
 """Tenths of a second to wait for a folder that a dying worker still holds."""
 
@@ -155,11 +144,6 @@ def check_jobs(jobs: int) -> None:
     """Raise if there is less than one process."""
     if jobs < 1:
         raise HomebodyError(f"Jobs must be at least 1, not {jobs}.")
-
-
-def is_finished(path: Path) -> bool:
-    """Whether this cell has its result, or diverged and would again."""
-    return any((path / name).exists() for name in END)
 
 
 def cell_key(recipe: Recipe) -> str:
@@ -322,7 +306,8 @@ def _trusted(recipe: Recipe) -> str:
 
 
 def _needs_nothing(path: Path, probes: Sequence[str]) -> bool:
-    return (path / "error.json").exists() or (is_finished(path) and not unprobed(path, probes))
+    """Whether a cell diverged, and would again, or has its result and the answers of these probes."""
+    return (path / "error.json").exists() or ((path / "result.json").exists() and not unprobed(path, probes))
 
 
 def _wait_for(path: Path) -> None:

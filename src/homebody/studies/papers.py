@@ -18,20 +18,9 @@ from homebody.methods import METHODS
 from homebody.report.words import ATTACKS
 from homebody.studies.figures import NoisyRelease
 from homebody.studies.probes import TABLES
-from homebody.studies.study import (
-    COMPUTED,
-    KINDS,
-    Form,
-    Reader,
-    Row,
-    Study,
-    at,
-    check_study,
-    insist_distinct,
-    published,
-)
+from homebody.studies.study import COMPUTED, KINDS, Form, Reader, Row, Study, check_study, insist_distinct
 
-__all__ = ["Paper", "Row", "Study", "find_paper", "list_papers", "published", "read_paper"]
+__all__ = ["Paper", "find_paper", "list_papers", "read_paper"]
 
 SCHEMA_VERSION = 1
 FILE = "recipe.toml"
@@ -285,7 +274,7 @@ def _release(reader: Reader, study: Study) -> Row:
     try:
         NoisyRelease.of({**study.release, **given})
     except HomebodyError as error:
-        raise at(reader.where, error) from error
+        raise reader.wrong(error) from error
     figures = reader.take("published", dict, {})
     row = Row(
         *(reader.take("name", str), None, {}, {}, {}, reader.take("rounds", int, None)),

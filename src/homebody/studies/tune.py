@@ -27,7 +27,7 @@ from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
 from homebody.run import Watcher, prepare
 from homebody.settings import params
-from homebody.studies.cells import CellProgress, cell_key, check_jobs, code_version, commit, is_finished, run_cells
+from homebody.studies.cells import CellProgress, cell_key, check_jobs, code_version, commit, kept, run_cells
 from homebody.studies.space import Space, points, space_text
 
 __all__ = ["Search", "command", "tune"]
@@ -81,7 +81,7 @@ def tune(
     path = out / search.name
     settings = search.settings()
     recipes = [recipe for setting in settings for recipe in search.recipes(setting)]
-    if not all(is_finished(path / "trials" / cell_key(recipe)) for recipe in recipes):
+    if kept(recipes, path / "trials") < len(recipes):
         prepare(recipes[0], watcher)
     if len(settings) < search.trials:
         watcher.say(f"There are only {len(settings)} different settings to try.")
