@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from homebody.cli.data import app
-from homebody.data.catalogue import DATASETS
+from homebody.data.datasets import DATASETS
 from homebody.errors import HomebodyError
 
 runner = CliRunner()
@@ -52,7 +52,7 @@ def test_list_tells_every_status(cache: Path, tmp_path: Path, monkeypatch: pytes
     put(cache / "ml-25m" / "ml-25m.zip", b"1234")
     known = DATASETS["ml-25m"]
     monkeypatch.setitem(DATASETS, "ml-25m", replace(known, sizes={"ml-25m.zip": 4}))
-    monkeypatch.setattr("homebody.data.catalogue.sha256", hashed := Hashed())
+    monkeypatch.setattr("homebody.data.datasets.sha256", hashed := Hashed())
     rows = {row["name"]: row for row in json.loads(printed("list", "--data-dir", str(mine), "--json"))["datasets"]}
     assert {name: (row["status"], row["checked"]) for name, row in rows.items()} == {
         "ml-100k": ("not fetched", None),

@@ -32,7 +32,7 @@ app = typer.Typer(help="List, fetch, inspect and export datasets.", no_args_is_h
 @app.command("list")
 def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
     """The datasets known by name, and which of them are on this machine."""
-    from homebody.data.catalogue import DATASETS
+    from homebody.data.datasets import DATASETS
     from homebody.data.sources import find
 
     rows = []

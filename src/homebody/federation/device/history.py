@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from homebody.errors import HomebodyError, several, unknown_name
-from homebody.federation.device.catalogue import ITEM_LIMIT, KnownItems
+from homebody.federation.device.known_items import ITEM_LIMIT, KnownItems
 from homebody.federation.device.people import People, Person, Who
 from homebody.federation.device.store import HomeStore
 from homebody.federation.service.text import one_line

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from homebody.errors import HomebodyError
-from homebody.federation.device.catalogue import KnownItems
 from homebody.federation.device.history import History
+from homebody.federation.device.known_items import KnownItems
 from homebody.federation.device.models import Models
 from homebody.federation.device.outbox import Outbox
 from homebody.federation.device.people import People, Who

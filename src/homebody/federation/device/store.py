@@ -5,7 +5,7 @@ earlier version made are brought forward when they are opened. The parts of a `H
 
     people.py     person, profile
     history.py    interaction
-    catalogue.py  item, sheet
+    known_items.py  item, sheet
     models.py     shared, model, state
     outbox.py     begun, mark, answer, message
     home.py       setting
