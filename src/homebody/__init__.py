@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from homebody.methods.fedmf import FedMF as FedMF
     from homebody.methods.fedncf import FedNCF as FedNCF
     from homebody.methods.fedrecon import FedRecon as FedRecon
+    from homebody.methods.fl_mv_dssm import FLMVDSSM as FLMVDSSM
     from homebody.methods.fmf_ldp import FMFLDP as FMFLDP
     from homebody.methods.ials import IALS as IALS
     from homebody.methods.mf import MF as MF
@@ -73,6 +74,7 @@ _NAMES = {
     "homebody.methods.fedmf": "FedMF",
     "homebody.methods.fedncf": "FedNCF",
     "homebody.methods.fedrecon": "FedRecon",
+    "homebody.methods.fl_mv_dssm": "FLMVDSSM",
     "homebody.methods.fmf_ldp": "FMFLDP",
     "homebody.methods.ials": "IALS",
     "homebody.methods.mf": "MF",
