@@ -118,8 +118,8 @@ def test_info_of_features_filters_and_impressions(files: Path) -> None:
     assert (found["users"], found["items"], found["interactions"]) == (3, 2, 6)
     assert found["names"] == ["Emma", "Ulysses"]
     assert found["user_features"] == [
-        {"name": "age", "kind": "numeric", "distinct": 3, "missing": 0.0},
-        {"name": "job", "kind": "text", "distinct": 2, "missing": 0.0},
+        {"name": "age", "kind": "numeric", "distinct": 3, "missing": 0.0, "view": ""},
+        {"name": "job", "kind": "text", "distinct": 2, "missing": 0.0, "view": ""},
     ]
     assert [(one["name"], one["kind"]) for one in found["item_features"]] == [
         ("title", "text"),
