@@ -100,8 +100,7 @@ def sum_many(tables: Tensor, row: Tensor, weight: Tensor) -> Tensor:
 def spread_many(tables: Tensor, row: Tensor, weight: Tensor, change: Tensor) -> Tensor:
     """The tables after each row has changed as the sums it is in, (C, N, D); they are given away."""
     block = torch.zeros(len(row), row.shape[2], dtype=torch.int64, device=row.device)
-    (out,) = _spread_rows.cohort(tables, row, weight, block, change[:, :, None])
-    return out
+    return _spread_rows.cohort(tables, row, weight, block, change[:, :, None])
 
 
 def _one_hot(block: Tensor, blocks: int) -> Tensor:

@@ -349,16 +349,16 @@ def _weighted_rows(*parts: Tensor) -> Tensors:
     """Of (index, value, factor) of each summand: the rows of their weighted sum."""
     indices, values, factors = parts[::3], parts[1::3], parts[2::3]
     same = all(one.shape == indices[0].shape and torch.equal(one, indices[0]) for one in indices[1:])
-    (total,) = _scaled.cohort(values[0].flatten(1), factors[0])
+    total = _scaled.cohort(values[0].flatten(1), factors[0])
     if not same:
-        others = (_scaled.cohort(value.flatten(1), by)[0] for value, by in zip(values[1:], factors[1:], strict=True))
+        others = (_scaled.cohort(value.flatten(1), by) for value, by in zip(values[1:], factors[1:], strict=True))
         flat = [one.reshape(value.shape) for one, value in zip((total, *others), values, strict=True)]
         return torch.cat(indices, 1), torch.cat(flat, 1)
     for value, factor in zip(values[1:], factors[1:], strict=True):
         if _compiled(value) and total.dtype == value.dtype:
             kernels.add_scaled(value.flatten(1).numpy(), factor.numpy(), total.numpy())
         else:
-            total = total + _scaled.cohort(value.flatten(1), factor)[0]
+            total = total + _scaled.cohort(value.flatten(1), factor)
     return indices[0].clone(), total.reshape(values[0].shape)
 
 
