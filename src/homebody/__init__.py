@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from homebody.methods.baselines import PrivatePopularity as PrivatePopularity
     from homebody.methods.dp_privrec import DPPrivRec as DPPrivRec
     from homebody.methods.dplcf import DPLCF as DPLCF
+    from homebody.methods.dssm import DSSM as DSSM
     from homebody.methods.fcf import FCF as FCF
+    from homebody.methods.fed_mvmf import FedMVMF as FedMVMF
     from homebody.methods.fedgnn import FedGNN as FedGNN
     from homebody.methods.fedials import FedIALS as FedIALS
     from homebody.methods.fedmf import FedMF as FedMF
@@ -68,7 +70,9 @@ _NAMES = {
     "homebody.methods.baselines": "Chance Popularity PrivatePopularity",
     "homebody.methods.dp_privrec": "DPPrivRec",
     "homebody.methods.dplcf": "DPLCF",
+    "homebody.methods.dssm": "DSSM",
     "homebody.methods.fcf": "FCF",
+    "homebody.methods.fed_mvmf": "FedMVMF",
     "homebody.methods.fedgnn": "FedGNN",
     "homebody.methods.fedials": "FedIALS",
     "homebody.methods.fedmf": "FedMF",

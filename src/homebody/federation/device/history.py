@@ -109,11 +109,8 @@ class History:
     ) -> Interaction:
         """Add one interaction; it happened now, unless a time is given."""
         item = one_line(item, "An item id", ITEM_LIMIT)
-        new = Interaction(
-            item,
-            int(clock.time()) if time is None else _finite(time, "A time", TIME_LIMIT),
-            None if rating is None else float(_finite(rating, "A rating", RATING_LIMIT)),
-        )
+        when = int(clock.time()) if time is None else _finite(time, "A time", TIME_LIMIT)
+        new = Interaction(item, when, None if rating is None else float(_finite(rating, "A rating", RATING_LIMIT)))
         with self._store.writing(data=True) as db:
             person = self._people.find(who)
             if time is None:

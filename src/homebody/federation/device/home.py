@@ -113,10 +113,8 @@ class Home:
             Budget.parse(changes["budget"])
         with self.store.writing() as db:
             settings = replace(self.settings, **changes, **limit_fields(limits or {}))
-            db.executemany(
-                "INSERT OR REPLACE INTO setting VALUES (?, ?)",
-                [(name, json.dumps(value)) for name, value in asdict(settings).items()],
-            )
+            rows = [(name, json.dumps(value)) for name, value in asdict(settings).items()]
+            db.executemany("INSERT OR REPLACE INTO setting VALUES (?, ?)", rows)
         return settings
 
     def ledger(self, who: Who) -> Ledger:
