@@ -153,7 +153,7 @@ def plant(
         )
         ledger, relation = fitted.ledger, watched.nest.relation
         coins.append(watched.coins)
-        for observer, found in {**watched.scores, "public": watched.in_model(fitted.shared)}.items():
+        for observer, found in {**watched.evidence, "public": watched.in_model(fitted.shared)}.items():
             if found is not None:
                 scores.setdefault(observer, []).append(found)
         if watched.straight is not None:
@@ -364,7 +364,7 @@ class _Watched(Simulator):
         self.inner, self.coins, self.rng = inner, coins, rng
         self.first = inner.split.n_users
         self.before: Tree = {}
-        self.scores: dict[str, Tensor] = {name: torch.zeros(len(coins)) for name in ("server", "clients")}
+        self.evidence: dict[str, Tensor] = {name: torch.zeros(len(coins)) for name in ("server", "clients")}
         self.straight: Tensor | None = torch.zeros(len(coins))
         """Each canary's share of every round's sum, added up; None: sampling or devices' noise makes it not normal."""
         self.phases = 0
@@ -397,13 +397,13 @@ class _Watched(Simulator):
         if method.uplink.facts.hides_senders:
             # The server has the sum, and knows who is in it.
             seen = nest.along(nest.flat(method.uplink.decoded(joined.joined)) - known)
-            self.scores["server"][drawn] += seen[drawn]
+            self.evidence["server"][drawn] += seen[drawn]
         shown = nest.flat(got.total.sum) - known
         rate = cohort.size / cohort.population if cohort.sampling == "fixed" else 1.0
         found = nest.along(shown)
-        self.scores["clients"] += _evidence(nest.told_by(found), rate, nest.tails)
+        self.evidence["clients"] += _evidence(nest.told_by(found), rate, nest.tails)
         for flat in nest.beside(got.total.sum, known):
-            self.scores["clients"] += _evidence(nest.along(flat), rate, nest.tails)
+            self.evidence["clients"] += _evidence(nest.along(flat), rate, nest.tails)
         if self.straight is not None:
             self.straight = self.straight + found if rate == 1 and not nest.random else None
         return got
@@ -430,7 +430,7 @@ class _Watched(Simulator):
         if everyone and not nest.random:
             self._repeated = sent, read
         if not nest.channel.facts.hides_senders:
-            self.scores["server"][drawn] += nest.told_by(read)
+            self.evidence["server"][drawn] += nest.told_by(read)
         return sent
 
     def _sent(self, drawn: Tensor, rng: Rng) -> tuple[list[Update], Tensor]:
