@@ -6,6 +6,7 @@ earlier version made are brought forward when they are opened. The parts of a `H
     people.py     person, profile
     history.py    interaction
     catalogue.py  item, sheet
+    views.py      view
     models.py     shared, model, state
     outbox.py     begun, mark, answer, message
     home.py       setting
@@ -26,7 +27,7 @@ from homebody.files import touch
 
 __all__ = ["SCHEMA_VERSION", "HomeStore"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 WRITE_TIMEOUT = 30.0
 """Seconds to wait for other processes that write."""
 PROBE_SECONDS = 0.25
@@ -87,9 +88,15 @@ _PROFILE = (
     "PRIMARY KEY (person, name));"
 )
 _SHEET = "CREATE TABLE sheet (digest TEXT PRIMARY KEY, bytes BLOB NOT NULL);"
+_VIEW = (
+    "CREATE TABLE view (name TEXT PRIMARY KEY, uid INTEGER NOT NULL, token TEXT NOT NULL, "
+    "answered INTEGER NOT NULL DEFAULT 0, away INTEGER NOT NULL DEFAULT 0, slow INTEGER NOT NULL DEFAULT 0, "
+    "nonsense INTEGER NOT NULL DEFAULT 0);"
+)
 _MIGRATIONS = {
     1: ("ALTER TABLE mark ADD COLUMN reports INTEGER NOT NULL DEFAULT 0", _MESSAGE),
     2: (_PROFILE, _SHEET),
+    3: (_VIEW,),
 }
 """The statements that lead from each schema version to the next."""
 _PRAGMAS = (
@@ -133,9 +140,8 @@ class HomeStore:
             try:
                 database.execute("PRAGMA journal_mode = WAL")
                 database.execute("PRAGMA synchronous = FULL")
-                database.executescript(
-                    f"BEGIN; {_TABLES} {_MESSAGE} {_PROFILE} {_SHEET} PRAGMA user_version = {SCHEMA_VERSION};"
-                )
+                tables = " ".join((_TABLES, _MESSAGE, _PROFILE, _SHEET, _VIEW))
+                database.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION};")
                 database.executemany(
                     "INSERT INTO setting VALUES (?, ?)",
                     [(name, json.dumps(value)) for name, value in {**settings, "changes": 0}.items()],
