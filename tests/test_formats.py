@@ -234,7 +234,7 @@ def test_a_federation_continues_to_the_same_model(
         recipe = plan.recipe
         fitted = fit(
             recipe.build(),
-            Flower(mail, records, plan.describe(), plan.settings()),
+            Flower(mail, records, plan),
             rounds=recipe.rounds,
             seed=recipe.seed,
             ledger=records.ledger(),

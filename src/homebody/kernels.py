@@ -12,6 +12,7 @@ from homebody.parallel import parallel
 
 __all__ = [
     "add_rows",
+    "add_scaled",
     "count_pairs",
     "draw_negatives",
     "in_order",
@@ -342,6 +343,15 @@ def scale(lower, upper, value, factor, out):
         for position in range(value.shape[1]):
             wide = np.float64(value[row, position])
             out[row, position] = wide * factor[row] if factor[row] != 0 else 0.0
+
+
+@parallel(over="value")
+def add_scaled(lower, upper, value, factor, out):
+    """Add each row times its factor to `out`, in place; a factor of 0 adds nothing, whatever the row holds."""
+    for row in range(lower, upper):
+        if factor[row] != 0:
+            for position in range(value.shape[1]):
+                out[row, position] += np.float64(value[row, position]) * factor[row]
 
 
 def count_pairs(bits: Array, pairs: Array) -> None:

@@ -131,7 +131,7 @@ class Street:
 
     def train(self, recipe: Recipe, rounds: int, **more: Any) -> Any:
         plan = ServerPlan(recipe, quorum=0.01, least=self.honest, run="0123456789abcdef", **more)
-        runtime = Flower(self, self.records, plan.describe(), plan.settings(), log=self.log)
+        runtime = Flower(self, self.records, plan, log=self.log)
         method = plan.method()
         shared = method.init_shared(runtime.catalogue, Rng.of(0))
         self.wanted = {"train": wire.expected(method, shared, runtime.catalogue)}

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from homebody.cli.data import app
-from homebody.data.catalogue import DATASETS
+from homebody.data.datasets import DATASETS
 from homebody.errors import HomebodyError
 
 runner = CliRunner()
@@ -52,7 +52,7 @@ def test_list_tells_every_status(cache: Path, tmp_path: Path, monkeypatch: pytes
     put(cache / "ml-25m" / "ml-25m.zip", b"1234")
     known = DATASETS["ml-25m"]
     monkeypatch.setitem(DATASETS, "ml-25m", replace(known, sizes={"ml-25m.zip": 4}))
-    monkeypatch.setattr("homebody.data.catalogue.sha256", hashed := Hashed())
+    monkeypatch.setattr("homebody.data.datasets.sha256", hashed := Hashed())
     rows = {row["name"]: row for row in json.loads(printed("list", "--data-dir", str(mine), "--json"))["datasets"]}
     assert {name: (row["status"], row["checked"]) for name, row in rows.items()} == {
         "ml-100k": ("not fetched", None),
@@ -118,8 +118,8 @@ def test_info_of_features_filters_and_impressions(files: Path) -> None:
     assert (found["users"], found["items"], found["interactions"]) == (3, 2, 6)
     assert found["names"] == ["Emma", "Ulysses"]
     assert found["user_features"] == [
-        {"name": "age", "kind": "numeric", "distinct": 3, "missing": 0.0},
-        {"name": "job", "kind": "text", "distinct": 2, "missing": 0.0},
+        {"name": "age", "kind": "numeric", "distinct": 3, "missing": 0.0, "view": ""},
+        {"name": "job", "kind": "text", "distinct": 2, "missing": 0.0, "view": ""},
     ]
     assert [(one["name"], one["kind"]) for one in found["item_features"]] == [
         ("title", "text"),

@@ -19,7 +19,7 @@ import pytest
 from tests.processes import PATIENCE
 
 from homebody.data import sources
-from homebody.data.catalogue import DATASETS, Dataset, PackageCopy
+from homebody.data.datasets import DATASETS, Dataset, PackageCopy
 from homebody.data.fetch import FetchFailed
 from homebody.data.sources import find, get, load
 from homebody.errors import HomebodyError
@@ -200,7 +200,7 @@ import platformdirs
 from pathlib import Path
 root, url = Path(sys.argv[1]), sys.argv[2]
 platformdirs.user_cache_path = lambda name: root / "cache" / name
-from homebody.data.catalogue import DATASETS
+from homebody.data.datasets import DATASETS
 from homebody.data.sources import get
 DATASETS["ml-100k"] = dataclasses.replace(DATASETS["ml-100k"], url=url)
 get("ml-100k", progress=lambda done, total: print(done, flush=True))

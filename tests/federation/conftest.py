@@ -239,7 +239,7 @@ class Town:
     def runtime(self, keep: int | None = None) -> Any:
         from homebody.federation.server.runtime import Flower
 
-        return Flower(self.mail, self.records, self.plan.describe(), self.plan.settings(), keep=keep, log=self.log)
+        return Flower(self.mail, self.records, self.plan, keep=keep, log=self.log)
 
     def fit(self, runtime: Any = None, **more: Any) -> Any:
         """Train as the trainer does."""

@@ -117,7 +117,7 @@ def mixed(town: Callable[..., Any], people: People) -> Callable[..., Any]:
 
 
 def runtime(one: Any, mixer: Mixer) -> Flower:
-    return Flower(one.mail, one.records, one.plan.describe(), one.plan.settings(), epochs=mixer.epochs, log=one.log)
+    return Flower(one.mail, one.records, one.plan, epochs=mixer.epochs, log=one.log)
 
 
 def fit(one: Any, mixer: Mixer, **more: Any) -> Any:
@@ -183,7 +183,7 @@ def test_people_who_may_be_missing_are_not_counted_on(mixed: Callable[..., Any])
     cohort = Cohort(np.arange(7), "all", 7, 7)
     assert releases(one.plan.method(), cohort)[0].event == ShuffledReports(2.0, K, 4)
     with pytest.raises(HomebodyError, match="shuffled among 5 people where 4 are enough"):
-        one.plan.changed(recipe=replace(PLAN, stages=["one-bit:epsilon=2,k=3", "shuffle:users=5"])).method()
+        replace(one.plan, recipe=replace(PLAN, stages=["one-bit:epsilon=2,k=3", "shuffle:users=5"])).method()
 
 
 def test_an_epoch_waits_for_all_reports_of_those_who_reported(mixed: Callable[..., Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
+from typer import Exit, Option, Typer, echo
 
 from homebody import __version__
 from homebody.cli import (
@@ -16,6 +16,7 @@ from homebody.cli import (
     inspect,
     leaderboard,
     methods,
+    options,
     proxy,
     recommend,
     reproduce,
@@ -28,7 +29,7 @@ from homebody.errors import HomebodyError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = Typer(
     help="Train and compare recommenders without collecting anyone's history.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -37,70 +38,56 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"homebody {__version__}")
-        raise typer.Exit
+        echo(f"homebody {__version__}")
+        raise Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
     """Options of the command as a whole."""
 
 
-app.command("run")(run.run)
-app.command("compare")(run.compare)
-app.command("leaderboard")(leaderboard.leaderboard)
-app.command("tune")(tune.tune)
-app.command("reproduce")(reproduce.reproduce)
-app.command("methods")(methods.methods)
-app.command("show")(run.show)
-app.command("inspect")(inspect.inspect)
-app.command("audit")(audit.audit)
-app.command("recommend")(recommend.recommend)
-app.add_typer(data.app, name="data")
-app.add_typer(account.app, name="account")
-app.add_typer(server.app, name="server")
-app.add_typer(client.app, name="client")
-app.add_typer(proxy.app, name="proxy")
+for command in (run.run, run.compare, leaderboard.leaderboard, tune.tune, reproduce.reproduce, methods.methods):
+    app.command()(command)
+for command in (run.show, inspect.inspect, audit.audit, recommend.recommend):
+    app.command()(command)
+for group in (data, account, server, client, proxy):
+    app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
 app.add_typer(server.keys, name="keys")
 
 
-def _refused(error: OSError) -> str:
-    """What the system refused, in a sentence.
+def _sentence(error: Exception) -> str | None:
+    """What a person can put right, in a sentence; None for a mistake of ours.
 
-    >>> _refused(OSError(28, "No space left on device", "runs/x"))
+    >>> _sentence(OSError(28, "No space left on device", "runs/x"))
     'The system refused runs/x: No space left on device.'
     """
-    where = f" {error.filename}" if error.filename else ""
-    return f"The system refused{where or ' this'}: {(error.strerror or str(error)).rstrip('.')}."
+    if isinstance(error, HomebodyError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"The system refused {error.filename or 'this'}: {(error.strerror or str(error)).rstrip('.')}."
+    if "no locator available" in str(error):  # numba, where it can write nowhere
+        return "compiled code can be kept nowhere: set NUMBA_CACHE_DIR to a folder that can be written."
+    if isinstance(error, MemoryError) or "memory" in str(error).lower():
+        return f"this does not fit in memory: {str(error).splitlines()[-1][-200:]}"
+    return None
 
 
 def main() -> None:
     """The `homebody` command. What a person can put right is said in one sentence, with exit code 2."""
     try:
         app()
-    except HomebodyError as error:
-        typer.echo(f"homebody: {error}", err=True)
-        sys.exit(2)
     except Interrupted as stopped:
         known = stopped.run and stopped.run.exists()
         go_on = stopped.go_on or (f"Go on with `homebody run --resume {stopped.run}`." if known else "")
-        typer.echo(f"homebody: interrupted. {go_on}".rstrip(), err=True)
+        options.warn(f"interrupted. {go_on}".rstrip())
         sys.exit(130)
-    except OSError as error:
-        typer.echo(f"homebody: {_refused(error)}", err=True)
-        sys.exit(2)
-    except (MemoryError, RuntimeError) as error:
-        if "no locator available" in str(error):  # numba, where it can write nowhere
-            typer.echo(
-                "homebody: compiled code can be kept nowhere: set NUMBA_CACHE_DIR to a folder that can be written.",
-                err=True,
-            )
-            sys.exit(2)
-        if not isinstance(error, MemoryError) and "memory" not in str(error).lower():
+    except (HomebodyError, OSError, MemoryError, RuntimeError) as error:
+        if (sentence := _sentence(error)) is None:
             raise
-        typer.echo(f"homebody: this does not fit in memory: {str(error).splitlines()[-1][-200:]}", err=True)
+        options.warn(sentence)
         sys.exit(2)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
+from typer import Context, Option, Typer, echo
 
 from homebody.cli import options
 from homebody.errors import HomebodyError
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="What ε a mechanism costs, what noise a budget asks for, what papers claim and runs certify.")
+app = Typer(help="What ε a mechanism costs, what noise a budget asks for, what papers claim and runs certify.")
 
-Rounds = Annotated[list[int], typer.Option(help="How often it happens; repeat for a table.")]
-Delta = Annotated[list[float], typer.Option(help="δ, the probability that ε may fail with; repeat for a table.")]
-Target = Annotated[float | None, typer.Option("--epsilon", help="The ε to spend: find the noise instead.")]
-Noise = Annotated[float | None, typer.Option(help="The noise over the sensitivity under the relation.")]
-Cohort = Annotated[int | None, typer.Option(help="How many take part in a round; by default everyone.")]
-Population = Annotated[int | None, typer.Option(help="How many they are drawn from.")]
-How = Annotated[str | None, typer.Option("--sampling", help="fixed, poisson or none; by default what fits.")]
-Compared = Annotated[str, typer.Option(help="replace-one, or add-remove: what is compared.")]
-Group = Annotated[int, typer.Option(help="How many units change together.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw ε over rounds into this .html file.")]
-ReportEpsilon = Annotated[float | None, typer.Option("--report-epsilon", help="ε of one report.")]
-Sent = Annotated[int, typer.Option("--reports", help="Reports of one person in a round.")]
+Rounds = Annotated[list[int], Option(help="How often it happens; repeat for a table.")]
+Delta = Annotated[list[float], Option(help="δ, the probability that ε may fail with; repeat for a table.")]
+Target = Annotated[float | None, Option("--epsilon", help="The ε to spend: find the noise instead.")]
+Noise = Annotated[float | None, Option(help="The noise over the sensitivity under the relation.")]
+Cohort = Annotated[int | None, Option(help="How many take part in a round; by default everyone.")]
+Population = Annotated[int | None, Option(help="How many they are drawn from.")]
+How = Annotated[str | None, Option("--sampling", help="fixed, poisson or none; by default what fits.")]
+Compared = Annotated[str, Option(help="replace-one, or add-remove: what is compared.")]
+Group = Annotated[int, Option(help="How many units change together.")]
+Plot = Annotated[Path | None, Option(help="Draw ε over rounds into this .html file.")]
+ReportEpsilon = Annotated[float | None, Option("--report-epsilon", help="ε of one report.")]
+Sent = Annotated[int, Option("--reports", help="Reports of one person in a round.")]
 
 
 @dataclass(frozen=True)
-class MechanismQuestion:
+class Inquiry:
     """A question about the ε of a mechanism, or about the noise for an ε."""
 
     about: dict[str, Any]
@@ -51,14 +51,14 @@ class MechanismQuestion:
 
 @app.callback(invoke_without_command=True)
 def account(
-    context: typer.Context,
+    context: Context,
     paper: Annotated[
-        str | None, typer.Option(help="privrec, fl-mv-dssm, pfedrec, fmf-ldp or privaterec: claimed beside certified.")
+        str | None, Option(help="privrec, fl-mv-dssm, pfedrec, fmf-ldp or privaterec: claimed beside certified.")
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="A run's folder: its ledger, explained line by line.")] = None,
-    delta: Annotated[float | None, typer.Option(help="With --run: the δ to state ε at; by default the run's.")] = None,
+    run: Annotated[Path | None, Option(help="A run's folder: its ledger, explained line by line.")] = None,
+    delta: Annotated[float | None, Option(help="With --run: the δ to state ε at; by default the run's.")] = None,
     statement: Annotated[
-        Path | None, typer.Option(help="With --run: a folder to write statement.json and statement.html into.")
+        Path | None, Option(help="With --run: a folder to write statement.json and statement.html into.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -78,7 +78,7 @@ def account(
     elif paper is not None:
         _print_paper(paper, as_json)
     else:
-        typer.echo(context.get_help())
+        echo(context.get_help())
 
 
 def _explain(run: Path, delta: float | None, into: Path | None, as_json: bool) -> None:
@@ -88,12 +88,7 @@ def _explain(run: Path, delta: float | None, into: Path | None, as_json: bool) -
 
     found = statement(RunFolder.open(run), delta)
     written = write_statement(found, into) if into is not None else ()
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    print_statement(found)
-    for file in written:
-        typer.echo(f"statement: {file}")
+    options.answer(found, as_json, lambda: print_statement(found), *(f"statement: {file}" for file in written))
 
 
 def _noise(name: str, about: str, deltas: list[float]) -> None:
@@ -116,12 +111,11 @@ def _noise(name: str, about: str, deltas: list[float]) -> None:
 
         drawn = _sampling(sampling, cohort, population, relation)
         release = GaussianRelease if name == "gaussian" else LaplaceRelease
-
-        def event(multiplier: float) -> Event:
-            return release(multiplier, cast("Relation", relation), drawn)
-
-        said = {"mechanism": name, "relation": relation, **_drawn(drawn)}
-        _answer(MechanismQuestion(said, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
+        event = partial(release, relation=cast("Relation", relation), sampling=drawn)
+        said: dict[str, Any] = {"mechanism": name, "relation": relation, "sampling": drawn.kind}
+        if drawn.kind != "none":
+            said |= {"cohort": drawn.cohort, "population": drawn.population}
+        _answer(Inquiry(said, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
 
     app.command(name, help=about)(command)
 
@@ -145,18 +139,13 @@ def onebit(
     from homebody.privacy.events import Reports
 
     about = {"mechanism": "onebit", "relation": "replace-one", "reports": reports}
-
-    def event(each: float) -> Event:
-        return Reports(each, reports)
-
-    _answer(
-        MechanismQuestion(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json
-    )
+    event = partial(Reports, count=reports)
+    _answer(Inquiry(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json)
 
 
 @app.command()
 def shuffle(
-    users: Annotated[int, typer.Option(help="People whose reports are shuffled together.")],
+    users: Annotated[int, Option(help="People whose reports are shuffled together.")],
     report_epsilon: ReportEpsilon = None,
     reports: Sent = 1,
     epsilon: Target = None,
@@ -170,13 +159,8 @@ def shuffle(
     from homebody.privacy.events import ShuffledReports
 
     about = {"mechanism": "shuffle", "relation": "replace-one", "reports": reports, "users": users}
-
-    def event(each: float) -> Event:
-        return ShuffledReports(each, reports, users)
-
-    _answer(
-        MechanismQuestion(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json
-    )
+    event = partial(ShuffledReports, count=reports, users=users)
+    _answer(Inquiry(about, "report_epsilon", report_epsilon, epsilon, event, rounds, delta, group), plot, as_json)
 
 
 def _sampling(kind: str | None, cohort: int | None, population: int | None, relation: str) -> Sampling:
@@ -195,14 +179,10 @@ def _sampling(kind: str | None, cohort: int | None, population: int | None, rela
     return Sampling() if kind == "none" else drawn
 
 
-def _drawn(sampling: Sampling) -> dict[str, Any]:
-    if sampling.kind == "none":
-        return {"sampling": "none"}
-    return {"sampling": sampling.kind, "cohort": sampling.cohort, "population": sampling.population}
-
-
-def _answer(asked: MechanismQuestion, plot: Path | None, as_json: bool) -> None:
+def _answer(asked: Inquiry, plot: Path | None, as_json: bool) -> None:
     """A row for each number of rounds and each δ: ε for what was given, or what must be given for ε."""
+    from homebody.report.record import jsonable
+
     option = "--" + asked.name.replace("_", "-")
     if (asked.given is None) == (asked.target is None):
         raise HomebodyError(f"Give either {option}, to learn ε, or --epsilon, to learn {option}.")
@@ -216,17 +196,15 @@ def _answer(asked: MechanismQuestion, plot: Path | None, as_json: bool) -> None:
     if plot is not None:
         _draw(plot, asked, rows[0][asked.name])
     common = asked.about | ({"group": asked.group} if asked.group > 1 else {})
-    if as_json:
-        from homebody.report.record import jsonable
-
-        typer.echo(json.dumps(jsonable(common | rows[0] if len(rows) == 1 else common | {"rows": rows})))
-        return
-    _print_rows(common, asked.name, rows)
-    if plot is not None:
-        typer.echo(f"ε over rounds: {plot}")
+    options.answer(
+        jsonable(common | (rows[0] if len(rows) == 1 else {"rows": rows})),
+        as_json,
+        lambda: _print_rows(common, asked.name, rows),
+        *([f"ε over rounds: {plot}"] if plot is not None else []),
+    )
 
 
-def _row(asked: MechanismQuestion, count: int, delta: float) -> dict[str, Any]:
+def _row(asked: Inquiry, count: int, delta: float) -> dict[str, Any]:
     from homebody.privacy.accountant import epsilon
 
     value = asked.given if asked.given is not None else _calibrated(asked, count, delta)
@@ -243,7 +221,7 @@ def _row(asked: MechanismQuestion, count: int, delta: float) -> dict[str, Any]:
     }
 
 
-def _calibrated(asked: MechanismQuestion, count: int, delta: float) -> float:
+def _calibrated(asked: Inquiry, count: int, delta: float) -> float:
     from homebody.privacy.budget import calibrate_events
 
     if asked.about["mechanism"] == "gaussian" and delta == 0:
@@ -281,7 +259,6 @@ def _print_rows(about: dict[str, Any], name: str, rows: list[dict[str, Any]]) ->
 def _print_paper(name: str, as_json: bool) -> None:
     from homebody.privacy.papers import paper
     from homebody.report.record import jsonable
-    from homebody.report.statement import figure
 
     found = paper(name)
     rows: list[dict[str, Any]] = []
@@ -289,9 +266,7 @@ def _print_paper(name: str, as_json: bool) -> None:
         bound = claim.certified()
         rows.append(
             {
-                "what": claim.what,
-                "observer": claim.observer,
-                "unit": claim.unit,
+                **{name: getattr(claim, name) for name in ("what", "observer", "unit")},
                 "relation": bound.relation,
                 "delta": claim.delta,
                 "claimed": claim.claimed,
@@ -302,16 +277,19 @@ def _print_paper(name: str, as_json: bool) -> None:
                 "why": claim.why,
             }
         )
-    if as_json:
-        typer.echo(json.dumps(jsonable({"paper": found.id, "title": found.title, "rows": rows})))
-        return
+    answer = {"paper": found.id, "title": found.title, "rows": rows}
+    options.answer(jsonable(answer), as_json, lambda: _print_claims(found.title, rows))
 
+
+def _print_claims(title: str, rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from homebody.report.statement import figure
+
     console = Console()
     reasons = list(dict.fromkeys(row["why"] for row in rows))
-    table = Table("what", "observer", "unit", "δ", "claimed ε", "certified ε", "by", "why", title=found.title)
+    table = Table("what", "observer", "unit", "δ", "claimed ε", "certified ε", "by", "why", title=title)
     for row in rows:
         claimed = "none" if row["claimed"] is None else f"{row['claimed']:g}".replace("inf", "∞")
         table.add_row(
@@ -323,7 +301,7 @@ def _print_paper(name: str, as_json: bool) -> None:
         console.print(f"{number}. {why}", highlight=False)
 
 
-def _draw(file: Path, asked: MechanismQuestion, value: float) -> None:
+def _draw(file: Path, asked: Inquiry, value: float) -> None:
     """A page that needs nothing else: ε over rounds, a line for each δ."""
     if file.suffix != ".html":
         raise HomebodyError(f"--plot writes a page, {file.stem}.html, not '{file.name}'.")
@@ -340,11 +318,6 @@ def _draw(file: Path, asked: MechanismQuestion, value: float) -> None:
     for delta in asked.deltas:
         values = [epsilon([(event, count)], delta, group=asked.group).epsilon for count in counts]
         figure.add_scatter(x=counts, y=values, name=f"δ = {delta:g}", mode="lines+markers")
-    figure.update_layout(
-        title=str(event),
-        xaxis_title="rounds",
-        yaxis_title="certified ε",
-        showlegend=True,
-    )
+    figure.update_layout(title=str(event), xaxis_title="rounds", yaxis_title="certified ε", showlegend=True)
     with replacing(file, mode=SHARED) as page:
         page.write(figure.to_html(include_plotlyjs=True).encode())

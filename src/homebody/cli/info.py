@@ -24,29 +24,18 @@ def print_summary(summary: Summary, notes: Sequence[str] = ()) -> None:
         console.print(note)
     if notes:
         console.print()
-    table = _grid()
+    table = Table(show_header=False, box=None)
     for label, value in _lines(summary):
         table.add_row(label, value)
     console.print(table)
     console.print("\n users by number of interactions")
-    console.print(Padding(_chart(summary.activity, block=_block(console)), (0, 0, 0, 2)))
-    sections = (
-        ("user features", summary.user_features),
-        ("item features", summary.item_features),
-        ("contexts", summary.contexts),
-    )
-    for title, columns in sections:
+    block = "█" if console.encoding.lower().startswith("utf") else "#"
+    console.print(Padding(_chart(summary.activity, block), (0, 0, 0, 2)))
+    sections = {"user features": summary.user_features, "item features": summary.item_features}
+    for title, columns in {**sections, "contexts": summary.contexts}.items():
         if columns:
             console.print(f"\n {title}")
             console.print(Padding(_columns(columns), (0, 0, 0, 2)))
-
-
-def _grid() -> Table:
-    return Table(show_header=False, box=None)
-
-
-def _block(console: Console) -> str:
-    return "█" if console.encoding.lower().startswith("utf") else "#"
 
 
 def _chart(bins: Sequence[Bin], block: str) -> Table:
@@ -65,7 +54,7 @@ def _chart(bins: Sequence[Bin], block: str) -> Table:
 
 
 def _columns(columns: Sequence[FeatureSummary]) -> Table:
-    table = _grid()
+    table = Table(show_header=False, box=None)
     for one in columns:
         missing = f"{one.missing:.1%} missing" if one.missing else ""
         view = f"view {one.view}" if one.view else ""
@@ -99,10 +88,8 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
             yield title, "none"
     if summary.impressions is not None:
         shown = summary.impressions
-        yield (
-            "impressions",
-            f"{shown.impressions:,} of {shown.users:,} users; {shown.clicked:,} of {shown.shown:,} items clicked",
-        )
+        clicks = f"{shown.clicked:,} of {shown.shown:,} items clicked"
+        yield "impressions", f"{shown.impressions:,} of {shown.users:,} users; {clicks}"
 
 
 def _moments(first: int, last: int) -> tuple[str, str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from homebody.cli import options
 
@@ -25,10 +24,8 @@ SHOWN = 6
 def inspect(
     given: options.Given,
     method: Annotated[str, options.METHOD],
-    user: Annotated[
-        str | None, typer.Option("--user", help="The person, as the data set calls them; by default the first.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="As in the run whose first message this is.")] = 0,
+    user: Annotated[str | None, Option(help="The person, as the data set calls them; by default the first.")] = None,
+    seed: Annotated[int, Option(help="As in the run whose first message this is.")] = 0,
     settings: options.Settings = None,
     as_json: options.Json = False,
 ) -> None:
@@ -50,24 +47,19 @@ def inspect(
     runtime = simulator(recipe, split)
     number = int(runtime.available()[0]) if user is None else split.population.user(user)
     found = look(built, runtime, number, cohort=cohort_of(recipe, built, split), seed=seed)
-    if as_json:
-        typer.echo(json.dumps({"method": recipe.method, "data": given.typed["data"], "seed": seed, **found.as_dict()}))
-        return
-    _print(found, recipe.short_method)
+    said = {"method": recipe.method, "data": given.typed["data"], "seed": seed, **found.as_dict()}
+    options.answer(said, as_json, lambda: _print(found, recipe.short_method))
 
 
 def _print(found: Inspection, method: str) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from homebody.report.words import say
 
     console = Console()
     title = f"{method}: one message of user {found.user}, {found.bytes:,} bytes"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("part", "shape", "type", "bytes", "begins"):
-        table.add_column(heading, justify="right" if heading == "bytes" else "left", overflow="fold")
+    headings = ("part", "shape", "type", "bytes", "begins")
+    table = options.table(headings, right=("bytes",), title=title, tight=True, overflow="fold")
     for part in found.parts:
         shape = " × ".join(f"{side:,}" for side in part.shape) or "1"
         whole = f" of {part.rows_of:,} rows" if part.rows_of is not None else ""
@@ -75,7 +67,7 @@ def _print(found: Inspection, method: str) -> None:
             whole = f" of {part.rows_of // 2:,} entries"  # of the two rows that each has, one for either bit
         table.add_row(part.name, shape + whole, part.dtype, f"{part.bytes:,}", part.hex)
     console.print(table)
-    views = Table("observer", "sees of it, and is charged each round", box=box.SIMPLE_HEAD, pad_edge=False)
+    views = options.table(("observer", "sees of it, and is charged each round"))
     for observer, view in found.observers.items():
         views.add_row(observer, "\n".join((view.sees, *(f"{event[0].upper()}{event[1:]}." for event in view.charged))))
         views.add_section()
@@ -90,16 +82,13 @@ def _print(found: Inspection, method: str) -> None:
 
 def _print_reports(console: Console, found: ClientReports) -> None:
     """The first few, bit by bit; and on their way through a proxy."""
-    from rich import box
-    from rich.table import Table
-
     from homebody.errors import several
     from homebody.report.words import say
 
     title = f"{several(found.k, 'report')} of one bit, ε = {found.epsilon:g} each, about {found.entries:,} entries"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("entry", "item · factor", "value", "on [−1, 1]", "P[1]", "bit", "4 bytes"):
-        table.add_column(heading, justify="left" if heading in ("item · factor", "4 bytes") else "right")
+    numeric = ("value", "on [−1, 1]", "P[1]", "bit")
+    headings = ("entry", "item · factor", *numeric, "4 bytes")
+    table = options.table(headings, right=("entry", *numeric), title=title, tight=True)
     # One about an item that the person has says most; the others follow as they were drawn.
     own = next((one for one in found.reports if one.own), found.reports[0])
     shown = [own, *(one for one in found.reports if one is not own)]
@@ -121,7 +110,7 @@ def _print_reports(console: Console, found: ClientReports) -> None:
     if not found.sealed or first.sealed is None:
         return
     way = found.sealed
-    hops = Table("on the way", "sees", box=box.SIMPLE_HEAD, pad_edge=False)
+    hops = options.table(("on the way", "sees"))
     hops.add_row("the first, sealed", f"{way.report_bytes} bytes:\n{bytes.fromhex(first.sealed).hex(' ', 4)}")
     hops.add_section()
     hops.add_row(
@@ -151,13 +140,9 @@ def _about(report: Report) -> str:
 
 
 def _always(request: Request) -> Table:
-    from rich import box
-    from rich.table import Table
-
     title = f"rows of '{request.table}' asked for in every round"
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("rounds", "rows", "own items", "precision", "recall"):
-        table.add_column(heading, justify="right")
+    headings = ("rounds", "rows", "own items", "precision", "recall")
+    table = options.table(headings, right=headings, title=title, tight=True)
     for line in request.always:
         counts = (f"{line[name]:,}" for name in ("rounds", "rows", "own"))
         table.add_row(*counts, f"{line['precision']:.3f}", f"{line['recall']:.3f}")

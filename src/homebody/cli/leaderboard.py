@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from homebody.cli import options
 from homebody.errors import HomebodyError
@@ -18,13 +17,9 @@ __all__ = ["leaderboard"]
 @options.recipe_options
 def leaderboard(
     given: options.Given,
-    seeds: Annotated[int, typer.Option("--seeds", help="Run each method with seeds 0 to this less 1.")] = 3,
-    methods: Annotated[
-        str | None, typer.Option("--methods", help="Only these, with commas between; by default all that fit.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Runs at a time; by default as many as processors.")
-    ] = None,
+    seeds: Annotated[int, Option(help="Run each method with seeds 0 to this less 1.")] = 3,
+    methods: Annotated[str | None, Option(help="Only these, with commas between; by default all that fit.")] = None,
+    jobs: options.Jobs = None,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
 ) -> None:
@@ -52,23 +47,12 @@ def leaderboard(
     chosen = ["--methods", ",".join(names)] if names else []
     words = ["homebody", "leaderboard", *recipe.options(), "--seeds", str(seeds), *chosen]
     with watching_cells("leaderboard", total, quiet=as_json) as (watch, tell):
-        result = run_all(
-            recipe,
-            population,
-            out,
-            methods=named,
-            seeds=seeds,
-            jobs=jobs if jobs is not None else cores(),
-            command=without_paths(shlex.join(words)),
-            watch=watch,
-            say=tell,
-        )
-    if as_json:
-        typer.echo(json.dumps(result))
-    else:
-        _print(result)
+        command, at_once = without_paths(shlex.join(words)), jobs if jobs is not None else cores()
+        shown: dict[str, Any] = {"command": command, "watch": watch, "say": tell}
+        result = run_all(recipe, population, out, methods=named, seeds=seeds, jobs=at_once, **shown)
+    options.answer(result, as_json, lambda: _print(result))
     if not has_plotly():
-        typer.echo(f"homebody: {NEEDS}", err=True)
+        options.warn(NEEDS)
 
 
 def _print(result: dict[str, Any]) -> None:

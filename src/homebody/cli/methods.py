@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
-import typer
+from typer import Argument
 
 from homebody.cli import options
 
@@ -13,8 +12,7 @@ __all__ = ["methods"]
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show this one's fields.")] = None,
-    as_json: options.Json = False,
+    name: Annotated[str | None, Argument(help="Show this one's fields.")] = None, as_json: options.Json = False
 ) -> None:
     """Every method and reference: what it is, its paper, and the fields that --set takes."""
     from homebody.methods import METHODS, trust
@@ -22,22 +20,21 @@ def methods(
     if name:
         trust(name)
     described = [_describe(one) for one in ([name] if name else METHODS)]
-    if as_json:
-        typer.echo(json.dumps({"methods": described}))
-        return
+    options.answer({"methods": described}, as_json, lambda: _print(described, whole=name is None))
 
+
+def _print(described: list[dict[str, Any]], *, whole: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(emoji=False)  # a search such as 1:100:log is no picture
-    if name is None:
+    if whole:
         table = Table("name", "kind", "what it is", "fields")
         for one in described:
             table.add_row(one["name"], one["kind"], one["title"], ", ".join(f["name"] for f in one["fields"]))
         console.print(table)
         console.print(
-            "`homebody methods NAME` explains the fields; `path/to/file.py:Class` runs your own.",
-            highlight=False,
+            "`homebody methods NAME` explains the fields; `path/to/file.py:Class` runs your own.", highlight=False
         )
         return
     (one,) = described

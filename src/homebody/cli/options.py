@@ -5,21 +5,25 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option, echo
 
 from homebody import settings
 from homebody.errors import HomebodyError
 from homebody.recipe import Recipe
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 __all__ = [
     "METHOD",
     "DataDir",
     "Given",
+    "Jobs",
     "Json",
     "Out",
     "Settings",
@@ -30,23 +34,25 @@ __all__ = [
     "made_key",
     "of_recipe",
     "pairs",
+    "ranking",
     "recipe_options",
+    "table",
     "warn",
 ]
 
-Out = Annotated[Path, typer.Option("--out", help="The folder that run folders are made in.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Out = Annotated[Path, Option("--out", help="The folder that run folders are made in.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object and nothing else.")]
 TrustCode = Annotated[
-    bool,
-    typer.Option("--trust-code", help="Run the file that the folder's recipe names as its method; it is named first."),
+    bool, Option("--trust-code", help="Run the file that the folder's recipe names as its method; it is named first.")
 ]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="field=value of the method; repeat.")]
+Jobs = Annotated[int | None, Option(help="Runs at a time; by default as many as processors.")]
+Settings = Annotated[list[str] | None, Option("--set", help="field=value of the method; repeat.")]
 
 
 def _option(spec: Field[Any], name: str = "", **changes: Any) -> Any:
     of = spec.metadata
     words = {"help": of["doc"], "rich_help_panel": of["panel"] or None, "min": of.get("min"), **changes}
-    return typer.Option(name or settings.option(spec), **words)
+    return Option(name or settings.option(spec), **words)
 
 
 def of_recipe(name: str, **changes: Any) -> Any:
@@ -54,20 +60,20 @@ def of_recipe(name: str, **changes: Any) -> Any:
     return _option(settings.declared(Recipe)[name][0], **{"rich_help_panel": None, **changes})
 
 
-METHOD = typer.Argument(help=settings.declared(Recipe)["method"][0].metadata["doc"])
+METHOD = Argument(help=settings.declared(Recipe)["method"][0].metadata["doc"])
 DataDir = Annotated[Path | None, of_recipe("data_dir")]
 
 
 class Given:
     """What was typed for the settings of a dataclass."""
 
-    def __init__(self, owner: Any, typed: dict[str, Any]) -> None:
-        self.owner, self.typed = owner, typed
+    def __init__(self, owner: Any, specs: list[tuple[Field[Any], settings.Kind]], typed: dict[str, Any]) -> None:
+        self.owner, self.specs, self.typed = owner, specs, typed
 
     def values(self) -> dict[str, Any]:
         """The value of each setting. Paths become absolute, so that a run can be resumed from any folder."""
         values: dict[str, Any] = {}
-        for spec, kind in _typed(self.owner):
+        for spec, kind in self.specs:
             if "keys" in spec.metadata:
                 typed = {key: self.typed[key] for key in spec.metadata["keys"]}
                 values[spec.name] = {key: text for key, text in typed.items() if text is not None}
@@ -83,9 +89,11 @@ class Given:
         return recipe
 
 
-def from_settings(owner: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for every setting of a dataclass that has a panel. The command gets them as `given`."""
-    shared = [parameter for spec, kind in _typed(owner) for parameter in _parameters(spec, kind)]
+def from_settings(owner: Any, *names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every setting of a dataclass that has a panel, or for those of these names. The
+    command gets them as `given`."""
+    typed = [one for one in _typed(owner) if not names or one[0].name in names]
+    shared = [parameter for spec, kind in typed for parameter in _parameters(spec, kind)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         everything: list[inspect.Parameter] = []
@@ -94,7 +102,7 @@ def from_settings(owner: Any) -> Callable[[Callable[..., None]], Callable[..., N
 
         @functools.wraps(command)
         def wrapped(**values: Any) -> None:
-            given = Given(owner, {parameter.name: values.pop(parameter.name) for parameter in shared})
+            given = Given(owner, typed, {parameter.name: values.pop(parameter.name) for parameter in shared})
             command(given=given, **values)
 
         wrapped.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
@@ -184,9 +192,38 @@ def pairs(given: list[str] | None, option: str, *, first: bool = False) -> dict[
     return found
 
 
-def answer(found: Mapping[str, Any], as_json: bool, *lines: str) -> None:
-    """Print one JSON object, or the same in lines for people."""
-    typer.echo(json.dumps(found) if as_json else "\n".join(lines))
+def answer(found: Mapping[str, Any], as_json: bool, *shown: str | Callable[[], object]) -> None:
+    """Print one JSON object, or the same for people: lines, and what functions print."""
+    if as_json:
+        echo(json.dumps(found))
+        return
+    for part in shown:
+        echo(part) if isinstance(part, str) else part()
+
+
+def table(
+    headings: Sequence[str], right: Collection[str] = (), *, title: str = "", tight: bool = False, **column: Any
+) -> Table:
+    """A table without lines between its rows. right: the headings of numbers. column: settings of every column."""
+    from rich import box
+    from rich.table import Table
+
+    padding = (0, 1, 0, 0) if tight else (0, 1)
+    made = Table(title=title or None, box=box.SIMPLE_HEAD, padding=padding, pad_edge=False)
+    for heading in headings:
+        made.add_column(heading, justify="right" if heading in right else "left", **column)
+    return made
+
+
+def ranking(title: str, items: Iterable[tuple[object, object, float]]) -> Table:
+    """The table of ranked items: id, name and score. Texts are never read as markup."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table("", "item", "name", "score", title=title)
+    for place, (item, name, score) in enumerate(items, 1):
+        made.add_row(str(place), Text(str(item)), Text(str(name)), f"{score:.3f}")
+    return made
 
 
 def made_key(public: Path, operator: str, as_json: bool) -> None:
@@ -198,7 +235,7 @@ def made_key(public: Path, operator: str, as_json: bool) -> None:
 
 def warn(text: str) -> None:
     """Print a warning to the error stream, whatever else is printed."""
-    typer.echo(f"homebody: {text}", err=True)
+    echo(f"homebody: {text}", err=True)
 
 
 def _number(text: str) -> int | float | str:

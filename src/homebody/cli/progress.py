@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +41,7 @@ class Bar:
         from rich.console import Console
         from rich.table import Column
 
-        def fixed() -> Column:
-            return Column(no_wrap=True)
-
+        fixed = partial(Column, no_wrap=True)
         remaining = progress.TimeRemainingColumn(compact=True, table_column=fixed())
         self.console = Console(stderr=True, quiet=quiet)
         self.last = time.monotonic()
@@ -127,11 +126,7 @@ def watching(label: str, *, quiet: bool = False, select: str = "valid/ndcg@10") 
 
     with fetching() as (_, fetched), _until_stopped(bar, lambda: Interrupted(run)):
         yield Watcher(
-            say=lambda text: bar.say(f"{label}: {text}"),
-            begun=begun,
-            start=start,
-            on_round=on_round,
-            fetched=fetched,
+            say=lambda text: bar.say(f"{label}: {text}"), begun=begun, start=start, on_round=on_round, fetched=fetched
         )
 
 

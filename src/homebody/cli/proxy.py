@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
 from homebody.cli import options
 from homebody.cli.options import Json
@@ -13,28 +13,24 @@ from homebody.federation.proxy.settings import ProxySettings
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    help="Mix sealed reports of many devices, and pass them on without their senders.", no_args_is_help=True
-)
+app = Typer(help="Mix sealed reports of many devices, and pass them on without their senders.", no_args_is_help=True)
 
-Dir = Annotated[Path, typer.Argument(help="The proxy's folder.", metavar="DIR")]
-Keys = Annotated[list[Path], typer.Argument(help="Files reports.pub.", metavar="KEY.pub...")]
+Dir = Annotated[Path, Argument(help="The proxy's folder.", metavar="DIR")]
+Keys = Annotated[list[Path], Argument(help="Files reports.pub.", metavar="KEY.pub...")]
 
 
 @app.command()
 @options.from_settings(ProxySettings)
 def init(
-    folder: Annotated[Path, typer.Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
+    folder: Annotated[Path, Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
     given: options.Given,
-    next_ca: Annotated[
-        Path | None, typer.Option("--next-ca", help="The authority of the next hop's certificate, ca.pem.")
-    ] = None,
+    next_ca: Annotated[Path | None, Option(help="The authority of the next hop's certificate, ca.pem.")] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="A name or address by which devices reach the proxy, for its certificate; repeat."),
+        Option(help="A name or address by which devices reach the proxy, for its certificate; repeat."),
     ] = None,
-    cert: Annotated[Path | None, typer.Option(help="A certificate of your own, PEM; by default one is made.")] = None,
-    key: Annotated[Path | None, typer.Option(help="The key of your certificate, PEM.")] = None,
+    cert: Annotated[Path | None, Option(help="A certificate of your own, PEM; by default one is made.")] = None,
+    key: Annotated[Path | None, Option(help="The key of your certificate, PEM.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make a proxy: its settings, its database, its certificate and its key."""
@@ -55,7 +51,7 @@ def init(
 
 @app.command("key")
 def make_key(
-    folder: Annotated[Path, typer.Argument(help="Where to put it; made if it is not there.", metavar="DIR")],
+    folder: Annotated[Path, Argument(help="Where to put it; made if it is not there.", metavar="DIR")],
     as_json: Json = False,
 ) -> None:
     """Make a key that signs a device's reports; a proxy gets its own from `homebody proxy init`."""
@@ -70,11 +66,11 @@ def allow(
     keys: Keys,
     people: Annotated[
         int | None,
-        typer.Option(
+        Option(
             help="People of each device, who share its limit; of a proxy, devices that a batch counts for, at most."
         ),
     ] = None,
-    proxy: Annotated[bool, typer.Option("--proxy", help="They are keys of proxies before this one.")] = False,
+    proxy: Annotated[bool, Option("--proxy", help="They are keys of proxies before this one.")] = False,
     as_json: Json = False,
 ) -> None:
     """Let devices, or proxies before this one, send; also while it runs."""

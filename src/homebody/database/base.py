@@ -75,6 +75,20 @@ class Database(ABC):
     def close(self) -> None:
         """Let go of it; what is not committed is undone."""
 
+    def one(self, sql: str, *parameters: Any) -> Any:
+        """The first row of a query, or None."""
+        return self.execute(sql, parameters).fetchone()
+
+    def put(self, table: str, over: str = "", *, add: bool = False, **values: Any) -> None:
+        """Insert a row by the names of its columns. over: the columns of a key, where the row takes the place of one of
+        the same key; with `add`, its numbers are added to that one's."""
+        sql = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
+        if over:
+            others = [name for name in values if name not in over.split(", ")]
+            changes = (f"{name} = {f'{table}.{name} + ' if add else ''}excluded.{name}" for name in others)
+            sql += f" ON CONFLICT ({over}) DO UPDATE SET {', '.join(changes)}"
+        self.execute(sql, tuple(values.values()))
+
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> Iterator[Any]:
         """The rows of a query, one by one; also what fails half-way is a sentence."""
         try:
@@ -83,10 +97,8 @@ class Database(ABC):
             raise self._sentence(error) from error
 
     def transaction(self) -> AbstractContextManager[None]:
-        """All that is done within it, or nothing. One process writes at a time; the others wait.
-
-        Within another transaction it is a part of it: one that fails is undone alone.
-        """
+        """All that is done within it, or nothing. One process writes at a time; the others wait. Within another
+        transaction it is a part of it: one that fails is undone alone."""
         return _Step(self, self._begin)
 
     def snapshot(self) -> AbstractContextManager[None]:
@@ -117,20 +129,15 @@ class Database(ABC):
                 self.execute(f"PRAGMA user_version = {len(steps)}")
             else:
                 self._run(_VERSIONS)
-                self.execute(
-                    "INSERT INTO homebody_schema (component, version) VALUES (?, ?) "
-                    "ON CONFLICT (component) DO UPDATE SET version = excluded.version",
-                    (component, len(steps)),
-                )
+                self.put("homebody_schema", "component", component=component, version=len(steps))
 
     def version(self, component: str, *, header: bool = False) -> int:
         """The schema that a component's tables have; 0 where there are none."""
         if header and self.dialect == "sqlite":
-            (version,) = self.execute("PRAGMA user_version").fetchone()
-            return int(version)
+            return int(self.one("PRAGMA user_version")[0])
         if not self._has_versions():
             return 0
-        found = self.execute("SELECT version FROM homebody_schema WHERE component = ?", (component,)).fetchone()
+        found = self.one("SELECT version FROM homebody_schema WHERE component = ?", component)
         return int(found[0]) if found else 0
 
     _begin: str

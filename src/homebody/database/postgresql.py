@@ -106,10 +106,8 @@ class PostgreSQL(Database):
             raise self._undone()
 
     def _open(self) -> bool:
-        return self._db.info.transaction_status in (
-            self._errors.pq.TransactionStatus.INTRANS,
-            self._errors.pq.TransactionStatus.INERROR,
-        )
+        status = self._errors.pq.TransactionStatus
+        return self._db.info.transaction_status in (status.INTRANS, status.INERROR)
 
     def _run(self, script: str) -> None:
         for word, there in (("INTEGER", "BIGINT"), ("BLOB", "BYTEA"), ("TEXT", 'TEXT COLLATE "C"')):

@@ -30,9 +30,7 @@ except ImportError as error:
 __all__ = [
     "EPOCH_BYTES",
     "HEAD_BYTES",
-    "PLAIN_BYTES",
     "REPORT_BYTES",
-    "SIGNATURE_BYTES",
     "BadEnvelope",
     "BadSignature",
     "Envelope",

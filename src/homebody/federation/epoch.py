@@ -71,15 +71,8 @@ class Epoch:
 
     def to_json(self) -> dict[str, Any]:
         """The inverse of `read`."""
-        return {
-            "epoch": self.id.hex(),
-            "key": self.key.hex(),
-            "shared": self.asks,
-            "k": self.k,
-            "entries": self.entries,
-            "among": self.among,
-            "closes": self.closes,
-        }
+        texts = {"epoch": self.id.hex(), "key": self.key.hex(), "shared": self.asks}
+        return texts | {name: getattr(self, name) for name in _BOUNDS}
 
     def agrees(self, other: Epoch) -> bool:
         """Whether both describe the same epoch; every hop closes it a little before the next."""

@@ -76,42 +76,26 @@ class FeatureSchema:
 
     def catalogue(self, n_items: int) -> Catalogue:
         """What everyone knows of so many items."""
-        items = {
-            name: Column(torch.from_numpy(self._of_items(name, n_items)), code.size, code.kind, code.text)
-            for name, code in self.items.items()
-        }
-        people = {
-            name: Column(torch.from_numpy(code.unknown(0)), code.size, code.kind, code.text, code.view)
-            for name, code in self.people.items()
-        }
+        own = {name: torch.from_numpy(self._of_items(name, n_items)) for name in self.items}
+        items = {name: Column(own[name], *_form(code)) for name, code in self.items.items()}
+        nobody = {name: torch.from_numpy(code.unknown(0)) for name, code in self.people.items()}
+        people = {name: Column(nobody[name], *_form(code), code.view) for name, code in self.people.items()}
         return Catalogue(n_items, items, people)
 
     def encoded(self, profiles: Sequence[Mapping[str, str]], n_items: int) -> dict[str, Encoded]:
         """These people and the items as `Split.coded` takes them; what the schema does not know of is left out."""
         rows = [self._of_person(profile)[0] for profile in profiles]
-        people = {
-            name: EncodedColumn(_stacked([row[name] for row in rows], code), code.size, code.kind, code.text, code.view)
-            for name, code in self.people.items()
-        }
-        items = {
-            name: EncodedColumn(self._of_items(name, n_items), code.size, code.kind, code.text)
-            for name, code in self.items.items()
-        }
-        return {
-            "users": Encoded(people, (), self.people),
-            "items": Encoded(items, (), self.items),
-            "contexts": Encoded({}, ()),
-        }
+        values = {name: _stacked([row[name] for row in rows], code) for name, code in self.people.items()}
+        people = {name: EncodedColumn(values[name], *_form(code), code.view) for name, code in self.people.items()}
+        items = {name: EncodedColumn(self._of_items(name, n_items), *_form(code)) for name, code in self.items.items()}
+        encoded = {"users": Encoded(people, (), self.people), "items": Encoded(items, (), self.items)}
+        return {**encoded, "contexts": Encoded({}, ())}
 
     def notes(self, profile: Mapping[str, str]) -> list[str]:
         """What of somebody's profile counts for nothing, in sentences."""
-        names = ", ".join(self.people) or "none"
-        strange = [
-            f"The server's model has no feature '{name}' (it has {names}): it counts for nothing."
-            for name in profile
-            if name not in self.people
-        ]
-        return [*strange, *self._of_person(profile)[1]]
+        missing = "The server's model has no feature '{}' (it has {}): it counts for nothing."
+        names, strange = ", ".join(self.people) or "none", [name for name in profile if name not in self.people]
+        return [*(missing.format(name, names) for name in strange), *self._of_person(profile)[1]]
 
     def _of_person(self, profile: Mapping[str, str]) -> tuple[dict[str, Numbers], list[str]]:
         """Somebody's numbers, and what of their profile is unknown. What cannot be read is unknown too: it was said
@@ -128,6 +112,10 @@ class FeatureSchema:
     def _of_items(self, name: str, n_items: int) -> Numbers:
         own = self.numbers[name][:n_items]
         return np.concatenate([own, self.items[name].unknown(n_items - len(own)).astype(own.dtype)])
+
+
+def _form(code: Code) -> tuple[int, Any, bool]:
+    return code.size, code.kind, code.text
 
 
 def _stacked(rows: Sequence[Numbers], code: Code) -> Numbers:

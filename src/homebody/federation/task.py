@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from types import GenericAlias
+from typing import Any, get_origin, get_type_hints
 
 import torch
 
 from homebody.core import Method, Tree
 from homebody.errors import HomebodyError, unknown_name
 from homebody.evaluation.metrics import METRICS
-from homebody.federation import wire
+from homebody.federation import LONGEST, MOST_INTERACTIONS, wire
 from homebody.federation.epoch import BadEpoch, Epoch
 from homebody.federation.service.text import one_line
 from homebody.methods import METHODS, build
@@ -21,9 +22,6 @@ from homebody.rng import Rng
 
 __all__ = ["DO", "Task", "acting", "asks", "measurements", "metric_names", "telemetry"]
 
-LONGEST = 5_000
-"""Interactions of a person that count where the plan does not say how many."""
-MOST_INTERACTIONS = 10_000_000
 MOST_ITEMS = 2**31
 """No row has a number on the wire that is as large."""
 MOST_OF_A_FIELD = 1_000_000
@@ -34,44 +32,14 @@ MOST_OF_A_NAME = 900
 MOST_NEGATIVES = 100_000
 MOST_CUTOFFS = 100
 MOST_STAGES = 16
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "do": str,
-    "run": str,
-    "release": str,
-    "step": int,
-    "key": int,
-    "clients_key": int,
-    "n_items": int,
-    "half": bool,
-    "method": str,
-    "fields": dict,
-    "stages": list,
-    "seed": int,
-    "protocol": str,
-    "held_out": (str, type(None)),
-    "negatives": int,
-    "cutoffs": list,
-    "measures": bool,
-    "keep": (int, type(None)),
-}
-_OPTIONAL: dict[str, type | tuple[type, ...]] = {
-    "first": int,
-    "people": list,
-    "shared": str,
-    "epoch": (dict, type(None)),
-    "features": str,
-    "longest": int,
-}
 _TO_ONE_DEVICE = frozenset({"first", "people", "epoch", "keep"})
 """What a letter says to one device alone, or of something else than the work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One letter. A server is believed in what is to be computed, and in nothing that could harm the device.
-
-    Fields stand in the order of a letter's header.
-    """
+    """One letter. A server is believed in what is to be computed, and in nothing that could harm the device. Fields
+    stand in the order of a letter's header."""
 
     do: str
     release: str
@@ -113,18 +81,13 @@ class Task:
     def read(cls, header: Mapping[str, Any]) -> Task:
         """The task of a letter's header, with every field checked; unknown names are ignored."""
         values: dict[str, Any] = {}
-        for name, kind in _KINDS.items():
-            value = header.get(name)
+        for name, (kind, required) in _KINDS.items():
+            if name not in header and not required:
+                continue
+            values[name] = value = header.get(name)
             # bool is an int, and must not pass for one.
             if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                raise wire.Malformed(f"The letter's '{name}' is missing or of another kind.")
-            values[name] = value
-        for name, kind in _OPTIONAL.items():
-            if name not in header:
-                continue
-            if not isinstance(header[name], kind):
-                raise wire.Malformed(f"The letter's '{name}' is of another kind.")
-            values[name] = header[name]
+                raise wire.Malformed(f"The letter's '{name}' is {'missing or ' if required else ''}of another kind.")
         if (said := values.get("epoch")) is not None:
             try:
                 values["epoch"] = epoch = Epoch.read(said)
@@ -202,6 +165,18 @@ class Task:
         if self.epoch is not None:  # sealed to another key, the same reports would be others to the server
             asked.append(self.epoch.to_json())
         return wire.digest(json.dumps(asked, sort_keys=True).encode())
+
+
+def _kinds() -> dict[str, tuple[Any, bool]]:
+    """The type of each field in a header, as JSON has it, and whether it must be there."""
+    hints = {**get_type_hints(Task), "epoch": dict | None}
+    del hints["largest"]  # devices do not use it
+    given = {spec.name for spec in fields(Task) if spec.default is MISSING and spec.default_factory is MISSING}
+    plain = {name: get_origin(hint) if isinstance(hint, GenericAlias) else hint for name, hint in hints.items()}
+    return {name: (kind, name in given) for name, kind in plain.items()}
+
+
+_KINDS = _kinds()
 
 
 def asks(header: Mapping[str, Any]) -> str:

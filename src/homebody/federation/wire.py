@@ -23,7 +23,6 @@ from homebody.errors import HomebodyError
 from homebody.rng import Rng
 
 __all__ = [
-    "VERSION",
     "Expected",
     "Malformed",
     "OtherVersion",
@@ -273,10 +272,8 @@ def report_numbers(update: Tree) -> npt.NDArray[np.int64]:
 
 
 def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
-    """Refuse a channel that needs more than one letter a round: by the server, and by every device for itself.
-
-    What such a stage promises would be charged, and not kept. proxied: there is a proxy to shuffle reports.
-    """
+    """Refuse a channel that needs more than one letter a round: by the server, and by every device for itself. What
+    such a stage promises would be charged, and not kept. proxied: there is a proxy to shuffle reports."""
     if method.uplink.reads:
         raise HomebodyError(
             f"{type(method).__name__}'s server reads each message before it sums them, which is not done with devices: "

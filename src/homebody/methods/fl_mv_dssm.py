@@ -61,7 +61,7 @@ from homebody.privacy import OBSERVERS, Channel, Charge, NonPrivate, Views
 from homebody.rng import Rng
 from homebody.settings import Range
 
-__all__ = ["FLMVDSSM"]
+__all__ = ["FLMVDSSM", "views_of"]
 
 PARTS = ("first", "layers")
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
@@ -191,12 +191,12 @@ class FLMVDSSM(Method):
         update: Update = {}
         kept: Tree = {}
         losses = []
-        for name in _views(shared):
+        for name in views_of(shared):
             gradient, loss = self._learn(name, shared, local, batch)
             losses.append(loss)
             if not self.aggregate_users:
                 kept |= self.stepped(name, local, gradient)
-            update |= {f"{name}/{part}": one for part, one in gradient.items() if self._leaves(part)}
+            update |= {f"{name}/{part}": one for part, one in gradient.items() if self.leaves(part)}
         return update, {**kept, "loss": torch.stack(losses).mean()}
 
     def view(self, name: str, shared: Tree, local: Tree, batch: Batch) -> Update:
@@ -260,16 +260,17 @@ class FLMVDSSM(Method):
         where = shared if self.aggregate_users else local
         return where[f"{name}/user/first"], where[f"{name}/user/layers"]
 
-    def _leaves(self, part: str) -> bool:
+    def leaves(self, part: str) -> bool:
+        """Whether a part of the gradient is sent."""
         return self.aggregate_users or part.startswith("item/")
 
     def _sent(self, shared: Tree) -> list[str]:
         """The shared parameters that the server moves."""
-        return [name for name in shared if self._leaves(name)]
+        return [name for name in shared if self.leaves(name)]
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         """One step of Adam on the mean gradient."""
-        gradient = _joined(total.mean, _views(shared))
+        gradient = _joined(total.mean, views_of(shared))
         step = state["step"] + 1
         after, kept = dict(shared), {"step": step}
         for name in self._sent(shared):
@@ -334,7 +335,7 @@ class FLMVDSSM(Method):
         return Work.of(held, operations, calls=400 * (views + 1), sent=views * (numbers + 3 * touched + rows))
 
 
-def _views(shared: Mapping[str, object]) -> list[str]:
+def views_of(shared: Mapping[str, object]) -> list[str]:
     """The views whose towers there are."""
     return [name.removesuffix("/user/first") for name in shared if name.endswith("/user/first")]
 

@@ -19,7 +19,7 @@ from homebody.bags import Bags, sum_rows
 from homebody.core import Column, Tree
 from homebody.rng import Rng
 
-__all__ = ["Tower", "cosine", "first_layer", "input_width", "inputs", "item_rows", "row_count"]
+__all__ = ["TINY", "Tower", "cosine", "first_layer", "input_width", "inputs", "item_rows", "row_count"]
 
 
 @dataclass(frozen=True)

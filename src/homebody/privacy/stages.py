@@ -274,12 +274,20 @@ class Clip(Stage):
         return 0.0
 
     def _scaled(self, value: Rows | Tensor, power: Tensor, bound: float) -> Rows | Tensor:
-        norm = power if self.order == 1 else power.sqrt()
-        factor = torch.where(norm > bound * _SHRUNK, bound * _SHRUNK / norm, 1.0)
-        factor = torch.where(torch.isfinite(norm), factor, 0.0)
+        factor = clip_factor(power, self.order, bound)
         if isinstance(value, Rows):
             return Rows(value.index, ops.scaled(value.value, factor), value.size)
         return ops.scaled(value, factor)
+
+
+def clip_factor(power: Tensor, order: int, bound: float) -> Tensor:
+    """What an update is multiplied by so that its norm is within the bound: 1, or less; 0 if it is not finite.
+
+    power: the sum of its numbers' |x| or x², in 64 bits.
+    """
+    norm = power if order == 1 else power.sqrt()
+    factor = torch.where(norm > bound * _SHRUNK, bound * _SHRUNK / norm, 1.0)
+    return torch.where(torch.isfinite(norm), factor, 0.0)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from homebody.core import Cohort, Rows, Tree, Update, Work
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, GaussianRelease, NonPrivate, Relation, Sampling
 from homebody.privacy.grid import Grid, gaussian
-from homebody.privacy.stages import Clip, Facts, Stage, check_number, dense, noised, real, sampling
+from homebody.privacy.stages import Facts, Stage, check_number, clip_factor, dense, noised, real, sampling
 from homebody.rng import Rng
 
 __all__ = ["ViewNoise", "Views"]
@@ -78,13 +78,15 @@ class Views(Stage):
         kept, views = split_views(update)
         among = self.sample or self.count or max(1, len(views))
         drawn = _drawn(rng, len(views), self.sample)
-        bound = Clip(self.clip * (1 - SLACK))
         parts: dict[str, list[Rows | Tensor]] = {}
-        for place, own in enumerate(views.values()):
-            for name, value in bound.device(own, rng).items():
-                times = (drawn[place] / among).to(torch.float64)
-                parts.setdefault(name, []).append(_mapped(value, partial(ops.scaled, factor=times)))
-        return {**kept, **{f"{SHARED}/{name}": _sum(found) for name, found in parts.items()}}
+        factors = []
+        for place, raw in enumerate(views.values()):
+            own = {name: ops.coalesced(value) if isinstance(value, Rows) else value for name, value in raw.items()}
+            power = torch.stack([ops.power(_numbers(value), 2) for value in own.values()]).sum(0)
+            factors.append(clip_factor(power, 2, self.clip * (1 - SLACK)) * (drawn[place] / among))
+            for name, value in own.items():
+                parts.setdefault(name, []).append(value)
+        return {**kept, **{f"{SHARED}/{name}": _sum(found, factors) for name, found in parts.items()}}
 
     def deviation(self, entries: int, clients: int) -> float:
         return 0.0
@@ -160,7 +162,11 @@ class ViewNoise(Stage):
         return noised(given)
 
     def before_noise(self, update: Update) -> Update:
-        return self._covered(update, lambda value: _mapped(value, self._grid.whole)) if self.z else update
+        return (
+            self._covered(update, lambda value: _mapped(value, partial(self._grid.whole, over=True)))
+            if self.z
+            else update
+        )
 
     def device(self, update: Update, rng: Rng) -> Update:
         if not self.z:
@@ -277,23 +283,14 @@ def _check_size(numbers: int, grid: Grid, moved: float) -> None:
         )
 
 
-def _sum(parts: Sequence[Rows | Tensor]) -> Rows | Tensor:
-    """The sum of the views' parts; rows of the same index add up."""
-    first, *others = parts
-    if not others:
-        return first
+def _numbers(value: Rows | Tensor) -> Tensor:
+    return value.value if isinstance(value, Rows) else value
+
+
+def _sum(parts: Sequence[Rows | Tensor], factors: Sequence[Tensor]) -> Rows | Tensor:
+    """The sum of the views' parts, each times its factor. All views work on the same samples: most often their rows are
+    the same."""
     rows = [one for one in parts if isinstance(one, Rows)]
-    if len(rows) < len(parts):
-        return torch.stack([dense(one) for one in parts]).sum(0)
-    flat = [part for one in rows for part in (one.index, one.value.flatten(1))]
-    index, value = _joined(*flat)
-    return Rows(index, value.reshape(len(index), *rows[0].value.shape[1:]), rows[0].size)
-
-
-@ops.for_cohort
-def _joined(*parts: Tensor) -> tuple[Tensor, ...]:
-    """Rows of several views as one. All views work on the same samples, so that most often their rows are the same."""
-    indices, values = parts[::2], parts[1::2]
-    if all(one.shape == indices[0].shape and torch.equal(one, indices[0]) for one in indices):
-        return indices[0].clone(), torch.stack(values).sum(0)
-    return torch.cat(indices, 1), torch.cat(values, 1)
+    if len(rows) == len(parts):
+        return ops.weighted_rows(rows, factors)
+    return torch.stack([ops.scaled(dense(one), by) for one, by in zip(parts, factors, strict=True)]).sum(0)

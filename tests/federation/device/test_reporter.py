@@ -18,6 +18,7 @@ from tests.processes import PATIENCE
 
 from homebody.errors import HomebodyError
 from homebody.federation.device import reporter as reporter_module
+from homebody.federation.device.client import _reporter
 from homebody.federation.device.home import Home
 from homebody.federation.device.reporter import NotReported, Reporter
 from homebody.federation.device.settings import HomeSettings
@@ -261,10 +262,11 @@ class TestSettings:
     def test_a_device_has_a_reporter_where_it_has_a_proxy(self, tmp_path: Path) -> None:
         with Home.create(tmp_path / "d", server="127.0.0.1:1", proxy="https://localhost:9445") as home:
             make_report_key(tmp_path / "d")
-            made = Reporter.of(tmp_path / "d", home.settings, lambda: False)
+            made = _reporter(home, tmp_path / "d", threading.Event())
             assert made is not None
             made.close()
-            assert Reporter.of(tmp_path / "d", home.configure(proxy=""), lambda: False) is None
+            home.configure(proxy="")
+            assert _reporter(home, tmp_path / "d", threading.Event()) is None
 
     @pytest.mark.parametrize(
         "url",

@@ -68,7 +68,7 @@ def test_a_body_goes_there_and_back(link: Link, joined: Joined, size: int) -> No
     number = ask(link, node, sent, kind="query.hello")
     letter = letter_of(device)
     assert (letter.message, letter.kind, letter.body) == (number, "query.hello", sent)
-    assert 0 < letter.until - time.time() <= 30
+    assert 0 < letter.created + letter.ttl - time.time() <= 30
     assert device.answer(letter, answered)
     assert link.receive([number], PATIENCE) == [Reply(number, node, answered, "")]
     # Each is given once.
@@ -145,7 +145,7 @@ def test_an_answer_after_the_deadline_is_not_taken(link: Link, joined: Joined) -
     device, node = joined()
     number = ask(link, node, deadline=2.0)
     letter = letter_of(device)
-    time.sleep(max(0.0, letter.until - time.time()) + 0.1)
+    time.sleep(max(0.0, letter.created + letter.ttl - time.time()) + 0.1)
     assert not device.answer(letter, b"late")
     assert link.receive([number], PATIENCE) == [Reply(number, node, None, "It is too late for an answer.")]
     never_pulled = ask(link, node, deadline=1.5)
@@ -249,8 +249,9 @@ def test_no_key_registers_itself_even_past_the_door(ground: Any) -> None:
     with Fleet(ground.address, ca=ground.ca, key=private) as device:
         request = fleet.RegisterNodeFleetRequest(public_key=device._public)
         for shown, status in (({}, 404), ({OPERATOR: operator_token(ground.secret)}, 412)):
+            headers = device._signed() | shown
             with pytest.raises(Refused) as refused:
-                device._ask("register-node", request, fleet.RegisterNodeFleetResponse, shown)
+                device._wire.ask("/v1/fleet/register-node", request, fleet.RegisterNodeFleetResponse, headers)
             assert refused.value.status == status
 
 

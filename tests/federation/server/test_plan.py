@@ -21,7 +21,7 @@ def test_a_plan_comes_back_from_its_file(tmp_path: Path) -> None:
     plan = ServerPlan(RECIPE, listen="[::1]:9000", metrics="", tls=False, deadline=5, half=True, largest=10.0, least=3)
     (tmp_path / FILE).write_text(plan.to_toml())
     assert ServerPlan.read(tmp_path) == plan
-    assert plan.changed(least=4).least == 4
+    assert replace(plan, least=4).least == 4
     assert ServerPlan(RECIPE).run != ServerPlan(RECIPE).run
 
 
@@ -167,10 +167,10 @@ def test_a_shuffle_counts_on_those_who_are_certain_to_report(
     assert isinstance(shuffle, Shuffle)
     assert shuffle.users == plan.shuffled_among == among
     fewer = replace(recipe, stages=["one-bit:epsilon=1,k=1", "shuffle:users=1"])
-    assert plan.changed(recipe=fewer).method().uplink.stages[1] == replace(shuffle, users=1)
+    assert replace(plan, recipe=fewer).method().uplink.stages[1] == replace(shuffle, users=1)
     more = replace(recipe, stages=["one-bit:epsilon=1,k=1", f"shuffle:users={among + 1}"])
     with pytest.raises(HomebodyError, match=f"among {among + 1} people where {among} are enough for a round"):
-        plan.changed(recipe=more).method()
+        replace(plan, recipe=more).method()
 
 
 def test_an_address_for_reports_that_nobody_sends_is_refused() -> None:
@@ -180,10 +180,9 @@ def test_an_address_for_reports_that_nobody_sends_is_refused() -> None:
 
 def test_what_the_runtime_and_the_devices_are_told() -> None:
     plan = ServerPlan(RECIPE, deadline=7, quorum=0.25, least=2, run="abc", reports_wait=9)
-    settings = plan.settings()
-    assert settings.reports_wait == 9
-    assert (settings.deadline, settings.quorum, settings.least) == (7, 0.25, 5)  # a cohort of 5 needs 5
-    assert settings.cutoffs == (5, 10, 20)
+    assert plan.reports_wait == 9
+    assert (plan.deadline, plan.quorum, plan.least_present) == (7, 0.25, 5)  # a cohort of 5 needs 5
+    assert plan.recipe.measured() == [5, 10, 20]
     method = plan.method()
     assert isinstance(method, FedMF)
     assert method.factors == 3

@@ -86,13 +86,9 @@ class _Client:
         self.fleet, self._joined = self._new_fleet(), False
 
     def _new_fleet(self) -> Fleet:
-        ca = self._folder / "ca.pem"
-        return Fleet(
-            self._home.settings.server,
-            ca=ca.read_bytes() if ca.exists() else None,
-            key=(self._folder / "device.key").read_bytes(),
-            last_node=self._home.settings.node,
-        )
+        ca, settings = self._folder / "ca.pem", self._home.settings
+        known, key = ca.read_bytes() if ca.exists() else None, (self._folder / "device.key").read_bytes()
+        return Fleet(settings.server, ca=known, key=key, last_node=settings.node)
 
     def run(self) -> None:
         while not self._stop.is_set() and not self._device.stuck:

@@ -230,9 +230,8 @@ class Device:
 
     def _read_shared(self, task: Task, content: bytes) -> Tree:
         """The shared parameters in the precision that the method computes in; refused unless they are the method's.
-
-        Tables grow by a number of rows with each item. Two toy catalogues show that number without a large allocation.
-        """
+        Tables grow by a number of rows with each item. Two toy catalogues show that number without a large
+        allocation."""
         about = (task.shared, task.described(), task.phase, task.n_items)
         if self._shared is not None and self._shared[0] == about:
             return self._shared[1]
@@ -298,11 +297,8 @@ class Device:
         ledger, name = self.home.ledger(slot), f"{task.run}/{release}@{task.ask}"
         # An answer that was begun and charged, and never given, is the same release. One that was given and dropped is
         # a new release, and so is one that a store restored from an older copy does not know.
-        again = (
-            outbox.begun(slot, task.run, release, task.ask)
-            and task.ask not in outbox.answered(slot, task.run, release)
-            and ledger.knows(name)
-        )
+        begun = outbox.begun(slot, task.run, release, task.ask) and ledger.knows(name)
+        again = begun and task.ask not in outbox.answered(slot, task.run, release)
         if budget and not again and not Budget.parse(budget).allows(ledger, assignment.charges):
             raise OverBudget("It would spend more than this person allows.")
         outbox.begin(slot, task.run, release, task.ask)
@@ -377,10 +373,8 @@ class Device:
         return method.uplink.device(measurements(metrics, task.cutoffs), SystemRng())
 
     def _in_time(self, work: Callable[[], T], times: int = 1) -> T:
-        """The result of the work, or `OutOfTime` after so many times the home's limit.
-
-        A thread cannot be stopped: one that takes too long is abandoned, see `stuck`.
-        """
+        """The result of the work, or `OutOfTime` after so many times the home's limit. A thread cannot be stopped: one
+        that takes too long is abandoned, see `stuck`."""
         done: list[T] = []
         failed: list[BaseException] = []
 

@@ -18,17 +18,11 @@ __all__ = ["disclosure"]
 
 
 def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, Any]:
-    """What was sent about a person and what it disclosed, at this δ, or the budget's, or the default.
-
-    The values fit into JSON: ∞ is a text. A ledger that was tampered with is refused. ε is 0 before the first charge.
-    """
+    """What was sent about a person and what it disclosed, at this δ, or the budget's, or the default. The values fit
+    into JSON: ∞ is a text. A ledger that was tampered with is refused. ε is 0 before the first charge."""
     person, budget = home.people.find(who), None
-    found = {
-        "person": person.name,
-        "slot": person.slot,
-        "active": person.active,
-        "sent": _sent(home.outbox.sent(person)),
-    }
+    found: dict[str, Any] = {"person": person.name, "slot": person.slot, "active": person.active}
+    found["sent"] = _sent(home.outbox.sent(person))
     if not home.ledger_file(person).exists():
         empty: dict[str, Any] = {"rows": 0, "releases": 0, "hash": None, "lines": []}
         return {**found, "delta": delta, "ledger": empty, "certified": [], "budget": None}
@@ -98,25 +92,14 @@ def _sent(marks: list[SentAnswer]) -> dict[str, Any]:
     lines = []
     for (run, phase), several in groupby(sorted(marks, key=stage), key=stage):
         own = list(several)
-        lines.append(
-            {
-                "run": run,
-                "phase": phase,
-                "first": own[0].release,
-                "last": own[-1].release,
-                "answers": len(own),
-                "bytes": sum(mark.bytes for mark in own),
-                "reports": sum(mark.reports for mark in own),
-                "at": own[-1].at,
-            }
-        )
-    return {
-        "answers": len(marks),
-        "bytes": sum(mark.bytes for mark in marks),
-        "reports": sum(mark.reports for mark in marks),
-        "lines": lines,
-        "each": [mark._asdict() for mark in marks],
-    }
+        line = {"run": run, "phase": phase, "first": own[0].release, "last": own[-1].release}
+        lines.append({**line, **_totals(own), "at": own[-1].at})
+    return {**_totals(marks), "lines": lines, "each": [mark._asdict() for mark in marks]}
+
+
+def _totals(marks: list[SentAnswer]) -> dict[str, int]:
+    counts = (len(marks), sum(mark.bytes for mark in marks), sum(mark.reports for mark in marks))
+    return dict(zip(("answers", "bytes", "reports"), counts, strict=True))
 
 
 def _certified(ledger: Ledger, charged: set[tuple[str, str]], delta: float) -> list[dict[str, Any]]:
@@ -129,13 +112,6 @@ def _certified(ledger: Ledger, charged: set[tuple[str, str]], delta: float) -> l
             if (observer, unit) not in charged and (unit != "user" or observer not in OBSERVERS):
                 continue
             bound = ledger.epsilon(observer, unit, delta=delta)
-            rows.append(
-                {
-                    "observer": observer,
-                    "unit": unit,
-                    "epsilon": bound.epsilon,
-                    "accountant": bound.accountant,
-                    "notes": list(bound.notes),
-                }
-            )
+            row = {"observer": observer, "unit": unit, "epsilon": bound.epsilon, "accountant": bound.accountant}
+            rows.append({**row, "notes": list(bound.notes)})
     return rows

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from homebody.errors import HomebodyError, several, unknown_name
-from homebody.federation.device.catalogue import ITEM_LIMIT, KnownItems
+from homebody.federation.device.known_items import ITEM_LIMIT, KnownItems
 from homebody.federation.device.people import People, Person, Who
 from homebody.federation.device.store import HomeStore
 from homebody.federation.service.text import one_line
@@ -109,11 +109,8 @@ class History:
     ) -> Interaction:
         """Add one interaction; it happened now, unless a time is given."""
         item = one_line(item, "An item id", ITEM_LIMIT)
-        new = Interaction(
-            item,
-            int(clock.time()) if time is None else _finite(time, "A time", TIME_LIMIT),
-            None if rating is None else float(_finite(rating, "A rating", RATING_LIMIT)),
-        )
+        when = int(clock.time()) if time is None else _finite(time, "A time", TIME_LIMIT)
+        new = Interaction(item, when, None if rating is None else float(_finite(rating, "A rating", RATING_LIMIT)))
         with self._store.writing(data=True) as db:
             person = self._people.find(who)
             if time is None:

@@ -55,7 +55,11 @@ def read_rows(
     column = {role: FileColumn(table[name], role, path) for role, name in chosen.items()}
     users = _texts(column["user"], name_limit) if "user" in column else None
     if person is not None and users is not None:
-        _refuse_several(path, person, chosen["user"], users)
+        if (several := users.n_unique()) > 1:
+            raise HomebodyError(
+                f"{path} holds {several:,} users in its column '{chosen['user']}', not {person} alone: leave out "
+                f"--person to add each of them, or say --user-col '' to give {person} all of its rows."
+            )
         users = None
     nothing = [None] * table.height
     return HistoryRows(
@@ -78,15 +82,6 @@ def write_rows(path: Path, rows: Iterable[tuple[str, str, int | float | None, fl
             count += 1
         text.detach()  # flushes, and leaves the file open
     return count
-
-
-def _refuse_several(path: Path, person: str, name: str, users: pl.Series) -> None:
-    several = users.n_unique()
-    if several > 1:
-        raise HomebodyError(
-            f"{path} holds {several:,} users in its column '{name}', not {person} alone: leave out --person to add "
-            f"each of them, or say --user-col '' to give {person} all of its rows."
-        )
 
 
 def _texts(column: FileColumn, limit: int) -> pl.Series:

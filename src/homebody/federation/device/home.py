@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from homebody.errors import HomebodyError
-from homebody.federation.device.catalogue import KnownItems
 from homebody.federation.device.history import History
+from homebody.federation.device.known_items import KnownItems
 from homebody.federation.device.models import Models
 from homebody.federation.device.outbox import Outbox
 from homebody.federation.device.people import People, Who
@@ -115,10 +115,8 @@ class Home:
             Budget.parse(changes["budget"])
         with self.store.writing() as db:
             settings = replace(self.settings, **changes, **limit_fields(limits or {}))
-            db.executemany(
-                "INSERT OR REPLACE INTO setting VALUES (?, ?)",
-                [(name, json.dumps(value)) for name, value in asdict(settings).items()],
-            )
+            rows = [(name, json.dumps(value)) for name, value in asdict(settings).items()]
+            db.executemany("INSERT OR REPLACE INTO setting VALUES (?, ?)", rows)
         return settings
 
     def ledger(self, who: Who) -> Ledger:

@@ -64,13 +64,8 @@ class Household(Clients):
         population = home.history.population(people, n_items, longest)
         numbers: npt.NDArray[np.int64] = np.array([described["first"] + person.slot for person in people])
         if described["measures"] and population.lengths.max(initial=0) >= LEAST:
-            split = leave_one_out(
-                population,
-                protocol=described["protocol"],
-                how=described["held_out"],
-                seed=described["seed"],
-                negatives=described["negatives"],
-            )
+            asked = {name: described[name] for name in ("protocol", "seed", "negatives")}
+            split = leave_one_out(population, how=described["held_out"], **asked)
         else:
             split = everything(population, seed=described["seed"])
         if digest := described.get("features", ""):

@@ -72,9 +72,8 @@ class Models:
             raise HomebodyError(f"A model's description must be JSON, and this is not: {error}.") from error
         one_line(digest, "A digest", 1000)
         with self._store.writing() as db:
-            db.execute(
-                "INSERT OR REPLACE INTO model VALUES (0, ?, ?, ?, ?)", (description, digest, release, _check_step(step))
-            )
+            row = (description, digest, release, _check_step(step))
+            db.execute("INSERT OR REPLACE INTO model VALUES (0, ?, ?, ?, ?)", row)
 
     def ranking(self) -> RankingModel | None:
         """The model to rank with, or None before the first round."""
@@ -91,11 +90,9 @@ class Models:
 
     def state(self, who: Who, run: str, before: int | None = None) -> PrivateState | None:
         """A person's latest private state; `before`: the latest of a round before this one."""
-        rows = self._store.read(
-            "SELECT step, base, bytes FROM state WHERE person = ? AND run = ? AND (? IS NULL OR step < ?) "
-            "ORDER BY step DESC LIMIT 1",
-            (self._people.find(who).slot, run, before, before),
-        )
+        which = "person = ? AND run = ? AND (? IS NULL OR step < ?)"
+        query = f"SELECT step, base, bytes FROM state WHERE {which} ORDER BY step DESC LIMIT 1"
+        rows = self._store.read(query, (self._people.find(who).slot, run, before, before))
         return PrivateState(*rows[0]) if rows else None
 
     def has_states(self, who: Who) -> bool:

@@ -17,6 +17,7 @@ __all__ = ["Outbox", "ProxyMessage", "SentAnswer"]
 
 KEPT_ANSWERS = 2
 """A person's latest releases whose answers are kept, to be given again."""
+_ASKED = "person = ? AND run = ? AND release = ? AND digest = ?"
 
 
 class SentAnswer(NamedTuple):
@@ -51,19 +52,13 @@ class Outbox:
         """Record that an answer is about to be charged and computed, so that it is recognised after a kill."""
         _check_names(run, release, digest)
         with self._store.writing() as db:
-            db.execute(
-                "INSERT OR IGNORE INTO begun VALUES (?, ?, ?, ?)",
-                (self._people.participant(who), run, release, digest),
-            )
+            asked = (self._people.participant(who), run, release, digest)
+            db.execute("INSERT OR IGNORE INTO begun VALUES (?, ?, ?, ?)", asked)
 
     def begun(self, who: Who, run: str, release: str, digest: str) -> bool:
         """Whether this answer was begun, and not given since."""
-        return bool(
-            self._store.read(
-                "SELECT 1 FROM begun WHERE person = ? AND run = ? AND release = ? AND digest = ?",
-                (self._people.find(who).slot, run, release, digest),
-            )
-        )
+        asked = (self._people.find(who).slot, run, release, digest)
+        return bool(self._store.read(f"SELECT 1 FROM begun WHERE {_ASKED}", asked))
 
     def finish(
         self,
@@ -92,14 +87,10 @@ class Outbox:
                 self._models.put_state(slot, run, step, base, state)
             if given is not None:
                 return
-            db.execute(
-                "DELETE FROM begun WHERE person = ? AND run = ? AND release = ? AND digest = ?",
-                (slot, run, release, digest),
-            )
-            mark = db.execute(
-                "INSERT INTO mark (person, run, release, digest, bytes, at, reports) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (slot, run, release, digest, len(answer), int(time.time()), reports),
-            ).lastrowid
+            db.execute(f"DELETE FROM begun WHERE {_ASKED}", (slot, run, release, digest))
+            insert = "INSERT INTO mark (person, run, release, digest, bytes, at, reports) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            row = (slot, run, release, digest, len(answer), int(time.time()), reports)
+            mark = db.execute(insert, row).lastrowid
             db.execute("INSERT INTO answer VALUES (?, ?)", (mark, answer))
             db.execute(
                 "DELETE FROM answer WHERE mark IN (SELECT id FROM mark WHERE person = ?1 AND (run, release) NOT IN "
@@ -110,28 +101,19 @@ class Outbox:
 
     def answer(self, who: Who, run: str, release: str, digest: str) -> bytes | None:
         """The answer that was given to exactly this, if it is still kept."""
-        rows = self._store.read(
-            "SELECT answer.bytes FROM answer JOIN mark ON mark.id = answer.mark "
-            "WHERE person = ? AND run = ? AND release = ? AND digest = ?",
-            (self._people.find(who).slot, run, release, digest),
-        )
+        query = f"SELECT answer.bytes FROM answer JOIN mark ON mark.id = answer.mark WHERE {_ASKED}"
+        rows = self._store.read(query, (self._people.find(who).slot, run, release, digest))
         return rows[0][0] if rows else None
 
     def answered(self, who: Who, run: str, release: str) -> set[str]:
         """The digests of what was answered under this release name, whether or not the answers are still kept."""
-        rows = self._store.read(
-            "SELECT digest FROM mark WHERE person = ? AND run = ? AND release = ?",
-            (self._people.find(who).slot, run, release),
-        )
-        return {digest for (digest,) in rows}
+        query = "SELECT digest FROM mark WHERE person = ? AND run = ? AND release = ?"
+        return {digest for (digest,) in self._store.read(query, (self._people.find(who).slot, run, release))}
 
     def sent(self, who: Who) -> list[SentAnswer]:
         """The record of every answer of a person that left, oldest first."""
-        rows = self._store.read(
-            "SELECT run, release, digest, bytes, at, reports FROM mark WHERE person = ? ORDER BY id",
-            (self._people.find(who).slot,),
-        )
-        return [SentAnswer(*row) for row in rows]
+        query = "SELECT run, release, digest, bytes, at, reports FROM mark WHERE person = ? ORDER BY id"
+        return [SentAnswer(*row) for row in self._store.read(query, (self._people.find(who).slot,))]
 
     def reports(self) -> int:
         """How many reports left, of all people together."""
@@ -143,14 +125,10 @@ class Outbox:
         with self._store.writing() as db:
             for slot in people:
                 self._people.participant(slot)
-            db.execute(
-                "INSERT INTO message (ask, people, bytes) VALUES (?, ?, ?)", (ask, json.dumps(list(people)), content)
-            )
-            db.execute(
-                "DELETE FROM message WHERE ask NOT IN "
-                "(SELECT ask FROM message GROUP BY ask ORDER BY MAX(id) DESC LIMIT ?)",
-                (KEPT_ANSWERS,),
-            )
+            row = (ask, json.dumps(list(people)), content)
+            db.execute("INSERT INTO message (ask, people, bytes) VALUES (?, ?, ?)", row)
+            latest = "SELECT ask FROM message GROUP BY ask ORDER BY MAX(id) DESC LIMIT ?"
+            db.execute(f"DELETE FROM message WHERE ask NOT IN ({latest})", (KEPT_ANSWERS,))
 
     def messages(self, ask: str) -> list[ProxyMessage]:
         """The messages that hold the answers to a letter."""
@@ -164,9 +142,7 @@ class Outbox:
     def note_late(self) -> None:
         """Count one more answer that left late."""
         with self._store.writing() as db:
-            db.execute(
-                "INSERT INTO setting VALUES ('overruns', '1') ON CONFLICT (name) DO UPDATE SET value = value + 1"
-            )
+            db.execute("INSERT INTO setting VALUES ('overruns', '1') ON CONFLICT DO UPDATE SET value = value + 1")
 
     def late(self) -> int:
         """How many answers left later than estimated: their delay depended on somebody's history."""

@@ -79,9 +79,7 @@ class People:
 
     def opt_out(self, who: Who, *, delete_history: bool = False) -> Person:
         """Take no part from now on: private states and stored answers are deleted, if wished history and profile too.
-
-        What left the device before cannot be taken back: the ledger and the record of what was sent stay.
-        """
+        What left the device before cannot be taken back: the ledger and the record of what was sent stay."""
         with self._store.writing(data=True) as db:
             slot = self.find(who).slot
             db.execute("UPDATE person SET active = 0 WHERE slot = ?", (slot,))

@@ -55,10 +55,8 @@ class Reporter:
         )
 
     @classmethod
-    def of(cls, folder: Path, settings: HomeSettings, silent: Callable[[], bool]) -> Self | None:
-        """The reporter of a device's folder, or None if the device has no proxy."""
-        if not settings.proxy:
-            return None
+    def of(cls, folder: Path, settings: HomeSettings, silent: Callable[[], bool]) -> Self:
+        """The reporter of a folder whose device has a proxy."""
         ca = folder / "proxy-ca.pem"
         known = ca.read_text("ascii") if ca.exists() else None
         _, secret = read_report_key(folder / "reports.key")

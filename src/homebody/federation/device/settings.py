@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from homebody.errors import HomebodyError, unknown_name
-from homebody.federation.service.text import URL, is_loopback, one_line, split_address
+from homebody.federation.service.text import URL, is_loopback, one_line, read_file, split_address
 
 __all__ = ["HomeSettings", "limit_fields", "read_certificate", "server_certificate"]
 
@@ -86,10 +86,8 @@ def limit_fields(limits: Mapping[str, float]) -> dict[str, Any]:
     for name in limits:
         if name not in LIMITS:
             raise unknown_name("limit of a device", name, LIMITS)
-    return {
-        f"most_{name}": int(value) if name != "seconds" and value == value // 1 else value
-        for name, value in limits.items()
-    }
+    whole = {name for name, value in limits.items() if name != "seconds" and value == value // 1}
+    return {f"most_{name}": int(value) if name in whole else value for name, value in limits.items()}
 
 
 def server_certificate(server: str, file: Path | None) -> bytes | None:
@@ -104,10 +102,7 @@ def server_certificate(server: str, file: Path | None) -> bytes | None:
 
 def read_certificate(file: Path) -> bytes:
     """A certificate in PEM form; a file that also holds a private key is refused."""
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise HomebodyError(f"{file} cannot be read: {error.strerror or error}.") from error
+    content = read_file(file)
     if b"PRIVATE KEY" in content:
         raise HomebodyError(f"{file} holds a private key, which a device must never have: give ca.pem.")
     try:

@@ -5,8 +5,7 @@ earlier version made are brought forward when they are opened. The parts of a `H
 
     people.py     person, profile
     history.py    interaction
-    catalogue.py  item, sheet
-    views.py      view
+    known_items.py  item, sheet
     models.py     shared, model, state
     outbox.py     begun, mark, answer, message
     home.py       setting
@@ -18,64 +17,45 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from homebody.errors import HomebodyError
-from homebody.files import touch
+from homebody.files import holding, is_held
 
 __all__ = ["SCHEMA_VERSION", "HomeStore"]
 
 SCHEMA_VERSION = 4
 WRITE_TIMEOUT = 30.0
 """Seconds to wait for other processes that write."""
-PROBE_SECONDS = 0.25
+PROBE_SECONDS = 0.5
 """Seconds for which a check whether a client is running may delay a client that starts."""
 _TABLES = """
 CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE person (slot INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, active INTEGER NOT NULL);
 CREATE TABLE interaction (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    person INTEGER NOT NULL REFERENCES person,
-    item TEXT NOT NULL,
-    time,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, person INTEGER NOT NULL REFERENCES person, item TEXT NOT NULL, time,
     rating REAL
 );
 CREATE INDEX interaction_of_person ON interaction (person, item);
 CREATE TABLE item (position INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, name TEXT NOT NULL);
 CREATE TABLE shared (digest TEXT PRIMARY KEY, bytes BLOB NOT NULL);
 CREATE TABLE model (
-    one INTEGER PRIMARY KEY CHECK (one = 0),
-    description TEXT NOT NULL,
-    digest TEXT NOT NULL,
-    release TEXT NOT NULL,
+    one INTEGER PRIMARY KEY CHECK (one = 0), description TEXT NOT NULL, digest TEXT NOT NULL, release TEXT NOT NULL,
     step INTEGER NOT NULL
 );
 CREATE TABLE state (
-    person INTEGER NOT NULL REFERENCES person,
-    run TEXT NOT NULL,
-    step INTEGER NOT NULL,
-    base TEXT,
-    bytes BLOB NOT NULL,
+    person INTEGER NOT NULL REFERENCES person, run TEXT NOT NULL, step INTEGER NOT NULL, base TEXT, bytes BLOB NOT NULL,
     PRIMARY KEY (person, run, step)
 );
 CREATE TABLE mark (
-    id INTEGER PRIMARY KEY,
-    person INTEGER NOT NULL REFERENCES person,
-    run TEXT NOT NULL,
-    release TEXT NOT NULL,
-    digest TEXT NOT NULL,
-    bytes INTEGER NOT NULL,
-    at INTEGER NOT NULL,
-    reports INTEGER NOT NULL DEFAULT 0
+    id INTEGER PRIMARY KEY, person INTEGER NOT NULL REFERENCES person, run TEXT NOT NULL, release TEXT NOT NULL,
+    digest TEXT NOT NULL, bytes INTEGER NOT NULL, at INTEGER NOT NULL, reports INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX mark_of_release ON mark (person, run, release, digest);
 CREATE TABLE begun (
-    person INTEGER NOT NULL,
-    run TEXT NOT NULL,
-    release TEXT NOT NULL,
-    digest TEXT NOT NULL,
+    person INTEGER NOT NULL, run TEXT NOT NULL, release TEXT NOT NULL, digest TEXT NOT NULL,
     PRIMARY KEY (person, run, release, digest)
 );
 CREATE TABLE answer (mark INTEGER PRIMARY KEY REFERENCES mark, bytes BLOB NOT NULL);
@@ -136,19 +116,23 @@ class HomeStore:
         try:
             scratch.unlink(missing_ok=True)
             os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            database = sqlite3.connect(scratch, isolation_level=None)
-            try:
+            with closing(sqlite3.connect(scratch, isolation_level=None)) as database:
                 database.execute("PRAGMA journal_mode = WAL")
                 database.execute("PRAGMA synchronous = FULL")
+<<<<<<< HEAD
                 tables = " ".join((_TABLES, _MESSAGE, _PROFILE, _SHEET, _VIEW))
                 database.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION};")
                 database.executemany(
                     "INSERT INTO setting VALUES (?, ?)",
                     [(name, json.dumps(value)) for name, value in {**settings, "changes": 0}.items()],
                 )
+=======
+                tables = f"{_TABLES} {_MESSAGE} {_PROFILE} {_SHEET} {_VIEW}"
+                database.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION};")
+                rows = [(name, json.dumps(value)) for name, value in {**settings, "changes": 0}.items()]
+                database.executemany("INSERT INTO setting VALUES (?, ?)", rows)
+>>>>>>> main
                 database.execute("COMMIT")
-            finally:
-                database.close()
             scratch.rename(folder / "home.sqlite")
         except (OSError, sqlite3.Error) as error:
             raise HomebodyError(f"No device can be made in {folder}: {error}.") from error
@@ -170,10 +154,8 @@ class HomeStore:
 
     @contextmanager
     def writing(self, *, data: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of its writes are on the disk when it ends, or none.
-
-        One inside another is a part of that. data: the transaction counts as one of `changes`.
-        """
+        """A transaction: all of its writes are on the disk when it ends, or none. One inside another is a part of that.
+        data: the transaction counts as one of `changes`."""
         if self.connection.in_transaction:
             yield self.connection
             return
@@ -194,33 +176,19 @@ class HomeStore:
         return int(self.read("SELECT value FROM setting WHERE name = 'changes'")[0][0])
 
     def scrub(self) -> None:
-        """Empty the write-ahead log, which still holds deleted data.
-
-        A reader may prevent it; then the next deletion does it.
-        """
+        """Empty the write-ahead log, which still holds deleted data. A reader may prevent it; then the next deletion
+        does it."""
         with self._explained("cleared of what was deleted, which is not in use any more"):
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    @contextmanager
-    def only_client(self) -> Iterator[None]:
+    def only_client(self) -> AbstractContextManager[int]:
         """Be the only client that runs here, until the block ends or the process dies."""
-        lock = self._open_lock(2 * PROBE_SECONDS)
-        try:
-            if not self._gets(lock, "BEGIN EXCLUSIVE"):
-                raise HomebodyError(
-                    f"A client is running in {self.folder} already; stop it first, or use another folder."
-                )
-            yield
-        finally:
-            lock.close()
+        busy = f"A client is running in {self.folder} already; stop it first, or use another folder."
+        return holding(self.folder / "running.lock", busy, patience=PROBE_SECONDS)
 
     def client_runs(self) -> bool:
         """Whether a client runs here now."""
-        lock = self._open_lock(0)
-        try:
-            return not self._gets(lock, "SELECT COUNT(*) FROM sqlite_master")
-        finally:
-            lock.close()
+        return is_held(self.folder / "running.lock")
 
     def close(self) -> None:
         self.connection.close()
@@ -250,25 +218,6 @@ class HomeStore:
 
     def _version(self) -> int:
         return int(self.connection.execute("PRAGMA user_version").fetchone()[0])
-
-    def _open_lock(self, timeout: float) -> sqlite3.Connection:
-        """An empty database whose lock ends with the process that holds it; child processes do not inherit it."""
-        file = self.folder / "running.lock"
-        try:
-            touch(file)
-            return sqlite3.connect(file, isolation_level=None, timeout=timeout)
-        except (OSError, sqlite3.Error) as error:
-            raise HomebodyError(f"{file} cannot be opened: {getattr(error, 'strerror', None) or error}.") from error
-
-    def _gets(self, lock: sqlite3.Connection, statement: str) -> bool:
-        """Whether no other process holds a lock that excludes this statement."""
-        try:
-            lock.execute(statement).fetchall()
-        except sqlite3.Error as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
-                return False
-            raise HomebodyError(f"{self.folder} cannot be locked: {error}.") from error
-        return True
 
     @contextmanager
     def _explained(self, done: str) -> Iterator[None]:

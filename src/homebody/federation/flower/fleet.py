@@ -6,13 +6,11 @@ import email.utils
 import hashlib
 import time
 from base64 import b64encode
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
-from homebody.federation.flower.gateway import LIMIT, WAIT
+from homebody.federation.flower.gateway import LIMIT
 from homebody.federation.flower.protocol import (
-    TIMEOUT,
     Beat,
     LinkDown,
     Peer,
@@ -36,6 +34,8 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 
 __all__ = ["Fleet", "Letter"]
 
+HEARTBEAT = 10.0
+"""Seconds between heartbeats, at most. Flower takes no less, and holds a node for gone after twice that."""
 Response = TypeVar("Response")
 
 
@@ -45,13 +45,13 @@ class Letter(NamedTuple):
     message: str
     kind: str
     body: bytes
-    until: float
-    """Unix time by the server's clock after which it is too late to answer."""
     node: int
     run: int
     nonce: bytes
     created: float
+    """Unix time by the server's clock."""
     ttl: float
+    """Seconds after that for an answer."""
 
 
 class Fleet(Peer):
@@ -62,22 +62,12 @@ class Fleet(Peer):
     """
 
     def __init__(
-        self,
-        address: str,
-        *,
-        ca: bytes | None,
-        key: bytes,
-        last_node: int | None = None,
-        limit: int = LIMIT,
-        heartbeat: float = 10.0,
+        self, address: str, *, ca: bytes | None, key: bytes, last_node: int | None = None, limit: int = LIMIT
     ) -> None:
         self._key = load_private(key)
         self._public = pem(self._key.public_key())
         self._wire = Wire(address, ca, limit, "SuperNode")
-        self._node = last_node
-        # Flower takes no less than 10 s, and holds a node for gone after twice that.
-        self._heartbeat = heartbeat
-        self._ahead = 0.0
+        self._node, self._ahead = last_node, 0.0
 
     def join(self) -> int:
         """Come online, and stay so by heartbeats; returns the node's number, to be stored beside the key. Refused with
@@ -91,9 +81,9 @@ class Fleet(Peer):
             except Refused:
                 # It was offline already, or is a number of another SuperLink.
                 pass
-        activate = fleet.ActivateNodeRequest(public_key=self._public, heartbeat_interval=self._heartbeat)
+        activate = fleet.ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT)
         self._node = self._ask("activate-node", activate, fleet.ActivateNodeResponse).node_id
-        self._beat = Beat(self._alive, 0.6 * self._heartbeat)
+        self._beat = Beat(self._alive, 0.6 * HEARTBEAT)
         return self._node
 
     def pull(self, wait: float) -> Letter | None:
@@ -103,13 +93,7 @@ class Fleet(Peer):
         while True:
             begun = time.monotonic()
             hold = min(max(end - begun, 0.0), 20.0)
-            said = self._ask(
-                "pull-messages",
-                request,
-                fleet.PullMessagesResponse,
-                {WAIT: f"{hold:.3f}"} if hold else {},
-                timeout=TIMEOUT + hold,
-            )
+            said = self._ask("pull-messages", request, fleet.PullMessagesResponse, hold=hold)
             for message in said.messages_list:
                 # One that is no message of ours is left to its deadline.
                 if (letter := self._letter(message)) is not None:
@@ -176,7 +160,6 @@ class Fleet(Peer):
             message=metadata.message_id,
             kind=metadata.message_type,
             body=body,
-            until=metadata.created_at + metadata.ttl,
             node=metadata.dst_node_id,
             run=metadata.run_id,
             nonce=nonce,
@@ -191,28 +174,20 @@ class Fleet(Peer):
 
     def _alive(self) -> None:
         node = Node(node_id=self._joined())
-        request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=self._heartbeat)
+        request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT)
         self._ask("send-node-heartbeat", request, SendNodeHeartbeatResponse, timeout=5.0)
 
-    def _ask(
-        self,
-        name: str,
-        request: Any,
-        response: type[Response],
-        headers: Mapping[str, str] | None = None,
-        *,
-        timeout: float = TIMEOUT,
-    ) -> Response:
-        path, more = f"/v1/fleet/{name}", dict(headers or {})
+    def _ask(self, name: str, request: Any, response: type[Response], **patience: float) -> Response:
+        path = f"/v1/fleet/{name}"
         try:
-            return self._wire.ask(path, request, response, self._signed() | more, timeout=timeout)
+            return self._wire.ask(path, request, response, self._signed(), **patience)
         except Refused as refused:
             # A signature holds for minutes in the past and seconds in the future: by the SuperLink's clock, then.
             ahead = _seconds_ahead(refused.date)
             if refused.status != 401 or abs(ahead - self._ahead) < 3:
                 raise
             self._ahead = ahead
-        return self._wire.ask(path, request, response, self._signed() | more, timeout=timeout)
+        return self._wire.ask(path, request, response, self._signed(), **patience)
 
     def _signed(self) -> dict[str, str]:
         now = datetime.fromtimestamp(time.time() + self._ahead, UTC).isoformat()

@@ -243,10 +243,8 @@ class Gateway:
             connection.proved(key)
 
     async def _hold(self, scope: Message, body: bytes, receive: Receive, send: Send, seconds: float) -> None:
-        """Ask the SuperLink; if it has no message, wait for a push and ask again.
-
-        Asking claims the message for good. So it never asks for a peer that is gone or for a replaced request.
-        """
+        """Ask the SuperLink; if it has no message, wait for a push and ask again. Asking claims the message for good.
+        So it never asks for a peer that is gone or for a replaced request."""
         whose, end = _puller(scope["path"], body), time.monotonic() + seconds
         gone = asyncio.ensure_future(receive())
         held, answer, proven = _Held(), _Answer(), False

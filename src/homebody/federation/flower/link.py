@@ -22,9 +22,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from homebody.federation.flower.fleet import Fleet, Letter
-from homebody.federation.flower.gateway import LIMIT, OPERATOR, WAIT, operator_token
+from homebody.federation.flower.gateway import LIMIT, OPERATOR, operator_token
 from homebody.federation.flower.protocol import (
-    TIMEOUT,
     Beat,
     LinkDown,
     Peer,
@@ -134,10 +133,8 @@ class Link(Peer):
             self._control("unregister-node", control.UnregisterNodeRequest(node_id=number))
 
     def open(self) -> None:
-        """Begin a run of our own, and stop earlier ones that were not ended.
-
-        Messages of earlier runs are lost, and their answers refused. May be called again at any time.
-        """
+        """Begin a run of our own, and stop earlier ones that were not ended. Messages of earlier runs are lost, and
+        their answers refused. May be called again at any time."""
         self._end_beat()
         self._sent.clear()
         self._count = 0
@@ -202,10 +199,8 @@ class Link(Peer):
         return accepted
 
     def receive(self, messages: Collection[str], wait: float) -> list[Reply]:
-        """New answers to these messages, as soon as there are any, or none after `wait` seconds.
-
-        A device that came online again since a message was sent may have lost it: that is an answer too.
-        """
+        """New answers to these messages, as soon as there are any, or none after `wait` seconds. A device that came
+        online again since a message was sent may have lost it: that is an answer too."""
         numbers, end = list(messages), time.monotonic() + wait
         pieces = [numbers[at : at + _ASKED_AT_ONCE] for at in range(0, len(numbers), _ASKED_AT_ONCE)]
         pause = 0.05
@@ -247,13 +242,8 @@ class Link(Peer):
             self._wire.close()
 
     def _pull(self, numbers: list[str], hold: float) -> Iterator[Reply]:
-        said = self._runtime(
-            "pull-messages",
-            runtime.PullAppMessagesRequest(message_ids=numbers),
-            runtime.PullAppMessagesResponse,
-            {WAIT: f"{hold:.3f}"} if hold else {},
-            timeout=TIMEOUT + hold,
-        )
+        request = runtime.PullAppMessagesRequest(message_ids=numbers)
+        said = self._runtime("pull-messages", request, runtime.PullAppMessagesResponse, hold=hold)
         for message in said.messages_list:
             number = message.metadata.reply_to_message_id
             if (sent := self._sent.pop(number, None)) is not None:
@@ -271,12 +261,10 @@ class Link(Peer):
 
     def _claim(self) -> str:
         """The token of our run's task. Tasks are given out oldest first; those of others fall back if not begun."""
-        request, method = runtime.AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]), "AcquireTask"
-        secret = derive_auth_secret(self._secret)
+        request = runtime.AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+        method, secret = "/flwr.proto.Runtime/AcquireTask", derive_auth_secret(self._secret)
         for _ in range(100):
-            proof = create_superexec_auth_metadata(
-                auth_secret=secret, method=f"/flwr.proto.Runtime/{method}", request=request
-            )
+            proof = create_superexec_auth_metadata(auth_secret=secret, method=method, request=request)
             shown = self._operator | proof
             got = self._wire.ask("/v1/runtime/acquire-task", request, runtime.AcquireTaskResponse, shown)
             if got.token and got.task.run_id == self._run:
@@ -287,12 +275,8 @@ class Link(Peer):
 
     def _number(self, key: bytes) -> int | None:
         listed = self._control("list-nodes", control.ListNodesRequest())
-        found = [
-            node.node_id
-            for node in listed.nodes_info
-            if node.public_key == key and node.status != NodeStatus.UNREGISTERED
-        ]
-        return found[0] if found else None
+        known = (node for node in listed.nodes_info if node.status != NodeStatus.UNREGISTERED)
+        return next((node.node_id for node in known if node.public_key == key), None)
 
     def _alive(self) -> None:
         self._runtime("send-task-heartbeat", runtime.SendTaskHeartbeatRequest(), runtime.SendTaskHeartbeatResponse)
@@ -301,19 +285,11 @@ class Link(Peer):
         response = type(request).__name__.removesuffix("Request") + "Response"
         return self._wire.ask(f"/v1/control/{name}", request, getattr(control, response), self._operator)
 
-    def _runtime(
-        self,
-        name: str,
-        request: Any,
-        response: type[Response],
-        headers: Mapping[str, str] | None = None,
-        *,
-        timeout: float = TIMEOUT,
-    ) -> Response:
+    def _runtime(self, name: str, request: Any, response: type[Response], **patience: float) -> Response:
         if not self._token:
             raise RuntimeError("the link is not open")
-        shown = self._operator | {TASK_TOKEN_HEADER: self._token} | dict(headers or {})
-        return self._wire.ask(f"/v1/runtime/{name}", request, response, shown, timeout=timeout)
+        shown = self._operator | {TASK_TOKEN_HEADER: self._token}
+        return self._wire.ask(f"/v1/runtime/{name}", request, response, shown, **patience)
 
 
 def _bundle() -> Fab:

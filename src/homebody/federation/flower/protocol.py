@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
 from homebody.errors import HomebodyError
-from homebody.federation.flower.gateway import quiet_flower
+from homebody.federation.flower.gateway import WAIT, quiet_flower
 from homebody.federation.service.text import is_loopback, split_address
 
 quiet_flower()
@@ -51,6 +51,7 @@ __all__ = [
 TIMEOUT = 30.0
 
 Response = TypeVar("Response")
+Strings = Mapping[str, str]
 
 
 class LinkDown(Exception):
@@ -67,8 +68,7 @@ class Refused(Exception):
 
     def __init__(self, status: int, reason: str, date: str = "") -> None:
         super().__init__(f"{status}: {reason}" if reason else str(status))
-        self.status, self.reason = status, reason
-        self.date = date
+        self.status, self.reason, self.date = status, reason, date
         """The date of the answer by the server's clock, as HTTP writes it; empty if it has none."""
 
 
@@ -141,27 +141,18 @@ class Wire:
         )
 
     def ask(
-        self,
-        path: str,
-        request: Any,
-        kind: Callable[[], Response],
-        headers: Mapping[str, str] | None = None,
-        *,
-        timeout: float = TIMEOUT,
+        self, path: str, request: Any, kind: type[Response], headers: Strings, hold: float = 0, timeout: float = TIMEOUT
     ) -> Response:
+        """hold: seconds for which the server may keep the request until there is something to answer."""
+        form = "application/protobuf"
+        shown = {"content-type": form, "accept": form, "accept-encoding": "identity", **self._version, **headers}
+        if hold:
+            shown[WAIT] = f"{hold:.3f}"
+        content, limit = request.SerializeToString(deterministic=True), timeout + hold
+        patience = httpx.Timeout(limit, connect=min(limit, 10.0))
         try:
             with self._client.stream(
-                "POST",
-                f"{self._base}{path}",
-                content=request.SerializeToString(deterministic=True),
-                headers={
-                    "content-type": "application/protobuf",
-                    "accept": "application/protobuf",
-                    "accept-encoding": "identity",
-                    **self._version,
-                    **(headers or {}),
-                },
-                timeout=httpx.Timeout(timeout, connect=min(timeout, 10.0)),
+                "POST", f"{self._base}{path}", content=content, headers=shown, timeout=patience
             ) as response:
                 body = self._read(response)
         except httpx.HTTPError as error:
@@ -253,9 +244,8 @@ class Peer:
 
 def encode_message(nonce: bytes, body: bytes) -> RecordDict:
     value, item = ConfigRecordValue, ConfigRecord.Item
-    record = ConfigRecord(
-        items=[item(key="nonce", value=value(bytes=nonce)), item(key="body", value=value(bytes=body))]
-    )
+    items = [item(key="nonce", value=value(bytes=nonce)), item(key="body", value=value(bytes=body))]
+    record = ConfigRecord(items=items)
     return RecordDict(items=[RecordDict.Item(key="homebody", config_record=record)])
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import ssl
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from homebody.federation.proxy.app import running
 from homebody.federation.proxy.settings import FILE, ProxySettings
 from homebody.federation.proxy.store import ProxyStore, Sender, create
 from homebody.federation.service.keys import make_report_key, read_report_pub
+from homebody.federation.service.text import making, read_file
 from homebody.files import write_new
 
 __all__ = ["allow", "forbid", "make", "report"]
@@ -34,21 +34,12 @@ def make(
     authority = None if next_ca is None else _authority(next_ca)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise HomebodyError(f"{folder} is there already and not empty: a proxy gets a folder of its own.")
-    fresh = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.chmod(0o700)  # who takes part is nobody else's business
+    with making(folder, "proxy"):
         if files:
             write_new(folder / "keys", files)
         write_new(folder, {**({"next-ca.pem": authority} if authority else {}), FILE: settings.to_toml().encode()})
         public = make_report_key(folder)
         create(folder)
-    except BaseException as error:
-        if fresh:
-            shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise HomebodyError(f"No proxy can be made in {folder}: {error.strerror}.") from error
-        raise
     return public
 
 
@@ -66,14 +57,14 @@ def _certificates(
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
         except (OSError, ssl.SSLError) as error:
             raise HomebodyError(f"{cert} and {key} are no certificate and its key: {error}.") from error
-        return {"server.pem": _read(cert), "server.key": _read(key)}
+        return {"server.pem": read_file(cert), "server.key": read_file(key)}
     from homebody.federation.service.certificates import make_certificates
 
     return make_certificates([settings.host, *hosts] if settings.host not in ("0.0.0.0", "::") else hosts)
 
 
 def _authority(path: Path) -> bytes:
-    text = _read(path)
+    text = read_file(path)
     try:
         ssl.create_default_context(cadata=text.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
@@ -81,21 +72,8 @@ def _authority(path: Path) -> bytes:
     return text
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise HomebodyError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[tuple[ProxySettings, ProxyStore]]:
-    settings = ProxySettings.read(folder)
-    store = ProxyStore(folder, settings)
-    try:
-        yield settings, store
-    finally:
-        store.close()
+def _opened(folder: Path) -> AbstractContextManager[ProxyStore]:
+    return closing(ProxyStore(folder, ProxySettings.read(folder)))
 
 
 def allow(folder: Path, files: Sequence[Path], *, people: int | None = None, proxy: bool = False) -> int:
@@ -103,7 +81,7 @@ def allow(folder: Path, files: Sequence[Path], *, people: int | None = None, pro
     if people is not None and not 1 <= people <= 1_000_000:
         raise HomebodyError(f"The people of a device are 1 to 1,000,000, not {people}.")
     keys = [read_report_pub(file) for file in files]
-    with _opened(folder) as (_, store):
+    with _opened(folder) as store:
         with store.transaction():
             for key in keys:
                 store.allow(key, Sender(proxy, people or (0 if proxy else 1)))
@@ -113,7 +91,7 @@ def allow(folder: Path, files: Sequence[Path], *, people: int | None = None, pro
 def forbid(folder: Path, files: Sequence[Path]) -> int:
     """Let these send no more; how many may send now."""
     keys = {file: read_report_pub(file) for file in files}
-    with _opened(folder) as (_, store):
+    with _opened(folder) as store:
         with store.transaction():
             for file, key in keys.items():
                 if not store.forbid(key):
@@ -123,15 +101,13 @@ def forbid(folder: Path, files: Sequence[Path]) -> int:
 
 def report(folder: Path) -> dict[str, Any]:
     """What `homebody proxy status` says."""
-    with _opened(folder) as (settings, store):
+    settings = ProxySettings.read(folder)
+    with _opened(folder) as store:
         senders, counters = store.senders().values(), store.counters()
         return {
             "folder": os.fspath(folder),
             "running": running(folder),
-            "listen": settings.listen,
-            "next": settings.next,
-            "hold": settings.hold,
-            "least_devices": settings.least_devices,
+            **{name: getattr(settings, name) for name in ("listen", "next", "hold", "least_devices")},
             "devices": sum(not sender.proxy for sender in senders),
             "proxies": sum(sender.proxy for sender in senders),
             "epochs": sum(epoch is not None for epoch in store.epochs().values()),

@@ -9,38 +9,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
-from homebody.errors import HomebodyError, several
+from homebody.errors import several
 from homebody.federation.envelopes import envelope_bytes
 from homebody.federation.epoch import MESSAGE_REPORTS
 from homebody.federation.proxy.epochs import Book, epoch_closed, epoch_unknown
 from homebody.federation.proxy.forward import Forwarder, NextHop
 from homebody.federation.proxy.settings import ProxySettings
-from homebody.federation.proxy.store import ProxyStore, SealedBatch, VerifiedMessage
+from homebody.federation.proxy.store import ProxyStore, VerifiedMessage
 from homebody.federation.proxy.writer import Writer
+from homebody.federation.service import web
 from homebody.federation.service.keys import read_report_key
-from homebody.federation.service.logs import log
-from homebody.federation.service.web import (
-    Refusal,
-    RequestMemory,
-    answer,
-    declared,
-    listen,
-    only_from_here,
-    opened_envelope,
-    proved,
-    read_body,
-    refusals,
-    serve,
-)
+from homebody.federation.service.logs import counts, log, samples
 from homebody.files import holding, is_held
-
-try:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import PlainTextResponse, Response
-    from starlette.routing import Route
-except ImportError as error:
-    raise HomebodyError("A proxy needs the extra: pip install 'homebody[serve]'.") from error
 
 __all__ = ["BATCH_REPORTS", "Proxy", "Service", "exposition", "run", "running"]
 
@@ -55,43 +35,43 @@ class Proxy:
 
     def __init__(self, settings: ProxySettings, mark: Callable[[bytes], bytes], writer: Writer, book: Book) -> None:
         self._settings, self._mark, self._writer, self._book = settings, mark, writer, book
-        self.room = RequestMemory(settings.queue)
+        self.room = web.RequestMemory(settings.queue)
 
-    def app(self, start: Callable[[], None], stop: Callable[[], None]) -> Starlette:
+    def app(self, start: Callable[[], None], stop: Callable[[], None]) -> web.Starlette:
         """The application; `start` and `stop` are called in its event loop."""
 
         @asynccontextmanager
-        async def life(_: Starlette) -> AsyncIterator[None]:
+        async def life(_: web.Starlette) -> AsyncIterator[None]:
             start()
             yield
             stop()
 
         routes = [
-            Route("/v1/reports", self._reports, methods=["POST"]),
-            Route("/v1/batches", self._batches, methods=["POST"]),
-            Route("/v1/epochs/{epoch}", self._epoch, methods=["GET"]),
-            Route("/health", self._health, methods=["GET"]),
-            Route("/metrics", self._metrics, methods=["GET"]),
+            web.Route("/v1/reports", self._reports, methods=["POST"]),
+            web.Route("/v1/batches", self._batches, methods=["POST"]),
+            web.Route("/v1/epochs/{epoch}", self._epoch, methods=["GET"]),
+            web.Route("/health", self._health, methods=["GET"]),
+            web.Route("/metrics", self._metrics, methods=["GET"]),
         ]
-        return refusals(Starlette(routes=routes, lifespan=life), self.refused)
+        return web.refusals(web.Starlette(routes=routes, lifespan=life), self.refused)
 
     def refused(self, reason: str) -> None:
         self._writer.count(f"refused: {reason}")
 
-    async def _reports(self, request: Request) -> Response:
+    async def _reports(self, request: web.Request) -> web.Response:
         message = await self._take(request, "message", MESSAGE_REPORTS)
-        return answer(200, {"accepted": message.envelope.size})
+        return web.answer(200, {"accepted": message.envelope.size})
 
-    async def _batches(self, request: Request) -> Response:
+    async def _batches(self, request: web.Request) -> web.Response:
         message = await self._take(request, "batch", BATCH_REPORTS)
-        return answer(200, {"accepted": message.envelope.size, "refused": {}})
+        return web.answer(200, {"accepted": message.envelope.size, "refused": {}})
 
-    async def _take(self, request: Request, kind: Literal["message", "batch"], most: int) -> VerifiedMessage:
+    async def _take(self, request: web.Request, kind: Literal["message", "batch"], most: int) -> VerifiedMessage:
         """Accept an envelope, once it is on the disk."""
-        size = declared(request, envelope_bytes(most))
+        size = web.declared(request, envelope_bytes(most))
         with self.room.holding() as share:
-            message = self._opened(await read_body(request, size, share), kind)
-            proved(request, message.key)
+            message = self._opened(await web.read_body(request, size, share), kind)
+            web.proved(request, message.key)
             epoch = await self._book.find(message.envelope.epoch, known=True)
             try:
                 outcome = await self._writer.put(message)
@@ -102,71 +82,58 @@ class Proxy:
         return message
 
     def _opened(self, body: bytes, kind: Literal["message", "batch"]) -> VerifiedMessage:
-        key, envelope = opened_envelope(body)
+        key, envelope = web.opened_envelope(body)
         if envelope.kind != kind:
-            raise Refusal(422, "wrong kind", f"This is for a {kind}, not for a {envelope.kind}.")
+            raise web.Refusal(422, "wrong kind", f"This is for a {kind}, not for a {envelope.kind}.")
         if not envelope.size:
-            raise Refusal(400, "malformed", "The envelope holds no report.")
+            raise web.Refusal(400, "malformed", "The envelope holds no report.")
         sender = self._writer.senders.get(self._mark(key))
         if sender is None or sender.proxy != (kind == "batch"):
-            raise Refusal(401, "unknown sender", "Whoever signed this is not registered here.")
+            raise web.Refusal(401, "unknown sender", "Whoever signed this is not registered here.")
         return VerifiedMessage(key, sender, envelope)
 
-    def _refusal(self, outcome: str, message: VerifiedMessage, k: int) -> Refusal:
+    def _refusal(self, outcome: str, message: VerifiedMessage, k: int) -> web.Refusal:
         if outcome == "limit":
             most = message.sender.people * min(k, self._settings.most)
-            return Refusal(
-                429,
-                "over its limit",
-                f"This device may send {several(most, 'report')} in this epoch, and no more.",
-                limit=True,
-            )
+            sentence = f"This device may send {several(most, 'report')} in this epoch, and no more."
+            return web.Refusal(429, "over its limit", sentence, limit=True)
         if outcome == "full":
-            return Refusal(429, "full", "As many reports are held as may be; send it again later.", retry_after=5)
+            return web.Refusal(429, "full", "As many reports are held as may be; send it again later.", retry_after=5)
         if outcome == "conflict":
-            return Refusal(409, "conflict", "Another message had this number before.")
+            return web.Refusal(409, "conflict", "Another message had this number before.")
         return epoch_closed() if outcome == "closed" else epoch_unknown()
 
-    async def _epoch(self, request: Request) -> Response:
+    async def _epoch(self, request: web.Request) -> web.Response:
         name = request.path_params["epoch"]
         if not re.fullmatch(r"[0-9a-f]{32}", name):
-            raise Refusal(404, "unknown epoch", "An epoch is named by 32 hexadecimal digits.")
+            raise web.Refusal(404, "unknown epoch", "An epoch is named by 32 hexadecimal digits.")
         try:
             found = await self._book.find(bytes.fromhex(name))
-        except Refusal:
+        except web.Refusal:
             raise
         except Exception:
             raise _cannot_keep() from None
-        return answer(200, found.to_json())
+        return web.answer(200, found.to_json())
 
-    async def _health(self, _: Request) -> Response:
+    async def _health(self, _: web.Request) -> web.Response:
         if self._writer.failing:
-            return answer(503, {"status": "failing"}, retry_after="5")
-        return answer(200, {"status": "ok"})
+            return web.answer(503, {"status": "failing"}, retry_after="5")
+        return web.answer(200, {"status": "ok"})
 
-    async def _metrics(self, request: Request) -> Response:
-        only_from_here(request)
+    async def _metrics(self, request: web.Request) -> web.Response:
+        web.only_from_here(request)
         text = await self._writer.call(exposition)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+        return web.PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
-def _cannot_keep() -> Refusal:
-    return Refusal(503, "cannot write", "Nothing can be kept here now; send it again later.", retry_after=5)
+def _cannot_keep() -> web.Refusal:
+    return web.Refusal(503, "cannot write", "Nothing can be kept here now; send it again later.", retry_after=5)
 
 
 def exposition(store: ProxyStore) -> str:
     """Counts, as Prometheus reads them."""
-    lines = ["# HELP homebody_proxy_held_reports Reports on the disk.", "# TYPE homebody_proxy_held_reports gauge"]
-    lines.append(f"homebody_proxy_held_reports {store.held()}")
-    named = ""
-    for name, amount in sorted(store.counters().items()):
-        what, _, reason = name.partition(": ")
-        if what != named:
-            lines.append(f"# HELP homebody_proxy_{what}_total Counted since the proxy was made.")
-            lines.append(f"# TYPE homebody_proxy_{what}_total counter")
-            named = what
-        label = f'{{reason="{reason}"}}' if reason else ""
-        lines.append(f"homebody_proxy_{what}_total{label} {amount}")
+    lines = samples("proxy_held_reports", "gauge", "Reports on the disk.", {"": store.held()})
+    lines += counts(store.counters(), "proxy_", lambda _: "Counted since the proxy was made.")
     return "\n".join(lines) + "\n"
 
 
@@ -182,15 +149,12 @@ class Service:
             return NextHop(settings, folder, secret)
 
         connect()  # an authority that cannot be read is said now
-        self.forwarder = Forwarder(connect, self._done)
+        self.forwarder = Forwarder(connect, lambda batch, outcome: self.writer.done(batch, outcome))
         self.writer = Writer(folder, store, self.forwarder.put, clock)
         book = Book(store.epochs(), self.writer, connect, clock, settings.next)
         proxy = Proxy(settings, store.mark, self.writer, book)
         self.refused, self.room = proxy.refused, proxy.room
         self.app = proxy.app(self._start, self._stop)
-
-    def _done(self, batch: SealedBatch, outcome: str) -> None:
-        self.writer.done(batch, outcome)
 
     def _start(self) -> None:
         self.writer.start()
@@ -210,11 +174,9 @@ def run(folder: Path) -> None:
     """Run a proxy until it is told to stop."""
     settings = ProxySettings.read(folder)
     alone = holding(folder / ".lock", f"A proxy runs in {folder} already.", patience=_FAREWELL)
-    with alone, listen(settings.host, settings.port) as listening:
+    with alone, web.listen(settings.host, settings.port) as listening:
         service = Service(folder, settings)
-        keys = folder / "keys"
-        cert, key = (keys / "server.pem", keys / "server.key") if settings.tls else (None, None)
-        serve(service.app, listening, cert=cert, key=key, counted=service.refused)
+        web.serve(service.app, listening, folder / "keys" if settings.tls else None, service.refused)
 
 
 def running(folder: Path) -> bool:

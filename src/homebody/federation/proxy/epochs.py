@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from homebody.federation.epoch import Epoch
-from homebody.federation.proxy.forward import EpochClosed, NextHop, Unknown, Unreachable
+from homebody.federation.proxy.forward import EpochRefused, NextHop, Unreachable
 from homebody.federation.proxy.writer import Writer
 from homebody.federation.service.logs import Trouble, log
 from homebody.federation.service.web import Refusal
@@ -93,15 +93,14 @@ class Book:
         hop = self._connect()
         try:
             described = await asyncio.to_thread(hop.epoch, epoch)
-        except (Unknown, EpochClosed) as error:
+        except EpochRefused as error:
             self._trouble.say("")
-            if isinstance(error, Unknown):
+            if error.status == 404:
                 self._say_unknown(epoch)
             if len(self._no) >= _MOST_REMEMBERED:
                 self._no.clear()
-            status = 410 if isinstance(error, EpochClosed) else 404
-            self._no[epoch] = (time.monotonic() + _REMEMBERED, status)
-            raise epoch_closed() if status == 410 else epoch_unknown() from None
+            self._no[epoch] = (time.monotonic() + _REMEMBERED, error.status)
+            raise epoch_closed() if error.status == 410 else epoch_unknown() from None
         except Unreachable as error:
             self._trouble.say(str(error))
             raise Refusal(

@@ -21,7 +21,7 @@ from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import SealedBatch
 from homebody.federation.service.logs import Trouble, log
 
-__all__ = ["CLOSED", "EpochClosed", "Forwarder", "NextHop", "Unknown", "Unreachable"]
+__all__ = ["CLOSED", "EpochRefused", "Forwarder", "NextHop", "Unreachable"]
 
 CLOSED = "closed by the next hop"
 """The outcome of a batch whose epoch the next hop has closed."""
@@ -33,12 +33,12 @@ _LONGEST_EPOCH = 8 * 86_400.0
 """Seconds from now to an epoch's end, at most: until then a proxy keeps who sent how much."""
 
 
-class Unknown(Exception):
-    """The next hop knows no such epoch."""
+class EpochRefused(Exception):
+    """The next hop knows no such epoch (404), or has closed it (410)."""
 
-
-class EpochClosed(Exception):
-    """The next hop has closed the epoch."""
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
 
 
 class Unreachable(Exception):
@@ -62,10 +62,8 @@ class NextHop:
     def epoch(self, epoch: bytes) -> Epoch:
         """Its description of an epoch, checked: devices rely on it."""
         status, said = self._ask("GET", f"/v1/epochs/{epoch.hex()}")
-        if status == 404:
-            raise Unknown
-        if status == 410:
-            raise EpochClosed
+        if status in (404, 410):
+            raise EpochRefused(status)
         if status != 200:
             raise Unreachable(f"it answered {status}")
         try:
@@ -96,7 +94,7 @@ class NextHop:
                 self.close()
                 # A connection that was kept open may have been closed over there; a repetition is known as one.
                 if fresh or isinstance(error, TimeoutError):
-                    raise Unreachable(_why(error)) from error
+                    raise Unreachable(getattr(error, "strerror", None) or type(error).__name__) from error
         raise AssertionError
 
     def _asked(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
@@ -116,15 +114,9 @@ class NextHop:
         return response.status, said
 
 
-def _why(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-
-
 class Forwarder:
-    """Threads that send each batch until the next hop answers 2xx, 410 or 422.
-
-    Anything else is tried again for ever, after a pause that grows with each failure.
-    """
+    """Threads that send each batch until the next hop answers 2xx, 410 or 422. Anything else is tried again for ever,
+    after a pause that grows with each failure."""
 
     def __init__(self, connect: Callable[[], NextHop], done: Callable[[SealedBatch, str], None]) -> None:
         self._connect, self._done = connect, done
@@ -148,10 +140,7 @@ class Forwarder:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def put(self, batch: SealedBatch) -> None:
-        self._put(batch, 0.0, _FIRST_PAUSE)
-
-    def _put(self, batch: SealedBatch, wait: float, pause: float) -> None:
+    def put(self, batch: SealedBatch, wait: float = 0.0, pause: float = _FIRST_PAUSE) -> None:
         with self._changed:
             heapq.heappush(self._due, (time.monotonic() + wait, next(self._numbers), batch, pause))
             self._changed.notify()
@@ -176,7 +165,7 @@ class Forwarder:
             else:
                 self._trouble.say(why)
                 # Not all at the same moment.
-                self._put(batch, pause * (0.5 + os.urandom(1)[0] / 512), min(2 * pause, _LONGEST_PAUSE))
+                self.put(batch, pause * (0.5 + os.urandom(1)[0] / 512), min(2 * pause, _LONGEST_PAUSE))
         hop.close()
 
     def _next(self) -> tuple[SealedBatch, float] | None:

@@ -6,19 +6,13 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from homebody.federation.envelopes import (
-    EPOCH_BYTES,
-    REPORT_BYTES,
-    Envelope,
-    epoch_keys,
-    seal_reports,
-    unseal_reports,
-)
+from homebody.federation.envelopes import EPOCH_BYTES, REPORT_BYTES, Envelope, epoch_keys, seal_reports, unseal_reports
 from homebody.federation.epoch import Epoch
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.federation.proxy.store import ProxyStore, Sender, VerifiedMessage, create
@@ -64,16 +58,11 @@ def rehearse(messages: Sequence[bytes], batch: int = 4096) -> list[bytes]:
     described = Epoch(epoch, bytes(32), "0" * 32, k, entries=1, among=1, closes=now + 3600)
     with tempfile.TemporaryDirectory(prefix="hb-") as folder:
         create(Path(folder))
-        store = ProxyStore(Path(folder), settings)
-        try:
+        with closing(ProxyStore(Path(folder), settings)) as store:
             with store.transaction():
                 store.open_epoch(described, now)
-                sent = [
-                    VerifiedMessage(
-                        os.urandom(32), Sender(False, 1), Envelope("message", epoch, os.urandom(16), message)
-                    )
-                    for message in messages
-                ]
+                envelopes = (Envelope("message", epoch, os.urandom(16), message) for message in messages)
+                sent = [VerifiedMessage(os.urandom(32), Sender(False, 1), envelope) for envelope in envelopes]
                 outcomes = set(store.accept(sent, now))
                 assert outcomes == {"accepted"}, outcomes
                 store.tick(now)
@@ -85,5 +74,3 @@ def rehearse(messages: Sequence[bytes], batch: int = 4096) -> list[bytes]:
                         return batches
                     store.finish(cut, "forwarded")
                 batches.append(cut.reports)
-        finally:
-            store.close()

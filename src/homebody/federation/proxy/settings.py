@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,8 +17,8 @@ __all__ = ["FILE", "ProxySettings"]
 
 FILE = "proxy.toml"
 SCHEMA_VERSION = 1
-OPTIONS = "Options"
-"""The panel of `homebody proxy init --help`. A setting without it is only in the file."""
+option = partial(setting, panel="Options")
+"""A setting that is an option of `homebody proxy init`; others are only in the file."""
 
 
 @dataclass(frozen=True)
@@ -31,36 +32,19 @@ class ProxySettings:
     ('127.0.0.1', 9445)
     """
 
-    next: str = setting(doc="Whom to pass reports to: the server's intake or another proxy, https://…", panel=OPTIONS)
-    listen: str = setting(
-        "127.0.0.1:9445", "Where to listen, HOST:PORT; 0.0.0.0:PORT for other machines too.", panel=OPTIONS
-    )
-    hold: float = setting(
-        60.0,
-        "Seconds that the first report waits for others.",
-        low=0,
-        high=7 * 86_400,
-        unit="second",
-        panel=OPTIONS,
-    )
-    least_devices: int = setting(
-        10, "Devices that must have reported before anything goes out.", low=1, high=1_000_000, panel=OPTIONS
-    )
-    most: int = setting(
-        1000, "Reports that a person may send in an epoch, at most.", low=1, high=1_000_000, panel=OPTIONS
-    )
+    next: str = option(doc="Whom to pass reports to: the server's intake or another proxy, https://…")
+    listen: str = option("127.0.0.1:9445", "Where to listen, HOST:PORT; 0.0.0.0:PORT for other machines too.")
+    hold: float = option(60.0, "Seconds that the first report waits for others.", low=0, high=7 * 86_400, unit="second")
+    least_devices: int = option(10, "Devices that must have reported before anything goes out.", low=1, high=1_000_000)
+    most: int = option(1000, "Reports that a person may send in an epoch, at most.", low=1, high=1_000_000)
     """The server may allow fewer."""
-    lead: float = setting(
-        5.0, "Seconds to close an epoch ahead of the next hop.", low=0, high=3_600, unit="second", panel=OPTIONS
-    )
+    lead: float = option(5.0, "Seconds to close an epoch ahead of the next hop.", low=0, high=3_600, unit="second")
     """What is left then still arrives."""
     batch: int = setting(2048, "Reports in a batch, at most.", low=1, high=16_384)
-    most_held: int = setting(5_000_000, "Reports to hold on the disk, at most.", low=1, high=10**9, panel=OPTIONS)
+    most_held: int = option(5_000_000, "Reports to hold on the disk, at most.", low=1, high=10**9)
     """More are refused until some are passed on."""
     queue: int = setting(32 << 20, "Bytes of requests in memory, at most; more are refused.", low=2 << 20, high=1 << 34)
-    tls: bool = setting(
-        True, "Encrypt; to leave it out, listen on this machine alone.", option="--tls/--no-tls", panel=OPTIONS
-    )
+    tls: bool = option(True, "Encrypt; to leave it out, listen on this machine alone.", option="--tls/--no-tls")
     next_ca: bool = setting(
         False, "Check the next hop's certificate against next-ca.pem, not against the system's authorities."
     )
@@ -80,13 +64,8 @@ class ProxySettings:
         except ValueError:
             named = False
             parts = urlsplit("")
-        if (
-            parts.scheme not in ("http", "https")
-            or not named
-            or parts.path.rstrip("/")
-            or parts.query
-            or parts.fragment
-        ):
+        more = parts.path.rstrip("/") or parts.query or parts.fragment
+        if parts.scheme not in ("http", "https") or not named or more:
             raise HomebodyError(
                 f"The next hop is an address such as https://server.example.org:9443, not '{self.next}'."
             )
@@ -116,6 +95,5 @@ class ProxySettings:
 
     @classmethod
     def read(cls, folder: Path) -> ProxySettings:
-        """The settings of a proxy's folder."""
         missing = f"There is no proxy in {folder}: make one with `homebody proxy init {folder}`."
         return cls.from_toml(read_settings(folder / FILE, "The proxy's settings", missing))

@@ -30,18 +30,7 @@ from homebody.federation.epoch import Epoch
 from homebody.federation.proxy.settings import ProxySettings
 from homebody.files import sync_folder, write_synced
 
-__all__ = [
-    "DATABASE",
-    "KEY_BYTES",
-    "ProxyStore",
-    "SealedBatch",
-    "Secrets",
-    "Sender",
-    "Ticked",
-    "VerifiedMessage",
-    "create",
-    "keyed",
-]
+__all__ = ["DATABASE", "ProxyStore", "SealedBatch", "Sender", "Ticked", "VerifiedMessage", "create"]
 
 DATABASE = "proxy.sqlite"
 KEY_BYTES = 16
@@ -129,8 +118,7 @@ def create(folder: Path) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     database = connect(path, what="proxy's database")
     database.migrate("proxy", [_TABLES])
-    with database.transaction():
-        database.execute("INSERT INTO proxy (secret) VALUES (?)", (os.urandom(32),))
+    database.put("proxy", secret=os.urandom(32))
     database.close()
 
 
@@ -146,11 +134,8 @@ def opened(folder: Path) -> Database:
     database.migrate("proxy", [_TABLES])
     # A statement that inserts many reports counts them off here.
     database.execute("CREATE TEMP TABLE places (place INTEGER PRIMARY KEY)")
-    database.execute(
-        "INSERT INTO places WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
-        "SELECT i FROM n",
-        (AT_ONCE - 1,),
-    )
+    counting = "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < ?) SELECT i FROM n"
+    database.execute(f"INSERT INTO places {counting}", (AT_ONCE - 1,))
     return database
 
 
@@ -225,15 +210,13 @@ class Ticked(NamedTuple):
 
 
 class ProxyStore:
-    """A proxy's database. One thread uses it, and changes it within `transaction`.
-
-    Other processes may read it, and register senders.
-    """
+    """A proxy's database. One thread uses it, and changes it within `transaction`. Other processes may read it, and
+    register senders."""
 
     def __init__(self, folder: Path, settings: ProxySettings) -> None:
         self._settings, self._db = settings, opened(folder)
         self._secrets = Secrets(folder)
-        (self._secret,) = self._db.execute("SELECT secret FROM proxy").fetchone()
+        (self._secret,) = self._db.one("SELECT secret FROM proxy")
         self.transaction = self._db.transaction
         self._ends: dict[bytes, float] = {}
         """When each open epoch ends by the monotonic clock, from the first tick that saw it."""
@@ -260,11 +243,7 @@ class ProxyStore:
         return {mark: Sender(bool(proxy), people) for mark, proxy, people in found}
 
     def allow(self, key: bytes, sender: Sender) -> None:
-        self._db.execute(
-            "INSERT INTO senders (mark, proxy, people) VALUES (?, ?, ?) "
-            "ON CONFLICT (mark) DO UPDATE SET proxy = excluded.proxy, people = excluded.people",
-            (self.mark(key), int(sender.proxy), sender.people),
-        )
+        self._db.put("senders", "mark", mark=self.mark(key), proxy=int(sender.proxy), people=sender.people)
 
     def forbid(self, key: bytes) -> bool:
         """Remove a sender; returns whether it was registered."""
@@ -272,7 +251,7 @@ class ProxyStore:
 
     def changed_elsewhere(self) -> int:
         """A number that changes when another process has written."""
-        return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+        return int(self._db.one("PRAGMA data_version")[0])
 
     def epochs(self) -> dict[bytes, Epoch | None]:
         """All epochs that were ever known here, as this proxy describes them; None for a closed one."""
@@ -281,19 +260,17 @@ class ProxyStore:
 
     def open_epoch(self, epoch: Epoch, now: float) -> Epoch | None:
         """Store the next hop's description of an epoch, unless there is one; None if the epoch is closed."""
-        if not self._db.execute("SELECT 1 FROM epochs WHERE epoch = ?", (epoch.id,)).fetchone():
+        if not self._db.one("SELECT 1 FROM epochs WHERE epoch = ?", epoch.id):
             left = epoch.closes - now
             own = replace(epoch, closes=epoch.closes - min(self._settings.lead, max(0.0, left) / 10))
             self._secrets.make(epoch.id)
-            self._db.execute(
-                "INSERT INTO epochs (epoch, facts, k, closes, state) VALUES (?, ?, ?, ?, 0)",
-                (own.id, json.dumps(own.to_json()), own.k, own.closes),
-            )
+            facts = json.dumps(own.to_json())
+            self._db.put("epochs", epoch=own.id, facts=facts, k=own.k, closes=own.closes, state=0)
         return self.epochs()[epoch.id]
 
     def close_epoch(self, epoch: bytes, reason: str) -> int:
         """Delete an epoch's secret and drop its unreleased reports; returns how many. `sweep` deletes the rest."""
-        row = self._db.execute("SELECT id FROM epochs WHERE epoch = ? AND state = 0", (epoch,)).fetchone()
+        row = self._db.one("SELECT id FROM epochs WHERE epoch = ? AND state = 0", epoch)
         if row is None:
             return 0
         self._ends.pop(epoch, None)
@@ -309,13 +286,12 @@ class ProxyStore:
 
     def end_epoch(self, epoch: bytes, reason: str) -> int:
         """Close an epoch and drop its released reports too."""
-        row = self._db.execute("SELECT id FROM epochs WHERE epoch = ?", (epoch,)).fetchone()
+        row = self._db.one("SELECT id FROM epochs WHERE epoch = ?", epoch)
         return self.close_epoch(epoch, reason) + (self._drop(row[0], _RELEASED, reason) if row else 0)
 
     def _drop(self, row: int, state: int, reason: str) -> int:
-        (reports,) = self._db.execute(
-            "SELECT coalesce(sum(reports), 0) FROM pools WHERE epoch = ? AND state = ?", (row, state)
-        ).fetchone()
+        query = "SELECT coalesce(sum(reports), 0) FROM pools WHERE epoch = ? AND state = ?"
+        (reports,) = self._db.one(query, row, state)
         self._db.execute("UPDATE pools SET state = ? WHERE epoch = ? AND state = ?", (_DROPPED, row, state))
         if reports:
             self.count(f"dropped: {reason}", reports)
@@ -330,7 +306,7 @@ class ProxyStore:
         for message in messages:
             epoch = message.envelope.epoch
             if epoch not in epochs:
-                found = self._db.execute("SELECT id, closes, k FROM epochs WHERE epoch = ?", (epoch,)).fetchone()
+                found = self._db.one("SELECT id, closes, k FROM epochs WHERE epoch = ?", epoch)
                 epochs[epoch] = found and (found[0], self._secrets.read(epoch), *found[1:])
             row = epochs[epoch]
             if row is None:
@@ -357,13 +333,12 @@ class ProxyStore:
         epoch, secret, _, k = row
         envelope, size = message.envelope, message.envelope.size
         mark, content = keyed(secret, message.key, envelope.number), keyed(secret, envelope.reports)
-        found = self._db.execute("SELECT content FROM accepted WHERE epoch = ? AND mark = ?", (epoch, mark)).fetchone()
+        found = self._db.one("SELECT content FROM accepted WHERE epoch = ? AND mark = ?", epoch, mark)
         if found:
             return "repeated" if found[0] == content else "conflict"
         who = keyed(secret, message.key)
-        used, last = self._db.execute(
-            "SELECT used, pool FROM quotas WHERE epoch = ? AND mark = ?", (epoch, who)
-        ).fetchone() or (0, 0)
+        quota = self._db.one("SELECT used, pool FROM quotas WHERE epoch = ? AND mark = ?", epoch, who)
+        used, last = quota or (0, 0)
         if not message.sender.proxy and used + size > self.allowance(message.sender, k):
             return "limit"
         if size > room:
@@ -371,17 +346,11 @@ class ProxyStore:
         pool, heap = self._open_heap(epoch, now)
         # Which heap it was is written nowhere: a heap may have few others. A device counts in its first one alone.
         devices = _of_batch(message.sender, size, k) if message.sender.proxy else int(last != pool)
-        self._db.execute("INSERT INTO accepted (epoch, mark, content) VALUES (?, ?, ?)", (epoch, mark, content))
-        self._db.execute(
-            "INSERT INTO quotas (epoch, mark, used, pool) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (epoch, mark) DO UPDATE SET used = excluded.used, pool = excluded.pool",
-            (epoch, who, used + size, pool),
-        )
+        self._db.put("accepted", epoch=epoch, mark=mark, content=content)
+        self._db.put("quotas", "epoch, mark", epoch=epoch, mark=who, used=used + size, pool=pool)
         for table, which in (("pools", pool), ("heaps", heap)):
-            self._db.execute(
-                f"UPDATE {table} SET devices = devices + ?, reports = reports + ? WHERE {table[:-1]} = ?",
-                (devices, size, which),
-            )
+            change = f"UPDATE {table} SET devices = devices + ?, reports = reports + ? WHERE {table[:-1]} = ?"
+            self._db.execute(change, (devices, size, which))
         fresh.setdefault(heap, []).append(envelope.reports)
         return "accepted"
 
@@ -391,23 +360,20 @@ class ProxyStore:
 
     def _open_heap(self, epoch: int, now: float) -> tuple[int, int]:
         """The open pool of an epoch, and its open heap."""
-        found = self._db.execute("SELECT pool FROM pools WHERE epoch = ? AND state = ?", (epoch, _OPEN)).fetchone()
+        found = self._db.one("SELECT pool FROM pools WHERE epoch = ? AND state = ?", epoch, _OPEN)
         pool = int(found[0]) if found else 0
         if not pool:
-            pool = self._inserted(
-                "INSERT INTO pools (epoch, first, devices, reports, low, state) VALUES (?, ?, 0, 0, x'00', ?)",
-                (epoch, now, _OPEN),
-            )
-        (heap,) = self._db.execute("SELECT max(heap) FROM heaps WHERE pool = ?", (pool,)).fetchone()
+            pool = self._inserted("pools", epoch=epoch, first=now, devices=0, reports=0, low=b"\0", state=_OPEN)
+        (heap,) = self._db.one("SELECT max(heap) FROM heaps WHERE pool = ?", pool)
         if heap:
-            devices, size = self._db.execute("SELECT devices, reports FROM heaps WHERE heap = ?", (heap,)).fetchone()
+            devices, size = self._db.one("SELECT devices, reports FROM heaps WHERE heap = ?", heap)
         if not heap or (size >= HEAP and devices >= self._settings.least_devices):
-            heap = self._inserted("INSERT INTO heaps (pool, devices, reports) VALUES (?, 0, 0)", (pool,))
+            heap = self._inserted("heaps", pool=pool, devices=0, reports=0)
         return pool, heap
 
-    def _inserted(self, sql: str, values: tuple[Any, ...]) -> int:
-        self._db.execute(sql, values)
-        return int(self._db.execute("SELECT last_insert_rowid()").fetchone()[0])
+    def _inserted(self, table: str, **values: Any) -> int:
+        self._db.put(table, **values)
+        return int(self._db.one("SELECT last_insert_rowid()")[0])
 
     def _hold(self, heap: int, reports: bytes) -> None:
         """Insert each report under its own key, in the order of the keys, so that each page is written once."""
@@ -425,8 +391,8 @@ class ProxyStore:
 
     def held(self) -> int:
         """The number of reports on the disk."""
-        (pooled,) = self._db.execute("SELECT coalesce(sum(reports), 0) FROM pools").fetchone()
-        (under_way,) = self._db.execute("SELECT coalesce(sum(size), 0) FROM batches").fetchone()
+        (pooled,) = self._db.one("SELECT coalesce(sum(reports), 0) FROM pools")
+        (under_way,) = self._db.one("SELECT coalesce(sum(size), 0) FROM batches")
         return int(pooled) + int(under_way)
 
     def tick(self, now: float) -> Ticked:
@@ -436,9 +402,8 @@ class ProxyStore:
         for row, epoch, closes, k, facts in found:
             lasted = time.monotonic() >= self._ends.setdefault(epoch, time.monotonic() + closes - now)
             over, few, why = now >= closes or lasted or not self._secrets.read(epoch), "too few devices", ""
-            pool = self._db.execute(
-                "SELECT pool, first, devices, reports FROM pools WHERE epoch = ? AND state = ?", (row, _OPEN)
-            ).fetchone()
+            query = "SELECT pool, first, devices, reports FROM pools WHERE epoch = ? AND state = ?"
+            pool = self._db.one(query, row, _OPEN)
             if pool:
                 number, first, devices, reports = pool
                 if first > now:  # the clock was put back
@@ -460,12 +425,13 @@ class ProxyStore:
 
     def cut(self) -> SealedBatch | None:
         """Cut the next batch off a released pool, in one transaction; None if there is none."""
-        found = self._db.execute(
+        found = self._db.one(
             "SELECT pools.pool, pools.epoch, epochs.epoch FROM pools JOIN epochs ON epochs.id = pools.epoch "
             "WHERE pools.state = ? AND (SELECT count(*) FROM batches WHERE batches.epoch = pools.epoch) < ? "
             "ORDER BY pools.pool LIMIT 1",
-            (_RELEASED, WINDOW),
-        ).fetchone()
+            _RELEASED,
+            WINDOW,
+        )
         if found is None:
             return None
         pool, row, epoch = found
@@ -478,15 +444,15 @@ class ProxyStore:
             (number, row, pool, last),
         )
         self._db.execute(f"DELETE FROM held WHERE {_OF_POOL} AND key <= ?", (pool, last))
-        size, reports = self._db.execute("SELECT size, reports FROM batches WHERE number = ?", (number,)).fetchone()
+        size, reports = self._db.one("SELECT size, reports FROM batches WHERE number = ?", number)
         self._db.execute("UPDATE pools SET reports = reports - ?, low = ? WHERE pool = ?", (size, last, pool))
-        if not self._db.execute("SELECT reports FROM pools WHERE pool = ?", (pool,)).fetchone()[0]:
+        if not self._db.one("SELECT reports FROM pools WHERE pool = ?", pool)[0]:
             self._forget_pool(pool)
         return SealedBatch(number, epoch, reports)
 
     def _lowest(self, pool: int, count: int) -> bytes:
         """The largest key among the first `count` reports of a pool."""
-        left, low = self._db.execute("SELECT reports, low FROM pools WHERE pool = ?", (pool,)).fetchone()
+        left, low = self._db.one("SELECT reports, low FROM pools WHERE pool = ?", pool)
         if left <= count:
             return _LAST
         # Keys are uniform above those that were cut: look no further than where nearly always enough of them are.
@@ -494,10 +460,8 @@ class ProxyStore:
         share, last = (count + 5 * count**0.5 + 5) / left, None
         while last is None:
             limit = min(2**64 - 1, start + int((2**64 - start) * share)).to_bytes(8, "big") + _LAST[8:]
-            (last,) = self._db.execute(
-                f"SELECT max(key) FROM (SELECT key FROM held WHERE {_OF_POOL} AND key <= ? ORDER BY key LIMIT ?)",
-                (pool, limit, count),
-            ).fetchone()
+            some = f"SELECT key FROM held WHERE {_OF_POOL} AND key <= ? ORDER BY key LIMIT ?"
+            (last,) = self._db.one(f"SELECT max(key) FROM ({some})", pool, limit, count)
             share *= 2
         return bytes(last)
 
@@ -507,12 +471,8 @@ class ProxyStore:
 
     def under_way(self) -> list[SealedBatch]:
         """Batches that were cut and have no final answer yet."""
-        return [
-            SealedBatch(*row)
-            for row in self._db.execute(
-                "SELECT number, epochs.epoch, reports FROM batches JOIN epochs ON epochs.id = batches.epoch"
-            ).fetchall()
-        ]
+        query = "SELECT number, epochs.epoch, reports FROM batches JOIN epochs ON epochs.id = batches.epoch"
+        return [SealedBatch(*row) for row in self._db.execute(query).fetchall()]
 
     def finish(self, batch: SealedBatch, outcome: str) -> None:
         """Delete a batch with its final outcome: `forwarded`, or why the next hop refused it."""
@@ -526,7 +486,7 @@ class ProxyStore:
     def sweep(self) -> bool:
         """Delete some of the rows that are not needed any more; returns whether there may be more."""
         for (pool,) in self._db.execute("SELECT pool FROM pools WHERE state = ?", (_DROPPED,)).fetchall():
-            heap = self._db.execute("SELECT min(heap) FROM heaps WHERE pool = ?", (pool,)).fetchone()[0]
+            heap = self._db.one("SELECT min(heap) FROM heaps WHERE pool = ?", pool)[0]
             if heap is None:
                 self._forget_pool(pool)
             elif self._delete_some("held", "heap", "key", heap) < SWEEP:
@@ -541,18 +501,13 @@ class ProxyStore:
 
     def _delete_some(self, table: str, group: str, key: str, which: int) -> int:
         """Delete the first rows of a group, at most `SWEEP`; returns how many."""
-        found = self._db.execute(
-            f"SELECT {key} FROM {table} WHERE {group} = ? ORDER BY {key} LIMIT 1 OFFSET ?", (which, SWEEP - 1)
-        ).fetchone()
+        query = f"SELECT {key} FROM {table} WHERE {group} = ? ORDER BY {key} LIMIT 1 OFFSET ?"
+        found = self._db.one(query, which, SWEEP - 1)
         last = found[0] if found else _LAST
         return self._db.execute(f"DELETE FROM {table} WHERE {group} = ? AND {key} <= ?", (which, last)).rowcount
 
     def count(self, name: str, amount: int) -> None:
-        self._db.execute(
-            "INSERT INTO counters (name, amount) VALUES (?, ?) "
-            "ON CONFLICT (name) DO UPDATE SET amount = amount + excluded.amount",
-            (name, amount),
-        )
+        self._db.put("counters", "name", add=True, name=name, amount=amount)
 
     def counters(self) -> dict[str, int]:
         return dict(self._db.execute("SELECT name, amount FROM counters ORDER BY name").fetchall())

@@ -28,23 +28,12 @@ from homebody.federation.server.letters import resting
 from homebody.federation.server.plan import FILE, ServerPlan
 from homebody.federation.server.records import COMPONENT, LONGEST, Records
 from homebody.federation.service.certificates import make_authority
-from homebody.federation.service.text import is_loopback, one_line
+from homebody.federation.service.text import is_loopback, making, one_line
 from homebody.files import is_held, sync_folder
 from homebody.report.record import jsonable
 from homebody.rng import Rng
 
-__all__ = [
-    "backup",
-    "make",
-    "opened",
-    "person_code",
-    "read_catalogue",
-    "read_items",
-    "report",
-    "restore",
-    "restored",
-    "running",
-]
+__all__ = ["backup", "make", "opened", "read_items", "report", "restore", "restored", "running"]
 
 STATUS = ("name", "fingerprint", "first", "people", "added", "removed", "faults", "set_aside")
 """What `homebody server status` says of a device."""
@@ -73,56 +62,52 @@ def make(
     people: which features people may have, as `person_code` reads them.
     """
     method = plan.method()
-    for host in {
-        address.rpartition(":")[0].strip("[]") for address in (plan.listen, plan.address, plan.reports) if address
-    }:
+    for address in filter(None, (plan.listen, plan.address, plan.reports)):
+        host = address.rpartition(":")[0].strip("[]")
         if not plan.tls and not is_loopback(host):
             raise HomebodyError(f"{host} is not on this machine alone: leave out --no-tls.")
     found, of_items, of_people = ([], None, None) if items is None else read_catalogue(items)
     schema = _schema(method, plan, of_items, of_people, people)
-    fresh = not folder.exists()
-    if not fresh and not folder.is_dir():
+    if folder.exists() and not folder.is_dir():
         raise HomebodyError(f"{folder} is a file: a server gets a folder of its own.")
-    if not fresh and any(entry.name != "keys" for entry in folder.iterdir()):
+    if folder.exists() and any(entry.name != "keys" for entry in folder.iterdir()):
         raise HomebodyError(f"{folder} is not empty: a server gets a folder of its own.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.chmod(0o700)  # who takes part is nobody else's business
-        keys = not (folder / "keys").exists()
-        if keys:
+    with making(folder, "server"):
+        if not (folder / "keys").exists():
             make_authority(folder / "keys", [plan.host, *hosts] if plan.host not in ("0.0.0.0", "::") else hosts)
+        text = plan.to_toml()
+        with os.fdopen(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
         try:
-            text = plan.to_toml()
-            with os.fdopen(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(text)
             with opened(folder) as (_, records):
-                if records.n_items() or records.devices():
-                    raise HomebodyError(
-                        f"{records.database.name} belongs to a server already: give --database another."
-                    )
-                if (folder / plan.database).is_file():
-                    (folder / plan.database).chmod(0o600)
-                records.add_items(found)
-                if schema.digest:
-                    records.put_features(schema.content)
-                made = {"folder": str(folder), "run": plan.run, "items": records.n_items(), "listen": plan.listen}
-                if schema.digest:
-                    made["features"] = {"people": list(schema.people), "items": list(schema.items)}
-                if plan.reports:
-                    host, _, port = plan.reports.rpartition(":")
-                    host = next(iter(hosts), host) if host in ("0.0.0.0", "[::]") else host
-                    url = f"{'https' if plan.tls else 'http'}://{host}:{port}"
-                    made |= {"next": url, "shuffled_among": plan.shuffled_among}
-                return made
+                return _furnish(folder, plan, records, found, schema, hosts)
         except BaseException:
             (folder / FILE).unlink(missing_ok=True)
             raise
-    except BaseException as error:
-        if fresh:
-            shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise HomebodyError(f"No server can be made in {folder}: {error.strerror}.") from error
-        raise
+
+
+def _furnish(
+    folder: Path,
+    plan: ServerPlan,
+    records: Records,
+    items: Sequence[tuple[str, str]],
+    schema: FeatureSchema,
+    hosts: Sequence[str],
+) -> dict[str, Any]:
+    if records.n_items() or records.devices():
+        raise HomebodyError(f"{records.database.name} belongs to a server already: give --database another.")
+    if (folder / plan.database).is_file():
+        (folder / plan.database).chmod(0o600)
+    records.add_items(items)
+    made = {"folder": str(folder), "run": plan.run, "items": records.n_items(), "listen": plan.listen}
+    if schema.digest:
+        records.put_features(schema.content)
+        made["features"] = {"people": list(schema.people), "items": list(schema.items)}
+    if plan.reports:
+        host, _, port = plan.reports.rpartition(":")
+        host = next(iter(hosts), host) if host in ("0.0.0.0", "[::]") else host
+        made |= {"next": f"{'https' if plan.tls else 'http'}://{host}:{port}", "shuffled_among": plan.shuffled_among}
+    return made
 
 
 @contextmanager
@@ -156,9 +141,7 @@ def declare(items: Features | None, people: Features | None, given: Sequence[str
     if len(named) < len(given):
         raise HomebodyError("--person-feature says twice what a feature of people is; leave one out.")
     return FeatureSchema(
-        {**of_people.codes, **named},
-        of_items.codes,
-        {name: column.values for name, column in of_items.columns.items()},
+        {**of_people.codes, **named}, of_items.codes, {name: column.values for name, column in of_items.columns.items()}
     )
 
 
@@ -204,10 +187,8 @@ def _encoded(features: Features | None, unit: str) -> Encoded:
 
 
 def read_items(source: str) -> list[tuple[str, str]]:
-    """Ids and names: of a file with a column of ids and perhaps one of names, or of a dataset's catalogue.
-
-    An id must be one that devices take: one line, without spaces around it.
-    """
+    """Ids and names: of a file with a column of ids and perhaps one of names, or of a dataset's catalogue. An id must
+    be one that devices take: one line, without spaces around it."""
     return read_catalogue(source)[0]
 
 
@@ -341,7 +322,7 @@ def restore(source: Path, database: Database) -> Records:
             Records(copy).ledger().close()  # an old one is brought forward, and its chain is whole
             Records(database).ledger().close()
             for table in TABLES:
-                if database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone():
+                if database.one(f"SELECT 1 FROM {table} LIMIT 1"):
                     raise HomebodyError(
                         f"The database {database.name} is not empty: a backup is restored into a new one."
                     )
@@ -369,4 +350,4 @@ def _parts(source: Database) -> Iterator[Any]:
     keys = source.execute("SELECT checkpoint, part FROM checkpoint_part ORDER BY checkpoint, part").fetchall()
     for key in keys:
         query = "SELECT checkpoint, part, content FROM checkpoint_part WHERE checkpoint = ? AND part = ?"
-        yield source.execute(query, tuple(key)).fetchone()
+        yield source.one(query, *key)

@@ -66,16 +66,12 @@ class LetterRoute:
         return math.inf
 
     def sum(self, updates: Mapping[int, Tree], needed: int, asked: int) -> tuple[Tree, int]:
-        """The sum of all updates, and the bytes that arrived outside letters.
-
-        Updates are added in the order of `updates`, in doubles, or exactly where they are whole steps of a grid.
-        """
-        sums = {
-            name: torch.zeros(
-                shape if size is None else (size, *shape), dtype=torch.int64 if kind in STEPS else torch.float64
-            )
-            for name, (shape, size, kind) in self._wanted.items()
-        }
+        """The sum of all updates, and the bytes that arrived outside letters. Updates are added in the order of
+        `updates`, in doubles, or exactly where they are whole steps of a grid."""
+        sums: Tree = {}
+        for name, (shape, size, kind) in self._wanted.items():
+            exact = torch.int64 if kind in STEPS else torch.float64
+            sums[name] = torch.zeros(shape if size is None else (size, *shape), dtype=exact)
         for tree in updates.values():
             for name, value in tree.items():
                 if isinstance(value, Rows):
@@ -83,9 +79,8 @@ class LetterRoute:
                     sums[name].index_add_(0, value.index[there], value.value[there].to(sums[name].dtype))
                 else:
                     sums[name] += value
-        exact = torch.int64
         kinds = {name: torch.promote_types(one.kind, torch.float32) for name, one in self._wanted.items()}
-        return {name: one if one.dtype == exact else one.to(kinds[name]) for name, one in sums.items()}, 0
+        return {name: one if one.dtype == torch.int64 else one.to(kinds[name]) for name, one in sums.items()}, 0
 
 
 class ProxyRoute:

@@ -137,11 +137,8 @@ def _numbers(said: Any) -> TypeGuard[list[int]]:
 
 
 def _names(said: Any) -> TypeGuard[list[str]]:
-    return (
-        isinstance(said, list)
-        and len(said) <= MOST_HELD
-        and all(type(one) is str and len(one) <= LONGEST_NAME for one in said)
-    )
+    few = isinstance(said, list) and len(said) <= MOST_HELD
+    return few and all(type(one) is str and len(one) <= LONGEST_NAME for one in said)
 
 
 def _number(name: str) -> int:

@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,31 +34,15 @@ LEAST_LOG = 1 << 20
 """Bytes of batches that are not worth folding."""
 _SCHEMA = """
 CREATE TABLE epoch (
-    id BLOB PRIMARY KEY,
-    place INTEGER NOT NULL UNIQUE,
-    name TEXT NOT NULL UNIQUE,
-    public BLOB NOT NULL,
-    shared TEXT NOT NULL,
-    k INTEGER NOT NULL,
-    entries INTEGER NOT NULL,
-    among INTEGER NOT NULL,
-    closes INTEGER NOT NULL,
-    arrived INTEGER NOT NULL,
-    logged INTEGER NOT NULL,
-    people INTEGER
+    id BLOB PRIMARY KEY, place INTEGER NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE, public BLOB NOT NULL,
+    shared TEXT NOT NULL, k INTEGER NOT NULL, entries INTEGER NOT NULL, among INTEGER NOT NULL, closes INTEGER NOT NULL,
+    arrived INTEGER NOT NULL, logged INTEGER NOT NULL, people INTEGER
 );
 CREATE TABLE epoch_batch (
-    epoch BLOB NOT NULL,
-    number BLOB NOT NULL,
-    answer TEXT NOT NULL,
-    pairs BLOB,
-    PRIMARY KEY (epoch, number)
+    epoch BLOB NOT NULL, number BLOB NOT NULL, answer TEXT NOT NULL, pairs BLOB, PRIMARY KEY (epoch, number)
 );
 CREATE TABLE epoch_counts (
-    epoch BLOB NOT NULL,
-    part INTEGER NOT NULL,
-    content BLOB NOT NULL,
-    PRIMARY KEY (epoch, part)
+    epoch BLOB NOT NULL, part INTEGER NOT NULL, content BLOB NOT NULL, PRIMARY KEY (epoch, part)
 );
 """
 _COLUMNS = "id, public, shared, k, entries, among, closes, name, arrived, people"
@@ -140,14 +124,12 @@ class Epochs:
             public, secret = epoch_keys()
             identity = os.urandom(EPOCH_BYTES)
             self._keep(identity, secret)
-            place = self._db.execute("SELECT COALESCE(MAX(place), 0) + 1 FROM epoch").fetchone()[0]
+            (place,) = self._db.one("SELECT COALESCE(MAX(place), 0) + 1 FROM epoch")
             closes = int(self._clock() + seconds) + 1
-            self._db.execute(
-                "INSERT INTO epoch (id, place, name, public, shared, k, entries, among, closes, arrived, logged) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0)",
-                (identity, place, name, public, asks, k, entries, among, closes),
-            )
-        return EpochRecord(identity, public, asks, k, entries, among, closes, name, 0, None)
+            new = EpochRecord(identity, public, asks, k, entries, among, closes, name, 0, None)
+            values = dict(zip(_COLUMNS.split(", "), astuple(new), strict=True))
+            self._db.put("epoch", place=place, logged=0, **values)
+        return new
 
     def find(self, identity: bytes) -> EpochRecord | None:
         """The epoch that envelopes call so."""
@@ -173,8 +155,7 @@ class Epochs:
 
     def repeated(self, identity: bytes, number: bytes) -> Added | None:
         """What was answered to a batch of this number."""
-        query = "SELECT answer FROM epoch_batch WHERE epoch = ? AND number = ?"
-        found = self._db.execute(query, (identity, number)).fetchone()
+        found = self._db.one("SELECT answer FROM epoch_batch WHERE epoch = ? AND number = ?", identity, number)
         if found is None:
             return None
         accepted, refused = json.loads(found[0])
@@ -193,15 +174,11 @@ class Epochs:
             if epoch is None or not self.takes(epoch):
                 raise Over("The epoch is closed.")
             content = np.sort(pairs).astype("<u4").tobytes()
-            self._db.execute(
-                "INSERT INTO epoch_batch (epoch, number, answer, pairs) VALUES (?, ?, ?, ?)",
-                (identity, number, json.dumps([len(pairs), dict(refused)]), content),
-            )
-            self._db.execute(
-                "UPDATE epoch SET arrived = arrived + ?, logged = logged + ? WHERE id = ?",
-                (len(pairs), len(content), identity),
-            )
-            (logged,) = self._db.execute("SELECT logged FROM epoch WHERE id = ?", (identity,)).fetchone()
+            answer = json.dumps([len(pairs), dict(refused)])
+            self._db.put("epoch_batch", epoch=identity, number=number, answer=answer, pairs=content)
+            change = "UPDATE epoch SET arrived = arrived + ?, logged = logged + ? WHERE id = ?"
+            self._db.execute(change, (len(pairs), len(content), identity))
+            (logged,) = self._db.one("SELECT logged FROM epoch WHERE id = ?", identity)
             if logged > max(LEAST_LOG, 16 * epoch.entries):
                 self._fold(epoch)
             self.records.count("batches_accepted")
@@ -234,11 +211,11 @@ class Epochs:
         epoch = self.named(name)
         if epoch is None or epoch.people is None:
             return None
-        (kept,) = self._db.execute("SELECT COUNT(*) FROM epoch_counts WHERE epoch = ?", (epoch.id,)).fetchone()
+        (kept,) = self._db.one("SELECT COUNT(*) FROM epoch_counts WHERE epoch = ?", epoch.id)
         return self.close(name, epoch.people) if kept else None
 
     def _one(self, column: str, value: bytes | str) -> EpochRecord | None:
-        found = self._db.execute(f"SELECT {_COLUMNS} FROM epoch WHERE {column} = ?", (value,)).fetchone()
+        found = self._db.one(f"SELECT {_COLUMNS} FROM epoch WHERE {column} = ?", value)
         return None if found is None else EpochRecord(*found)
 
     def _counts(self, epoch: EpochRecord) -> Counts:
@@ -259,10 +236,7 @@ class Epochs:
         content = memoryview(counts.astype("<i8").tobytes())
         self._db.execute("DELETE FROM epoch_counts WHERE epoch = ?", (epoch.id,))
         for part, start in enumerate(range(0, len(content), PART)):
-            self._db.execute(
-                "INSERT INTO epoch_counts (epoch, part, content) VALUES (?, ?, ?)",
-                (epoch.id, part, content[start : start + PART]),
-            )
+            self._db.put("epoch_counts", epoch=epoch.id, part=part, content=content[start : start + PART])
         self._db.execute("UPDATE epoch_batch SET pairs = NULL WHERE epoch = ? AND pairs IS NOT NULL", (epoch.id,))
         self._db.execute("UPDATE epoch SET logged = 0 WHERE id = ?", (epoch.id,))
         return counts

@@ -28,28 +28,8 @@ from homebody.federation.envelopes import EPOCH_BYTES, REPORT_BYTES, envelope_by
 from homebody.federation.server.epochs import Added, EpochRecord, Epochs, Over
 from homebody.federation.server.monitor import counters
 from homebody.federation.server.records import FILE, Records, database_in
+from homebody.federation.service import web
 from homebody.federation.service.logs import follow_parent, log
-from homebody.federation.service.web import (
-    Refusal,
-    RequestMemory,
-    answer,
-    declared,
-    listen,
-    only_from_here,
-    opened_envelope,
-    proved,
-    read_body,
-    refusals,
-    serve,
-)
-
-try:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import PlainTextResponse, Response
-    from starlette.routing import Route
-except ImportError as error:
-    raise HomebodyError("Taking in reports needs the extra: pip install 'homebody[deploy]'.") from error
 
 __all__ = ["MOST_REPORTS", "Intake", "main"]
 
@@ -94,19 +74,19 @@ class Intake:
         self._openers = ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="opener")
         self._handlers = ThreadPoolExecutor(4, thread_name_prefix="handler")
         self._refused: Counter[str] = Counter()
-        self._lock, self._room = threading.Lock(), RequestMemory(ROOM)
+        self._lock, self._room = threading.Lock(), web.RequestMemory(ROOM)
 
-    def app(self) -> Starlette:
+    def app(self) -> web.Starlette:
         routes = [
-            Route("/v1/batches", self._batches, methods=["POST"]),
-            Route("/v1/epochs/{epoch}", self._epochs_of, methods=["GET"]),
-            Route("/health", self._health, methods=["GET"]),
-            Route("/metrics", self._metrics, methods=["GET"]),
+            web.Route("/v1/batches", self._batches, methods=["POST"]),
+            web.Route("/v1/epochs/{epoch}", self._epochs_of, methods=["GET"]),
+            web.Route("/health", self._health, methods=["GET"]),
+            web.Route("/metrics", self._metrics, methods=["GET"]),
         ]
-        return refusals(Starlette(routes=routes, lifespan=self._living), self.count)
+        return web.refusals(web.Starlette(routes=routes, lifespan=self._living), self.count)
 
     @asynccontextmanager
-    async def _living(self, app: Starlette) -> AsyncIterator[None]:
+    async def _living(self, app: web.Starlette) -> AsyncIterator[None]:
         async def telling() -> None:
             while True:
                 await asyncio.sleep(TELL_SECONDS)
@@ -119,23 +99,23 @@ class Intake:
         self._openers.shutdown()
         self.tell()
 
-    async def _batches(self, request: Request) -> Response:
-        size = declared(request, MOST_BYTES)
+    async def _batches(self, request: web.Request) -> web.Response:
+        size = web.declared(request, MOST_BYTES)
         with self._room.holding() as share:
-            body = await read_body(request, size, share)
-            answered: Response = await self._threaded(self.take, body)
-            proved(request, named_sender(body))
+            body = await web.read_body(request, size, share)
+            answered: web.Response = await self._threaded(self.take, body)
+            web.proved(request, named_sender(body))
             return answered
 
-    async def _epochs_of(self, request: Request) -> Response:
+    async def _epochs_of(self, request: web.Request) -> web.Response:
         return await self._threaded(self._epoch, request.path_params["epoch"])
 
-    async def _health(self, request: Request) -> Response:
-        return answer(200, {"status": "ok"})
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.answer(200, {"status": "ok"})
 
-    async def _metrics(self, request: Request) -> Response:
-        only_from_here(request)
-        return await self._threaded(lambda: PlainTextResponse(counters(self._records)))
+    async def _metrics(self, request: web.Request) -> web.Response:
+        web.only_from_here(request)
+        return await self._threaded(lambda: web.PlainTextResponse(counters(self._records)))
 
     async def _threaded(self, work: Callable[..., Any], *given: Any) -> Any:
         """Work in a thread, since it may wait for the database. If that is away, the proxy is asked to come back."""
@@ -143,11 +123,11 @@ class Intake:
             return await asyncio.get_running_loop().run_in_executor(self._handlers, work, *given)
         except Unavailable as error:
             log("unavailable", reason=str(error))
-            raise Refusal(
+            raise web.Refusal(
                 503, "unavailable", "The server cannot write this down now; send it again later.", retry_after=1
             ) from error
 
-    def _epoch(self, text: str) -> Response:
+    def _epoch(self, text: str) -> web.Response:
         try:
             identity = bytes.fromhex(text) if len(text) == 2 * EPOCH_BYTES else b""
         except ValueError:
@@ -155,23 +135,23 @@ class Intake:
         epoch = self._known(identity)
         if not self._epochs.takes(epoch):
             raise _closed()
-        return answer(200, epoch.to_json())
+        return web.answer(200, epoch.to_json())
 
     def _known(self, identity: bytes) -> EpochRecord:
         epoch = self._epochs.find(identity) if len(identity) == EPOCH_BYTES else None
         if epoch is None:
-            raise Refusal(404, "unknown epoch", "There is no such epoch.")
+            raise web.Refusal(404, "unknown epoch", "There is no such epoch.")
         return epoch
 
-    def take(self, body: bytes) -> Response:
+    def take(self, body: bytes) -> web.Response:
         """Check a batch, open its reports, and store them."""
-        sender, batch = opened_envelope(body)
+        sender, batch = web.opened_envelope(body)
         if sender not in {proxy.public_key for proxy in self._records.proxies()}:
-            raise Refusal(401, "unknown proxy", "The server does not know this proxy: register it with --proxy.")
+            raise web.Refusal(401, "unknown proxy", "The server does not know this proxy: register it with --proxy.")
         if batch.kind != "batch":
-            raise Refusal(422, "wrong kind", "Devices report to a proxy, not to the server.")
+            raise web.Refusal(422, "wrong kind", "Devices report to a proxy, not to the server.")
         if not batch.size:
-            raise Refusal(400, "malformed", "The batch is empty.")
+            raise web.Refusal(400, "malformed", "The batch is empty.")
         epoch = self._known(batch.epoch)
         before = self._epochs.repeated(batch.epoch, batch.number)
         if before is not None:
@@ -231,15 +211,15 @@ def _first(reports: bytes) -> npt.NDArray[np.bool_]:
     return first
 
 
-def _closed() -> Refusal:
-    return Refusal(410, "closed epoch", "The epoch is closed.")
+def _closed() -> web.Refusal:
+    return web.Refusal(410, "closed epoch", "The epoch is closed.")
 
 
-def _outcome(added: Added) -> Response:
+def _outcome(added: Added) -> web.Response:
     said = {"accepted": added.accepted, "refused": added.refused}
     if not added.accepted:
-        return answer(422, {**said, "error": "None of the batch's reports could be used."})
-    return answer(200, said)
+        return web.answer(422, {**said, "error": "None of the batch's reports could be used."})
+    return web.answer(200, said)
 
 
 def main(given: list[str] | None = None) -> None:
@@ -250,13 +230,12 @@ def main(given: list[str] | None = None) -> None:
     asked = parser.parse_args(given)
     os.umask(0o077)
     try:
-        place, keys = IntakePlan.read(asked.folder), asked.folder / "keys"
-        listening = listen(place.host, place.port)
+        place = IntakePlan.read(asked.folder)
+        listening = web.listen(place.host, place.port)
         intake = Intake(Epochs(Records(connect(place.database, what="server's database")), asked.folder))
-        cert, key = (keys / "server.pem", keys / "server.key") if place.tls else (None, None)
         if asked.follow_parent:
             follow_parent(intake.end)
-        serve(intake.app(), listening, cert=cert, key=key, counted=intake.count)
+        web.serve(intake.app(), listening, asked.folder / "keys" if place.tls else None, intake.count)
     except Unavailable as error:
         log("intake interrupted", reason=str(error))
         sys.exit(75)

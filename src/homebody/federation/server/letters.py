@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from homebody.federation.flower.link import Link
     from homebody.federation.server.records import Records, RegisteredDevice
 
-__all__ = ["MOST_FAULTS", "PAUSE", "Correspondence", "Node", "resting"]
+__all__ = ["PAUSE", "Correspondence", "Node", "resting"]
 
 ITEMS_AT_ONCE = 50_000
 """Of a catalogue, in one letter: a device that knows fewer is told the rest by and by."""
@@ -44,8 +44,6 @@ LOOK_SECONDS = 2.0
 """Between looks, in a round, for devices that were away and came back."""
 SILENT_TIMES = 3
 """Rounds in a row that a device may leave unanswered before it is left alone, longer each time."""
-MOST_FAULTS = 5
-"""Broken answers of one device before it is set aside, where nobody says: the operator may readmit it."""
 PAUSE = 0.2
 
 
@@ -79,10 +77,10 @@ class Node:
 class Correspondence:
     """With all the devices of a server's records, over its link.
 
-    most_faults: how many broken answers of one device are borne before it is set aside.
+    most_faults: how many broken answers of one device are borne before it is set aside: the operator may readmit it.
     """
 
-    def __init__(self, link: Link, records: Records, log: Callable[..., None], most_faults: int = MOST_FAULTS) -> None:
+    def __init__(self, link: Link, records: Records, log: Callable[..., None], most_faults: int) -> None:
         self._link, self._records, self._log, self._most_faults = link, records, log, most_faults
         self.known: dict[int, Node] = {}
         self._greeted: dict[str, tuple[int, float]] = {}
@@ -100,23 +98,19 @@ class Correspondence:
     def look_around(self, greeting: Task) -> None:
         """Who is there now. A device that is new, or was silent, is greeted and counts once it has answered."""
         devices = self._devices()
-        online = {
-            node: devices[mark]
-            for mark, node in self._link.nodes().items()
-            if mark in devices and not devices[mark].set_aside
-        }
+        asked = {mark: device for mark, device in devices.items() if not device.set_aside}
+        online = {node: asked[mark] for mark, node in self._link.nodes().items() if mark in asked}
         for node in set(self.known) - set(online):
             del self.known[node]
         now = time.monotonic()
         self._left_alone = {node: until for node, until in self._left_alone.items() if until > now and node in online}
-        asked = {node for node, until in self._greeted.values() if until > now} | self._left_alone.keys()
+        greeted = {node for node, until in self._greeted.values() if until > now} | self._left_alone.keys()
         # Also those of whom nobody took part: somebody may by now.
         present = {node for node, one in self.known.items() if one.active}
-        strangers = [node for node in online if node not in present and node not in asked]
+        strangers = [node for node in online if node not in present and node not in greeted]
         if strangers:
-            sent = self._link.send(
-                dict.fromkeys(strangers, (greeting.kind, wire.encode_letter(greeting.header()))), HELLO_SECONDS
-            )
+            letter = (greeting.kind, wire.encode_letter(greeting.header()))
+            sent = self._link.send(dict.fromkeys(strangers, letter), HELLO_SECONDS)
             self._greeted.update({message: (node, now + HELLO_SECONDS) for message, node in sent.items()})
         self._greeted = {message: one for message, one in self._greeted.items() if one[1] > now and one[0] in online}
         if not self._greeted:
@@ -148,11 +142,8 @@ class Correspondence:
     def homes(self, users: list[int], only: set[int] | None) -> dict[int, list[int]]:
         """Which of these people are where."""
         wanted = set(users)
-        where = {
-            node: [number for number in one.active if number in wanted]
-            for node, one in self.known.items()
-            if only is None or node in only
-        }
+        nodes = {node: one for node, one in self.known.items() if only is None or node in only}
+        where = {node: [number for number in one.active if number in wanted] for node, one in nodes.items()}
         return {node: theirs for node, theirs in where.items() if theirs or only is not None}
 
     def letters(
@@ -230,7 +221,10 @@ class Correspondence:
                 elif not answer.lacks:
                     answered += len(answer.updates)
                     self._silent.pop(self.known[node].device.fingerprint, None)
-                    self._note_declined(answer.declined)
+                    if answer.declined:
+                        self._records.count("declined", len(answer.declined))
+                    self.declined.update(answer.declined)
+                    self._rest(answer.declined)
                     if answer.faults:
                         self.refuse(node, next(iter(answer.faults.values())), answer.faults)
                     yield node, answer
@@ -265,13 +259,6 @@ class Correspondence:
                 self._forget(node, error)
                 spare -= len(where[node])
             del gone[node]
-
-    def _note_declined(self, declined: Collection[int]) -> None:
-        """Whoever declines is left alone for a while, and longer each time."""
-        for number in declined:
-            self._records.count("declined")
-            self.declined.add(number)
-        self._rest(declined)
 
     def refuse(self, node: int, reason: wire.Malformed, people: Collection[int] = ()) -> None:
         """An answer that is broken: count and log it, and leave these people alone for a while. A device that gives too
@@ -310,21 +297,17 @@ class Correspondence:
         one = self.known[node]
         if answer.refused is not None:
             self._records.count("refused: the device refuses")
-            self._log(
-                "refused", device=one.device.fingerprint[:12], reason="the device refuses", said=answer.refused[:200]
-            )
+            said = {"reason": "the device refuses", "said": answer.refused[:200]}
+            self._log("refused", device=one.device.fingerprint[:12], **said)
             return False
         if answer.unregistered and not one.active:  # said once, when it is greeted
-            self._log(
-                "more people than registered",
-                device=one.device.fingerprint[:12],
-                people=len(answer.people) + answer.unregistered,
-                registered=one.device.people,
-            )
+            people = {"people": len(answer.people) + answer.unregistered, "registered": one.device.people}
+            self._log("more people than registered", device=one.device.fingerprint[:12], **people)
         one.active, one.items, one.holds = list(answer.people), answer.items, set(answer.holds)
         return True
 
     def _rest(self, people: Collection[int]) -> None:
+        """Leave these people alone for a while, and longer each time."""
         for number in people:
             self._rests[number] = min(self._rests.get(number, 0) + 1, MOST_RESTS)
             self._resting[number] = time.monotonic() + REST_SECONDS * 2 ** (self._rests[number] - 1)

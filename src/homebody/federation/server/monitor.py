@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Any
 from homebody.database import connect
 from homebody.errors import HomebodyError
 from homebody.federation.server.records import Records
-from homebody.federation.service.web import Limits, answer, listen, refusals, server
-
-try:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import Route
-except ImportError as error:
-    raise HomebodyError("Answering over HTTP needs the extra: pip install 'homebody[deploy]'.") from error
+from homebody.federation.service import web
+from homebody.federation.service.logs import counts, quoted, samples
 
 if TYPE_CHECKING:
     import uvicorn
@@ -55,10 +48,8 @@ class _Sum:
 
 
 class RoundSums:
-    """What all recorded rounds come to. Each is read once: an answer costs the same however many there are.
-
-    The last is read every time, since it may be measured after it is recorded.
-    """
+    """What all recorded rounds come to. Each is read once: an answer costs the same however many there are. The last is
+    read every time, since it may be measured after it is recorded."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
@@ -89,14 +80,14 @@ class Monitor:
         # A connection of its own, which its threads take turns with: the trainer's is busy.
         self._records = Records(connect(plan.database_in(folder), what="server's database"))
         try:
-            self._listening = listen(host.strip("[]"), int(port))
+            self._listening = web.listen(host.strip("[]"), int(port))
         except HomebodyError as error:
             self._records.database.close()
             reason = getattr(error.__cause__, "strerror", None) or error
             raise HomebodyError(
                 f"/metrics cannot be served on {plan.metrics}: {reason}; choose another with --metrics."
             ) from error
-        self._server = server(_app(self._records), self._listening, limits=Limits(in_all=64, of_an_address=32))
+        self._server = web.server(_app(self._records), self._listening, limits=web.Limits(in_all=64, of_an_address=32))
         self._thread = threading.Thread(target=self._server.run, args=([self._listening],), daemon=True)
 
     def __enter__(self) -> Monitor:
@@ -112,26 +103,27 @@ class Monitor:
             self._records.database.close()
 
 
-def _app(records: Records) -> Starlette:
+def _app(records: Records) -> web.Starlette:
     rounds, turn = RoundSums(records), threading.Lock()
 
-    def respond(make: Callable[[], str], kind: str) -> Response:
+    def respond(make: Callable[[], str], kind: str) -> web.Response:
         try:
             with turn:  # what an answer takes while it is made does not add up
                 text = make()
-            return Response(text, headers={"content-type": kind})
+            return web.Response(text, headers={"content-type": kind})
         except Exception as error:
             # Whoever asks must hear that something is wrong, whatever it is; what it is, is for the operator.
             why = str(error) if isinstance(error, HomebodyError) else type(error).__name__
-            return answer(503, {"status": "failing", "why": why})
+            return web.answer(503, {"status": "failing", "why": why})
 
-    def metrics(_: Request) -> Response:
+    def metrics(_: web.Request) -> web.Response:
         return respond(lambda: exposition(rounds), "text/plain; version=0.0.4; charset=utf-8")
 
-    def healthy(_: Request) -> Response:
+    def healthy(_: web.Request) -> web.Response:
         return respond(lambda: json.dumps(health(rounds)) + "\n", "application/json")
 
-    return refusals(Starlette(routes=[Route("/metrics", metrics), Route("/health", healthy)]), lambda _: None)
+    routes = [web.Route("/metrics", metrics), web.Route("/health", healthy)]
+    return web.refusals(web.Starlette(routes=routes), lambda _: None)
 
 
 def health(rounds: RoundSums) -> dict[str, Any]:
@@ -145,7 +137,7 @@ def exposition(rounds: RoundSums) -> str:
     records, done, out = rounds.records, rounds.sum(), list[str]()
 
     def tell(name: str, kind: str, helped: str, values: dict[str, float]) -> None:
-        out.extend(_lines(name, kind, helped, values))
+        out.extend(samples(name, kind, helped, values))
 
     devices = [one for one in records.devices() if not one.removed]
     tell("rounds_total", "counter", "RoundSums done.", {"": done.rounds})
@@ -166,31 +158,15 @@ def exposition(rounds: RoundSums) -> str:
             ("measured", "What devices measured last, within its range.", asked["metrics"]),
             ("measured_error", "The standard error of the noise in it.", asked.get("errors", {})),
         ):
-            tell(name, "gauge", helped, {f'{{metric="{_quoted(metric)}"}}': _number(v) for metric, v in values.items()})
+            tell(name, "gauge", helped, {f'{{metric="{quoted(metric)}"}}': _number(v) for metric, v in values.items()})
     return "\n".join(out) + "\n" + counters(records)
 
 
 def counters(records: Records) -> str:
     """What was counted since the server was made, as Prometheus reads it."""
-    counted: dict[str, dict[str, float]] = {}
-    for name, amount in records.counters().items():
-        what, _, reason = name.partition(": ")
-        labels = f'{{reason="{_quoted(reason)}"}}' if reason else ""
-        counted.setdefault(what.replace(" ", "_"), {})[labels] = amount
-    out: list[str] = []
-    for what, values in counted.items():
-        out += _lines(f"{what}_total", "counter", f"Counted since the server was made: {what}.", values)
-    return "".join(f"{line}\n" for line in out)
-
-
-def _lines(name: str, kind: str, helped: str, values: dict[str, float]) -> list[str]:
-    samples = [f"homebody_{name}{labels} {value}" for labels, value in values.items()]
-    return [f"# HELP homebody_{name} {helped}", f"# TYPE homebody_{name} {kind}", *samples]
+    lines = counts(records.counters(), "", lambda what: f"Counted since the server was made: {what}.")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _number(value: float | str) -> Any:
     return "+Inf" if str(value) == "inf" else value
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")

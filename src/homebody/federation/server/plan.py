@@ -5,28 +5,30 @@ from __future__ import annotations
 import math
 import uuid
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, get_args
 
 from homebody import settings
-from homebody.core import Cohort, Method, releases
-from homebody.data.splits import How, Protocol
 from homebody.errors import HomebodyError, unknown_name
-from homebody.federation import wire
-from homebody.federation.server.letters import MOST_FAULTS
+from homebody.federation import LONGEST, MOST_INTERACTIONS
 from homebody.federation.server.records import FILE, database_in
-from homebody.federation.server.runtime import NOBODY_PUBLIC, RoundSettings
 from homebody.federation.service.text import is_loopback, split_address
-from homebody.federation.task import LONGEST, MOST_INTERACTIONS, metric_names, telemetry
 from homebody.files import read_settings
 from homebody.recipe import Recipe
 from homebody.settings import setting
 
-__all__ = ["FILE", "ServerPlan"]
+# `homebody server init` reads the settings for its options, and `homebody --help` must not wait for torch: what needs
+# more than the settings is imported where it is used.
+if TYPE_CHECKING:
+    from homebody.core import Method
+
+__all__ = ["FILE", "NOBODY_PUBLIC", "ServerPlan"]
 
 SCHEMA_VERSION = 1
+option = partial(setting, panel="Options")
+"""A setting that is an option of `homebody server init`; others are only in the file."""
+NOBODY_PUBLIC = "No device's data is public: leave out public people, and stages that learn from them alone."
 DESCRIBED = ("method", "fields", "stages", "seed", "protocol", "held_out", "negatives")
 """Fields of the recipe that every letter holds as they are."""
 
@@ -44,33 +46,39 @@ class ServerPlan:
 
     recipe: Recipe
     """What is trained; the data are on the devices."""
-    listen: str = setting("127.0.0.1:9092", "Where to listen for devices, HOST:PORT.")
-    metrics: str = setting("127.0.0.1:9464", "Where /metrics and /health answer; empty: nowhere.")
-    database: str = setting(
-        "server.sqlite", "A file in the server's folder, postgresql://…, or env:NAME for an address in the environment."
+    listen: str = option(
+        "127.0.0.1:9092", "Where to listen for devices, HOST:PORT; 0.0.0.0:PORT for other machines too."
     )
-    link: str = setting("", "A SuperLink that runs elsewhere, to be joined; empty: the server starts its own.")
-    reports: str = setting("", "Where proxies bring the reports of a method that shuffles; empty: nowhere.")
-    reports_wait: float = setting(
+    metrics: str = option("127.0.0.1:9464", "Where /metrics and /health answer; '' for nowhere.")
+    database: str = option(
+        "server.sqlite", "A file in DIR, postgresql://…, or env:NAME for an address in the environment."
+    )
+    link: str = option("", "Join a link that runs elsewhere with this server's keys, HOST:PORT.")
+    """A SuperLink; without one, the server starts its own."""
+    reports: str = option("", "Where proxies bring reports, HOST:PORT, for a method that shuffles; '' for nowhere.")
+    reports_wait: float = option(
         30.0,
         "Seconds after a round's deadline for reports: longer than the proxy holds them.",
         low=0,
         high=86_400,
         unit="second",
     )
-    tls: bool = setting(True, "Encrypt.")
-    deadline: float = setting(60.0, "Seconds that a round waits for answers.", low=1, high=86_400, unit="second")
-    quorum: float = setting(0.5, "The share of a round that must answer.", above=0, high=1)
-    least: int = setting(1, "People that must be connected before a round begins.", low=1)
-    half: bool = setting(False, "Send numbers in 16 bits instead of 32.")
+    tls: bool = option(True, "Encrypt; to leave it out, listen on this machine alone.", option="--tls/--no-tls")
+    deadline: float = option(60.0, "Seconds that a round waits for answers.", low=1, high=86_400, unit="second")
+    quorum: float = option(
+        0.5, "The share of a round that must answer, or it is abandoned and tried again.", above=0, high=1
+    )
+    least: int = option(1, "People that must be connected before a round begins.", low=1, min=1)
+    half: bool = option(False, "Send numbers in 16 bits instead of 32.")
     largest: float = setting(1e9, "The largest number that an update may hold.", above=0)
-    most_faults: int = setting(MOST_FAULTS, "Broken answers of one device before it is set aside.", low=1)
-    longest: int = setting(
+    most_faults: int = option(5, "Broken answers of one device before it is set aside.", low=1, min=1)
+    longest: int = option(
         LONGEST,
-        "The latest interactions of a person that count; the cost of a task is computed for so many.",
+        "Interactions of a person that count, the latest: devices reckon a task with so many.",
         low=1,
         high=MOST_INTERACTIONS,
         unit="interaction",
+        min=1,
     )
     run: str = setting(doc="The name of this training on devices.", make=lambda: uuid.uuid4().hex)
 
@@ -82,7 +90,6 @@ class ServerPlan:
         for name in ("database", "run"):
             if not getattr(self, name).strip():
                 raise HomebodyError(f"The server's {name} must be named: it is empty.")
-
         if self.metrics and not is_loopback(self.metrics.rpartition(":")[0].strip("[]")):
             raise HomebodyError(
                 f"/metrics on {self.metrics} could be read by anybody: serve it on 127.0.0.1, and ask through a proxy."
@@ -102,21 +109,17 @@ class ServerPlan:
         anywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
         return self.link or f"{anywhere.get(self.host, self.listen.rpartition(':')[0])}:{self.port}"
 
-    def settings(self) -> RoundSettings:
-        """How the runtime waits, and what it lets in."""
-        return RoundSettings(
-            deadline=self.deadline,
-            quorum=self.quorum,
-            least=max(self.least, self.recipe.cohort or 1),
-            half=self.half,
-            largest=self.largest,
-            reports_wait=self.reports_wait,
-            cutoffs=tuple(self.recipe.measured()),
-            most_faults=self.most_faults,
-        )
+    @property
+    def least_present(self) -> int:
+        """People that must be connected before a round begins: at least as many as it asks."""
+        return max(self.least, self.recipe.cohort or 1)
 
     def method(self) -> Method:
         """What is trained, checked."""
+        from homebody.core import Method
+        from homebody.federation import wire
+        from homebody.federation.task import telemetry
+
         self.recipe.check()
         if ":" in self.recipe.method:
             raise HomebodyError(
@@ -169,6 +172,10 @@ class ServerPlan:
 
     def _refuse_hopeless(self, method: Method) -> None:
         """A budget that no round fits into, however people are drawn: ε of one round is infinite."""
+        import numpy as np
+
+        from homebody.core import Cohort, releases
+
         budget = self.recipe.allowed()
         acting = method.phases[0].method or method
         people = self.recipe.cohort or self.least
@@ -177,6 +184,9 @@ class ServerPlan:
             budget.refuse_infinite(charges)
 
     def _check_what_devices_do(self, method: Method) -> None:
+        from homebody.data.splits import How, Protocol
+        from homebody.federation.task import metric_names
+
         recipe = self.recipe
         if recipe.split != "leave-one-out":
             raise HomebodyError(f"Devices hold out their last two interactions: leave out the split '{recipe.split}'.")
@@ -210,7 +220,6 @@ class ServerPlan:
         }
 
     def database_in(self, folder: Path) -> Path | str:
-        """What to connect to."""
         return database_in(folder, self.database)
 
     def to_toml(self) -> str:
@@ -224,13 +233,8 @@ class ServerPlan:
 
     @classmethod
     def read(cls, folder: Path) -> ServerPlan:
-        """The plan of a server's folder."""
         missing = f"There is no server in {folder}: make one with `homebody server init {folder}`."
         return cls.from_toml(read_settings(folder / FILE, "The server's plan", missing))
-
-    def changed(self, **changes: Any) -> ServerPlan:
-        """The plan with other settings."""
-        return replace(self, **changes)
 
 
 def _recipe(values: Any) -> Recipe:

@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homebody.database import Database
 from homebody.errors import HomebodyError
 
 if TYPE_CHECKING:
     from homebody.core import Cohort
+    from homebody.database import Database
     from homebody.privacy import Ledger
     from homebody.progress import Progress, Round
 
@@ -37,57 +37,33 @@ MOST_PEOPLE = 1_000_000
 """On one device; it is there to catch a slip."""
 _SCHEMA = """
 CREATE TABLE device (
-    fingerprint TEXT PRIMARY KEY,
-    public_key BLOB NOT NULL,
-    name TEXT NOT NULL,
-    first INTEGER NOT NULL UNIQUE,
-    people INTEGER NOT NULL,
-    added TEXT NOT NULL,
-    removed TEXT
+    fingerprint TEXT PRIMARY KEY, public_key BLOB NOT NULL, name TEXT NOT NULL, first INTEGER NOT NULL UNIQUE,
+    people INTEGER NOT NULL, added TEXT NOT NULL, removed TEXT
 );
 CREATE UNIQUE INDEX device_name ON device (name) WHERE removed IS NULL;
 CREATE TABLE item (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, name TEXT NOT NULL);
 CREATE TABLE open_round (
-    release TEXT PRIMARY KEY,
-    users BLOB NOT NULL,
-    sampling TEXT NOT NULL,
-    size INTEGER NOT NULL,
+    release TEXT PRIMARY KEY, users BLOB NOT NULL, sampling TEXT NOT NULL, size INTEGER NOT NULL,
     population INTEGER NOT NULL
 );
 CREATE TABLE checkpoint (
-    number INTEGER PRIMARY KEY,
-    about TEXT NOT NULL,
-    size INTEGER NOT NULL,
-    sha256 TEXT NOT NULL,
-    saved TEXT NOT NULL
+    number INTEGER PRIMARY KEY, about TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL, saved TEXT NOT NULL
 );
 CREATE TABLE checkpoint_part (
-    checkpoint INTEGER NOT NULL,
-    part INTEGER NOT NULL,
-    content BLOB NOT NULL,
-    PRIMARY KEY (checkpoint, part)
+    checkpoint INTEGER NOT NULL, part INTEGER NOT NULL, content BLOB NOT NULL, PRIMARY KEY (checkpoint, part)
 );
 CREATE TABLE round (step INTEGER PRIMARY KEY, line TEXT NOT NULL);
 CREATE TABLE counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 CREATE TABLE note (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-_PROXIES = """
-CREATE TABLE proxy (public_key BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, added TEXT NOT NULL);
-"""
-_SHEET = """
-CREATE TABLE sheet (number INTEGER PRIMARY KEY, content BLOB NOT NULL);
-"""
-_FAULTS = """
-CREATE TABLE fault (fingerprint TEXT PRIMARY KEY, count INTEGER NOT NULL, set_aside TEXT);
-"""
-_STEPS = (_SCHEMA, _PROXIES, _SHEET, _FAULTS)
-# Parameters are noise to a compressor: PostgreSQL would only lose time.
-_IN_POSTGRESQL = (
-    f"{_SCHEMA}ALTER TABLE checkpoint_part ALTER COLUMN content SET STORAGE EXTERNAL;\n",
-    _PROXIES,
-    _SHEET,
-    _FAULTS,
+_STEPS = (
+    _SCHEMA,
+    "CREATE TABLE proxy (public_key BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, added TEXT NOT NULL);",
+    "CREATE TABLE sheet (number INTEGER PRIMARY KEY, content BLOB NOT NULL);",
+    "CREATE TABLE fault (fingerprint TEXT PRIMARY KEY, count INTEGER NOT NULL, set_aside TEXT);",
 )
+# Parameters are noise to a compressor: PostgreSQL would only lose time.
+_IN_POSTGRESQL = (f"{_SCHEMA}ALTER TABLE checkpoint_part ALTER COLUMN content SET STORAGE EXTERNAL;\n", *_STEPS[1:])
 
 
 @dataclass(frozen=True)
@@ -107,11 +83,6 @@ class RegisteredDevice:
     """Answers of its that were refused because they were broken, since it was last readmitted."""
     set_aside: str | None = None
     """Since when it is not asked any more, because of them."""
-
-    @property
-    def numbers(self) -> range:
-        """Its people's client numbers."""
-        return range(self.first, self.first + self.people)
 
 
 @dataclass(frozen=True)
@@ -168,45 +139,35 @@ class Records:
                     raise HomebodyError(f"The key of '{name}' is registered already, as '{device.name}'.")
                 if device.name == name and not device.removed:
                     raise HomebodyError(f"There is a device '{name}' already; give this one another name.")
-            first = self._one("SELECT COALESCE(MAX(first + people), 0) FROM device")
-            self.database.execute(
-                "INSERT INTO device (fingerprint, public_key, name, first, people, added) VALUES (?, ?, ?, ?, ?, ?)",
-                (fingerprint, public_key, name, first, people, now()),
-            )
+            first = self._number("SELECT COALESCE(MAX(first + people), 0) FROM device")
+            row: dict[str, Any] = {"fingerprint": fingerprint, "public_key": public_key, "name": name, "people": people}
+            self.database.put("device", **row, first=first, added=now())
         return range(first, first + people)
 
     def devices(self) -> list[RegisteredDevice]:
         """Every device that was ever registered, in the order of its people's numbers."""
         columns = "device.fingerprint, public_key, name, first, people, added, removed, COALESCE(count, 0), set_aside"
         faults = "LEFT JOIN fault ON fault.fingerprint = device.fingerprint"
-        return [
-            RegisteredDevice(*row)
-            for row in self.database.rows(f"SELECT {columns} FROM device {faults} ORDER BY first")
-        ]
+        query = f"SELECT {columns} FROM device {faults} ORDER BY first"
+        return [RegisteredDevice(*row) for row in self.database.rows(query)]
 
     def remove_device(self, which: str) -> RegisteredDevice:
         """Take a device out, by its name or its key's fingerprint; its people's numbers stay theirs."""
         with self.database.transaction():
             device = self._device(which)
-            if (when := device.removed) is not None:
-                raise HomebodyError(f"The device '{which}' was removed already, on {when}.")
-            self.database.execute(
-                "UPDATE device SET removed = ? WHERE fingerprint = ?", (when := now(), device.fingerprint)
-            )
-        return replace(device, removed=when)
+            if device.removed is not None:
+                raise HomebodyError(f"The device '{which}' was removed already, on {device.removed}.")
+            device = replace(device, removed=now())
+            change = "UPDATE device SET removed = ? WHERE fingerprint = ?"
+            self.database.execute(change, (device.removed, device.fingerprint))
+        return device
 
     def add_fault(self, fingerprint: str, most: int) -> bool:
         """Count a broken answer of a device; with the last of `most` it is set aside, and the answer is True."""
         with self.database.transaction():
-            self.database.execute(
-                "INSERT INTO fault (fingerprint, count) VALUES (?, 1) "
-                "ON CONFLICT (fingerprint) DO UPDATE SET count = fault.count + 1",
-                (fingerprint,),
-            )
-            changed = self.database.execute(
-                "UPDATE fault SET set_aside = ? WHERE fingerprint = ? AND count >= ? AND set_aside IS NULL",
-                (now(), fingerprint, most),
-            )
+            self.database.put("fault", "fingerprint", add=True, fingerprint=fingerprint, count=1)
+            change = "UPDATE fault SET set_aside = ? WHERE fingerprint = ? AND count >= ? AND set_aside IS NULL"
+            changed = self.database.execute(change, (now(), fingerprint, most))
         return changed.rowcount == 1
 
     def readmit_device(self, which: str) -> RegisteredDevice:
@@ -238,9 +199,7 @@ class Records:
                     raise HomebodyError(f"The key of '{name}' is registered already, as '{one.name}'.")
                 if one.name == name:
                     raise HomebodyError(f"There is a proxy '{name}' already; give this one another name.")
-            self.database.execute(
-                "INSERT INTO proxy (public_key, name, added) VALUES (?, ?, ?)", (public_key, name, now())
-            )
+            self.database.put("proxy", public_key=public_key, name=name, added=now())
 
     def proxies(self) -> list[RegisteredProxy]:
         """Every registered proxy, in the order of names."""
@@ -258,14 +217,12 @@ class Records:
         A number is a position and never changes. Ids that are known, or come twice, are left out, and counted as
         `items known already`.
         """
-        given = list(items)
+        given, names = list(items), dict[str, str]()
         for identity, name in given:
             check_text("An item's id", identity)
             check_text("An item's name", name, least=0)
+            names.setdefault(identity, name)
         with self.database.transaction():
-            names: dict[str, str] = {}
-            for identity, name in given:
-                names.setdefault(identity, name)
             for known in self._known(list(names)):
                 del names[known]
             first = self.n_items()
@@ -281,8 +238,7 @@ class Records:
         return [(identity, name) for identity, name in self.database.rows(query, (since,))]
 
     def n_items(self) -> int:
-        """How many items there are."""
-        return self._one("SELECT COALESCE(MAX(number), -1) + 1 FROM item")
+        return self._number("SELECT COALESCE(MAX(number), -1) + 1 FROM item")
 
     def open_round(self, release: str, cohort: Cohort) -> None:
         """Write down whom a round is with, before it is charged: after a kill it is with the same people."""
@@ -292,7 +248,7 @@ class Records:
         users = np.asarray(cohort.users, dtype="<i8").tobytes()
         row = (release, users, cohort.sampling, cohort.size, cohort.population)
         with self.database.transaction():
-            before = self.database.execute(f"SELECT {columns} FROM open_round WHERE release = ?", (release,)).fetchone()
+            before = self.database.one(f"SELECT {columns} FROM open_round WHERE release = ?", release)
             if before is None:
                 self.database.execute(f"INSERT INTO open_round ({columns}) VALUES (?, ?, ?, ?, ?)", row)
             elif tuple(before) != row:
@@ -304,16 +260,11 @@ class Records:
 
         from homebody.core import Cohort
 
-        query = "SELECT users, sampling, size, population FROM open_round WHERE release = ?"
-        found = self.database.execute(query, (release,)).fetchone()
+        found = self.database.one("SELECT users, sampling, size, population FROM open_round WHERE release = ?", release)
         if found is None:
             return None
         users, sampling, size, population = found
         return Cohort(np.frombuffer(users, dtype="<i8").astype(np.int64), sampling, size, population)
-
-    def close_round(self, release: str) -> None:
-        """The round is done, or given up; one that is not open stays so."""
-        self.database.execute("DELETE FROM open_round WHERE release = ?", (release,))
 
     def due(self) -> bool:
         """A round with real devices is never run twice for want of a checkpoint."""
@@ -328,26 +279,18 @@ class Records:
         words, tensors = packed(progress)
         about = json.dumps(words)
         content = memoryview(safetensors.torch.save(tensors))
-        execute = self.database.execute
+        put, execute, digest = self.database.put, self.database.execute, _digest(about, content)
         with self.database.transaction():
-            number = self._one("SELECT COALESCE(MAX(number), 0) + 1 FROM checkpoint")
-            execute(
-                "INSERT INTO checkpoint (number, about, size, sha256, saved) VALUES (?, ?, ?, ?, ?)",
-                (number, about, len(content), _digest(about, content), now()),
-            )
+            number = self._number("SELECT COALESCE(MAX(number), 0) + 1 FROM checkpoint")
+            put("checkpoint", number=number, about=about, size=len(content), sha256=digest, saved=now())
             for part, start in enumerate(range(0, len(content), PART)):
-                execute(
-                    "INSERT INTO checkpoint_part (checkpoint, part, content) VALUES (?, ?, ?)",
-                    (number, part, content[start : start + PART]),
-                )
+                put("checkpoint_part", checkpoint=number, part=part, content=content[start : start + PART])
             execute("DELETE FROM checkpoint_part WHERE checkpoint <= ?", (number - KEPT,))
             execute("DELETE FROM checkpoint WHERE number <= ?", (number - KEPT,))
 
     def load(self) -> Progress | None:
-        """The last whole checkpoint, to go on from; the rounds recorded after it are taken back, to be run again.
-
-        One that was damaged is dropped for the one before it, and counted as `checkpoints damaged`.
-        """
+        """The last whole checkpoint, to go on from; the rounds recorded after it are taken back, to be run again. One
+        that was damaged is dropped for the one before it, and counted as `checkpoints damaged`."""
         import safetensors.torch
 
         from homebody.report.record import unpacked
@@ -379,13 +322,12 @@ class Records:
 
         text = json.dumps(jsonable(asdict(line)))
         with self.database.transaction():
-            known = self.database.execute("SELECT line FROM round WHERE step = ?", (line.step,)).fetchone()
+            known = self.database.one("SELECT line FROM round WHERE step = ?", line.step)
             if known and (json.loads(known[0])["metrics"] or not line.metrics):
                 raise HomebodyError(
                     f"Round {line.step} is recorded already; what came after a checkpoint is loaded first."
                 )
-            self.database.execute("DELETE FROM round WHERE step = ?", (line.step,))
-            self.database.execute("INSERT INTO round (step, line) VALUES (?, ?)", (line.step, text))
+            self.database.put("round", "step", step=line.step, line=text)
 
     def rounds(self, since: int = -1, most: int | None = None) -> list[dict[str, Any]]:
         """The recorded rounds after this one: all of them, or the first so many."""
@@ -394,35 +336,25 @@ class Records:
         return [json.loads(line) for (line,) in found]
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Add to a counter."""
-        self.database.execute(
-            "INSERT INTO counter (name, value) VALUES (?, ?) "
-            "ON CONFLICT (name) DO UPDATE SET value = counter.value + excluded.value",
-            (name, amount),
-        )
+        self.database.put("counter", "name", add=True, name=name, value=amount)
 
     def counters(self) -> dict[str, int]:
-        """Every counter, by name."""
         return dict(self.database.execute("SELECT name, value FROM counter ORDER BY name").fetchall())
 
     def note(self, name: str, value: str) -> None:
         """Write down a small fact about how things stand, in place of what it was before."""
-        self.database.execute(
-            "INSERT INTO note (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            (name, value),
-        )
+        self.database.put("note", "name", name=name, value=value)
 
     def notes(self) -> dict[str, str]:
-        """Every note, by name."""
         return dict(self.database.execute("SELECT name, value FROM note ORDER BY name").fetchall())
 
     def put_features(self, content: bytes) -> None:
         """Store the feature schema; once, when a server is made."""
-        self.database.execute("INSERT INTO sheet (number, content) VALUES (0, ?)", (content,))
+        self.database.put("sheet", number=0, content=content)
 
     def features(self) -> bytes | None:
         """The encoded feature schema; None: the model uses no features."""
-        row = self.database.execute("SELECT content FROM sheet").fetchone()
+        row = self.database.one("SELECT content FROM sheet")
         return None if row is None else bytes(row[0])
 
     def ledger(self) -> Ledger:
@@ -439,14 +371,13 @@ class Records:
             yield from (identity for (identity,) in self.database.execute(query, some).fetchall())
 
     def _parts(self, checkpoint: int) -> Iterator[bytes]:
-        count = self._one("SELECT COUNT(*) FROM checkpoint_part WHERE checkpoint = ?", checkpoint)
+        count = self._number("SELECT COUNT(*) FROM checkpoint_part WHERE checkpoint = ?", checkpoint)
         for part in range(count):
             query = "SELECT content FROM checkpoint_part WHERE checkpoint = ? AND part = ?"
             yield from (content for (content,) in self.database.execute(query, (checkpoint, part)).fetchall())
 
-    def _one(self, query: str, *parameters: object) -> int:
-        (value,) = self.database.execute(query, parameters).fetchone()
-        return int(value)
+    def _number(self, query: str, *parameters: object) -> int:
+        return int(self.database.one(query, *parameters)[0])
 
 
 def database_in(folder: Path, named: str) -> Path | str:

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,60 +19,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homebody.core import (
-    Catalogue,
-    Cohort,
-    Collected,
-    Evaluated,
-    Method,
-    Newcomer,
-    Opened,
-    Recommended,
-    Total,
-    Tree,
-    Users,
-)
+from homebody.core import Catalogue, Cohort, Collected, Evaluated, Method, Opened, Total, Tree, Users
 from homebody.errors import Abandoned, HomebodyError
 from homebody.federation import wire
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.aggregate import LetterRoute, ProxyRoute, bounds, largest
-from homebody.federation.server.letters import MOST_FAULTS, PAUSE, Correspondence
+from homebody.federation.server.letters import PAUSE, Correspondence
+from homebody.federation.server.plan import NOBODY_PUBLIC, ServerPlan
 from homebody.federation.task import Task, asks, metric_names, telemetry
 from homebody.privacy import Charge
 from homebody.rng import Rng, SystemRng
 
 if TYPE_CHECKING:
+    from homebody.core import Newcomer, Recommended
     from homebody.federation.flower.link import Link
     from homebody.federation.server.epochs import Epochs
     from homebody.federation.server.records import Records
 
-__all__ = ["Flower", "RoundSettings", "within_range"]
+__all__ = ["Flower", "within_range"]
 
-NOBODY_PUBLIC = "No device's data is public: leave out public people, and stages that learn from them alone."
 BACK_SECONDS = 20.0
 """How long a round that was cut short waits for devices to come back that it can do without."""
-
-
-@dataclass(frozen=True)
-class RoundSettings:
-    """How long to wait, for how many, and what is let in."""
-
-    deadline: float = 60.0
-    """Seconds for a round."""
-    quorum: float = 0.5
-    """The share of a cohort that must answer; otherwise the round is abandoned."""
-    least: int = 1
-    """Clients that must be there before a round begins."""
-    half: bool = False
-    """Whether floats travel in 16 bits."""
-    largest: float = 1e9
-    """The largest number that an update may hold."""
-    reports_wait: float = 30.0
-    """Seconds that reports may come after that, where a proxy holds them until there are enough."""
-    cutoffs: tuple[int, ...] = (5, 10, 20)
-    """Lengths of the lists that telemetry looks at."""
-    most_faults: int = MOST_FAULTS
-    """Broken answers of one device before it is set aside."""
 
 
 class _Answers(NamedTuple):
@@ -89,9 +56,8 @@ class _Answers(NamedTuple):
 class Flower:
     """Sends the work of a round to the devices of its cohort, and adds up what comes back through the channel.
 
-    description: what a device needs to do the same mathematics, as JSON: the recipe's method, fields and stages, the
-    seed, the protocol and whether anything is held out. epochs: where reports arrive that come through a proxy.
-    schema: the features that devices know, where the method uses any.
+    plan: what letters say of the training, how long to wait, for how many, and what is let in. epochs: where reports
+    arrive that come through a proxy. schema: the features that devices know, where the method uses any.
     """
 
     simulated = False
@@ -101,21 +67,19 @@ class Flower:
         self,
         link: Link,
         records: Records,
-        description: Mapping[str, Any],
-        settings: RoundSettings | None = None,
+        plan: ServerPlan,
         *,
         keep: int | None = None,
         epochs: Epochs | None = None,
         schema: FeatureSchema | None = None,
         log: Callable[..., None] = lambda event, **facts: None,
     ) -> None:
-        self._records, self._description, self._log = records, dict(description), log
-        self.settings = settings or RoundSettings()
+        self._records, self._plan, self._description, self._log = records, plan, plan.describe(), log
         self._schema = schema or FeatureSchema()
         if self._schema.digest:
             self._description["features"] = self._schema.digest
         self.catalogue = self._schema.catalogue(records.n_items())
-        self._letters = Correspondence(link, records, log, self.settings.most_faults)
+        self._letters = Correspondence(link, records, log, self._plan.most_faults)
         self._key, self._release = 0, records.notes().get("opened", "").partition(" ")[0].partition("#")[0]
         self._step, self._keep, self._epochs = 0, keep, epochs
 
@@ -132,10 +96,10 @@ class Flower:
         while True:
             self._letters.look_around(self._greeting())
             numbers = self._letters.present()
-            if len(numbers) >= max(1, self.settings.least):
+            if len(numbers) >= self._plan.least_present:
                 return np.array(numbers, dtype=np.int64)
             if not said:
-                self._log("waiting", present=len(numbers), least=self.settings.least)
+                self._log("waiting", present=len(numbers), least=self._plan.least_present)
                 said = True
             time.sleep(PAUSE)
 
@@ -146,8 +110,8 @@ class Flower:
     def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
         """A round that was cut short is the same one only if it asks the same: then its devices answer the same."""
         self._release = release
-        asks = wire.digest(json.dumps([self._description, self.catalogue.n_items, self.settings.half]).encode())
-        asks += wire.digest(wire.encode_tree(shared, half=self.settings.half))
+        asks = wire.digest(json.dumps([self._description, self.catalogue.n_items, self._plan.half]).encode())
+        asks += wire.digest(wire.encode_tree(shared, half=self._plan.half))
         name = self._attempt()
         before = self._records.opened(name)
         if before is not None and self._records.notes().get("opened") != f"{name} {asks}":
@@ -174,7 +138,7 @@ class Flower:
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         wanted = wire.expected(method, shared, self.catalogue)
-        within = bounds(method.uplink, self.settings.largest)
+        within = bounds(method.uplink, self._plan.largest)
         task = self._task("train", step, rng)
         try:
             got = self._ask(method, shared, task, cohort.users.tolist(), wanted, within, _as_it_is)
@@ -205,37 +169,30 @@ class Flower:
 
         wanted, within: what an update must look like. clean: applied to each, before the channel's own bounds.
         """
-        body = wire.encode_tree(shared, half=self.settings.half)
+        body = wire.encode_tree(shared, half=self._plan.half)
         route: LetterRoute | ProxyRoute = LetterRoute(wanted, within, lambda tree: method.uplink.bounded(tree, clean))
         if method.uplink.facts.shuffled:
             assert self._epochs is not None  # refused when the phase began
             name = f"{task.run}/{self._attempt()}{'' if task.do == 'train' else '/telemetry'}"
             about = asks(replace(task, shared=wire.digest(body)).header())
-            seconds = self.settings.deadline + self.settings.reports_wait
+            seconds = self._plan.deadline + self._plan.reports_wait
             route = ProxyRoute(self._epochs, name, about, method.uplink, wanted, seconds)
-        needed = max(1, math.ceil(self.settings.quorum * len(users)))
+        needed = max(1, math.ceil(self._plan.quorum * len(users)))
         if (before := route.before(needed, len(users))) is not None:
             return _Answers(*before)
         task = route.open(task)
-        end = time.monotonic() + min(self.settings.deadline, route.left())
+        end = time.monotonic() + min(self._plan.deadline, route.left())
         self._await(users, needed, end)
         found: dict[int, Tree] = {}
         traffic = [0, 0]
         for _, answer in self._letters.letters(
-            task,
-            body,
-            users,
-            end,
-            schema=self._schema.content,
-            traffic=traffic,
-            update=route.read,
-            needed=needed,
+            task, body, users, end, schema=self._schema.content, traffic=traffic, update=route.read, needed=needed
         ):
             found.update(answer.updates)
         if len(found) < needed:
             declined = len(self._letters.declined)
             raise Abandoned(
-                f"{len(found)} of {len(users)} clients answered within {self.settings.deadline:g} s"
+                f"{len(found)} of {len(users)} clients answered within {self._plan.deadline:g} s"
                 f"{f', {declined} declined' if declined else ''}, and {needed} must"
                 f"{': does the proxy run, and do devices reach it?' if declined and route.proxied else '.'}"
             )
@@ -250,16 +207,16 @@ class Flower:
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         """The mean of what people measure on their own devices; it leaves through the method's channel."""
         everyone = self._gathered().tolist()
-        task = replace(self._task("evaluate", self._step, Rng.of(0)), cutoffs=list(self.settings.cutoffs))
+        task = replace(self._task("evaluate", self._step, Rng.of(0)), cutoffs=self._plan.recipe.measured())
         # Shares, where nothing is added to them on the way: one device does not decide for all.
-        within = bounds(method.uplink, self.settings.largest if method.uplink.stages else 1.0)
-        clean, wanted = _shares if method.uplink.facts.plain else _as_it_is, telemetry(method, self.settings.cutoffs)
+        within = bounds(method.uplink, self._plan.largest if method.uplink.stages else 1.0)
+        clean, wanted = _shares if method.uplink.facts.plain else _as_it_is, telemetry(method, task.cutoffs)
         try:
             got = self._ask(method, shared, task, everyone, wanted, within, clean)
         except Abandoned:
             return Evaluated({})  # of too few to choose a round by
         sums = method.uplink.server(Total(got.sum, got.answered), SystemRng().fold("server")).sum
-        asked, names = float(sums["asked"]), metric_names(self.settings.cutoffs)
+        asked, names = float(sums["asked"]), metric_names(task.cutoffs)
         if not asked >= 1:
             return Evaluated({})
         found = {name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)}
@@ -293,8 +250,8 @@ class Flower:
             return known
         task = self._task("adapt", step, Rng.of(0))
         numbers = [number for one in there.values() for number in one.active]
-        had, end = set(known), time.monotonic() + self.settings.deadline
-        body = wire.encode_tree(shared, half=self.settings.half)
+        had, end = set(known), time.monotonic() + self._plan.deadline
+        body = wire.encode_tree(shared, half=self._plan.half)
         for node, _ in self._letters.letters(task, body, numbers, end, schema=self._schema.content, only=set(there)):
             known.add(there[node].device.fingerprint)
         if known != had:
@@ -311,8 +268,8 @@ class Flower:
             clients_key=self._key,
             keep=self._keep,
             n_items=self.catalogue.n_items,
-            half=self.settings.half,
-            largest=self.settings.largest,
+            half=self._plan.half,
+            largest=self._plan.largest,
             **self._description,
         )
 

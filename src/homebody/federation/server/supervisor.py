@@ -65,9 +65,8 @@ class _Supervisor:
                 self._keep_intake()
                 if self._trainer is None:
                     began = time.monotonic()
-                    self._trainer = self._start(
-                        "homebody.federation.server.trainer", str(self._folder), *self._options()
-                    )
+                    options = ["--follow-parent", *(["--once"] if self._once else [])]
+                    self._trainer = self._start("homebody.federation.server.trainer", str(self._folder), *options)
                 code = self._trainer.poll()
                 if code is None:
                     time.sleep(0.05)
@@ -82,9 +81,6 @@ class _Supervisor:
             return 0
         finally:
             self._end()
-
-    def _options(self) -> list[str]:
-        return ["--follow-parent", *(["--once"] if self._once else [])]
 
     def _start_link(self) -> bool:
         """Start the link, and say whether it listens."""

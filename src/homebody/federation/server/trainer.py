@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,15 +53,16 @@ def train(folder: Path, *, once: bool = False) -> Result:
         raise HomebodyError("The catalogue has fewer than 2 items: add some with `homebody server items`.")
     secret = (folder / "keys" / "secret").read_bytes().strip()
     ca = (folder / "keys" / "ca.pem").read_bytes() if plan.tls else None
-    keep = _best_step(records)  # takes rounds back that are run again, before anybody is told of them
+    progress = records.load()  # takes rounds back that are run again, before anybody is told of them
+    # The round that devices must still be able to come back to.
+    keep = progress.best.step if progress is not None and progress.best is not None else None
     with Link(plan.address, ca=ca, secret=secret) as link, Monitor(plan, folder):
         link.open()
         log("started", run=plan.run[:8], method=plan.recipe.method, items=records.n_items())
         epochs = Epochs(records, folder) if plan.reports else None
-        settings = plan.settings()
         content = records.features()
         schema = None if content is None else FeatureSchema.read(content)
-        runtime = Flower(link, records, plan.describe(), settings, keep=keep, epochs=epochs, schema=schema, log=log)
+        runtime = Flower(link, records, plan, keep=keep, epochs=epochs, schema=schema, log=log)
         fitted = _fit(plan, method, runtime, records)
         result = _result(plan, method, fitted, records, folder)
         records.note("result", json.dumps(jsonable(result)))
@@ -68,7 +70,9 @@ def train(folder: Path, *, once: bool = False) -> Result:
         log("finished", rounds=result["rounds"], chosen=result["chosen_round"], stopped=fitted.stopped)
         served = runtime.publish(method, fitted.shared, fitted.chosen, set())
         if sys.stdout.isatty() or once:
-            _show(result)
+            from homebody.report.terminal import print_result
+
+            print_result(jsonable(result))
         while not once:
             time.sleep(LOOK_SECONDS)
             served = runtime.publish(method, fitted.shared, fitted.chosen, served)
@@ -82,17 +86,11 @@ def _fit(plan: ServerPlan, method: Method, runtime: Flower, records: Records) ->
     def on_round(line: Round) -> None:
         records.add_round(line)
         records.note("doing", f"round {line.step} of {sum(phase.rounds or rounds for phase in method.phases)} is done")
-        epsilon = {observer: jsonable(value) for observer, value in line.epsilon.items()}
-        log(
-            "round",
-            round=line.step,
-            clients=line.clients,
-            seconds=round(line.seconds, 3),
-            bytes_up=line.bytes_up,
-            bytes_down=line.bytes_down,
-            epsilon=epsilon,
-            **({"measured": measured({select: line.metrics[select]}, line.errors)} if select in line.metrics else {}),
-        )
+        facts: dict[str, Any] = {"bytes_up": line.bytes_up, "bytes_down": line.bytes_down}
+        facts["epsilon"] = {observer: jsonable(value) for observer, value in line.epsilon.items()}
+        if select in line.metrics:
+            facts["measured"] = measured({select: line.metrics[select]}, line.errors)
+        log("round", round=line.step, clients=line.clients, seconds=round(line.seconds, 3), **facts)
 
     return fit(
         method,
@@ -108,12 +106,6 @@ def _fit(plan: ServerPlan, method: Method, runtime: Flower, records: Records) ->
         on_round=on_round,
         checkpoints=records,
     )
-
-
-def _best_step(records: Records) -> int | None:
-    """The round that devices must still be able to come back to."""
-    progress = records.load()
-    return None if progress is None or progress.best is None else progress.best.step
 
 
 def _result(plan: ServerPlan, method: Method, fitted: Fitted, records: Records, folder: Path) -> Result:
@@ -133,12 +125,6 @@ def _result(plan: ServerPlan, method: Method, fitted: Fitted, records: Records, 
     )
     result["errors"], result["unclipped"] = fitted.evaluated.errors, fitted.evaluated.unclipped
     return result
-
-
-def _show(result: Result) -> None:
-    from homebody.report.terminal import print_result
-
-    print_result(jsonable(result))
 
 
 def main(given: list[str] | None = None) -> None:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from homebody.errors import HomebodyError
+from homebody.federation.service.text import read_file
 from homebody.files import write_new
 
 try:
@@ -74,22 +75,14 @@ def make_device_key(folder: Path) -> Path:
     """Write a device's key (device.key, which stays on it) and its public half for the operator, whose path is
     returned."""
     key = ec.generate_private_key(ec.SECP384R1())
-    _, public = write_new(
-        folder,
-        {
-            "device.key": key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()),
-            "device.pub": key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n",
-        },
-    )
-    return public
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return write_new(folder, {"device.key": private, "device.pub": public + b"\n"})[1]
 
 
 def read_public(path: Path) -> bytes:
     """A device's public key as OpenSSH text, without its comment."""
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise HomebodyError(f"{path} cannot be read: {error.strerror}.") from error
+    text = read_file(path)
     if b"PRIVATE KEY" in text:
         raise HomebodyError(f"{path} is a private key, which must not leave its device: give the .pub file beside it.")
     wanted = f"{path} is no ECDSA P-384 public key as OpenSSH text: `homebody keys device` makes one, device.pub."

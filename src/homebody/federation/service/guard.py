@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 __all__ = ["Connection", "Guard", "Limits", "Overload", "RequestMemory", "Share", "connection_of"]
 
@@ -22,9 +22,6 @@ _GRACE_SECONDS = 2.0
 """Before the memory of a body that is still arriving may be given to another request."""
 _FILES = 256
 """Files that a process has open beside its connections."""
-
-
-_Name = TypeVar("_Name", str, bytes)
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,6 @@ class Connection:
             self._guard.enter(self)
 
     def close(self) -> None:
-        """Forget the connection."""
         self._guard.leave(self)
 
 
@@ -97,34 +93,29 @@ class Guard:
     def enter(self, connection: Connection) -> None:
         """Count a connection for its key, or for its address."""
         self.connections[connection] = None
-        if connection.key is None:
-            own, most = self._strangers.setdefault(connection.address, {}), self.limits.of_an_address
-        else:
-            own, most = self._known.setdefault(connection.key, {}), self.limits.of_a_key
+        groups, name = self._group(connection)
+        own = groups.setdefault(name, {})
         own[connection] = None
-        if len(own) > most:
+        if len(own) > (self.limits.of_an_address if connection.key is None else self.limits.of_a_key):
             self._give_way(own)
 
     def leave(self, connection: Connection) -> None:
-        """Stop counting a connection."""
         self.connections.pop(connection, None)
-        if connection.key is None:
-            _drop(self._strangers, connection.address, connection)
-        else:
-            _drop(self._known, connection.key, connection)
+        groups, name = self._group(connection)
+        if (own := groups.get(name)) is not None:
+            own.pop(connection, None)
+            if not own:
+                del groups[name]
+
+    def _group(self, connection: Connection) -> tuple[dict[Any, dict[Connection, None]], str | bytes]:
+        known = connection.key is not None
+        return (self._known, connection.key or b"") if known else (self._strangers, connection.address)
 
     def _give_way(self, group: dict[Connection, None]) -> None:
         oldest = next(iter(group))
         self.leave(oldest)
         self._counted("too many connections")
         oldest.hang_up()
-
-
-def _drop(groups: dict[_Name, dict[Connection, None]], name: _Name, connection: Connection) -> None:
-    if (own := groups.get(name)) is not None:
-        own.pop(connection, None)
-        if not own:
-            del groups[name]
 
 
 def connection_of(scope: Mapping[str, Any]) -> Connection | None:

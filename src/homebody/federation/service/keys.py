@@ -12,10 +12,13 @@ from pathlib import Path
 
 from homebody.errors import HomebodyError
 from homebody.federation.envelopes import signing_keys
+from homebody.federation.service.text import read_file
 from homebody.files import write_new
 
 __all__ = ["make_report_key", "read_report_key", "read_report_pub"]
 
+_LONGEST = 4096
+"""Bytes of a key file that are read."""
 _PUBLIC = re.compile(rb"\s*homebody-reports ([0-9a-f]{64})\s*")
 _SECRET = re.compile(rb"\s*homebody-reports-secret ([0-9a-f]{64})\s*")
 
@@ -33,19 +36,16 @@ def make_report_key(folder: Path) -> Path:
     """
     seed = os.urandom(32)
     public, _ = signing_keys(seed)
-    _, path = write_new(
-        folder,
-        {
-            "reports.key": f"homebody-reports-secret {seed.hex()}\n".encode(),
-            "reports.pub": f"homebody-reports {public.hex()}\n".encode(),
-        },
-    )
-    return path
+    lines = {
+        "reports.key": f"homebody-reports-secret {seed.hex()}\n",
+        "reports.pub": f"homebody-reports {public.hex()}\n",
+    }
+    return write_new(folder, {name: line.encode() for name, line in lines.items()})[1]
 
 
 def read_report_key(path: Path) -> tuple[bytes, bytes]:
     """The public key (32 bytes) and the secret that signs (64 bytes)."""
-    found = _SECRET.fullmatch(_bytes(path))
+    found = _SECRET.fullmatch(read_file(path, _LONGEST))
     if not found:
         raise HomebodyError(f"{path} holds no key that signs reports: it is one line, homebody-reports-secret and hex.")
     return signing_keys(bytes.fromhex(found[1].decode()))
@@ -53,18 +53,10 @@ def read_report_key(path: Path) -> tuple[bytes, bytes]:
 
 def read_report_pub(path: Path) -> bytes:
     """The public key (32 bytes) of a file reports.pub."""
-    text = _bytes(path)
+    text = read_file(path, _LONGEST)
     if _SECRET.fullmatch(text):
         raise HomebodyError(f"{path} is a private key, which must not leave its device: give the .pub file beside it.")
     found = _PUBLIC.fullmatch(text)
     if not found:
         raise HomebodyError(f"{path} is no public key for reports: it is one line, homebody-reports and 64 hex digits.")
     return bytes.fromhex(found[1].decode())
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(4096)
-    except OSError as error:
-        raise HomebodyError(f"{path} cannot be read: {error.strerror}.") from error

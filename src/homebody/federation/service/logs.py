@@ -1,4 +1,4 @@
-"""Logs of our processes, one JSON object a line on standard error; and how a process ends with its parent.
+"""Logs of our processes, one JSON object a line on standard error; counts; and how a process ends with its parent.
 
 A log holds no item, name, address, key or secret.
 """
@@ -11,10 +11,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["Lines", "Trouble", "follow_parent", "log"]
+__all__ = ["Lines", "Trouble", "counts", "follow_parent", "log", "samples"]
 
 
 def log(event: str, **facts: Any) -> None:
@@ -50,6 +50,30 @@ class Lines(logging.Handler):
         if record.exc_info and record.exc_info[0] is not None:
             facts["error"] = record.exc_info[0].__name__
         log((record.getMessage().splitlines() or [""])[0][:200], **facts)
+
+
+def samples(name: str, kind: str, helped: str, values: Mapping[str, float | str]) -> list[str]:
+    """A figure as Prometheus reads it, by its labels."""
+    lines = [f"homebody_{name}{labels} {value}" for labels, value in values.items()]
+    return [f"# HELP homebody_{name} {helped}", f"# TYPE homebody_{name} {kind}", *lines]
+
+
+def counts(counters: Mapping[str, int], prefix: str, helped: Callable[[str], str]) -> list[str]:
+    """Counters as Prometheus reads them. What follows ": " in a name is the reason, which becomes a label."""
+    counted: dict[str, dict[str, float | str]] = {}
+    for name, amount in counters.items():
+        what, _, reason = name.partition(": ")
+        labels = f'{{reason="{quoted(reason)}"}}' if reason else ""
+        counted.setdefault(what.replace(" ", "_"), {})[labels] = amount
+    lines: list[str] = []
+    for what, values in counted.items():
+        lines += samples(f"{prefix}{what}_total", "counter", helped(what), values)
+    return lines
+
+
+def quoted(text: str) -> str:
+    """The value of a label."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
 
 
 def follow_parent(end: Callable[[], object]) -> None:

@@ -1,13 +1,17 @@
-"""Checks of text that people and peers give: addresses, and names of one line."""
+"""What people and peers give: addresses, names of one line, files to read, and folders to make a service in."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from homebody.errors import HomebodyError
 
-__all__ = ["URL", "is_loopback", "one_line", "split_address"]
+__all__ = ["URL", "is_loopback", "making", "one_line", "read_file", "split_address"]
 
 _HOST = r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)"
 _ADDRESS = re.compile(_HOST + r":(?P<port>[0-9]{1,5})")
@@ -36,6 +40,31 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def read_file(path: Path, limit: int = -1) -> bytes:
+    """The content of a file that somebody names, or its first bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(limit)
+    except OSError as error:
+        raise HomebodyError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+@contextmanager
+def making(folder: Path, what: str) -> Iterator[None]:
+    """Make a service's folder, which its owner alone can read: whole, or not at all."""
+    fresh = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)  # who takes part is nobody else's business
+        yield
+    except BaseException as error:
+        if fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise HomebodyError(f"No {what} can be made in {folder}: {error.strerror}.") from error
+        raise
 
 
 def one_line(text: object, what: str, limit: int) -> str:

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from homebody.errors import HomebodyError
 from homebody.federation.envelopes import BadEnvelope, BadSignature, Envelope, open_envelope
@@ -30,21 +30,24 @@ from homebody.federation.service.text import is_loopback
 
 try:
     import uvicorn
+    from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import Response
+    from starlette.responses import PlainTextResponse, Response
+    from starlette.routing import Route
 except ImportError as error:
     raise HomebodyError("Serving over HTTP needs the extra: pip install 'homebody[serve]'.") from error
 
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-
 __all__ = [
-    "Gone",
     "Limits",
+    "PlainTextResponse",
     "Refusal",
+    "Request",
     "RequestMemory",
+    "Response",
+    "Route",
     "Share",
+    "Starlette",
     "answer",
     "declared",
     "listen",
@@ -150,6 +153,9 @@ def refusals(app: Starlette, counted: Callable[[str], None]) -> Starlette:
     """Answer each `Refusal` of an app, and each unknown route, as JSON; `counted` receives the reason."""
 
     async def refused(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            sentence = "There is nothing here by this name." if error.status_code == 404 else str(error.detail)
+            error = Refusal(error.status_code, "no such request", sentence)
         assert isinstance(error, Refusal)
         counted(error.reason)
         headers = {} if await _drained(request) else {"connection": "close"}
@@ -157,19 +163,12 @@ def refusals(app: Starlette, counted: Callable[[str], None]) -> Starlette:
             headers["retry_after"] = str(error.retry_after)
         return answer(error.status, error.said, **headers)
 
-    async def unrouted(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        counted("no such request")
-        headers = {} if await _drained(request) else {"connection": "close"}
-        sentence = "There is nothing here by this name." if error.status_code == 404 else str(error.detail)
-        return answer(error.status_code, {"error": sentence}, **headers)
-
     async def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=400)  # nobody reads it
 
     app.router.redirect_slashes = False  # what is not here is not elsewhere either
     app.add_exception_handler(Refusal, refused)
-    app.add_exception_handler(HTTPException, unrouted)
+    app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(Gone, gone)
     return app
 
@@ -228,6 +227,7 @@ def server(
         raise HomebodyError(f"{host} can be reached by others: it takes a certificate and its key.")
     # Warnings are of strangers' malformed requests: as many as they please.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    private: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
     config = uvicorn.Config(
         app,
         http=_patient(counted),
@@ -235,13 +235,10 @@ def server(
         lifespan="on",
         ssl_certfile=cert,
         ssl_keyfile=None if key is None else str(key),
-        log_config=None,
-        access_log=False,
-        server_header=False,
         date_header=date,
-        proxy_headers=False,
         timeout_keep_alive=keep_alive,
         timeout_graceful_shutdown=farewell,
+        **private,
     )
     try:
         config.load()
@@ -250,11 +247,15 @@ def server(
     return _Server(config, Guard((limits or Limits()).affordable(), counted))
 
 
-def serve(app: Any, listening: socket.socket, **settings: Any) -> None:
-    """Serve until SIGTERM or SIGINT; requests in progress are answered first. Settings are those of `server`."""
+def serve(
+    app: Any, listening: socket.socket, keys: Path | None = None, counted: Callable[[str], None] = lambda _: None
+) -> None:
+    """Serve until SIGTERM or SIGINT; requests in progress are answered first. keys: the folder of the certificate
+    (server.pem, server.key); None: without TLS. counted: as of `server`."""
+    cert, key = (None, None) if keys is None else (keys / "server.pem", keys / "server.key")
     logging.basicConfig(handlers=[Lines()], level=logging.ERROR, force=True)
     with listening:
-        answering = server(app, listening, **settings)
+        answering = server(app, listening, cert=cert, key=key, counted=counted)
         answering.run(sockets=[listening])
     if not answering.started:
         raise HomebodyError("The service could not start; its own words are above.")

@@ -43,6 +43,7 @@ _SHIPPED = {
     "homebody.methods.fedmf.FedMF": "factors:FEDMF",
     "homebody.methods.fedncf.FedNCF": "network:FEDNCF",
     "homebody.methods.fedrecon.FedRecon": "factors:FEDRECON",
+    "homebody.methods.fl_mv_dssm.FLMVDSSM": "towers:FL_MV_DSSM",
     "homebody.methods.fmf_ldp.FMFLDP": "reports:FMF_LDP",
     "homebody.methods.nn_self.FOFLSelf": "privrec:PRIVREC",
     "homebody.methods.nn_self.NNSelf": "privrec:NN_SELF",

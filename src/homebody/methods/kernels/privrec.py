@@ -23,6 +23,7 @@ from homebody.core import Batch, Tree, Update
 from homebody.methods.contrastive import VIEWS
 from homebody.methods.kernels import Kernel
 from homebody.methods.kernels.privrec_steps import (
+    NONE,
     PackedFeatures,
     backward,
     errors,
@@ -243,7 +244,7 @@ def _train_one(
     for epoch in range(epochs):
         total, told = 0.0, 0
         for start in range(0, n, batch_size):
-            m = 0
+            m = NONE
             for i in range(start, min(n, start + batch_size)):
                 place = order[epoch, i]
                 if not real[place]:

@@ -24,6 +24,10 @@ TALL, ACROSS = 4, 4 if MANY_REGISTERS else 2
 """Rows and vectors of a product that are summed up at once: as many as there are registers for."""
 WIDE = ACROSS * LANES
 
+# Signatures are written out where functions are called with constants: numba would compile one version a constant.
+_WHOLE, _FLOATS = types.intp, types.Array(types.float32, 1, "C")
+_MATRIX = (_FLOATS, _WHOLE, _WHOLE)
+
 
 def _tile(rows: int, vectors: int) -> Any:
     """A product of `rows` × `vectors` vectors whose sums stay in registers, which no loop could promise.
@@ -33,9 +37,7 @@ def _tile(rows: int, vectors: int) -> Any:
 
     @intrinsic
     def tile(typing, a, a_at, a_row, a_step, b, b_at, b_row, s, s_at, s_row, c, c_at, c_row, depth):
-        whole, floats = types.intp, types.Array(types.float32, 1, "C")
-        third = (floats, whole, whole)
-        return types.void(*third, whole, *third, *third, *third, whole), generate
+        return types.void(*_MATRIX, _WHOLE, *_MATRIX, *_MATRIX, *_MATRIX, _WHOLE), generate
 
     def generate(context, builder, signature, given):
         code = _Vectors(context, builder, signature, given)
@@ -108,7 +110,6 @@ class _Vectors:
 @intrinsic
 def _add_vectors(typing, source, at, weight, out, to, count):
     """out[k] += weight × source[k], for so many whole vectors."""
-    whole, floats = types.intp, types.Array(types.float32, 1, "C")
 
     def generate(context, builder, signature, given):
         code = _Vectors(context, builder, signature, given)
@@ -121,13 +122,11 @@ def _add_vectors(typing, source, at, weight, out, to, count):
             )
         return context.get_dummy_value()
 
-    return types.void(floats, whole, types.float32, floats, whole, whole), generate
+    return types.void(_FLOATS, _WHOLE, types.float32, _FLOATS, _WHOLE, _WHOLE), generate
 
 
 @intrinsic
 def _copy_vectors(typing, source, at, out, to, count):
-    whole, floats = types.intp, types.Array(types.float32, 1, "C")
-
     def generate(context, builder, signature, given):
         code = _Vectors(context, builder, signature, given)
         with cgutils.for_range(builder, given[4]) as loop:
@@ -136,10 +135,10 @@ def _copy_vectors(typing, source, at, out, to, count):
             code.store(value, code.data(2), builder.add(given[3], along))
         return context.get_dummy_value()
 
-    return types.void(floats, whole, floats, whole, whole), generate
+    return types.void(_FLOATS, _WHOLE, _FLOATS, _WHOLE, _WHOLE), generate
 
 
-@nb.njit
+@nb.njit(types.void(_FLOATS, _WHOLE, types.float32, _FLOATS, _WHOLE, _WHOLE), cache=True)
 def add(source, at, weight, out, to, n):
     """out[k] += weight × source[k]."""
     _add_vectors(source, at, weight, out, to, n // LANES)
@@ -147,7 +146,7 @@ def add(source, at, weight, out, to, n):
         out[to + k] += weight * source[at + k]
 
 
-@nb.njit
+@nb.njit(types.void(_FLOATS, _WHOLE, _FLOATS, _WHOLE, _WHOLE), cache=True)
 def copy(source, at, out, to, n):
     _copy_vectors(source, at, out, to, n // LANES)
     for k in range(n - n % LANES, n):
@@ -157,7 +156,7 @@ def copy(source, at, out, to, n):
 _tall_wide, _tall, _wide, _small = _tile(TALL, ACROSS), _tile(TALL, 1), _tile(1, ACROSS), _tile(1, 1)
 
 
-@nb.njit
+@nb.njit(types.void(*_MATRIX, _WHOLE, *_MATRIX, *_MATRIX, *_MATRIX, _WHOLE, _WHOLE, _WHOLE), cache=True)
 def product(a, a_at, a_row, a_step, b, b_at, b_row, s, s_at, s_row, c, c_at, c_row, rows, columns, depth):
     """c[r, j] = s[r, j] + Σ_p a[r, p] b[p, j], as `_tile` has it; columns in whole vectors."""
     r = 0
@@ -190,7 +189,6 @@ def padded(width):
 @intrinsic
 def _turn_square(typing, a, at, row, out, to, out_row):
     """As many rows as a vector has lanes, as columns."""
-    whole, floats = types.intp, types.Array(types.float32, 1, "C")
 
     def generate(context, builder, signature, given):
         code = _Vectors(context, builder, signature, given)
@@ -211,10 +209,10 @@ def _turn_square(typing, a, at, row, out, to, out_row):
             code.store(line, code.data(3), builder.add(to, builder.mul(out_row, r)))
         return context.get_dummy_value()
 
-    return types.void(floats, whole, whole, floats, whole, whole), generate
+    return types.void(_FLOATS, _WHOLE, _WHOLE, _FLOATS, _WHOLE, _WHOLE), generate
 
 
-@nb.njit
+@nb.njit(types.void(_FLOATS, _WHOLE, _WHOLE, _WHOLE, _WHOLE, _FLOATS, _WHOLE), cache=True)
 def turned(a, at, rows, columns, row, out, out_row):
     """out[j, r] = a[r, j]; what pads its columns becomes zero."""
     whole_rows, whole_columns = rows - rows % LANES, columns - columns % LANES

@@ -31,10 +31,8 @@ class KnownItems:
 
     def add(self, first: int, items: Sequence[tuple[str, str]]) -> int:
         """Add items, numbered from `first`; known items may come again. Returns how many are new."""
-        rows = [
-            (number, one_line(item, "An item id", ITEM_LIMIT), str(name))
-            for number, (item, name) in enumerate(items, first)
-        ]
+        checked = [(one_line(item, "An item id", ITEM_LIMIT), str(name)) for item, name in items]
+        rows = [(number, *pair) for number, pair in enumerate(checked, first)]
         with self._store.writing(data=True) as db:
             count = len(self)
             if not 0 <= first <= count:
@@ -43,12 +41,8 @@ class KnownItems:
                 )
             before = dict(self._store.read("SELECT position, id FROM item WHERE position >= ?", (first,)))
             new = [item for _, item, _ in rows[len(before) :]]
-            taken = {
-                item
-                for (item,) in self._store.read(
-                    "SELECT id FROM item WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(new),)
-                )
-            }
+            query = "SELECT id FROM item WHERE id IN (SELECT value FROM json_each(?))"
+            taken = {item for (item,) in self._store.read(query, (json.dumps(new),))}
             for number, item, _ in rows:
                 if before.get(number, item) != item:
                     raise HomebodyError(
@@ -59,9 +53,8 @@ class KnownItems:
                     if item in taken:
                         raise HomebodyError(f"The item '{item}' cannot have two numbers in one catalogue.")
                     taken.add(item)
-            db.executemany(
-                "INSERT INTO item VALUES (?, ?, ?) ON CONFLICT (position) DO UPDATE SET name = excluded.name", rows
-            )
+            insert = "INSERT INTO item VALUES (?, ?, ?) ON CONFLICT (position) DO UPDATE SET name = excluded.name"
+            db.executemany(insert, rows)
             return len(new)
 
     def put_schema(self, digest: str, content: bytes) -> None:
