@@ -119,19 +119,10 @@ class HomeStore:
             with closing(sqlite3.connect(scratch, isolation_level=None)) as database:
                 database.execute("PRAGMA journal_mode = WAL")
                 database.execute("PRAGMA synchronous = FULL")
-<<<<<<< HEAD
-                tables = " ".join((_TABLES, _MESSAGE, _PROFILE, _SHEET, _VIEW))
-                database.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION};")
-                database.executemany(
-                    "INSERT INTO setting VALUES (?, ?)",
-                    [(name, json.dumps(value)) for name, value in {**settings, "changes": 0}.items()],
-                )
-=======
                 tables = f"{_TABLES} {_MESSAGE} {_PROFILE} {_SHEET} {_VIEW}"
                 database.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION};")
                 rows = [(name, json.dumps(value)) for name, value in {**settings, "changes": 0}.items()]
                 database.executemany("INSERT INTO setting VALUES (?, ?)", rows)
->>>>>>> main
                 database.execute("COMMIT")
             scratch.rename(folder / "home.sqlite")
         except (OSError, sqlite3.Error) as error:
