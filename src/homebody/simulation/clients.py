@@ -22,7 +22,7 @@ from homebody.rng import Rng
 from homebody.simulation.newcomers import moment, newcomer_split
 from homebody.simulation.states import LocalStore
 
-__all__ = ["SAMPLES_AT_ONCE", "Clients", "usable_device"]
+__all__ = ["SAMPLES_AT_ONCE", "Clients", "best_of", "usable_device"]
 
 SAMPLES_AT_ONCE = 1 << 15
 """Padded interactions that clients work on together: large enough to be fast, small enough for caches."""
@@ -189,11 +189,7 @@ class Clients:
         self, method: Method, shared: Tree, user: int, k: int, now: Mapping[str, Tensor] | None = None
     ) -> list[tuple[int, float]]:
         """now: the context of the request, each value of shape (1, 1, …)."""
-        if not 0 <= user < self.split.n_users:
-            raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.split.n_users - 1}.")
-        users = np.array([user])
-        everything = torch.arange(self.catalogue.n_items, device=self.device)
-        scores = self._scores(method, shared, users, self._data(users), everything, now).flatten(0, -2)[0].cpu()
+        scores = self.scores(method, shared, user, now)
         if len(scores) and bool(torch.isnan(scores).all()):
             raise Diverged(
                 f"{type(method).__name__} adapted to this person until none of its scores was a number: check the "
@@ -205,9 +201,15 @@ class Clients:
         if (elsewhere := population.elsewhere) is not None:
             own = elsewhere.items[elsewhere.indptr[user] : elsewhere.indptr[user + 1]]
             scores[torch.from_numpy(own.astype(np.int64))] = -torch.inf
-        best = torch.topk(scores, min(k, len(scores)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [(item, score) for item, score in pairs if score > -np.inf]
+        return best_of(scores, k)
+
+    def scores(self, method: Method, shared: Tree, user: int, now: Mapping[str, Tensor] | None = None) -> Tensor:
+        """How well each item of the catalogue fits one client, in the context of the request."""
+        if not 0 <= user < self.split.n_users:
+            raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.split.n_users - 1}.")
+        users = np.array([user])
+        everything = torch.arange(self.catalogue.n_items, device=self.device)
+        return self._scores(method, shared, users, self._data(users), everything, now).flatten(0, -2)[0].cpu()
 
     def recommend_in(self, method: Method, shared: Tree, user: int, k: int, now: Mapping[str, object]) -> Recommended:
         """A client's best new items in a context, given by the names and values of the data source."""
@@ -374,6 +376,17 @@ class Clients:
             yield block
         if size <= CACHED_BYTES:
             self._kept = kept
+
+
+def best_of(scores: Tensor, k: int) -> list[tuple[int, float]]:
+    """The k items with the highest scores; −∞ marks what is not to be recommended.
+
+    >>> best_of(torch.tensor([0.5, -torch.inf, 0.75]), 3)
+    [(2, 0.75), (0, 0.5)]
+    """
+    best = torch.topk(scores, min(k, len(scores)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [(item, score) for item, score in pairs if score > -np.inf]
 
 
 @contextmanager
