@@ -67,8 +67,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _starts_processes(what: Any, seen: dict[object, bool]) -> bool:
-    """Whether a function or class of the tests names `subprocess`, itself or through others that it names."""
+    """Whether a function or class of the tests, or an object of one, names `subprocess`, itself or through others."""
     what = getattr(what, "__func__", what)
+    if not inspect.isfunction(what) and not isinstance(what, type):
+        what = type(what)
     functions = [one for one in (vars(what).values() if isinstance(what, type) else [what]) if inspect.isfunction(one)]
     if not functions or TESTS not in Path(functions[0].__code__.co_filename).parents:
         return False

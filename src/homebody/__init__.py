@@ -34,12 +34,15 @@ if TYPE_CHECKING:
     from homebody.methods.baselines import PrivatePopularity as PrivatePopularity
     from homebody.methods.dp_privrec import DPPrivRec as DPPrivRec
     from homebody.methods.dplcf import DPLCF as DPLCF
+    from homebody.methods.dssm import DSSM as DSSM
     from homebody.methods.fcf import FCF as FCF
+    from homebody.methods.fed_mvmf import FedMVMF as FedMVMF
     from homebody.methods.fedgnn import FedGNN as FedGNN
     from homebody.methods.fedials import FedIALS as FedIALS
     from homebody.methods.fedmf import FedMF as FedMF
     from homebody.methods.fedncf import FedNCF as FedNCF
     from homebody.methods.fedrecon import FedRecon as FedRecon
+    from homebody.methods.fl_mv_dssm import FLMVDSSM as FLMVDSSM
     from homebody.methods.fmf_ldp import FMFLDP as FMFLDP
     from homebody.methods.ials import IALS as IALS
     from homebody.methods.mf import MF as MF
@@ -67,12 +70,15 @@ _NAMES = {
     "homebody.methods.baselines": "Chance Popularity PrivatePopularity",
     "homebody.methods.dp_privrec": "DPPrivRec",
     "homebody.methods.dplcf": "DPLCF",
+    "homebody.methods.dssm": "DSSM",
     "homebody.methods.fcf": "FCF",
+    "homebody.methods.fed_mvmf": "FedMVMF",
     "homebody.methods.fedgnn": "FedGNN",
     "homebody.methods.fedials": "FedIALS",
     "homebody.methods.fedmf": "FedMF",
     "homebody.methods.fedncf": "FedNCF",
     "homebody.methods.fedrecon": "FedRecon",
+    "homebody.methods.fl_mv_dssm": "FLMVDSSM",
     "homebody.methods.fmf_ldp": "FMFLDP",
     "homebody.methods.ials": "IALS",
     "homebody.methods.mf": "MF",

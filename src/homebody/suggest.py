@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+
 from homebody.core import Recommended
 from homebody.data import Population
-from homebody.errors import HomebodyError
+from homebody.errors import HomebodyError, unknown_name
+from homebody.methods.fl_mv_dssm import FLMVDSSM
+from homebody.privacy import Channel
+from homebody.privacy.views import ToView
+from homebody.report.statement import figure
+from homebody.rng import SystemRng
 from homebody.run import reopen
 from homebody.simulation import Simulator
+from homebody.simulation.clients import best_of
 
-__all__ = ["Suggested", "recommend_for", "recommend_to"]
+__all__ = ["Suggested", "recommend_for", "recommend_to", "recommend_to_view"]
 
 
 class Suggested(NamedTuple):
@@ -57,6 +67,43 @@ def recommend_to(
     assert isinstance(runtime, Simulator)
     best = runtime.recommend_in(fitted.method, fitted.shared, population.user(user), k, now or {})
     return _shown(population, best)
+
+
+def recommend_to_view(path: Path, user: str, to_view: str, k: int = 10, *, trust_code: bool = False) -> Suggested:
+    """What a finished run recommends to one of its people, as one of their views may see it: clipped, noised, charged.
+
+    The charge is written to the run's ledger first. Every call is a release with noise of its own. Items that the
+    person has in this app are left out, and every view knows those; what lies in another app is not.
+
+    to_view: the view's name, or NAME:clip=0.05,z=4. trust_code: as in `recommend_for`.
+    """
+    _refuse_few(k)
+    fitted, population = reopen(path, trust_code=trust_code)
+    method, runtime = fitted.method, fitted.runtime
+    assert isinstance(runtime, Simulator)
+    if not isinstance(method, FLMVDSSM):
+        raise HomebodyError("Only fl-mv-dssm ranks by views: leave out --to-view.")
+    views, facts = list(method.people(runtime.catalogue)), method.uplink.facts
+    release = ToView.parse(
+        to_view,
+        clip=facts.views.clip if facts.views else 0.5,
+        z=facts.view_noise.z if facts.view_noise else None,
+    )
+    if release.view not in views:
+        raise unknown_name("view of this run", release.view, views)
+    if len(views) == 1:
+        raise HomebodyError(f"{release.view} is the only view: there is nothing to hide from it. Leave out --to-view.")
+    number = population.user(user)
+    fitted.ledger.charge(f"prediction of {user} to {release.view}", release.charges(), code="homebody recommend")
+    each = [runtime.scores(replace(method, views=name, uplink=Channel()), fitted.shared, number) for name in views]
+    scores = release.sum(torch.stack(each), SystemRng())
+    scores[torch.from_numpy(population.history(number).astype(np.int64))] = -torch.inf
+    spent = fitted.ledger.epsilons(fitted.delta)["views"]
+    note = (
+        f"Noise of {release.z * release.clip:g} in every score, charged to the views: ε = {figure(spent)} so far, at "
+        f"δ = {fitted.delta:g}."
+    )
+    return _shown(population, Recommended(best_of(scores, k), (note,)))
 
 
 def _refuse_few(k: int) -> None:

@@ -101,7 +101,7 @@ def stack(clients: list[Data], extra: int = 0) -> tuple[Tensor, ...]:
         pad([data.excluded for data in clients], N_ITEMS),
         *(torch.stack([data.features[name] for data in clients]) for name in CATALOGUE.people),
         *(pad([data.contexts[name] for data in clients], 0) for name in CATALOGUE.contexts),
-        pad([_rated(data) for data in clients], 0.0),
+        pad([data.ratings for data in clients if data.ratings is not None], 0.0),
     )
 
 
@@ -109,11 +109,6 @@ def data_of(items: Tensor, valid: Tensor, excluded: Tensor, *others: Tensor) -> 
     features = dict(zip(CATALOGUE.people, others, strict=False))
     contexts = dict(zip(CATALOGUE.contexts, others[len(features) :], strict=False))
     return Data(items, valid, excluded, CATALOGUE, features, contexts, others[-1])
-
-
-def _rated(data: Data) -> Tensor:
-    assert data.ratings is not None
-    return data.ratings
 
 
 SELECT = "valid/ndcg@10"
@@ -429,9 +424,8 @@ class MethodContract:
         """With few clients a round, some are new, some come back, some are absent."""
         split, losses = self.people(), list[float | None]()
         method = self.method()
-        fitted = fit(
-            method, Simulator(split), rounds=4, cohort=split.n_users // 2, on_round=lambda r: losses.append(r.loss)
-        )
+        some = split.n_users // 2
+        fitted = fit(method, Simulator(split), rounds=4, cohort=some, on_round=lambda r: losses.append(r.loss))
         assert all(loss is None or math.isfinite(loss) for loss in losses)
         assert all(len(fitted.recommend(user=user, k=3)) == 3 for user in range(0, split.n_users, 29))
 
@@ -454,14 +448,9 @@ class MethodContract:
         for name in expected:
             one, other = _whole(found[name]), _whole(expected[name])
             scale = float(other.abs().max()) if other.numel() and other.is_floating_point() else 0.0
-            exact = not other.is_floating_point()
-            assert_close(
-                one,
-                other,
-                rtol=0 if exact else self.tolerance,
-                atol=0 if exact else self.tolerance * max(scale, 1e-3),
-                msg=f"{what}, '{name}': off by up to {_apart(one, other):.3g}, numbers up to {scale:.3g}",
-            )
+            near = self.tolerance if other.is_floating_point() else 0.0
+            apart = f"{what}, '{name}': off by up to {_apart(one, other):.3g}, numbers up to {scale:.3g}"
+            assert_close(one, other, rtol=near, atol=near * max(scale, 1e-3), msg=apart)
 
 
 class ReferenceContract:
@@ -478,10 +467,14 @@ class ReferenceContract:
         """The reference under test."""
         raise NotImplementedError(f"{type(self).__name__} must define reference(): the reference it tests.")
 
+    def people(self) -> Split:
+        """Those whom it learns from; by default `population`, who have no features."""
+        return population()
+
     def test_scores_are_finite_and_one_row_a_user(self) -> None:
-        score, every = self.reference().trained(population().histories()), torch.arange(population().n_items)
+        score, every = self.reference().trained(self.people().histories()), torch.arange(self.people().n_items)
         scores = score(np.array([4, 0, 299]), every)
-        assert scores.shape == (3, population().n_items), f"scores of 3 users have the shape {tuple(scores.shape)}"
+        assert scores.shape == (3, self.people().n_items), f"scores of 3 users have the shape {tuple(scores.shape)}"
         assert scores.dtype == torch.float32, f"scores are {scores.dtype}, not float32"
         assert bool(torch.isfinite(scores).all()), "scores are not finite"
         assert score(np.empty(0, dtype=np.int64), every).shape == (0, len(every)), "nobody has no scores"
@@ -489,34 +482,34 @@ class ReferenceContract:
         assert_close(score(np.array([4, 0, 299]), some), scores[:, some], msg="an item's score depends on the others")
 
     def test_a_users_scores_do_not_depend_on_who_else_is_asked(self) -> None:
-        score, every = self.reference().trained(population().histories()), torch.arange(population().n_items)
-        everyone = score(np.arange(population().n_users), every)
+        score, every = self.reference().trained(self.people().histories()), torch.arange(self.people().n_items)
+        everyone = score(np.arange(self.people().n_users), every)
         some = np.array([17, 3, 17, 250])
         assert_close(score(some, every), everyone[torch.from_numpy(some)])
 
     def test_it_repeats_bit_by_bit_and_leaves_the_histories_as_they_are(self) -> None:
-        given = population().histories()
+        given = self.people().histories()
         indptr, items = given.indptr.copy(), given.items.copy()
-        users, every = np.arange(population().n_users), torch.arange(population().n_items)
+        users, every = np.arange(self.people().n_users), torch.arange(self.people().n_items)
         one, two = (self.reference().trained(given, seed=1)(users, every) for _ in range(2))
         assert torch.equal(one, two), "two fits from one seed differ"
         unchanged = np.array_equal(indptr, given.indptr) and np.array_equal(items, given.items)
         assert unchanged, "fit changes the histories it is given"
 
     def test_it_is_better_than_chance(self) -> None:
-        split = population()
+        split = self.people()
         score = self.reference().trained(split.histories())
         mean, error = chance(split)
         found = measure(split, score).metrics[SELECT]
         assert found > mean + 4 * error, f"{found:.3f} is no better than chance"
 
     def test_late_comers_teach_nothing(self) -> None:
-        given = population().histories()
-        late = np.arange(population().n_users) >= 200
+        given = self.people().histories()
+        late = np.arange(self.people().n_users) >= 200
         other = given.items.copy()
         first = given.indptr[200]
-        other[first:] = (other[first:] + 1) % population().n_items
-        users, every = np.arange(200), torch.arange(population().n_items)
+        other[first:] = (other[first:] + 1) % self.people().n_items
+        users, every = np.arange(200), torch.arange(self.people().n_items)
         one, two = (
             self.reference().trained(given._replace(items=items, learn=~late))(users, every)
             for items in (given.items, other)
@@ -524,7 +517,7 @@ class ReferenceContract:
         assert torch.equal(one, two), "what late-comers have changes the scores of those who were there"
 
     def test_late_comers_are_scored(self) -> None:
-        split, given = population(), population().histories()
+        split, given = self.people(), self.people().histories()
         late = np.arange(split.n_users) % 2 == 0
         score = self.reference().trained(given._replace(learn=~late))
         mean, error = chance(split)
@@ -540,8 +533,7 @@ def _keys(number: int, count: int) -> Tensor:
 
 
 def _prepare(method: Method, stacked: tuple[Tensor, ...], keys: Tensor) -> Tree:
-    batches: Tree = vmap(lambda key, *own: method.prepare(data_of(*own), Rng(key)))(keys, *stacked)
-    return batches
+    return vmap(lambda key, *own: method.prepare(data_of(*own), Rng(key)))(keys, *stacked)
 
 
 def _scores(method: Method, shared: Tree, locals_: Tree, stacked: tuple[Tensor, ...], items: Tensor) -> Tensor:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.processes import free_port
+from tests.pages import Section
 
 from homebody.data import Population
 from homebody.data.partitions import leave_one_out
@@ -22,56 +17,13 @@ from homebody.fit import fit
 from homebody.methods.pfedrec import PFedRec
 from homebody.simulation import Simulator
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "devices.md"
+SECTION = Section("devices.md", "Four devices on one machine")
 ROUNDS = 12
-
-
-def section() -> str:
-    return PAGE.read_text(encoding="utf-8").partition("## Four devices on one machine\n")[2].partition("\n## ")[0]
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", section(), re.MULTILINE | re.DOTALL)
 
 
 def words(text: str) -> list[str]:
     """Without numbers that a slower machine, or one that rounds otherwise, prints differently."""
     return re.sub(r"[\d.,]+", "", text).split()
-
-
-def paste(folder: Path, data: Path) -> list[str]:
-    """Run the page's commands as they stand, but for ports that are free; what each block printed."""
-    script = "".join(f"echo ==={number}===\n{code}" for number, code in enumerate(blocks("bash")))
-    for port in ("9092", "9464"):
-        assert port in script
-        script = script.replace(port, str(free_port()))
-    (folder / "commands.sh").write_text(f"set -eu\n{script}")
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "HOMEBODY_DATA": str(data),
-        "COLUMNS": "80",
-        "OMP_NUM_THREADS": "1",
-        "NUMBA_NUM_THREADS": "1",
-    }
-    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
-        process = subprocess.Popen(
-            ["timeout", "1200", "bash", "commands.sh"],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(1260)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    said = "\n".join((folder / name).read_text()[-3000:] for name in ("err", "server.log") if (folder / name).exists())
-    assert code == 0, said
-    return re.split(r"===\d+===\n", (folder / "out").read_text())[1:]
 
 
 def rows(table: str) -> dict[str, list[float]]:
@@ -81,7 +33,7 @@ def rows(table: str) -> dict[str, list[float]]:
 
 
 def test_the_page_by_copy_and_paste(real_data: Path, twenty: Population, tmp_path: Path) -> None:
-    simulated, *_, killed, recommended, told, _ = paste(tmp_path, real_data)
+    simulated, *_, killed, recommended, told, _ = SECTION.paste(tmp_path, real_data, ports=(9092, 9464))
 
     # The server was killed, and a device: the table is that of an undisturbed simulation.
     wanted = fit(PFedRec(), Simulator(leave_one_out(twenty, seed=0)), rounds=ROUNDS, seed=0)
@@ -92,7 +44,7 @@ def test_the_page_by_copy_and_paste(real_data: Path, twenty: Population, tmp_pat
     assert f"rounds {ROUNDS}, chosen {wanted.chosen};" in killed
 
     # It is what the page shows.
-    table, shown = blocks("text")
+    table, shown = SECTION.blocks("text")
     assert words(killed) == words(table)
     assert words(recommended) == words(shown)
 

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.processes import free_port
+from tests.pages import Section
 
 from homebody.federation.device.home import Home
 from homebody.federation.server.admin import opened
 from homebody.federation.service.keys import read_report_pub
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "shuffling.md"
+SECTION = Section("shuffling.md", "A server, a proxy and three devices on one machine")
 ROUNDS, PEOPLE, K = 4, 12, 100
-
-
-def section() -> str:
-    text = PAGE.read_text(encoding="utf-8")
-    return text.partition("## A server, a proxy and three devices on one machine\n")[2].partition("\n## ")[0]
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", section(), re.MULTILINE | re.DOTALL)
 
 
 def words(text: str) -> list[str]:
@@ -34,44 +20,9 @@ def words(text: str) -> list[str]:
     return re.sub(r"\b[0-9a-f]{8}\b|[\d.,:]+", "", text).split()
 
 
-def paste(folder: Path, data: Path) -> list[str]:
-    """Run the page's commands as they stand, but for ports that are free; what each block printed."""
-    script = "".join(f"echo ==={number}===\n{code}" for number, code in enumerate(blocks("bash")))
-    for port in ("9092", "9093", "9445", "9464"):
-        assert port in script
-        script = script.replace(port, str(free_port()))
-    (folder / "commands.sh").write_text(f"set -eu\n{script}")
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "HOMEBODY_DATA": str(data),
-        "COLUMNS": "200",
-        "OMP_NUM_THREADS": "1",
-        "NUMBA_NUM_THREADS": "1",
-    }
-    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
-        process = subprocess.Popen(
-            ["timeout", "1200", "bash", "commands.sh"],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(1260)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    logs = ("err", "server.log", "proxy.log", "device0.log")
-    assert code == 0, "\n".join((folder / name).read_text()[-3000:] for name in logs if (folder / name).exists())
-    return re.split(r"===\d+===\n", (folder / "out").read_text())[1:]
-
-
 def test_the_page_by_copy_and_paste(real_data: Path, tmp_path: Path) -> None:
-    *_, trained, told, known, _ = paste(tmp_path, real_data)
-    table, ledger = blocks("text")
+    *_, trained, told, known, _ = SECTION.paste(tmp_path, real_data, ports=(9092, 9093, 9445, 9464), columns=200)
+    table, ledger = SECTION.blocks("text")
     assert words(trained) == words(table)
     assert words(ledger) == words(told[told.index("\n1\n") + 1 :])[: len(words(ledger))]
     assert f"{4 * ROUNDS * K:,} reports sent" in told

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
 from homebody.core import Method, Rows, Tree
+from homebody.data.partitions import leave_one_out
 from homebody.data.splits import Split
 from homebody.evaluation import measure
 from homebody.fit import fit
@@ -16,7 +20,9 @@ from homebody.methods import METHODS, find
 from homebody.methods.baselines import Chance, Popularity, PrivatePopularity
 from homebody.methods.dp_privrec import DPPrivRec
 from homebody.methods.dplcf import DPLCF
+from homebody.methods.dssm import DSSM
 from homebody.methods.fcf import FCF
+from homebody.methods.fed_mvmf import FedMVMF
 from homebody.methods.fedgnn import FedGNN
 from homebody.methods.fedials import FedIALS
 from homebody.methods.fedmf import FedMF
@@ -89,6 +95,17 @@ class TestFLDSSM(TestFLMVDSSM):
 
     def learner(self) -> Method:
         return FLMVDSSM(views="taste", server_rate=0.005)
+
+
+class TestFedMVMF(MethodContract):
+    def method(self) -> Method:
+        return FedMVMF(factors=4, view_weight=0.5, item_weight=2.0)
+
+    def learner(self) -> Method:
+        return FedMVMF(factors=8, confidence=2.0, item_weight=1.0, regularisation=1.0)
+
+    def people(self) -> Split:
+        return described()
 
 
 class TestFOFLSelf(MethodContract):
@@ -254,6 +271,25 @@ class TestIALS(ReferenceContract):
         return IALS(factors=4)
 
 
+@cache
+def titled() -> Split:
+    """The same, with titles that tell items apart: towers on nothing but eight kinds cannot rank far above chance."""
+    split = described()
+    assert split.population.item_features is not None
+    titles = pl.Series([f"x{item}y" for item in range(split.n_items)])
+    features = split.population.item_features
+    features = replace(features, table=features.table.with_columns(titles.alias("title")))
+    return leave_one_out(replace(split.population, item_features=features), seed=5)
+
+
+class TestDSSM(ReferenceContract):
+    def reference(self) -> Reference:
+        return DSSM(view="taste", learning_rate=0.01, widths="16,8")
+
+    def people(self) -> Split:
+        return titled()
+
+
 class TestMF(ReferenceContract):
     def reference(self) -> Reference:
         return MF(factors=8, learning_rate=0.01, batch_size=64)
@@ -307,6 +343,8 @@ def test_every_known_name_is_under_contract() -> None:
             TestFCF(),
             TestFedGNN(),
             TestFLMVDSSM(),
+            TestFedMVMF(),
+            TestDSSM(),
             TestFedIALS(),
             TestFMFLDP(),
             TestAlone(),

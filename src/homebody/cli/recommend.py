@@ -31,6 +31,13 @@ def recommend(
         list[str] | None, Option(help="The circumstances in which they ask, such as weather=sunny; repeat.")
     ] = None,
     ratings: Annotated[str | None, Option(help="What they think of each of --clicks, in its order: 5,3.5,4.")] = None,
+    to_view: Annotated[
+        str | None,
+        Option(
+            help="Give the list to this view of theirs, as NAME or NAME:clip=0.05,z=4: scores are noised, and the "
+            "run's ledger charges the views. With --user, for fl-mv-dssm."
+        ),
+    ] = None,
     k: Annotated[int, Option("-k", help="How many items.", min=1)] = 10,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
@@ -40,7 +47,7 @@ def recommend(
     For instance: homebody recommend RUN --clicks 260,1196,1210 --feature age=25 --feature gender=F
     """
     from homebody.run import trust_folder
-    from homebody.suggest import recommend_for, recommend_to
+    from homebody.suggest import recommend_for, recommend_to, recommend_to_view
 
     if (user is None) == (clicks is None):
         raise HomebodyError(
@@ -48,13 +55,19 @@ def recommend(
         )
     if trust_code:
         trust_folder(run, options.warn)
+    if to_view is not None and (user is None or now):
+        raise HomebodyError("--to-view goes with --user alone: leave out --clicks and --now.")
     around = options.pairs(now, "--now")
     if user is not None:
         said = {"--feature": feature, "--ratings": ratings}
         if extra := next((name for name, value in said.items() if value), None):
             raise HomebodyError(f"{extra} is for somebody new: leave it out, or give --clicks in place of --user.")
-        best, title = recommend_to(run, user, around, k), f"For {user}"
         found: dict[str, Any] = {"user": user}
+        if to_view is None:
+            best, title = recommend_to(run, user, around, k), f"For {user}"
+        else:
+            best, title = recommend_to_view(run, user, to_view, k), f"For {user}, as one of their views may see it"
+            found["to_view"] = to_view
     else:
         items, features = _listed(clicks or ""), options.pairs(feature, "--feature")
         best = recommend_for(run, items, features, around, k, ratings=_ratings(ratings))

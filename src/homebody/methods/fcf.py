@@ -25,7 +25,7 @@ Where few take part in a round, λ weighs more against their sum: the loss is th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -35,9 +35,9 @@ from homebody.errors import HomebodyError
 from homebody.methods.fedials import FedIALS
 from homebody.privacy import Channel
 from homebody.rng import Rng
-from homebody.settings import Range
+from homebody.settings import Range, common_params
 
-__all__ = ["FCF"]
+__all__ = ["FCF", "adam"]
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,7 @@ class FCF(Method):
     @property
     def device(self) -> FedIALS:
         """The part shared with implicit ALS: the initial factors, and a person's vector."""
-        return FedIALS(
-            factors=self.factors,
-            confidence=self.confidence,
-            regularisation=self.regularisation,
-            init_scale=self.init_scale,
-        )
+        return FedIALS(**common_params(self, FedIALS))
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         return self.device.init_shared(catalogue, rng)
@@ -108,12 +103,7 @@ class FCF(Method):
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         slope = self.gradient(shared["item"], total)
-        mean = self.beta1 * state["mean"] + (1.0 - self.beta1) * slope
-        square = self.beta2 * state["square"] + (1.0 - self.beta2) * slope**2
-        steps = state["steps"] + 1.0
-        unbiased_mean = mean / (1.0 - self.beta1**steps)[:, None]
-        unbiased_square = square / (1.0 - self.beta2**steps)[:, None]
-        item = shared["item"] - self.learning_rate * unbiased_mean / (unbiased_square.sqrt() + self.eps)
+        item, mean, square, steps = adam(shared["item"], slope, state["mean"], state["square"], state["steps"], self)
         return {"item": item}, {"mean": mean, "square": square, "steps": steps}
 
     def gradient(self, table: Tensor, total: Total) -> Tensor:
@@ -123,3 +113,28 @@ class FCF(Method):
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:
         return shared["item"][items] @ self.device.user_vector(shared["item"], data.items, data.valid)
+
+
+class Settings(Protocol):
+    """Adam's settings, as fields of a method."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def beta1(self) -> float: ...
+    @property
+    def beta2(self) -> float: ...
+    @property
+    def eps(self) -> float: ...
+
+
+def adam(
+    table: Tensor, slope: Tensor, mean: Tensor, square: Tensor, steps: Tensor, by: Settings
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One step of Adam down this slope: the table and its moments after it. `steps` counts those of each row."""
+    mean = by.beta1 * mean + (1.0 - by.beta1) * slope
+    square = by.beta2 * square + (1.0 - by.beta2) * slope**2
+    steps = steps + 1.0
+    unbiased_mean = mean / (1.0 - by.beta1**steps)[:, None]
+    unbiased_square = square / (1.0 - by.beta2**steps)[:, None]
+    return table - by.learning_rate * unbiased_mean / (unbiased_square.sqrt() + by.eps), mean, square, steps

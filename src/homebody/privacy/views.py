@@ -26,7 +26,7 @@ from homebody.privacy.grid import Grid, gaussian
 from homebody.privacy.stages import Facts, Stage, check_number, clip_factor, dense, noised, real, sampling
 from homebody.rng import Rng
 
-__all__ = ["ViewNoise", "Views"]
+__all__ = ["ToView", "ViewNoise", "Views", "split_views"]
 
 SHARED = "item"
 """What the views have in common: names of its parts begin with this, behind the view's name before they are joined."""
@@ -234,6 +234,60 @@ class ViewNoise(Stage):
             steps = (grid.whole(whole) if whole.is_floating_point() else whole).to(torch.int64)
             out[name] = grid.values(steps + draw(rng.fold(name), grid.depth, *steps.shape))
         return out
+
+
+@dataclass(frozen=True)
+class ToView:
+    """A release of what a person's views predict to one of them, such as an app that shows it.
+
+    Each view's vector is clipped, and noise of z × the clip is added to their sum: what one view changes in it.
+
+    >>> ToView.parse("taste:clip=0.05,z=4", clip=0.5, z=None)
+    ToView(view='taste', clip=0.05, z=4.0)
+    """
+
+    view: str
+    clip: float
+    z: float
+
+    def __post_init__(self) -> None:
+        check_number("The norm that a view's prediction is clipped to", self.clip)
+        check_number("z, the noise multiplier of a prediction that leaves for a view,", self.z)
+
+    @classmethod
+    def parse(cls, text: str, *, clip: float, z: float | None) -> Self:
+        """From text such as taste or taste:clip=0.05,z=4; clip, z: what holds if it does not say."""
+        view, _, rest = text.partition(":")
+        given: dict[str, float] = {"clip": clip} if z is None else {"clip": clip, "z": z}
+        for part in rest.split(",") if rest else []:
+            key, _, value = (word.strip() for word in part.partition("="))
+            try:
+                given |= {key: float(value)}
+            except ValueError:
+                key = ""
+            if key not in ("clip", "z"):
+                raise HomebodyError(f"A prediction leaves for a view as NAME:clip=0.05,z=4, not '{text}'.")
+        if "z" not in given:
+            raise HomebodyError(
+                f"Without noise {view} would read what the other views know: say how much, as in {view}:z=4."
+            )
+        return cls(view, **given)
+
+    def charges(self) -> list[Charge]:
+        """What one such release tells."""
+        return [Charge("views", "user", GaussianRelease(self.z, "add-remove"))]
+
+    def sum(self, vectors: Tensor, rng: Rng) -> Tensor:
+        """The noised sum of the views' vectors (views, N), exactly on a grid.
+
+        Each vector is rounded to the grid by itself, so that the clip bounds what it changes there too.
+        """
+        wide = vectors.double()
+        factor = clip_factor((wide * wide).sum(1), 2, self.clip)
+        bounded = torch.where(factor[:, None] > 0, wide * factor[:, None], 0.0)
+        grid = Grid.fitted(self.z * self.clip, self.clip)
+        steps = grid.whole(bounded).to(torch.int64).sum(0)
+        return grid.values(steps + gaussian(rng, grid.depth, *steps.shape))
 
 
 def split_views(update: Update) -> tuple[Update, dict[str, Update]]:

@@ -22,7 +22,7 @@ from homebody.rng import Rng
 from homebody.simulation.newcomers import moment, newcomer_split
 from homebody.simulation.states import LocalStore
 
-__all__ = ["SAMPLES_AT_ONCE", "Clients", "usable_device"]
+__all__ = ["SAMPLES_AT_ONCE", "Clients", "best_of", "usable_device"]
 
 SAMPLES_AT_ONCE = 1 << 15
 """Padded interactions that clients work on together: large enough to be fast, small enough for caches."""
@@ -96,8 +96,7 @@ class Clients:
     def message(self, method: Method, shared: Tree, user: int, rng: Rng) -> Update:
         """What one client would send in this round, after its half of the channel. The client keeps nothing of it."""
         update, *_ = self._work(method, shared, np.array([user]), None, self._own(rng))
-        alone: Update = torch.utils._pytree.tree_map(lambda leaf: leaf[0], update)
-        return alone
+        return torch.utils._pytree.tree_map(lambda leaf: leaf[0], update)
 
     def requests(self, method: Method, users: Users, rng: Rng) -> Iterator[tuple[Users, dict[str, Tensor]]]:
         """The rows that these clients would request from the server in this round, by groups; padded with -1."""
@@ -141,8 +140,7 @@ class Clients:
         if channel.samples and any(not isinstance(one, Tensor | Rows) for one in update.values()):
             return channel.devices(update, own)
         half = channel.for_sum if summed else channel.device
-        left: Update = vmap(lambda key, one: half(one, Rng(key)))(own.key, written(update))
-        return left
+        return vmap(lambda key, one: half(one, Rng(key)))(own.key, written(update))
 
     def _batches(self, method: Method, streams: Rng, data: tuple[Tensor, ...]) -> Batch:
         """One batch per client, to train or to adapt."""
@@ -150,8 +148,7 @@ class Clients:
         def prepare(key: Tensor, *own: Tensor) -> Batch:
             return method.prepare(self._client_data(*own), self.stream(key))
 
-        prepared: Batch = vmap(prepare)(streams.key, *data)
-        return prepared
+        return vmap(prepare)(streams.key, *data)
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         return summarise(sound(self._blocks(method, shared)), self._cutoffs, self._slices)
@@ -189,11 +186,7 @@ class Clients:
         self, method: Method, shared: Tree, user: int, k: int, now: Mapping[str, Tensor] | None = None
     ) -> list[tuple[int, float]]:
         """now: the context of the request, each value of shape (1, 1, …)."""
-        if not 0 <= user < self.split.n_users:
-            raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.split.n_users - 1}.")
-        users = np.array([user])
-        everything = torch.arange(self.catalogue.n_items, device=self.device)
-        scores = self._scores(method, shared, users, self._data(users), everything, now).flatten(0, -2)[0].cpu()
+        scores = self.scores(method, shared, user, now)
         if len(scores) and bool(torch.isnan(scores).all()):
             raise Diverged(
                 f"{type(method).__name__} adapted to this person until none of its scores was a number: check the "
@@ -205,9 +198,15 @@ class Clients:
         if (elsewhere := population.elsewhere) is not None:
             own = elsewhere.items[elsewhere.indptr[user] : elsewhere.indptr[user + 1]]
             scores[torch.from_numpy(own.astype(np.int64))] = -torch.inf
-        best = torch.topk(scores, min(k, len(scores)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [(item, score) for item, score in pairs if score > -np.inf]
+        return best_of(scores, k)
+
+    def scores(self, method: Method, shared: Tree, user: int, now: Mapping[str, Tensor] | None = None) -> Tensor:
+        """How well each item of the catalogue fits one client, in the context of the request."""
+        if not 0 <= user < self.split.n_users:
+            raise HomebodyError(f"There is no user {user}: users are numbered 0 to {self.split.n_users - 1}.")
+        users = np.array([user])
+        everything = torch.arange(self.catalogue.n_items, device=self.device)
+        return self._scores(method, shared, users, self._data(users), everything, now).flatten(0, -2)[0].cpu()
 
     def recommend_in(self, method: Method, shared: Tree, user: int, k: int, now: Mapping[str, object]) -> Recommended:
         """A client's best new items in a context, given by the names and values of the data source."""
@@ -233,7 +232,7 @@ class Clients:
     def share_with(self, other: Clients) -> None:
         """Let another simulator work for the same clients, with the same states and caches, instead of its own.
 
-        For simulators that change how clients rank. They may evaluate and recommend, but not train.
+        For simulators that change how clients rank, or that add clients of their own. Only one of the two may train.
         """
         vars(other).update(vars(self))
 
@@ -280,8 +279,7 @@ class Clients:
 
     def _fresh(self, method: Method, shared: Tree, users: Users) -> Tree:
         keys = self._streams(self._rng.fold("local"), users).key
-        fresh: Tree = vmap(lambda key: method.init_local(shared, self.stream(key)))(keys)
-        return fresh
+        return vmap(lambda key: method.init_local(shared, self.stream(key)))(keys)
 
     def _scores(
         self,
@@ -322,8 +320,7 @@ class Clients:
         data = self._client_data(*own)
         if not now:
             return method.score(tree, local, data, items)
-        scores: Tensor = vmap(lambda one: method.score(tree, local, data._replace(now=one), items))(dict(now))
-        return scores
+        return vmap(lambda one: method.score(tree, local, data._replace(now=one), items))(dict(now))
 
     def _holdings(
         self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...]
@@ -374,6 +371,17 @@ class Clients:
             yield block
         if size <= CACHED_BYTES:
             self._kept = kept
+
+
+def best_of(scores: Tensor, k: int) -> list[tuple[int, float]]:
+    """The k items with the highest scores; −∞ marks what is not to be recommended.
+
+    >>> best_of(torch.tensor([0.5, -torch.inf, 0.75]), 3)
+    [(2, 0.75), (0, 0.5)]
+    """
+    best = torch.topk(scores, min(k, len(scores)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [(item, score) for item, score in pairs if score > -np.inf]
 
 
 @contextmanager

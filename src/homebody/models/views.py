@@ -1,0 +1,43 @@
+"""The features of people that each view has, for models that read views."""
+
+from __future__ import annotations
+
+from homebody.core import Catalogue, Column
+from homebody.errors import HomebodyError, unknown_name
+
+__all__ = ["item_columns", "view_columns"]
+
+
+def view_columns(catalogue: Catalogue, chosen: str = "") -> dict[str, dict[str, Column]]:
+    """The columns of each chosen view, such as `profile,taste`; empty: of every view.
+
+    >>> import torch
+    >>> age = Column(torch.empty(0), 1, "number", view="profile")
+    >>> list(view_columns(Catalogue(3, {}, {"age": age}))["profile"])
+    ['age']
+    """
+    known = catalogue.views
+    if not known:
+        raise HomebodyError("No feature of people is in a view: give one with --view NAME=FILE.csv.")
+    names = _listed(chosen)
+    for name in names:
+        if name not in known:
+            raise unknown_name("view of this data", name, known)
+    return {name: {one: catalogue.people[one] for one in known[name]} for name in names or known}
+
+
+def item_columns(catalogue: Catalogue, chosen: str = "", *, texts: bool = True) -> dict[str, Column]:
+    """The chosen features of items; empty: all but numbers, and without `texts` all but those too."""
+    names = _listed(chosen)
+    for name in names:
+        if name not in catalogue.items:
+            raise unknown_name("feature of items", name, catalogue.items or ["none"])
+    return {
+        name: column
+        for name, column in catalogue.items.items()
+        if (name in names if names else column.kind != "number" and (texts or not column.text))
+    }
+
+
+def _listed(chosen: str) -> list[str]:
+    return [name.strip() for name in chosen.split(",")] if chosen.strip() else []
