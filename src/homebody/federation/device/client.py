@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from homebody.federation.device.desk import SECONDS, Desk
 from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
 from homebody.federation.flower.fleet import Fleet, Letter
 from homebody.federation.flower.protocol import LinkDown, Refused
 from homebody.federation.service.logs import log
+from homebody.federation.views import hide_memory
 
 if TYPE_CHECKING:
     from homebody.federation.device.reporter import Reporter
@@ -29,15 +31,19 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 """Seconds before a server that is away is tried again."""
 
 
-def take_part(folder: Path) -> None:
-    """Take part until a signal stops the process. A device has one process, which answers letters one by one."""
+def take_part(folder: Path, where: Path | None = None, view_seconds: float = SECONDS) -> None:
+    """Take part until a signal stops the process. A device has one process, which answers letters one by one.
+
+    where, view_seconds: the socket for apps, by default beside the folder, and how long they may take.
+    """
     torch.set_num_threads(1)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with Home(folder) as home, home.store.only_client():
         reporter = _reporter(home, folder, stop)
-        device = Device(home, log, reporter, sleep=stop.wait)
+        desk = _desk(home, folder, where, view_seconds)
+        device = Device(home, log, reporter, desk=desk, sleep=stop.wait)
         client = _Client(home, device, folder, stop)
         try:
             client.run()
@@ -45,6 +51,8 @@ def take_part(folder: Path) -> None:
             client.fleet.close()
             if reporter is not None:
                 reporter.close()
+            if desk is not None:
+                desk.close()
     if device.stuck and not stop.is_set():
         # No thread can be stopped from outside: what it holds and burns ends with this program, and with nothing else.
         log("starting anew", reason="The work for a letter took longer than this device allows.")
@@ -59,6 +67,16 @@ def _reporter(home: Home, folder: Path, stop: threading.Event) -> Reporter | Non
     from homebody.federation.device.reporter import Reporter
 
     return Reporter.of(folder, home.settings, lambda: stop.is_set() or home.settings.paused)
+
+
+def _desk(home: Home, folder: Path, where: Path | None, seconds: float) -> Desk | None:
+    """The desk for apps, if the device has any."""
+    if not home.views.all():
+        return None
+    hide_memory()
+    desk = Desk(folder, where, seconds=seconds, log=log)
+    log("listening", views=len(home.views.all()))
+    return desk
 
 
 class _Client:

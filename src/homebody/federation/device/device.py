@@ -30,6 +30,7 @@ from homebody import __version__
 from homebody.core import Cohort, Rows, Tree, Update, Work, releases
 from homebody.errors import HomebodyError
 from homebody.federation import wire
+from homebody.federation.device.apps import Apps
 from homebody.federation.device.home import Home
 from homebody.federation.device.household import TOY_ITEMS, Household, compile_kernels, feature_schema
 from homebody.federation.device.limits import ITEM_BYTES, TooLarge, answering_seconds, estimate, private, refuse_larger
@@ -38,10 +39,12 @@ from homebody.federation.device.people import OptedOut, Person
 from homebody.federation.epoch import MESSAGE_REPORTS
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.task import Task, measurements
+from homebody.federation.views import views_of
 from homebody.privacy import Budget, Charge
 from homebody.rng import Rng, SystemRng
 
 if TYPE_CHECKING:
+    from homebody.federation.device.desk import Desk
     from homebody.federation.device.reporter import Reporter
 
 __all__ = ["Device"]
@@ -84,10 +87,12 @@ class Device:
         log: Callable[..., None] = lambda event, **facts: None,
         reporter: Reporter | None = None,
         *,
+        desk: Desk | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.home, self._log, self._reporter = home, log, reporter
+        self._apps = Apps(home, desk, log)
         self._clock, self._sleep = clock, sleep
         # What was computed last, each beside what it was computed from.
         self._household: tuple[object, Household, list[Person]] | None = None
@@ -301,7 +306,7 @@ class Device:
         code = f"{task.method}, homebody {__version__}"
         ledger.charge(name, assignment.charges, repeat=again, number=task.step, code=code)
         try:
-            update, state = self._work(task, assignment.shared, slot)
+            update, state = self._work(task, assignment, slot)
         except Exception as error:
             self._log("nothing", release=task.release, reason=_reason(error))
             update, state = task.acting.uplink.device(assignment.zero, SystemRng()), None
@@ -315,8 +320,9 @@ class Device:
         outbox.finish(slot, task.run, release, task.ask, step, base, content, answer, reports)
         return answer
 
-    def _work(self, task: Task, shared: Tree, slot: int) -> tuple[Update, PrivateState | None]:
+    def _work(self, task: Task, assignment: Assignment, slot: int) -> tuple[Update, PrivateState | None]:
         """The update after the channel, and the state to keep. Histories and parameters may make it fail in any way."""
+        shared = assignment.shared
         about = (self.home.store.changes, task.n_items, task.described())
         if self._household is None or self._household[0] != about:
             people = self.home.people.active()
@@ -330,15 +336,42 @@ class Device:
         state = self.home.models.state(slot, task.run, task.step if task.do == "train" else task.step + 1)
         if state is not None:
             household.restore(self.home, user, state, task.phase, shared)
+        if self._apps.names(method, household.catalogue):
+            return self._work_with_apps(task, assignment, household, user, people[user].name)
         if task.do == "evaluate":
-            metrics = self._in_time(lambda: household.measure(method, shared, user))
-            if not all(map(math.isfinite, metrics.values())):
-                raise HomebodyError("What was measured is not finite.")
-            return method.uplink.device(measurements(metrics, task.cutoffs), SystemRng()), state
+            return self._measured(task, household, user, shared), state
         update, kept = self._in_time(lambda: household.train(method, shared, user, Rng(torch.tensor(task.key))))
         base = task.shared if method.scoring.parameters == "base" else None
         content = wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(kept)})
         return update, PrivateState(task.step, base, content)
+
+    def _work_with_apps(
+        self, task: Task, assignment: Assignment, household: Household, user: int, person: str
+    ) -> tuple[Update, PrivateState | None]:
+        """As `_work`, for a method some of whose views are apps: they are asked, and the device does the rest."""
+        shared, method, schema = assignment.shared, task.acting, feature_schema(self.home, task.features)
+        about = {name: getattr(task, name) for name in ("run", "release", "ask", "step", "keep", "n_items", "phase")}
+        about |= {"person": person, "method": task.method, "fields": task.fields, "stages": task.stages}
+        if task.do == "evaluate":
+            household.app_scores = self._apps.scores(about, method, shared, schema)
+            return self._measured(task, household, user, shared), None
+        batch = self._in_time(lambda: household.samples(method, user, Rng(torch.tensor(task.key))))
+        apps = self._apps.gradients(about, method, shared, schema, batch, assignment.zero)
+        update, kept = self._in_time(
+            lambda: household.train_views(method, shared, user, batch, apps, assignment.zero.keys())
+        )
+        if not kept:
+            return update, None
+        content = wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(kept)})
+        return update, PrivateState(task.step, None, content)
+
+    def _measured(self, task: Task, household: Household, user: int, shared: Tree) -> Update:
+        """What a person measures, after the channel."""
+        method = task.acting
+        metrics = self._in_time(lambda: household.measure(method, shared, user))
+        if not all(map(math.isfinite, metrics.values())):
+            raise HomebodyError("What was measured is not finite.")
+        return method.uplink.device(measurements(metrics, task.cutoffs), SystemRng())
 
     def _in_time(self, work: Callable[[], T], times: int = 1) -> T:
         """The result of the work, or `OutOfTime` after so many times the home's limit. A thread cannot be stopped: one
@@ -409,7 +442,9 @@ class Device:
         return {"people": people, "items": len(self.home.items), "holds": held}
 
     def _compile(self, task: Task) -> None:
-        """Compile a method's kernels before the first round needs them."""
+        """Compile a method's kernels before the first round needs them. Views that are apps are worked on without."""
+        if self.home.views.all() and views_of(task.acting) is not None:
+            return
         about = json.dumps([task.method, task.fields], sort_keys=True)
         if about in self._compiled or (task.features and self.home.items.schema(task.features) is None):
             return  # without its features a method may not be the same

@@ -22,6 +22,7 @@ from homebody.federation.device.outbox import Outbox
 from homebody.federation.device.people import People, Who
 from homebody.federation.device.settings import HomeSettings, limit_fields
 from homebody.federation.device.store import HomeStore
+from homebody.federation.device.views import KnownViews
 from homebody.files import touch
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ __all__ = ["Home"]
 
 
 class Home:
-    """One device: people, history, items, models and outbox, over one store.
+    """One device: people, history, items, models, outbox and views, over one store.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -58,6 +59,7 @@ class Home:
         self.history = History(self.store, self.people, self.items)
         self.models = Models(self.store, self.people)
         self.outbox = Outbox(self.store, self.people, self.models)
+        self.views = KnownViews(self.store)
         self._ledgers: dict[int, Ledger] = {}
 
     @classmethod

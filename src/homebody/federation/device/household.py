@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from homebody.core import Method, Rows, Tree, Update, written
+from homebody.core import Batch, Method, Rows, Tree, Update, Users, written
 from homebody.data import Population
 from homebody.data.partitions import LEAST, everything, leave_one_out
 from homebody.errors import HomebodyError
@@ -23,6 +24,7 @@ from homebody.federation.device.models import PrivateState
 from homebody.federation.device.people import Person
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.task import acting
+from homebody.federation.views import views_of
 from homebody.fit import carry
 from homebody.privacy import Channel
 from homebody.rng import DeviceRng, Rng, SystemRng
@@ -42,6 +44,8 @@ class Household(Clients):
     """
 
     stream = DeviceRng
+    app_scores: Mapping[str, Tensor] | None = None
+    """The scores of all items by views that are apps, of the person who is ranked for; None: no view is an app."""
 
     @classmethod
     def of(
@@ -94,6 +98,62 @@ class Household(Clients):
         update, kept, _ = self._work(method, shared, np.array([user]), None, self._own(rng))
         _refuse_not_finite(kept if method.uplink.stages else {**kept, **{f"update/{n}": u for n, u in update.items()}})
         return _unstacked(update), _unstacked(kept)
+
+    def samples(self, method: Method, user: int, rng: Rng) -> Batch:
+        """What one person learns from in this round."""
+        users = np.array([user])
+        streams = self._streams(self._own(rng), users)
+        return _unstacked(self._batches(method, streams, self._data(users, avoided=method.about.draws_negatives)))
+
+    def train_views(
+        self,
+        method: Method,
+        shared: Tree,
+        user: int,
+        batch: Batch,
+        apps: Mapping[str, Update],
+        leaves: Collection[str],
+    ) -> tuple[Update, Tree]:
+        """As `train`, where some views are apps, which have given their gradients. The device works on the others.
+
+        leaves: the names of what is sent.
+        """
+        views, local = views_of(method), self._own_towers(method, shared, user)
+        assert views is not None
+        update: Update = {}
+        kept: Tree = {}
+        for name in views.people(self.catalogue):
+            own = apps.get(name)
+            if own is None:
+                own = views.view(name, shared, local, batch)
+                kept |= views.stepped(name, local, own) if local else {}
+            update |= {f"{name}/{part}": value for part, value in own.items() if f"{name}/{part}" in leaves}
+        _refuse_not_finite({**kept, **update})
+        return method.uplink.device(update, SystemRng()), kept
+
+    def _own_towers(self, method: Method, shared: Tree, user: int) -> Tree:
+        """A person's private state; what it lacks, because an app held it before, begins anew."""
+        users = np.array([user])
+        held = _unstacked(self._store.get(users)) if self._store.holds(users)[0] else {}
+        begun = method.init_local(shared, Rng.of(0))
+        return {name: held.get(name, value) for name, value in begun.items()}
+
+    def _scores(
+        self,
+        method: Method,
+        shared: Tree,
+        users: Users,
+        data: tuple[Tensor, ...],
+        items: Tensor,
+        now: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        views = views_of(method)
+        if self.app_scores is None or views is None:
+            return super()._scores(method, shared, users, data, items, now)
+        own = views.probabilities(
+            shared, self._own_towers(method, shared, int(users[0])), self._client_data(*(part[0] for part in data))
+        )
+        return torch.stack([self.app_scores.get(name, score)[items] for name, score in own.items()]).sum(0)[None]
 
     def measure(self, method: Method, shared: Tree, user: int) -> dict[str, float]:
         """The metrics of one person on their held-out items; empty where nothing is held out."""

@@ -26,7 +26,7 @@ from homebody.files import holding, is_held
 
 __all__ = ["SCHEMA_VERSION", "HomeStore"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 WRITE_TIMEOUT = 30.0
 """Seconds to wait for other processes that write."""
 PROBE_SECONDS = 0.5
@@ -68,7 +68,16 @@ _PROFILE = (
     "PRIMARY KEY (person, name));"
 )
 _SHEET = "CREATE TABLE sheet (digest TEXT PRIMARY KEY, bytes BLOB NOT NULL);"
-_MIGRATIONS = {1: ("ALTER TABLE mark ADD COLUMN reports INTEGER NOT NULL DEFAULT 0", _MESSAGE), 2: (_PROFILE, _SHEET)}
+_VIEW = (
+    "CREATE TABLE view (name TEXT PRIMARY KEY, uid INTEGER NOT NULL, token TEXT NOT NULL, "
+    "answered INTEGER NOT NULL DEFAULT 0, away INTEGER NOT NULL DEFAULT 0, slow INTEGER NOT NULL DEFAULT 0, "
+    "nonsense INTEGER NOT NULL DEFAULT 0);"
+)
+_MIGRATIONS = {
+    1: ("ALTER TABLE mark ADD COLUMN reports INTEGER NOT NULL DEFAULT 0", _MESSAGE),
+    2: (_PROFILE, _SHEET),
+    3: (_VIEW,),
+}
 """The statements that lead from each schema version to the next."""
 _PRAGMAS = (
     "PRAGMA synchronous = FULL",
@@ -110,7 +119,7 @@ class HomeStore:
             with closing(sqlite3.connect(scratch, isolation_level=None)) as database:
                 database.execute("PRAGMA journal_mode = WAL")
                 database.execute("PRAGMA synchronous = FULL")
-                tables = f"{_TABLES} {_MESSAGE} {_PROFILE} {_SHEET}"
+                tables = f"{_TABLES} {_MESSAGE} {_PROFILE} {_SHEET} {_VIEW}"
                 database.executescript(f"BEGIN; {tables} PRAGMA user_version = {SCHEMA_VERSION};")
                 rows = [(name, json.dumps(value)) for name, value in {**settings, "changes": 0}.items()]
                 database.executemany("INSERT INTO setting VALUES (?, ?)", rows)

@@ -1,0 +1,194 @@
+"""The process of an app: reach the device, answer its questions, and come back after any failure.
+
+An app reads its own features, the item tower, its own tower and the samples. It sends its raw gradient to the device,
+which clips it: no app is believed to have done so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homebody.core import Cohort, Data, Method, Tree, releases
+from homebody.errors import HomebodyError
+from homebody.federation import wire
+from homebody.federation.app.folder import AppFolder, Seen, now
+from homebody.federation.service.logs import log
+from homebody.federation.task import acting
+from homebody.federation.views import (
+    HELLO_BYTES,
+    QUESTION_BYTES,
+    Question,
+    Vanished,
+    ViewMethod,
+    hello,
+    hide_memory,
+    peer_user,
+    receive,
+    send,
+    views_of,
+)
+from homebody.files import holding
+from homebody.models.towers import inputs
+from homebody.privacy import Channel
+from homebody.rng import Rng
+
+__all__ = ["App", "take_part"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+"""Seconds before a device that is away is tried again."""
+SEND_SECONDS = 30.0
+
+
+def take_part(path: Path) -> None:
+    """Answer the device until a signal stops the process."""
+    os.umask(0o077)
+    hide_memory()
+    torch.set_num_threads(1)
+    stop = threading.Event()
+
+    def end(*_: object) -> None:
+        stop.set()
+        raise _Stopped
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    busy = f"The app in {path} is running already; stop it first."
+    try:
+        with AppFolder(path) as folder, holding(path / ".lock", busy):
+            App(folder, log).run(stop)
+    except _Stopped:
+        return
+
+
+class _Stopped(Exception):
+    """The process was told to end."""
+
+
+class App:
+    """Answers a device's questions from what an app's folder holds."""
+
+    def __init__(self, folder: AppFolder, log: Callable[..., None] = lambda event, **facts: None) -> None:
+        self.folder, self._log = folder, log
+        self._methods: dict[str, Method] = {}
+
+    def run(self, stop: threading.Event) -> None:
+        """Be there for the device, and come back whenever the connection breaks."""
+        pause, why = FIRST_PAUSE, ""
+        while not stop.is_set():
+            try:
+                with self._joined() as connection:
+                    self._log("joined", view=self.folder.settings.view)
+                    pause, why = FIRST_PAUSE, ""
+                    while not stop.is_set():
+                        letter = receive(connection, QUESTION_BYTES, None)
+                        send(connection, self.answer(letter), SEND_SECONDS)
+            except (OSError, wire.Malformed, _Refused) as error:
+                reason = str(error) if isinstance(error, wire.Malformed | _Refused | Vanished) else "It is not there."
+                if reason != why:  # said once, not every time
+                    self._log("away", reason=reason)
+                    why = reason
+                stop.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _joined(self) -> socket.socket:
+        """A connection to the device, which has accepted this app."""
+        settings = self.folder.settings
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(settings.socket)
+            if peer_user(connection) != settings.device_user:
+                raise _Refused("Another user than the device's listens at its socket: this app says nothing there.")
+            send(connection, hello(settings.view, settings.token), SEND_SECONDS)
+            header, _ = wire.decode_letter(receive(connection, HELLO_BYTES, SEND_SECONDS))
+            if header.get("welcome") is not True:
+                raise _Refused(str(header.get("refused", "The device refused this app."))[:300])
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def answer(self, letter: bytes) -> bytes:
+        """The letter to send back; a refusal says why."""
+        try:
+            question = Question.read(letter)
+            own = self.folder.settings.view
+            if question.view != own:
+                raise wire.Malformed(f"This is the app of the view '{own}'.")
+            update = self._answer(question, letter)
+            reply = wire.encode_letter({"to": wire.digest(letter)}, {"update": wire.encode_tree(update)})
+        except Exception as error:  # a question must not end the process
+            known = isinstance(error, HomebodyError | wire.Malformed)
+            reason = str(error) if known else f"The question cannot be worked on ({type(error).__name__})."
+            self._log("refused", reason=reason)
+            return wire.encode_letter({"to": wire.digest(letter), "refused": reason[:300]})
+        seen = Seen(question.run, question.release, question.do, _items(question.batch), len(letter), len(reply), now())
+        self.folder.note(question.person, f"{question.do} {question.ask}", seen)
+        self._log("answered", do=question.do, release=question.release, bytes=len(reply))
+        return reply
+
+    def _answer(self, question: Question, letter: bytes) -> Tree:
+        method = self._method(question)
+        views = views_of(method)
+        if views is None:
+            raise wire.Malformed(f"{question.method} is no method for views.")
+        name, person, run = question.view, question.person, question.run
+        training = question.do == "gradient"
+        local = self.folder.tower(person, run, question.step if training else question.step + 1)
+        local = method.init_local(question.shared, Rng.of(0)) if local is None else local
+        coded = question.schema.encoded([self.folder.features(person)], question.n_items)["users"]
+        features = {column: torch.from_numpy(one.values)[0] for column, one in coded.columns.items()}
+        catalogue = question.schema.catalogue(question.n_items)
+        if not training:
+            nothing = torch.zeros(0, dtype=torch.int64)
+            data = Data(nothing, nothing.bool(), nothing, catalogue, features)
+            return {"scores": _alone(method, name).probabilities(question.shared, local, data)[name]}
+        self._charge(method, question, letter)
+        own = {one: catalogue.people[one] for one in catalogue.views.get(name, ())}
+        batch = {**question.batch, f"{name}/input": inputs(own, features)}
+        gradient = views.view(name, question.shared, local, batch)
+        if local:
+            self.folder.put_tower(person, run, question.step, views.stepped(name, local, gradient), question.keep)
+        return {part: value for part, value in gradient.items() if part in question.parts}
+
+    def _charge(self, method: Method, question: Question, letter: bytes) -> None:
+        """What the rounds tell this app of the other views, before it sees more of it."""
+        cohort = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, question.n_items)
+        charges = [one for one in releases(method, cohort) if one.observer == "views"]
+        release = f"{question.run}/{question.release}@{question.ask}"
+        if charges:
+            self.folder.charge(question.person, release, charges, wire.digest(letter))
+
+    def _method(self, question: Question) -> Method:
+        about = f"{question.method} {question.fields} {question.stages} {question.phase}"
+        if about not in self._methods:
+            described = {"method": question.method, "fields": question.fields, "stages": question.stages}
+            self._methods = {about: acting(described, question.phase)}
+        return self._methods[about]
+
+
+class _Refused(Exception):
+    """The device does not take this app, or is not the device."""
+
+
+def _alone(method: Method, view: str) -> ViewMethod:
+    """The method for this view and no other."""
+    alone = views_of(replace(method, views=view, uplink=Channel()))  # type: ignore[type-var]
+    assert alone is not None
+    return alone
+
+
+def _items(batch: Any) -> int:
+    """How many items of the person stand among the samples."""
+    real = batch.get("real")
+    return int(real[:, 0].sum()) if isinstance(real, Tensor) and real.dim() == 2 else 0

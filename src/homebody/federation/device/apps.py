@@ -1,0 +1,125 @@
+"""The views of a device's people that are apps: what is asked of them, and what becomes of their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from homebody.core import Batch, Catalogue, Method, Tree, Update
+from homebody.federation import wire
+from homebody.federation.device.desk import Desk, Query, Reply
+from homebody.federation.device.home import Home
+from homebody.federation.device.views import KnownView
+from homebody.federation.schema import FeatureSchema
+from homebody.federation.views import Question, views_of
+
+__all__ = ["Apps"]
+
+
+class Apps:
+    """Asks apps through the desk, and counts in the home what came of it. Without a desk every app is away."""
+
+    def __init__(self, home: Home, desk: Desk | None, log: Callable[..., None]) -> None:
+        self._home, self._desk, self._log = home, desk, log
+        self._unknown: set[str] = set()
+
+    def names(self, method: Method, catalogue: Catalogue) -> list[str]:
+        """The views that this method trains and that apps hold. An app of another view is not asked, which is said."""
+        views = views_of(method)
+        if views is None:
+            return []
+        trained = views.people(catalogue)
+        known = [view.name for view in self._home.views.all()]
+        for name in known:
+            if name not in trained and name not in self._unknown:
+                self._unknown.add(name)
+                self._log("view unknown", view=name, reason=unknown_view(name, trained))
+        return [name for name in known if name in trained]
+
+    def gradients(
+        self,
+        about: Mapping[str, Any],
+        method: Method,
+        shared: Tree,
+        schema: FeatureSchema,
+        batch: Batch,
+        leaves: Tree,
+    ) -> dict[str, Update]:
+        """Each app's gradients for these samples; zeros of an app that is left out.
+
+        about: the fields of the question that say what it is for. leaves: by their names, what a person sends.
+        """
+        views = views_of(method)
+        assert views is not None
+        queries: dict[str, Query] = {}
+        quiet: dict[str, Update] = {}
+        samples = {name: value for name, value in batch.items() if not name.endswith("/input")}
+        for name in self.names(method, schema.catalogue(0)):
+            silence = views.silence(name, shared)
+            quiet[name] = {part: value for part, value in silence.items() if f"{name}/{part}" in leaves}
+            question = Question(
+                **about,
+                do="gradient",
+                view=name,
+                parts=list(quiet[name]),
+                shared=_own(shared, name),
+                batch=samples,
+                schema=_of_view(schema, name, items=False),
+            )
+            queries[name] = Query(question.content(), wire.shapes(quiet[name]))
+        replies = self._ask(queries)
+        return {name: replies[name].update if name in replies else nothing for name, nothing in quiet.items()}
+
+    def scores(
+        self, about: Mapping[str, Any], method: Method, shared: Tree, schema: FeatureSchema
+    ) -> dict[str, Tensor]:
+        """Each app's scores of all items; of an app that is left out, all items alike."""
+        n_items = about["n_items"]
+        alike = torch.full((n_items,), 1.0 / n_items)
+        queries = {}
+        for name in self.names(method, schema.catalogue(0)):
+            question = Question(
+                **about,
+                do="scores",
+                view=name,
+                parts=[],
+                shared=_own(shared, name),
+                batch={},
+                schema=_of_view(schema, name, items=True),
+            )
+            queries[name] = Query(question.content(), wire.shapes({"scores": alike}))
+        replies = self._ask(queries)
+        return {name: replies[name].update["scores"] if name in replies else alike for name in queries}
+
+    def _ask(self, queries: Mapping[str, Query]) -> dict[str, Reply]:
+        """The answers of those who answered; what came of every question is counted."""
+        known: list[KnownView] = self._home.views.all()
+        away = {name: Reply("away", {}) for name in queries}
+        replies = self._desk.ask(queries, known) if self._desk is not None else away
+        for name, reply in replies.items():
+            self._home.views.count(name, reply.outcome)
+        return {name: reply for name, reply in replies.items() if reply.outcome == "answered"}
+
+
+def unknown_view(name: str, trained: Mapping[str, object]) -> str:
+    """A sentence about an app whose view the server's model does not have."""
+    return (
+        f"The server's model has no view '{name}' (it has {', '.join(trained)}): its app is not asked. The operator "
+        f"declares a view with `homebody server init … --view {name}=SIZE`."
+    )
+
+
+def _own(shared: Tree, view: str) -> Tree:
+    """What an app may see of the shared parameters: the item tower and its own."""
+    return {name: value for name, value in shared.items() if name.startswith(("item/", f"{view}/"))}
+
+
+def _of_view(schema: FeatureSchema, view: str, *, items: bool) -> FeatureSchema:
+    """The schema of one view's features, and of the items if they are ranked."""
+    people = {name: code for name, code in schema.people.items() if code.view == view}
+    own = replace(schema, people=people)
+    return own if items else replace(own, items={}, numbers={})

@@ -1,0 +1,296 @@
+"""The desk of a device: where the apps of its people come to, and are asked.
+
+The desk listens on a Unix socket outside the device's folder. It knows an app by the user of its process, which the
+system states, and by a token. An app that is away, slow or sends nonsense is left out of the round: the device goes on
+without it. An app gets the item tower, its own tower and the samples, and nothing of another view.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from homebody.core import Rows, Tree
+from homebody.errors import HomebodyError
+from homebody.federation import wire
+from homebody.federation.device.store import HomeStore
+from homebody.federation.device.views import KnownView, KnownViews, Outcome
+from homebody.federation.views import HELLO_BYTES, Vanished, peer_user, read_hello, receive, send
+
+__all__ = ["LARGEST", "Desk", "Query", "Reply", "usual_socket"]
+
+SECONDS = 5.0
+"""How long an app may take, unless the device says otherwise."""
+LARGEST = 1e6
+"""The largest number that a gradient may hold: those of towers are below 100."""
+HELLO_SECONDS = 5.0
+PENDING = 4
+"""Connections of one user that have not said hello yet."""
+LONGEST_PATH = 107
+"""Bytes of a socket's path that the system takes."""
+
+
+def usual_socket(folder: Path) -> Path:
+    """Where a device listens for apps: beside its folder, which no app can enter.
+
+    >>> usual_socket(Path("/srv/kitchen"))
+    PosixPath('/srv/kitchen.socket')
+    """
+    whole = folder.resolve()
+    return whole.with_name(f"{whole.name}.socket")
+
+
+class Query(NamedTuple):
+    """A question to one app, and what its answer must be like."""
+
+    letter: bytes
+    wanted: Mapping[str, wire.Expected]
+
+
+class Reply(NamedTuple):
+    """What came of a question: an answer, or why there is none."""
+
+    outcome: Outcome
+    update: Tree
+    reason: str = ""
+
+
+class _Seat(NamedTuple):
+    """An app that is there."""
+
+    view: KnownView
+    connection: socket.socket
+
+
+class Desk:
+    """Asks the apps of one device.
+
+    seconds: how long all apps together may take to answer one question. An app that is not there is waited for as long,
+    once: after that it is not waited for until it comes back.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        where: Path | None = None,
+        *,
+        seconds: float = SECONDS,
+        log: Callable[..., None] = lambda event, **facts: None,
+    ) -> None:
+        if not 0 < seconds <= 3600:
+            raise HomebodyError(f"An app may take more than 0 and at most 3600 seconds, not {seconds:g}.")
+        self.folder, self.where, self.seconds, self._log = folder, where or usual_socket(folder), seconds, log
+        self._changed = threading.Condition()
+        self._seats: dict[str, _Seat] = {}
+        self._missed: set[str] = set()
+        self._pending: Counter[int] = Counter()
+        self._closed = False
+        self._listening = self._bound()
+        self._thread = threading.Thread(target=self._accept, name="desk", daemon=True)
+        self._thread.start()
+
+    def _bound(self) -> socket.socket:
+        path = str(self.where)
+        if len(os.fsencode(path)) > LONGEST_PATH:
+            raise HomebodyError(
+                f"The path of the socket {path} is longer than {LONGEST_PATH} bytes: give a shorter one with --socket."
+            )
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            if self.where.exists() or self.where.is_symlink():
+                # One device has one process (`HomeStore.only_client`): a socket that is there was left by a killed one.
+                if not stat.S_ISSOCK(self.where.lstat().st_mode):
+                    raise HomebodyError(f"{path} is there and is no socket: give another path with --socket.")
+                self.where.unlink()
+            listening.bind(path)
+            self.where.chmod(0o666)  # who may speak is decided by user and token
+            listening.listen(64)
+        except OSError as error:
+            listening.close()
+            raise HomebodyError(
+                f"The device cannot listen for apps at {path} ({error.strerror or error}): give another path with "
+                "--socket."
+            ) from error
+        except BaseException:
+            listening.close()
+            raise
+        return listening
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                if self._closed:
+                    return
+                time.sleep(0.05)  # too many files are open
+                continue
+            threading.Thread(target=self._greet, args=(connection,), name="greeting", daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Find out which app this is; whoever belongs to no known user is not listened to."""
+        try:
+            uid = peer_user(connection)
+            with self._known() as known:
+                views = {view.name: view for view in known.all()}
+            if not any(view.uid == uid for view in views.values()):
+                self._turn_away(connection, "no app of this device belongs to this user")
+                return
+            with self._changed:
+                if self._pending[uid] >= PENDING:
+                    connection.close()
+                    return
+                self._pending[uid] += 1
+            try:
+                name, token = read_hello(receive(connection, HELLO_BYTES, HELLO_SECONDS))
+            finally:
+                with self._changed:
+                    self._pending[uid] -= 1
+            view = views.get(name)
+            if view is None or not view.admits(uid, token):
+                self._turn_away(connection, "its user, view and token do not belong together")
+                return
+            send(connection, wire.encode_letter({"welcome": True}), HELLO_SECONDS)
+        except (OSError, HomebodyError, wire.Malformed):
+            connection.close()
+            return
+        with self._changed:
+            if self._closed:
+                connection.close()
+                return
+            before = self._seats.get(name)
+            self._seats[name] = _Seat(view, connection)
+            self._missed.discard(name)
+            self._changed.notify_all()
+        if before is not None:
+            before.connection.close()
+        self._log("view joined", view=name)
+
+    def _turn_away(self, connection: socket.socket, why: str) -> None:
+        self._log("view refused", reason=why)
+        refusal = "This device does not know this app: its operator adds it with `homebody client views add`."
+        with suppress(Vanished):
+            send(connection, wire.encode_letter({"refused": refusal}), HELLO_SECONDS)
+        connection.close()
+
+    def ask(self, queries: Mapping[str, Query], known: Sequence[KnownView]) -> dict[str, Reply]:
+        """Ask these views' apps, all at once, and wait until the time is up.
+
+        known: the apps as they are registered now. An app that was removed or added anew since it came is away.
+        """
+        until = time.monotonic() + self.seconds
+        registered = {view.name: view for view in known}
+        replies: dict[str, Reply] = {}
+
+        def one(name: str) -> None:
+            replies[name] = self._ask(queries[name], registered[name], until)
+
+        threads = [threading.Thread(target=one, args=(name,), name=f"view {name}", daemon=True) for name in queries]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for name, reply in replies.items():
+            if reply.outcome != "answered":
+                self._log("view left out", view=name, why=reply.outcome, reason=reply.reason)
+        return replies
+
+    def _ask(self, query: Query, view: KnownView, until: float) -> Reply:
+        while (seat := self._seat(view, until)) is not None:
+            try:
+                send(seat.connection, query.letter, until - time.monotonic())
+                letter = receive(seat.connection, wire.longest(query.wanted), until - time.monotonic())
+                return Reply("answered", _read(letter, query))
+            except Vanished:
+                self._leave(seat)  # killed in the round: it is asked again if it comes back in time
+            except TimeoutError:
+                self._leave(seat)
+                return Reply("slow", {}, f"Its app took longer than {self.seconds:g} seconds.")
+            except wire.Malformed as error:
+                self._leave(seat)
+                return Reply("nonsense", {}, str(error))
+        return Reply("away", {}, "Its app is not there.")
+
+    def _seat(self, view: KnownView, until: float) -> _Seat | None:
+        """The app of a view, waited for unless it was missed before."""
+
+        with self._changed:
+            while (left := until - time.monotonic()) > 0:
+                seat = self._seats.get(view.name)
+                if seat is not None and seat.view[:3] == view[:3]:
+                    return seat
+                if view.name in self._missed or self._closed:
+                    return None
+                self._changed.wait(left)
+            self._missed.add(view.name)
+            return None
+
+    def _leave(self, seat: _Seat) -> None:
+        seat.connection.close()
+        with self._changed:
+            if self._seats.get(seat.view.name) is seat:
+                del self._seats[seat.view.name]
+
+    def _known(self) -> _Opened:
+        return _Opened(self.folder)
+
+    def close(self) -> None:
+        """Hang up on all apps, and listen no more."""
+        with self._changed:
+            self._closed = True
+            seats = list(self._seats.values())
+            self._seats.clear()
+            self._changed.notify_all()
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for seat in seats:
+            seat.connection.close()
+        with suppress(OSError):
+            self.where.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Opened:
+    """The apps of a device, read by a thread that has no store of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._store = HomeStore(folder)
+
+    def __enter__(self) -> KnownViews:
+        return KnownViews(self._store)
+
+    def __exit__(self, *_: object) -> None:
+        self._store.close()
+
+
+def _read(letter: bytes, query: Query) -> Tree:
+    """An app's answer, checked: names, shapes, kinds, and numbers that are finite and not too large."""
+    header, parts = wire.decode_letter(letter)
+    if header.get("to") != wire.digest(query.letter):
+        raise wire.Malformed("The answer is to another question.")
+    if "refused" in header:
+        raise wire.Malformed(f"The app refused: {str(header['refused'])[:300]}")
+    update = wire.decode_update(parts.get("update", b""), query.wanted, LARGEST)
+    return {name: _as(value, query.wanted[name].kind) for name, value in update.items()}
+
+
+def _as(value: Rows | Tensor, kind: torch.dtype) -> Rows | Tensor:
+    """In the precision that the method computes in: 16 bits may have been sent."""
+    return Rows(value.index, value.value.to(kind), value.size) if isinstance(value, Rows) else value.to(kind)
