@@ -98,6 +98,17 @@ class Clients:
         update, *_ = self._work(method, shared, np.array([user]), None, self._own(rng))
         return torch.utils._pytree.tree_map(lambda leaf: leaf[0], update)
 
+    def participations(self, method: Method, user: int, rng: Rng, count: int) -> Batch:
+        """The batches of one client in so many rounds, stacked."""
+        users = np.array([user])
+        data = tuple(part.expand(count, *part.shape[1:]) for part in self._data(users))
+        streams = self._streams(self._own(rng), users).fold(torch.arange(count, device=self.device))
+        return self._batches(method, streams, data)
+
+    def private_state(self, method: Method, shared: Tree, user: int) -> Tree:
+        """What one client holds; if it never took part, what it would begin with."""
+        return {name: value[0] for name, value in self._locals(method, shared, np.array([user])).items()}
+
     def requests(self, method: Method, users: Users, rng: Rng) -> Iterator[tuple[Users, dict[str, Tensor]]]:
         """The rows that these clients would request from the server in this round, by groups; padded with -1."""
         rng = self._own(rng)
