@@ -148,11 +148,13 @@ def _sees(method: Method, cohort: Cohort) -> dict[str, str]:
     }
     if (noise := channel.facts.view_noise) is not None:
         told["views"] = (
-            f"the mean over this person's views, with noise of {noise.scale:g} in every number, and its own part of "
-            "it; no other view's features, tower or gradient"
+            f"the samples, its own gradient, and the mean over this person's views with noise of {noise.scale:g} in "
+            "every number; no other view's features, tower or gradient"
         )
     else:
-        told["views"] = "the exact mean over this person's views: who subtracts their own part reads the others'"
+        told["views"] = (
+            "the samples, and the exact mean over this person's views: who subtracts their own part reads the others'"
+        )
     sentences = {name: f"{text[0].upper()}{text[1:]}." for name, text in told.items()}
     if channel.asks_rows:
         sentences["server"] += " And before that, which rows this device asks for."
