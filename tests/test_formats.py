@@ -79,12 +79,13 @@ def same_code(monkeypatch: pytest.MonkeyPatch) -> None:
     release."""
     then = json.loads((FILES / "runs" / "fedmf" / "finished" / "environment.json").read_text())
     shaped_by_the_run = ("data_fingerprint", "method_fingerprint", "recipe_fingerprint", "outside")
+    of_today = run_notes.environment
 
     def environment(*given: Any) -> dict[str, Any]:
-        now = run_notes.environment(*given)
+        now = of_today(*given)
         return {**then, **{name: now[name] for name in shaped_by_the_run}}
 
-    monkeypatch.setattr("homebody.run.environment", environment)
+    monkeypatch.setattr("homebody.run_notes.environment", environment)
 
 
 @pytest.mark.parametrize(("method", "rounds"), [("fedmf", 4), ("pfedrec", 3)])

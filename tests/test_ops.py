@@ -62,7 +62,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
             raise AssertionError(f"the plain-torch way called the compiled {name}")
 
     monkeypatch.setattr(ops, "kernels", Forbidden())
-    monkeypatch.setattr(bags, "bag_kernels", Forbidden())
+    monkeypatch.setattr(bags, "kernels", Forbidden())
 
 
 def limit(cells: int) -> float:

@@ -14,7 +14,7 @@ from homebody import run as runs
 from homebody.data import Population, load
 from homebody.data.partitions import WAYS
 from homebody.data.population import Impressions
-from homebody.evaluation import METRICS
+from homebody.evaluation.metrics import METRICS
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.run import Watcher, execute, reopen, resume

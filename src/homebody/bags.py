@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from homebody import bag_kernels
+from homebody import kernels
 from homebody.ops import Tensors, for_cohort, repeatable
 
 __all__ = ["Bags", "spread_many", "spread_rows", "sum_many", "sum_rows"]
@@ -38,7 +38,7 @@ def _sum_rows(table: Tensor, blocks: tuple[int, ...], *parts: Tensor) -> Tensors
         for (*three, _), out in zip(bags, sums, strict=True):
             given = [part.contiguous().numpy() for part in (table, *three)]
             small = three[0].numel() * table.shape[2] <= SMALL
-            bag_kernels.sum_rows(*given, out.numpy(), alone=small)
+            kernels.sum_rows(*given, out.numpy(), alone=small)
         return tuple(sums)
     rows = (table.gather(1, row.flatten(1)[:, :, None].expand(-1, -1, table.shape[2])) for row, *_ in bags)
     return tuple(
@@ -61,19 +61,19 @@ def sum_rows(table: Tensor, *bags: Bags) -> Tensors:
 
 
 @for_cohort
-def _spread_rows(table: Tensor, *parts: Tensor) -> Tensors:
+def _spread_rows(table: Tensor, *parts: Tensor) -> Tensor:
     # A table that all clients have in common becomes one for each.
     out = table.contiguous().view_as(table)
     for row, weight, block, change in zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True):
         if table.device.type == "cpu":
             given = [part.contiguous().numpy() for part in (row, weight, block, change)]
-            bag_kernels.spread_rows(*given, out.numpy(), alone=row.numel() * table.shape[2] <= SMALL)
+            kernels.spread_rows(*given, out.numpy(), alone=row.numel() * table.shape[2] <= SMALL)
             continue
         value = (_one_hot(block, change.shape[2]).mT[:, None] @ change) * weight[..., None]
         place = row.flatten(1) + torch.arange(len(row), device=row.device)[:, None] * table.shape[1]
         with repeatable():
             out.flatten(0, 1).index_add_(0, place.flatten(), value.flatten(0, 2))
-    return (out,)
+    return out
 
 
 def spread_rows(table: Tensor, bags: Sequence[Bags], changes: Sequence[Tensor]) -> Tensor:
@@ -87,8 +87,7 @@ def spread_rows(table: Tensor, bags: Sequence[Bags], changes: Sequence[Tensor]) 
     [[2.0], [10.0]]
     """
     given = (part for bag, change in zip(bags, changes, strict=True) for part in (*bag[:3], change))
-    (out,) = _spread_rows(table, *given)
-    return out
+    return _spread_rows(table, *given)
 
 
 def sum_many(tables: Tensor, row: Tensor, weight: Tensor) -> Tensor:
@@ -101,8 +100,7 @@ def sum_many(tables: Tensor, row: Tensor, weight: Tensor) -> Tensor:
 def spread_many(tables: Tensor, row: Tensor, weight: Tensor, change: Tensor) -> Tensor:
     """The tables after each row has changed as the sums it is in, (C, N, D); they are given away."""
     block = torch.zeros(len(row), row.shape[2], dtype=torch.int64, device=row.device)
-    (out,) = _spread_rows.cohort(tables, row, weight, block, change[:, :, None])
-    return out
+    return _spread_rows.cohort(tables, row, weight, block, change[:, :, None])
 
 
 def _one_hot(block: Tensor, blocks: int) -> Tensor:

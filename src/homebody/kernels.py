@@ -1,4 +1,4 @@
-"""Compiled loops behind `homebody.ops`: one client a row, rows in parallel, the same numbers on any thread."""
+"""Compiled loops behind `homebody.ops` and `homebody.bags`: one client a row, the same numbers on any thread."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ __all__ = [
     "power",
     "scale",
     "scatter_sum",
+    "spread_rows",
+    "sum_rows",
     "take_rows",
     "toss",
     "touch",
@@ -260,6 +262,35 @@ def add_rows(lower, upper, slot, value, scale, table):
             target, source = table[client, slot[client, i]], value[client, i]
             for column in range(len(target)):
                 target[column] += scale * source[column]
+
+
+@parallel(over="row")
+def sum_rows(lower, upper, tables, row, weight, block, sums):
+    """Sums of some rows of each client's own table with weights, in each block."""
+    for client in range(lower, upper):
+        table, rows, out = tables[client], row[client], sums[client]
+        out[:] = 0
+        for i in range(rows.shape[0]):
+            for k in range(rows.shape[1]):
+                w = weight[client, i, k]
+                if w != 0:
+                    source, target = table[rows[i, k]], out[i, block[client, k]]
+                    for column in range(len(source)):
+                        target[column] += w * source[column]
+
+
+@parallel(over="row")
+def spread_rows(lower, upper, row, weight, block, change, tables):
+    """Add to the rows that `sum_rows` takes what their block changes by, with the same weights, in place."""
+    for client in range(lower, upper):
+        table, rows, changes = tables[client], row[client], change[client]
+        for i in range(rows.shape[0]):
+            for k in range(rows.shape[1]):
+                w = weight[client, i, k]
+                if w != 0:
+                    target, source = table[rows[i, k]], changes[i, block[client, k]]
+                    for column in range(len(target)):
+                        target[column] += w * source[column]
 
 
 @parallel(over="keys")

@@ -46,23 +46,26 @@ Tensors = tuple[Tensor, ...]
 
 
 class for_cohort:  # noqa: N801
-    """Let one client's code call a function of whole cohorts (first dimension: clients), which is `cohort`."""
+    """Let one client's code call a function of whole cohorts (first dimension: clients), which is `cohort`.
 
-    def __init__(self, cohort: Callable[..., Tensors]) -> None:
-        self.cohort = cohort
+    It gives a tensor, or a tuple of them.
+    """
+
+    def __init__(self, cohort: Callable[..., Tensor | Tensors]) -> None:
+        self.cohort: Callable[..., Any] = cohort
 
         class Operation(torch.autograd.Function):
             @staticmethod
-            def forward(*arguments: Any) -> Tensors:
-                stacked = (a.unsqueeze(0) if isinstance(a, Tensor) else a for a in arguments)
-                return tuple(out.squeeze(0) for out in cohort(*stacked))
+            def forward(*arguments: Any) -> Tensor | Tensors:
+                out = cohort(*(a.unsqueeze(0) if isinstance(a, Tensor) else a for a in arguments))
+                return out.squeeze(0) if isinstance(out, Tensor) else tuple(one.squeeze(0) for one in out)
 
             @staticmethod
             def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-                ctx.mark_non_differentiable(*output)
+                ctx.mark_non_differentiable(*([output] if isinstance(output, Tensor) else output))
 
             @staticmethod
-            def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensors, tuple[int, ...]]:
+            def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
                 stacked = []
                 for argument, dim in zip(arguments, in_dims, strict=True):
                     if not isinstance(argument, Tensor):
@@ -72,13 +75,12 @@ class for_cohort:  # noqa: N801
                     else:
                         stacked.append(argument.movedim(dim, 0))
                 out = cohort(*stacked)
-                return out, tuple(0 for _ in out)
+                return out, 0 if isinstance(out, Tensor) else tuple(0 for _ in out)
 
         self._operation = Operation
 
-    def __call__(self, *arguments: Any) -> Tensors:
-        result: Tensors = self._operation.apply(*arguments)  # type: ignore[no-untyped-call]
-        return result
+    def __call__(self, *arguments: Any) -> Any:
+        return self._operation.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 def single(value: float) -> np.float32:
@@ -88,11 +90,11 @@ def single(value: float) -> np.float32:
 
 
 @for_cohort
-def _negatives(keys: Tensor, excluded: Tensor, n_items: int, count: int) -> Tensors:
+def _negatives(keys: Tensor, excluded: Tensor, n_items: int, count: int) -> Tensor:
     if keys.device.type == "cpu":
         out = torch.empty(len(keys), count, dtype=torch.int64)
         kernels.draw_negatives(keys.numpy(), excluded.numpy(), n_items, out.numpy())
-        return (out,)
+        return out
     listed = (excluded < n_items).sum(1, keepdim=True)
     free = n_items - listed
     position = torch.arange(1, count + 1, device=keys.device)
@@ -102,7 +104,7 @@ def _negatives(keys: Tensor, excluded: Tensor, n_items: int, count: int) -> Tens
     # Padding must never count as an item before the rank.
     ahead = torch.where(excluded < n_items, excluded - step, 2 * n_items)
     drawn = rank + torch.searchsorted(ahead.contiguous(), rank, right=True)
-    return (torch.where(free > 0, drawn, -1),)
+    return torch.where(free > 0, drawn, -1)
 
 
 def negatives(rng: Rng, data: Data, count: int) -> Tensor:
@@ -113,20 +115,18 @@ def negatives(rng: Rng, data: Data, count: int) -> Tensor:
     >>> sorted(set(negatives(Rng.of(0), mine, 100).tolist()))
     [1, 3]
     """
-    (drawn,) = _negatives(rng.next_key(), data.excluded, data.catalogue.n_items, count)
-    return drawn
+    return _negatives(rng.next_key(), data.excluded, data.catalogue.n_items, count)
 
 
 @for_cohort
-def _shuffled(keys: Tensor, valid: Tensor) -> Tensors:
+def _shuffled(keys: Tensor, valid: Tensor) -> Tensor:
     if keys.device.type == "cpu":
         out = torch.empty(valid.shape, dtype=torch.int64)
         kernels.permute(keys.numpy(), valid.numpy(), out.numpy())
-        return (out,)
+        return out
     position = torch.arange(1, valid.shape[1] + 1, device=keys.device)
     hashes = (mix(keys[:, None] + position * GOLDEN) >> 33) & 0x7FFFFFFF
-    last = torch.where(valid, hashes, 2**31 + position)
-    return (last.argsort(dim=1, stable=True),)
+    return torch.where(valid, hashes, 2**31 + position).argsort(dim=1, stable=True)
 
 
 def shuffled(rng: Rng, valid: Tensor) -> Tensor:
@@ -136,20 +136,18 @@ def shuffled(rng: Rng, valid: Tensor) -> Tensor:
     >>> sorted(order[:3].tolist()), order[3].item()
     ([0, 2, 3], 1)
     """
-    (order,) = _shuffled(rng.next_key(), valid)
-    return order
+    return _shuffled(rng.next_key(), valid)
 
 
 @for_cohort
-def _shuffles(keys: Tensor, valid: Tensor, count: int) -> Tensors:
+def _shuffles(keys: Tensor, valid: Tensor, count: int) -> Tensor:
     if keys.device.type == "cpu":
         out = torch.empty(len(keys), count, valid.shape[1], dtype=torch.int32)
         kernels.permute_often(keys.numpy(), valid.numpy(), out.numpy())
-        return (out,)
+        return out
     turn = torch.arange(1, count + 1, device=keys.device)
     own = mix(keys[:, None] + turn * GOLDEN).flatten()
-    (order,) = _shuffled.cohort(own, valid.repeat_interleave(count, 0))
-    return (order.to(torch.int32).reshape(len(keys), count, -1),)
+    return _shuffled.cohort(own, valid.repeat_interleave(count, 0)).to(torch.int32).reshape(len(keys), count, -1)
 
 
 def shuffles(rng: Rng, valid: Tensor, count: int) -> Tensor:
@@ -159,8 +157,7 @@ def shuffles(rng: Rng, valid: Tensor, count: int) -> Tensor:
     >>> orders[:, 3].tolist(), orders.sort().values.unique(dim=0).tolist(), len(orders.unique(dim=0)) > 1
     ([1, 1, 1, 1, 1], [[0, 1, 2, 3]], True)
     """
-    (orders,) = _shuffles(rng.next_key(), valid, count)
-    return orders
+    return _shuffles(rng.next_key(), valid, count)
 
 
 @for_cohort
@@ -189,21 +186,20 @@ def touched(items: Tensor, valid: Tensor, n_items: int) -> tuple[Tensor, Tensor]
     >>> touched(torch.tensor([5, 2, 5]), torch.tensor([True, True, True]), n_items=9)
     (tensor([ 2,  5, -1]), tensor([1, 0, 1]))
     """
-    index, slot = _touched(items, valid, n_items)
-    return index, slot
+    return _touched(items, valid, n_items)
 
 
 @for_cohort
-def _overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: int) -> Tensors:
+def _overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: int) -> Tensor:
     if base.device.type == "cpu":
         out = torch.empty(items.shape, dtype=base.dtype)
         kernels.lay_over(base.numpy(), items.numpy(), index.numpy(), over.numpy(), n_items, out.numpy())
-        return (out,)
+        return out
     where = torch.full((len(index), n_items + 1), -1, dtype=torch.int64, device=base.device)
     place = torch.arange(index.shape[1], device=base.device).expand_as(index)
     where.scatter_(1, torch.where(index < 0, n_items, index), place)
     found = where.gather(1, items)
-    return (torch.where(found >= 0, over.gather(1, found.clamp(min=0)), base),)
+    return torch.where(found >= 0, over.gather(1, found.clamp(min=0)), base)
 
 
 def overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: int) -> Tensor:
@@ -212,10 +208,7 @@ def overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: i
     >>> overlay(torch.zeros(3), torch.tensor([7, 8, 9]), torch.tensor([8, -1]), torch.tensor([5.0, 6.0]), 10)
     tensor([0., 5., 0.])
     """
-    if index.shape[-1] == 0:
-        return base
-    (out,) = _overlay(base, items, index, over, n_items)
-    return out
+    return _overlay(base, items, index, over, n_items) if index.shape[-1] else base
 
 
 @for_cohort
@@ -229,13 +222,12 @@ def _labelled(
         given = (draw.numpy(), order.numpy(), items.numpy(), valid.numpy(), excluded.numpy())
         kernels.label(*given, n_items, per_item, out.numpy(), labels.numpy(), real.numpy())
         return out, labels, real
-    (drawn,) = _negatives.cohort(draw, excluded, n_items, length * per_item)
-    drawn = drawn.view(rows, length, per_item)
+    drawn = _negatives.cohort(draw, excluded, n_items, length * per_item).view(rows, length, per_item)
     # Each item stands before its negatives: a position must not depend on how long the padding is.
     out = torch.cat([items[:, :, None], drawn], dim=2).flatten(1)
     real = (valid[:, :, None] & (torch.cat([items[:, :, None], drawn], dim=2) >= 0)).flatten(1)
     labels = (torch.arange(out.shape[1], device=out.device) % (1 + per_item) == 0).float().expand_as(out)
-    (place,) = _shuffled.cohort(order, real)
+    place = _shuffled.cohort(order, real)
     real = real.gather(1, place)
     return torch.where(real, out.gather(1, place), 0), torch.where(real, labels.gather(1, place), 0), real
 
@@ -246,18 +238,16 @@ def labelled(rng: Rng, data: Data, per_item: int) -> tuple[Tensor, Tensor, Tenso
     Gives items, labels and which positions are real, each of length L × (1 + per_item), the real ones first.
     """
     draw, order = rng.next_key(), rng.next_key()
-    n_items = data.catalogue.n_items
-    items, labels, real = _labelled(draw, order, data.items, data.valid, data.excluded, n_items, per_item)
-    return items, labels, real
+    return _labelled(draw, order, data.items, data.valid, data.excluded, data.catalogue.n_items, per_item)
 
 
 @for_cohort
-def _take_rows(rows: Tensor, slot: Tensor) -> Tensors:
+def _take_rows(rows: Tensor, slot: Tensor) -> Tensor:
     if rows.device.type == "cpu":
         out = rows.new_empty(*slot.shape, rows.shape[2])
         kernels.take_rows(rows.numpy(), slot.numpy(), out.numpy())
-        return (out,)
-    return (rows.gather(1, slot[:, :, None].expand(-1, -1, rows.shape[2])),)
+        return out
+    return rows.gather(1, slot[:, :, None].expand(-1, -1, rows.shape[2]))
 
 
 def take_rows(rows: Tensor, slot: Tensor) -> Tensor:
@@ -266,20 +256,19 @@ def take_rows(rows: Tensor, slot: Tensor) -> Tensor:
     >>> take_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 1, 0])).tolist()
     [[2.0], [2.0], [1.0]]
     """
-    (out,) = _take_rows(rows, slot)
-    return out
+    return _take_rows(rows, slot)
 
 
 @for_cohort
-def _add_rows(rows: Tensor, slot: Tensor, value: Tensor, scale: float) -> Tensors:
+def _add_rows(rows: Tensor, slot: Tensor, value: Tensor, scale: float) -> Tensor:
     out = rows.clone(memory_format=torch.contiguous_format)
     if rows.device.type == "cpu":
         kernels.add_rows(slot.numpy(), value.numpy(), single(scale), out.numpy())
-        return (out,)
+        return out
     place = slot + torch.arange(len(slot), device=slot.device)[:, None] * rows.shape[1]
     with repeatable():
         out.flatten(0, 1).index_add_(0, place.flatten(), value.flatten(0, 1), alpha=scale)
-    return (out,)
+    return out
 
 
 def add_rows(rows: Tensor, slot: Tensor, value: Tensor, scale: float = 1.0) -> Tensor:
@@ -288,8 +277,7 @@ def add_rows(rows: Tensor, slot: Tensor, value: Tensor, scale: float = 1.0) -> T
     >>> add_rows(torch.zeros(2, 1), torch.tensor([1, 1]), torch.tensor([[2.0], [3.0]]), scale=-1.0).tolist()
     [[0.0], [-5.0]]
     """
-    (out,) = _add_rows(rows, slot, value, scale)
-    return out
+    return _add_rows(rows, slot, value, scale)
 
 
 def _compiled(value: Tensor) -> bool:
@@ -317,13 +305,13 @@ def coalesced(rows: Rows) -> Rows:
 
 
 @for_cohort
-def _power(value: Tensor, order: int) -> Tensors:
+def _power(value: Tensor, order: int) -> Tensor:
     if _compiled(value):
         out = torch.empty(len(value), dtype=torch.float64)
         kernels.power(value.numpy(), order, out.numpy())
-        return (out,)
+        return out
     wide = value.to(torch.float64)
-    return ((wide.abs() if order == 1 else wide * wide).sum(1),)
+    return (wide.abs() if order == 1 else wide * wide).sum(1)
 
 
 def power(value: Tensor, order: int) -> Tensor:
@@ -332,18 +320,17 @@ def power(value: Tensor, order: int) -> Tensor:
     >>> power(torch.tensor([3.0, -4.0]), 1).item(), power(torch.tensor([3.0, -4.0]), 2).item()
     (7.0, 25.0)
     """
-    (out,) = _power(value.flatten(), order)
-    return out
+    return _power(value.flatten(), order)
 
 
 @for_cohort
-def _scaled(value: Tensor, factor: Tensor) -> Tensors:
+def _scaled(value: Tensor, factor: Tensor) -> Tensor:
     out = torch.empty(value.shape, dtype=torch.promote_types(value.dtype, torch.float32), device=value.device)
     if _compiled(value):
         kernels.scale(value.numpy(), factor.numpy(), out.numpy())
-        return (out,)
+        return out
     times = factor[:, None]
-    return (torch.where(times != 0, value.to(torch.float64) * times, 0).to(out.dtype),)
+    return torch.where(times != 0, value.to(torch.float64) * times, 0).to(out.dtype)
 
 
 def scaled(value: Tensor, factor: Tensor) -> Tensor:
@@ -354,8 +341,7 @@ def scaled(value: Tensor, factor: Tensor) -> Tensor:
     >>> scaled(torch.tensor([3.0, torch.inf]), torch.tensor(0.0, dtype=torch.float64)).tolist()
     [0.0, 0.0]
     """
-    (out,) = _scaled(value.flatten(), factor)
-    return out.reshape(value.shape)
+    return _scaled(value.flatten(), factor).reshape(value.shape)
 
 
 @for_cohort
@@ -363,16 +349,16 @@ def _weighted_rows(*parts: Tensor) -> Tensors:
     """Of (index, value, factor) of each summand: the rows of their weighted sum."""
     indices, values, factors = parts[::3], parts[1::3], parts[2::3]
     same = all(one.shape == indices[0].shape and torch.equal(one, indices[0]) for one in indices[1:])
-    (total,) = _scaled.cohort(values[0].flatten(1), factors[0])
+    total = _scaled.cohort(values[0].flatten(1), factors[0])
     if not same:
-        others = (_scaled.cohort(value.flatten(1), by)[0] for value, by in zip(values[1:], factors[1:], strict=True))
+        others = (_scaled.cohort(value.flatten(1), by) for value, by in zip(values[1:], factors[1:], strict=True))
         flat = [one.reshape(value.shape) for one, value in zip((total, *others), values, strict=True)]
         return torch.cat(indices, 1), torch.cat(flat, 1)
     for value, factor in zip(values[1:], factors[1:], strict=True):
         if _compiled(value) and total.dtype == value.dtype:
             kernels.add_scaled(value.flatten(1).numpy(), factor.numpy(), total.numpy())
         else:
-            total = total + _scaled.cohort(value.flatten(1), factor)[0]
+            total = total + _scaled.cohort(value.flatten(1), factor)
     return indices[0].clone(), total.reshape(values[0].shape)
 
 

@@ -25,15 +25,15 @@ class Round:
     step: int
     """Over all phases."""
     clients: int
-    loss: float | None
-    metrics: dict[str, float]
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
     """Empty if the round was not evaluated."""
-    epsilon: dict[str, float]
-    bytes_up: int
-    bytes_down: int
-    seconds: float
+    epsilon: dict[str, float] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
     """Of wall time, for training, without compilation."""
-    evaluation_seconds: float
+    evaluation_seconds: float = 0.0
     delta: float = DELTA
     """The δ that ε is stated at."""
     charged: bool = True

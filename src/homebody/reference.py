@@ -9,12 +9,13 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from homebody.core import About, Catalogue, Method, Recommender, Users
 from homebody.errors import HomebodyError
 
-__all__ = ["Histories", "Reference", "Score", "ScoreNow", "federated"]
+__all__ = ["Histories", "Reference", "Score", "ScoreNow", "federated", "products"]
 
 Score = Callable[[Users, Tensor], Tensor]
 """From users (B,) and items (N,) to how well each item fits each user (B, N)."""
@@ -76,6 +77,11 @@ class Reference(Recommender):
         """The score function after these passes, by default as many as the reference takes."""
         *_, score = islice(self.fit(histories, seed), rounds or self.about.rounds)
         return score
+
+
+def products(users: Tensor, items: Tensor) -> Score:
+    """A score is the product of the user's row and the item's row."""
+    return lambda who, some: users[torch.from_numpy(who)] @ items[some].T
 
 
 def federated(method: Recommender, name: str, why: str = "it has no clients") -> Method:

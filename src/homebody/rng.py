@@ -27,12 +27,6 @@ def mix(bits: Tensor) -> Tensor:
     return bits ^ ((bits >> 31) & 0x1FFFFFFFF)
 
 
-def _number(part: int | str | Tensor) -> int | Tensor:
-    if isinstance(part, str):
-        return int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "big", signed=True)
-    return part
-
-
 class Rng:
     """A stream of random tensors, given by its key; `fold` derives independent streams.
 
@@ -59,8 +53,9 @@ class Rng:
         """The stream of this name below this one; a tensor of users gives one stream for each."""
         key = self.key
         for part in parts:
-            number = _number(part)
-            value = number if isinstance(number, Tensor) else torch.tensor(number, device=key.device)
+            if isinstance(part, str):
+                part = int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "big", signed=True)
+            value = part if isinstance(part, Tensor) else torch.tensor(part, device=key.device)
             key = mix(key ^ mix(value.to(torch.int64) + GOLDEN))
         return type(self)(key)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from homebody import run_notes
 from homebody.core import Cohort, Evaluated, Method, releases
 from homebody.data import Population, load
 from homebody.data.partitions import split as split_population
@@ -30,25 +31,12 @@ from homebody.recipe import Recipe
 from homebody.reference import Reference, federated
 from homebody.report import RunFolder
 from homebody.report.record import Parameters, Result
-from homebody.run_notes import (
-    changes,
-    counted,
-    digest_of,
-    environment,
-    guessing,
-    notes_of,
-    parameters_of,
-    refuse_found,
-    result_of,
-    unheld,
-)
 from homebody.simulation import Simulator, usable_device
 from homebody.stopwatch import Stopwatch
 from homebody.view_vectors import make_views
 
 __all__ = [
     "Watcher",
-    "check",
     "cohort_of",
     "execute",
     "population_of",
@@ -94,7 +82,7 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
     with folder.alone():
         try:
             folder.write_text("recipe.toml", recipe.to_toml())
-            folder.write_json("environment.json", now := environment(recipe, method, split))
+            folder.write_json("environment.json", now := run_notes.environment(recipe, method, split))
             watcher.begun(folder.path)
             return _run(recipe, method, split, folder, now, watcher)
         except BaseException as error:
@@ -106,11 +94,6 @@ def execute(recipe: Recipe, out: Path, watcher: Watcher = QUIET, name: str | Non
             elif isinstance(error, HomebodyError):
                 raise type(error)(f"{error} The rounds before are recorded in {folder.path}.") from error
             raise
-
-
-def check(recipe: Recipe, watcher: Watcher = QUIET) -> None:
-    """Raise the error that `execute` would raise for a recipe that cannot run. Nothing is written."""
-    prepare(recipe, watcher)
 
 
 def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) -> Result:
@@ -128,7 +111,7 @@ def resume(path: Path, watcher: Watcher = QUIET, *, trust_code: bool = False) ->
             return folder.result()
         recipe = Recipe.from_toml(folder.recipe_text())
         method, split = prepare(recipe, watcher)
-        now = environment(recipe, method, split)
+        now = run_notes.environment(recipe, method, split)
         if (path / "environment.json").exists():
             _insist_on_same(folder, now)
         else:  # killed before it was written
@@ -156,7 +139,7 @@ def reopen(path: Path, *, trust_code: bool = False) -> tuple[Fitted, Population]
     folder.read_json("result.json")
     recipe = Recipe.from_toml(folder.recipe_text())
     prepared, split = prepare(recipe, QUIET)
-    _insist_on_same(folder, environment(recipe, prepared, split))
+    _insist_on_same(folder, run_notes.environment(recipe, prepared, split))
     method = federated(prepared, recipe.method, "its run keeps figures, not a model")
     progress = folder.read()
     if progress is None:
@@ -223,7 +206,7 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
         negatives=recipe.negatives,
         public=recipe.public,
     )
-    for note in (*notes_of(method, split), *recipe.unshuffled()):
+    for note in (*run_notes.notes_of(method, split), *recipe.unshuffled()):
         watcher.say(note)
     members = int((split.learn & (split.lengths > 0)).sum())
     if recipe.cohort is not None and not 1 <= recipe.cohort <= members:
@@ -234,9 +217,9 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
         # This refuses charges that cannot be stated, and a budget that is smaller than one round.
         planned = _planned(recipe, method, split)
         told = [charges for charges, _ in planned]
-        refuse_found(method, split, told)
+        run_notes.refuse_found(method, split, told)
         if (budget := recipe.allowed()) and not recipe.calibrate:
-            before = [charge for own in counted(method, split, told).values() for charge in own]
+            before = [charge for own in run_notes.counted(method, split, told).values() for charge in own]
             for charges in told:
                 budget.refuse_hopeless([*charges, *before])
     return method, split
@@ -275,7 +258,7 @@ def _calibrated(
 
     def planned(channel: Channel) -> list[tuple[Sequence[Charge], int]]:
         rounds = _planned(recipe, replace(fixed, uplink=channel), split)  # type: ignore[type-var]
-        before = counted(fixed, split, [charges for charges, _ in rounds])
+        before = run_notes.counted(fixed, split, [charges for charges, _ in rounds])
         return [*rounds, *((charges, 1) for charges in before.values())]
 
     noise = calibrated(method.uplink, budget, planned)
@@ -333,7 +316,7 @@ def _run(
     """Train from the folder's last checkpoint, or from the start, and write the result. now: the environment."""
     began = time.process_time()
     with contextlib.closing(Ledger(folder.ledger_path)) as ledger:
-        job = _Job(recipe, split, folder, ledger, digest_of(now), watcher)
+        job = _Job(recipe, split, folder, ledger, run_notes.digest_of(now), watcher)
         _report_changes(job, now)
         outcome = _reference(job, method) if isinstance(method, Reference) else _federated(job, method)
         folder.add_ranks(outcome.evaluated)
@@ -349,7 +332,7 @@ def _report_changes(job: _Job, now: dict[str, Any]) -> None:
     then = folder.read_json("environment.json")
     step, before = folder.stands()
     if ledger.releases() and origin(job.digest, step, before, ledger) not in ledger.digests():
-        why = changes(then, now)
+        why = run_notes.changes(then, now)
         job.watcher.say(
             f"What shapes a release is not as it was when this run was charged last{why and f' ({why})'}. What follows "
             f"is another release: its noise is new, and every round from {step + 1} on is charged in full, also where "
@@ -365,7 +348,7 @@ def _federated(job: _Job, method: Method) -> _Outcome:
     assert recipe.rounds is not None
     job.watcher.start(sum(phase.rounds or recipe.rounds for phase in method.phases))
     planned = [charges for charges, _ in _planned(recipe, method, split)]
-    for release, charges in counted(method, split, planned).items():
+    for release, charges in run_notes.counted(method, split, planned).items():
         ledger.charge(release, charges, repeat=True, digest=job.digest)
     fitted = fit(
         method,
@@ -384,7 +367,7 @@ def _federated(job: _Job, method: Method) -> _Outcome:
     )
     if fitted.stopped:
         job.watcher.say(fitted.stopped)
-    return _Outcome(fitted.evaluated, fitted.chosen, parameters_of(fitted, recipe.seed), fitted.stopped)
+    return _Outcome(fitted.evaluated, fitted.chosen, run_notes.parameters_of(fitted, recipe.seed), fitted.stopped)
 
 
 def simulator(recipe: Recipe, split: Split) -> Simulator:
@@ -421,13 +404,9 @@ def _reference(job: _Job, method: Reference) -> _Outcome:
             round=step,
             step=step,
             clients=people if step == 1 else 0,  # they send their histories once
-            loss=None,
-            metrics={},
             epsilon=ledger.epsilons(recipe.stated_at),
             bytes_up=histories.items.nbytes if step == 1 and method.reads else 0,
-            bytes_down=0,
             seconds=trained.seconds,
-            evaluation_seconds=0.0,
             delta=recipe.stated_at,
             charged=method.reads,
             compile_seconds=trained.compile_seconds,
@@ -440,8 +419,9 @@ def _reference(job: _Job, method: Reference) -> _Outcome:
 def _result(job: _Job, method: Method | Reference, outcome: _Outcome) -> Result:
     """The result of a simulated run, from its record."""
     recipe, split, evaluated, lines = job.recipe, job.split, outcome.evaluated, job.folder.rounds()
-    notes = (notes_of(method, split), recipe.unshuffled(), unheld(recipe, method), guessing(evaluated, split))
-    result = result_of(
+    other = (run_notes.unheld(recipe, method), run_notes.guessing(evaluated, split))
+    notes = (run_notes.notes_of(method, split), recipe.unshuffled(), *other)
+    result = run_notes.result_of(
         recipe,
         method,
         lines,

@@ -25,10 +25,12 @@ __all__ = [
     "check",
     "check_params",
     "check_value",
+    "common_params",
     "load",
     "param",
     "params",
     "parse",
+    "proper_share",
     "read",
     "setting",
     "to_toml",
@@ -109,13 +111,9 @@ class Kind:
         """The type of the values in a list or a table; Any where it is not said."""
 
 
+@functools.cache
 def declared(owner: Any) -> dict[str, tuple[Field[Any], Kind]]:
     """The settings of a dataclass by name, in order."""
-    return _declared(owner)
-
-
-@functools.cache
-def _declared(owner: Any) -> dict[str, tuple[Field[Any], Kind]]:
     hints = get_type_hints(owner)
     return {spec.name: (spec, Kind(hints[spec.name])) for spec in fields(owner) if "doc" in spec.metadata}
 
@@ -127,7 +125,7 @@ def default_of(spec: Field[Any]) -> Any:
 
 def check(owner: Any, whose: str) -> None:
     """Refuse a setting of the wrong type or out of its bounds. Errors begin with `whose`, such as "The recipe's "."""
-    for name, (spec, kind) in declared(type(owner)).items():
+    for name, (spec, kind) in declared(owner.__class__).items():
         value = getattr(owner, name)
         if value is None and kind.optional:
             continue
@@ -158,6 +156,8 @@ def check_value(spec: Field[Any], value: Any, kind: type, whose: str = "") -> No
         if bound is not None and not inside(value, bound):
             amount = several(bound, of["unit"]) if of["unit"] else f"{bound:,}"
             raise HomebodyError(f"{name} must be {text} {amount}, not {value:,}.")
+    if further := of.get("check"):
+        further(name, value)
 
 
 def fits(value: Any, kind: type) -> bool:
@@ -219,11 +219,8 @@ def to_toml(owner: Any, schema: int) -> str:
     """The TOML that `load` and `read` take back. A setting that is None is left out."""
     import tomli_w
 
-    return tomli_w.dumps({"schema": schema, **asdict(owner, dict_factory=_without_none)})
-
-
-def _without_none(values: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: value for name, value in values if value is not None}
+    given = asdict(owner, dict_factory=lambda pairs: {name: value for name, value in pairs if value is not None})
+    return tomli_w.dumps({"schema": schema, **given})
 
 
 def option(spec: Field[Any]) -> str:
@@ -233,7 +230,7 @@ def option(spec: Field[Any]) -> str:
 
 def words(owner: Any) -> Iterator[tuple[str, list[str]]]:
     """What is typed to give each setting that differs from its default, by name."""
-    for name, (spec, kind) in declared(type(owner)).items():
+    for name, (spec, kind) in declared(owner.__class__).items():
         value = getattr(owner, name)
         if value == default_of(spec):
             continue
@@ -281,12 +278,14 @@ def param(
     high: float | None = None,
     search: Range | tuple[T, ...] | None = None,
     choices: tuple[T, ...] = (),
+    check: Callable[[str, T], object] | None = None,
 ) -> T:
     """A hyper-parameter of a method or reference: a setting that `--set` gives and `homebody tune` searches.
 
     search: where `homebody tune` looks: a range or a few values. A field without it keeps its value, unless no field of
     the method has it; then every field is searched around its default.
     choices: the only values that are allowed.
+    check: raises an error for other values that are refused; it is called with the name and the value.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -299,13 +298,24 @@ def param(
         ...
     homebody.errors.HomebodyError: factors must be at least 1, not 0.
     """
-    value: T = setting(default, doc, low=low, high=high, choices=choices, search=search)
-    return value
+    return setting(default, doc, low=low, high=high, choices=choices, search=search, check=check)
 
 
 def params(owner: Any) -> list[Field[Any]]:
     """The hyper-parameters of a dataclass or of its instance, in order."""
     return [spec for spec in fields(owner) if "search" in spec.metadata and spec.default is not MISSING]
+
+
+def common_params(owner: Any, other: Any) -> dict[str, Any]:
+    """The hyper-parameters of an instance that another class has too, by name."""
+    names = {spec.name for spec in params(other)}
+    return {spec.name: getattr(owner, spec.name) for spec in params(owner) if spec.name in names}
+
+
+def proper_share(name: str, value: float) -> None:
+    """Refuse a share that leaves nothing to one of two parts."""
+    if value in (0.0, 1.0):
+        raise HomebodyError(f"{name} must leave something to either part, so above 0 and under 1: not {value:g}.")
 
 
 def check_params(owner: Any) -> None:

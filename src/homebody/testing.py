@@ -101,7 +101,7 @@ def stack(clients: list[Data], extra: int = 0) -> tuple[Tensor, ...]:
         pad([data.excluded for data in clients], N_ITEMS),
         *(torch.stack([data.features[name] for data in clients]) for name in CATALOGUE.people),
         *(pad([data.contexts[name] for data in clients], 0) for name in CATALOGUE.contexts),
-        pad([_rated(data) for data in clients], 0.0),
+        pad([data.ratings for data in clients if data.ratings is not None], 0.0),
     )
 
 
@@ -109,11 +109,6 @@ def data_of(items: Tensor, valid: Tensor, excluded: Tensor, *others: Tensor) -> 
     features = dict(zip(CATALOGUE.people, others, strict=False))
     contexts = dict(zip(CATALOGUE.contexts, others[len(features) :], strict=False))
     return Data(items, valid, excluded, CATALOGUE, features, contexts, others[-1])
-
-
-def _rated(data: Data) -> Tensor:
-    assert data.ratings is not None
-    return data.ratings
 
 
 SELECT = "valid/ndcg@10"
@@ -429,9 +424,8 @@ class MethodContract:
         """With few clients a round, some are new, some come back, some are absent."""
         split, losses = self.people(), list[float | None]()
         method = self.method()
-        fitted = fit(
-            method, Simulator(split), rounds=4, cohort=split.n_users // 2, on_round=lambda r: losses.append(r.loss)
-        )
+        some = split.n_users // 2
+        fitted = fit(method, Simulator(split), rounds=4, cohort=some, on_round=lambda r: losses.append(r.loss))
         assert all(loss is None or math.isfinite(loss) for loss in losses)
         assert all(len(fitted.recommend(user=user, k=3)) == 3 for user in range(0, split.n_users, 29))
 
@@ -454,14 +448,9 @@ class MethodContract:
         for name in expected:
             one, other = _whole(found[name]), _whole(expected[name])
             scale = float(other.abs().max()) if other.numel() and other.is_floating_point() else 0.0
-            exact = not other.is_floating_point()
-            assert_close(
-                one,
-                other,
-                rtol=0 if exact else self.tolerance,
-                atol=0 if exact else self.tolerance * max(scale, 1e-3),
-                msg=f"{what}, '{name}': off by up to {_apart(one, other):.3g}, numbers up to {scale:.3g}",
-            )
+            near = self.tolerance if other.is_floating_point() else 0.0
+            apart = f"{what}, '{name}': off by up to {_apart(one, other):.3g}, numbers up to {scale:.3g}"
+            assert_close(one, other, rtol=near, atol=near * max(scale, 1e-3), msg=apart)
 
 
 class ReferenceContract:
@@ -544,8 +533,7 @@ def _keys(number: int, count: int) -> Tensor:
 
 
 def _prepare(method: Method, stacked: tuple[Tensor, ...], keys: Tensor) -> Tree:
-    batches: Tree = vmap(lambda key, *own: method.prepare(data_of(*own), Rng(key)))(keys, *stacked)
-    return batches
+    return vmap(lambda key, *own: method.prepare(data_of(*own), Rng(key)))(keys, *stacked)
 
 
 def _scores(method: Method, shared: Tree, locals_: Tree, stacked: tuple[Tensor, ...], items: Tensor) -> Tensor:

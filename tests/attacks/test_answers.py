@@ -475,7 +475,7 @@ def test_a_device_that_keeps_breaking_is_set_aside_until_the_operator_readmits_i
     plan = ServerPlan(FEDMF, run="0123456789abcdef", most_faults=3, least=4, quorum=0.5)
 
     def looks(times: int) -> Flower:
-        runtime = Flower(street, street.records, plan.describe(), plan.settings(), log=street.log)
+        runtime = Flower(street, street.records, plan, log=street.log)
         method = plan.method()
         runtime.begin(method, Rng.of(0))
         shared = method.init_shared(runtime.catalogue, Rng.of(0))

@@ -21,7 +21,7 @@ from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.report.statement import MEMBERSHIP, UNRECORDED, statement
 from homebody.rng import Rng
-from homebody.run import check, execute, prepare, reopen, resume
+from homebody.run import execute, prepare, reopen, resume
 
 VICTIM = 5
 SMALL = {"factors": 4, "hidden": "4", "epochs": 1, "adapt_epochs": 2}
@@ -141,7 +141,7 @@ def test_circumstances_of_named_data_are_declared(real_data: Path) -> None:
 def test_a_finite_epsilon_over_values_that_nobody_declared_is_refused(tmp_path: Path) -> None:
     recipe = replace(written(tmp_path / "own", strange=True), stages=NOISE)
     with pytest.raises(HomebodyError) as refused:
-        check(recipe)
+        prepare(recipe)
     for option in (
         "city=hash:64",
         "age=range:LOW:HIGH",
@@ -150,10 +150,10 @@ def test_a_finite_epsilon_over_values_that_nobody_declared_is_refused(tmp_path: 
         "weather=hash",
     ):
         assert f"--vocabulary {option}" in str(refused.value)
-    check(replace(recipe, stages=[]))  # nothing is claimed
-    check(replace(recipe, vocabularies=HASHED))
-    check(replace(recipe, vocabularies=AS_FOUND))
-    check(replace(recipe, fields={**SMALL, "features": "none"}))  # nothing of people is looked at
+    prepare(replace(recipe, stages=[]))  # nothing is claimed
+    prepare(replace(recipe, vocabularies=HASHED))
+    prepare(replace(recipe, vocabularies=AS_FOUND))
+    prepare(replace(recipe, fields={**SMALL, "features": "none"}))  # nothing of people is looked at
 
 
 def test_the_statement_names_what_is_left(tmp_path: Path) -> None:
@@ -213,10 +213,10 @@ def test_a_budget_and_its_noise_count_private_vocabularies(tmp_path: Path) -> No
     assert noise[1] > noise[0]
     hopeless = replace(own, vocabularies={**HASHED, "city": "private:9"}, stages=NOISE, budget="eps=6")
     with pytest.raises(HomebodyError, match="less than the first round"):
-        check(hopeless)
+        prepare(hopeless)
     local = replace(hopeless, stages=["clip:norm=1,order=1", "laplace:b=4"], budget="eps=1e9,observer=server")
     with pytest.raises(HomebodyError, match="the server counts people's values of city before it adds noise"):
-        check(local)
+        prepare(local)
 
 
 def test_a_private_vocabulary_holds_what_many_have_and_nothing_that_one_has(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_a_run_belongs_to_the_vocabulary_that_it_began_with(tmp_path: Path) -> N
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, said: dict[str, str], sentence: str) -> None:
     with pytest.raises(HomebodyError, match=sentence):
-        check(replace(written(tmp_path / "own", strange=False), vocabularies=said))
+        prepare(replace(written(tmp_path / "own", strange=False), vocabularies=said))
 
 
 def test_a_run_of_the_first_schema_opens_as_it_was(tmp_path: Path) -> None:

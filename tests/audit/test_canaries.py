@@ -202,7 +202,7 @@ class TestNest:
         got = watched.collect(method, shared, Cohort(users, "all", 6, 6), Rng.of(1), 1)
         expected = torch.where(nest.coins, 1.0, -1.0) @ laid_out(nest)
         torch.testing.assert_close(nest.flat(got.total.sum), expected)
-        assert torch.equal(watched.scores["server"].sign() > 0, nest.coins)
+        assert torch.equal(watched.evidence["server"].sign() > 0, nest.coins)
         torch.testing.assert_close(nest.along(expected), torch.where(nest.coins, 1.0, -1.0))
 
     def test_real_clients_are_in_the_sum_as_well(self, simulator: Simulator) -> None:

@@ -11,9 +11,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homebody.evaluation import CUTOFFS, METRICS, Block, Places, Question, main_cutoff, place, summarise
+from homebody.evaluation import CUTOFFS, Block, Question, summarise
 from homebody.evaluation import metric_kernels as kernels
-from homebody.evaluation.metrics import NOWHERE, _Plain, hit, ndcg, precision, recall, reciprocal_rank
+from homebody.evaluation.metrics import (
+    METRICS,
+    NOWHERE,
+    Places,
+    _Plain,
+    hit,
+    main_cutoff,
+    ndcg,
+    place,
+    precision,
+    recall,
+    reciprocal_rank,
+)
 
 quick = settings(max_examples=150, deadline=None)
 numbers = st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0, 2.0, math.nan, math.inf, -math.inf])

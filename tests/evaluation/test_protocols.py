@@ -16,7 +16,8 @@ from homebody.data.partitions import WAYS, leave_one_out, split
 from homebody.data.population import Impressions, Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError
-from homebody.evaluation import METRICS, Block, describe, questions, sliced, summarise
+from homebody.evaluation import Block, describe, questions, sliced, summarise
+from homebody.evaluation.metrics import METRICS
 
 quick = settings(max_examples=60, deadline=None)
 FOUR = Population("toy", np.array([0, 4]), np.array([3, 0, 2, 1], dtype=np.int32), n_items=6)

@@ -118,7 +118,7 @@ class TestFOFLSelf(MethodContract):
 
 class TestNNSelf(MethodContract):
     def method(self) -> Method:
-        return NNSelf(factors=4, hidden="6,5", epochs=2, adapt_epochs=3, batch_size=4, negatives=2)
+        return NNSelf(factors=4, hidden="6,5", epochs=2, adapt_epochs=3, batch_size=16, negatives=2)
 
     def learner(self) -> Method:
         return NNSelf(factors=8, hidden="16", learning_rate=0.5, init_scale=0.3, meta_rate=5.0)

@@ -78,12 +78,12 @@ def test_the_kernel_adds_up_what_a_product_does_and_people_may_ask_for_their_own
     near = torch.randint(30, (30, 5), generator=generator, dtype=torch.int32)
     weight = torch.rand(30, 5, generator=generator)
     items = torch.tensor([3, 29, 3, 0])
-    kernel = vmap(lambda own: _near(own, items, near, weight)[0])(owned)
+    kernel = vmap(lambda own: _near(own, items, near, weight))(owned)
     expected = near_in_torch(owned, items, near, weight)
     assert_close(kernel, expected)
     by_hand = sum(float(weight[29, n]) * float(owned[2, near[29, n]]) for n in range(5))
     assert float(kernel[2, 1]) == pytest.approx(by_hand)
-    each = vmap(lambda own, one: _near(own, one[None], near, weight)[0])(owned[:4], items)
+    each = vmap(lambda own, one: _near(own, one[None], near, weight))(owned[:4], items)
     assert_close(each[:, 0], expected[:4].diagonal())
 
 
@@ -164,6 +164,6 @@ def test_neighbours_outside_the_table_count_for_nothing() -> None:
     """A server may send any: memory beside the table is neither read nor added up."""
     near = torch.tensor([4, 2**31 - 1, -1, -(2**31)], dtype=torch.int32).expand(4, 4)
     assert (
-        vmap(lambda own: _near(own, torch.arange(4), near, torch.ones(4, 4))[0])(torch.ones(3, 4)).tolist()
+        vmap(lambda own: _near(own, torch.arange(4), near, torch.ones(4, 4)))(torch.ones(3, 4)).tolist()
         == [[0.0] * 4] * 3
     )

@@ -14,8 +14,8 @@ import homebody
 from homebody.errors import HomebodyError
 from homebody.methods import METHODS, trust
 from homebody.studies import papers
-from homebody.studies.papers import find_paper, list_papers, published, read_paper
-from homebody.studies.study import COMPUTED, deviations
+from homebody.studies.papers import find_paper, list_papers, read_paper
+from homebody.studies.study import COMPUTED, deviations, published
 
 Write = Callable[..., Path]
 DATA = "synthetic:users=40,items=60,mean=12"

@@ -15,9 +15,10 @@ from homebody.errors import HomebodyError
 from homebody.report import RunFolder
 from homebody.studies import cells, figures, reproduce
 from homebody.studies.cells import CellProgress
-from homebody.studies.papers import Row, read_paper
+from homebody.studies.papers import read_paper
 from homebody.studies.provenance import without_paths
 from homebody.studies.reproduce import plan
+from homebody.studies.study import Row
 
 Write = Callable[..., Path]
 Made = tuple[reproduce.Plan, dict[str, Any], Path]

@@ -134,7 +134,7 @@ class TestTune:
         more = tune(replace(STUDY, trials=6), tmp_path)
         assert len(ran) == 2
         assert more["trials"][:4] == few["trials"]
-        monkeypatch.setattr("homebody.studies.tune.check", counted(None, ran, "checked"))
+        monkeypatch.setattr("homebody.studies.tune.prepare", counted(None, ran, "checked"))
         assert tune(replace(STUDY, trials=6), tmp_path) == more
         assert len(ran) == 2
 

@@ -258,11 +258,8 @@ def _of_rates(scores: Scores, coins: Coins, thresholds: Scores, delta: float, co
         np.where(wrong < count, stats.beta.ppf(each, wrong + 1, np.maximum(count - wrong, 1)), 1.0)
         for wrong, count in ((missed, len(inside)), (false, len(outside)))
     ]
-    ways = [
-        np.log(np.maximum(1 - delta - one, 1e-300) / other) for one, other in ((most[0], most[1]), (most[1], most[0]))
-    ]
-    found: Scores = np.maximum(np.maximum(*ways), 0.0)
-    return found
+    ways = [np.log(np.maximum(1 - delta - one, 1e-300) / other) for one, other in (most, most[::-1])]
+    return np.maximum(np.maximum(*ways), 0.0)
 
 
 def _largest(coins: int, guesses: int, right: int, delta: float, error: float) -> float:

@@ -24,7 +24,7 @@ which canaries were drawn into a cohort. The public sees the final model only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -33,34 +33,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from homebody.audit.bounds import (
-    FEWEST,
-    CountedGuesses,
-    Lower,
-    clopper_pearson,
-    count_guesses,
-    gaussian,
-    noise_found,
-    one_run,
-    share_found,
-)
-from homebody.core import (
-    Cohort,
-    Collected,
-    Evaluated,
-    Method,
-    Newcomer,
-    Opened,
-    Recommended,
-    Total,
-    Tree,
-    Update,
-    Users,
-    releases,
-)
+from homebody.audit import bounds
+from homebody.core import Cohort, Collected, Evaluated, Method, Total, Tree, Update, Users, releases
 from homebody.errors import HomebodyError
-from homebody.fit import fit
-from homebody.privacy import OBSERVERS, Channel, Charge, Event, GaussianRelease, Ledger, NonPrivate, Observer, Relation
+from homebody.fit import choose, fit
+from homebody.privacy import OBSERVERS, Channel, Event, GaussianRelease, Ledger, NonPrivate, Observer, Relation
 from homebody.privacy.events import event_from_json
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.stages import summable
@@ -101,11 +78,11 @@ class Finding:
     observer: str
     certified: float
     """ε of the audited training."""
-    lower: Lower | None
+    lower: bounds.Lower | None
     """None: nothing that this observer sees can be compared with the canaries' directions."""
-    gaussian: Lower | None = None
+    gaussian: bounds.Lower | None = None
     """Set if the observer is charged for nothing but Gaussian noise on sums over everyone."""
-    counted: CountedGuesses | None = None
+    counted: bounds.CountedGuesses | None = None
     """Right guesses beside what the ledger allows at all δ together; None: it allows any number."""
     visible: Visible | None = None
     relation: Relation = "replace-one"
@@ -170,19 +147,13 @@ def plant(
         def tell(line: Round, trial: int = trial) -> None:
             on_round(trial * sum(ends) + line.step, trials * sum(ends))
 
+        key = int(own.fold("training").key)
         fitted = fit(
-            method,
-            watched,
-            rounds=rounds,
-            cohort=cohort,
-            seed=int(own.fold("training").key),
-            delta=delta,
-            evaluate_every=0,
-            on_round=tell,
+            method, watched, rounds=rounds, cohort=cohort, seed=key, delta=delta, evaluate_every=0, on_round=tell
         )
         ledger, relation = fitted.ledger, watched.nest.relation
         coins.append(watched.coins)
-        for observer, found in {**watched.scores, "public": watched.in_model(fitted.shared)}.items():
+        for observer, found in {**watched.evidence, "public": watched.in_model(fitted.shared)}.items():
             if found is not None:
                 scores.setdefault(observer, []).append(found)
         if watched.straight is not None:
@@ -199,23 +170,27 @@ def plant(
         if name in seen and math.isfinite(certified[name])
     }
     error = (1 - confidence) / max(1, len(claims))
-    estimate = clopper_pearson if count == 1 else one_run
+    estimate = bounds.clopper_pearson if count == 1 else bounds.one_run
     findings = []
     for observer in OBSERVERS:
+        charged = _charged(ledger, observer)
+        hidden = any(one.sampling.amplifies for one in charged)
         # The server draws every cohort.
-        in_sight = observer == "server" and any(one.sampling.amplifies for one in _charged(ledger, observer))
-        finding = Finding(observer, certified[observer], None, relation=relation, in_sight=in_sight)
+        finding = Finding(
+            observer, certified[observer], None, relation=relation, in_sight=observer == "server" and hidden
+        )
         if observer in claims:
-            normal = sums if observer == "clients" and _only_gaussian(ledger, observer) else None
+            only_gaussian = bool(charged) and all(isinstance(one, GaussianRelease) for one in charged) and not hidden
+            normal = sums if observer == "clients" and only_gaussian else None
             sure = 1 - error / (2 if normal is None else 3)
             finding = replace(
                 finding,
                 lower=estimate(seen[observer], truth, delta, sure),
-                gaussian=None if normal is None else gaussian(normal, truth, delta, sure),
-                counted=count_guesses(seen[observer], truth, claims[observer], sure),
+                gaussian=None if normal is None else bounds.gaussian(normal, truth, delta, sure),
+                counted=bounds.count_guesses(seen[observer], truth, claims[observer], sure),
                 visible=Visible(
-                    *share_found(claims[observer], len(truth), sure),
-                    None if normal is None else noise_found(certified[observer], len(truth), delta, sure),
+                    *bounds.share_found(claims[observer], len(truth), sure),
+                    None if normal is None else bounds.noise_found(certified[observer], len(truth), delta, sure),
                 ),
             )
         elif observer in seen:
@@ -228,12 +203,6 @@ def _charged(ledger: Ledger, observer: Observer) -> list[Event]:
     """What this observer is charged for, about one person."""
     rows = [entry for entry in ledger.entries() if entry.observer == observer and entry.unit == "user"]
     return [event_from_json(entry.event) for entry in rows]
-
-
-def _only_gaussian(ledger: Ledger, observer: Observer) -> bool:
-    """Whether all that this observer is charged for is Gaussian noise, and no sampling hides anybody."""
-    events = _charged(ledger, observer)
-    return bool(events) and all(isinstance(one, GaussianRelease) and not one.sampling.amplifies for one in events)
 
 
 @dataclass(frozen=True)
@@ -271,11 +240,9 @@ class _Nest:
         # Far over any bound, so that the clip, of the whole or of each tensor, brings it to exactly that.
         clipped = bool(channel.facts.clips)
         scale = 1e6 if clipped else 1.0 if _reports(channel) else length * each**-0.5
-        relations = {
-            one.event.relation
-            for one in releases(method, _everyone(simulator))
-            if not isinstance(one.event, NonPrivate)
-        }
+        everyone = choose(simulator.available(), None, rng, simulator.catalogue.n_items)
+        events = [charge.event for charge in releases(method, everyone)]
+        relations = {event.relation for event in events if not isinstance(event, NonPrivate)}
         values, tails = (scale * signs).float(), 0 if relations == {"add-remove"} else -1
         nest = cls(names, shapes, places, values, values, coins, tails, channel)
         return replace(nest, kept=nest._clipped()) if clipped else nest
@@ -389,39 +356,32 @@ class _Joined(Channel):
         return super().server(Total(dict(self.joined), total.clients), rng)
 
 
-class _Watched:
+class _Watched(Simulator):
     """A simulator with canaries among its clients. It keeps each observer's scores of the coins."""
 
     def __init__(self, inner: Simulator, coins: Tensor, rng: Rng) -> None:
+        inner.share_with(self)
         self.inner, self.coins, self.rng = inner, coins, rng
-        self.catalogue, self.device, self.simulated = inner.catalogue, inner.device, True
         self.first = inner.split.n_users
         self.before: Tree = {}
-        self.scores: dict[str, Tensor] = {name: torch.zeros(len(coins)) for name in ("server", "clients")}
+        self.evidence: dict[str, Tensor] = {name: torch.zeros(len(coins)) for name in ("server", "clients")}
         self.straight: Tensor | None = torch.zeros(len(coins))
         """Each canary's share of every round's sum, added up; None: sampling or devices' noise makes it not normal."""
         self.phases = 0
-        self._kept: tuple[list[Update], Tensor] | None = None
+        self._repeated: tuple[list[Update], Tensor] | None = None
         """The messages of all canaries and the server's reading of each, if these are the same in every round."""
 
     nest: _Nest
 
     def available(self, *, public: bool = False) -> Users:
-        if public:
-            return self.inner.available(public=True)
-        return np.concatenate([self.inner.available(), self.first + np.arange(len(self.coins))])
+        real = super().available(public=public)
+        return real if public else np.concatenate([real, self.first + np.arange(len(self.coins))])
 
     def begin(self, method: Method, rng: Rng) -> None:
         self.phases += 1
         self.nest = _Nest.of(method, self.inner, self.coins, self.rng.fold("phase", self.phases))
-        self.before, self._kept = {}, None
-        self.inner.begin(method, rng)
-
-    def open(self, release: str, cohort: Cohort, shared: Tree) -> Opened:
-        return self.inner.open(release, cohort, shared)
-
-    def telemetry(self, method: Method) -> Sequence[Charge]:
-        return ()
+        self.before, self._repeated = {}, None
+        super().begin(method, rng)
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         self.before = self.before or shared
@@ -429,7 +389,7 @@ class _Watched:
         messages = self._messages(drawn, rng.private.fold("canaries"))
         joined = _Joined(method.uplink, messages)
         real = replace(cohort, users=cohort.users[cohort.users < self.first])
-        got = self.inner.collect(replace(method, uplink=joined), shared, real, rng, step)  # type: ignore[type-var]
+        got = super().collect(replace(method, uplink=joined), shared, real, rng, step)  # type: ignore[type-var]
         # ε holds against those who know everyone else's data, if not their noise.
         nest, known = self.nest, torch.zeros(self.nest.size)
         if not self.nest.random and joined.others:
@@ -437,13 +397,13 @@ class _Watched:
         if method.uplink.facts.hides_senders:
             # The server has the sum, and knows who is in it.
             seen = nest.along(nest.flat(method.uplink.decoded(joined.joined)) - known)
-            self.scores["server"][drawn] += seen[drawn]
+            self.evidence["server"][drawn] += seen[drawn]
         shown = nest.flat(got.total.sum) - known
         rate = cohort.size / cohort.population if cohort.sampling == "fixed" else 1.0
         found = nest.along(shown)
-        self.scores["clients"] += _evidence(nest.told_by(found), rate, nest.tails)
+        self.evidence["clients"] += _evidence(nest.told_by(found), rate, nest.tails)
         for flat in nest.beside(got.total.sum, known):
-            self.scores["clients"] += _evidence(nest.along(flat), rate, nest.tails)
+            self.evidence["clients"] += _evidence(nest.along(flat), rate, nest.tails)
         if self.straight is not None:
             self.straight = self.straight + found if rate == 1 and not nest.random else None
         return got
@@ -463,29 +423,14 @@ class _Watched:
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         return Evaluated({})
 
-    def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
-        return self.inner.recommend(method, shared, user, k)
-
-    def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
-        return self.inner.recommend_for(method, shared, newcomer, k)
-
-    def state(self, *, lasting: bool = False) -> dict[str, Tensor]:
-        return self.inner.state()
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.inner.load_state(state)
-
     def _messages(self, drawn: Tensor, rng: Rng) -> list[Update]:
         """The messages of these canaries: summed, or stacked if the server reads each. Notes the server's scores."""
         nest, everyone = self.nest, len(drawn) == len(self.coins)
-        if self._kept is None or not everyone:
-            sent, read = self._sent(drawn, rng)
-            if everyone and not nest.random:
-                self._kept = sent, read
-        else:
-            sent, read = self._kept
+        sent, read = self._repeated if self._repeated and everyone else self._sent(drawn, rng)
+        if everyone and not nest.random:
+            self._repeated = sent, read
         if not nest.channel.facts.hides_senders:
-            self.scores["server"][drawn] += nest.told_by(read)
+            self.evidence["server"][drawn] += nest.told_by(read)
         return sent
 
     def _sent(self, drawn: Tensor, rng: Rng) -> tuple[list[Update], Tensor]:
@@ -562,11 +507,6 @@ def _model(method: Method, simulator: Simulator, rng: Rng) -> tuple[Update, floa
     return trees[0], float(np.median(lengths)) or 1.0
 
 
-def _everyone(simulator: Simulator) -> Cohort:
-    everyone = simulator.available()
-    return Cohort(everyone, "all", len(everyone), len(everyone), simulator.catalogue.n_items)
-
-
 def _check(method: Method, simulator: Simulator, canaries: int | None, trials: int, rng: Rng) -> int:
     """How many canaries there are in a training."""
     if canaries is None:
@@ -576,9 +516,9 @@ def _check(method: Method, simulator: Simulator, canaries: int | None, trials: i
         canaries = min(CANARIES, *rooms)
     if canaries < 1 or trials < 1:
         raise HomebodyError(f"An audit takes at least 1 canary and 1 trial, not {canaries} and {trials}.")
-    if canaries * trials < FEWEST:
+    if (coins := canaries * trials) < (least := bounds.FEWEST):
         raise HomebodyError(
-            f"{canaries * trials} coins can show nothing: let canaries × trials be at least {FEWEST}, better hundreds."
+            f"{coins} coins can show nothing: let canaries × trials be at least {least}, better hundreds."
         )
     return canaries
 
@@ -623,7 +563,7 @@ def draw_releases(
     findings = []
     for observer in OBSERVERS:
         shown = (first if observer == "server" else after).double().numpy()
-        lower = clopper_pearson(shown, coins.numpy(), delta, confidence)
+        lower = bounds.clopper_pearson(shown, coins.numpy(), delta, confidence)
         findings.append(Finding(observer, ledger.epsilon(observer, delta=delta).epsilon, lower))
     ledger.close()
     return findings

@@ -28,18 +28,7 @@ from homebody.privacy.stages import summable
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = [
-    "ClientReports",
-    "Inspection",
-    "MessagePart",
-    "Report",
-    "Request",
-    "Sealed",
-    "View",
-    "encode",
-    "inspect",
-    "take_apart",
-]
+__all__ = ["ClientReports", "Inspection", "Report", "Request", "Sealed", "encode", "inspect"]
 
 EXCERPT = 24
 """Bytes of each part that are shown."""
@@ -159,11 +148,13 @@ def _sees(method: Method, cohort: Cohort) -> dict[str, str]:
     }
     if (noise := channel.facts.view_noise) is not None:
         told["views"] = (
-            f"the mean over this person's views, with noise of {noise.scale:g} in every number, and its own part of "
-            "it; no other view's features, tower or gradient"
+            f"the samples, its own gradient, and the mean over this person's views with noise of {noise.scale:g} in "
+            "every number; no other view's features, tower or gradient"
         )
     else:
-        told["views"] = "the exact mean over this person's views: who subtracts their own part reads the others'"
+        told["views"] = (
+            "the samples, and the exact mean over this person's views: who subtracts their own part reads the others'"
+        )
     sentences = {name: f"{text[0].upper()}{text[1:]}." for name, text in told.items()}
     if channel.asks_rows:
         sentences["server"] += " And before that, which rows this device asks for."
@@ -236,39 +227,29 @@ def _bits(value: Tensor | Rows) -> int:
 def _part(name: str, value: Tensor | Rows) -> MessagePart:
     data = encode(value)
     numbers = value.value[value.index >= 0] if isinstance(value, Rows) else value
-    return MessagePart(
-        name,
-        tuple(numbers.shape),
-        str(numbers.dtype).removeprefix("torch."),
-        value.size if isinstance(value, Rows) else None,
-        len(data),
-        data[:EXCERPT].hex(" ", 4),
-    )
+    rows_of, dtype = value.size if isinstance(value, Rows) else None, str(numbers.dtype).removeprefix("torch.")
+    return MessagePart(name, tuple(numbers.shape), dtype, rows_of, len(data), data[:EXCERPT].hex(" ", 4))
 
 
 def _told(update: Update, channel: Channel) -> list[str]:
     """What a message gives away by its form alone, and how its numbers are to be read."""
-    grid = channel.facts.grid
-    steps = [f"Its numbers are whole steps of {grid.step:.3g}."] if grid else []
-    return [*_given_away(update, channel), *steps]
-
-
-def _given_away(update: Update, channel: Channel) -> list[str]:
-    if channel.facts.secret:
-        return ["Behind the secure sum nobody reads this message alone; a simulation just sums it."]
-    if channel.facts.reports:
+    facts, lines = channel.facts, []
+    if facts.secret:
+        lines.append("Behind the secure sum nobody reads this message alone; a simulation just sums it.")
+    elif facts.reports:
         entries = "Each report is the number of an entry, drawn without looking at the data, and a randomised bit of it"
-        return [f"{entries}{'; the proxy sends them on one by one.' if channel.facts.hides_senders else '.'}"]
-    if responses := channel.facts.responses:
-        return [f"Each bit says whether an entry is there, and is true with probability {responses.truth:.3f}."]
-    lines = []
-    for name, value in update.items():
-        if isinstance(value, Rows):
-            count = len(torch.unique(value.index[value.index >= 0]))
-            lines.append(f"'{name}' names {count:,} of {value.size:,} rows: whoever reads it knows which they are.")
-        elif value.ndim and (idle := int((value.reshape(len(value), -1) == 0).all(1).sum())):
-            lines.append(f"'{name}' is zero in {idle:,} of {len(value):,} rows: the others were worked on.")
-    return lines
+        lines.append(f"{entries}{'; the proxy sends them on one by one.' if facts.hides_senders else '.'}")
+    elif facts.responses:
+        truth = facts.responses.truth
+        lines.append(f"Each bit says whether an entry is there, and is true with probability {truth:.3f}.")
+    else:
+        for name, value in update.items():
+            if isinstance(value, Rows):
+                count = len(torch.unique(value.index[value.index >= 0]))
+                lines.append(f"'{name}' names {count:,} of {value.size:,} rows: whoever reads it knows which they are.")
+            elif value.ndim and (idle := int((value.reshape(len(value), -1) == 0).all(1).sum())):
+                lines.append(f"'{name}' is zero in {idle:,} of {len(value):,} rows: the others were worked on.")
+    return [*lines, f"Its numbers are whole steps of {facts.grid.step:.3g}."] if facts.grid else lines
 
 
 @dataclass(frozen=True)
@@ -420,13 +401,7 @@ def _sealed(found: ClientReports, pairs: npt.NDArray[np.int64]) -> ClientReports
     for report in found.reports:
         at = size * places[int.from_bytes(bytes.fromhex(report.plain), "little")].pop()
         shown.append(replace(report, sealed=arrived.reports[at : at + size].hex()))
-    view = Sealed(
-        arrived.epoch.hex(),
-        device.hex(),
-        arrived.number.hex(),
-        len(body),
-        size,
-        int((elsewhere != np.uint32(2**32 - 1)).sum()),
-        tuple((int(pair) // 2, int(pair) % 2) for pair in opened),
-    )
+    names = (arrived.epoch.hex(), device.hex(), arrived.number.hex())
+    read = tuple((int(pair) // 2, int(pair) % 2) for pair in opened)
+    view = Sealed(*names, len(body), size, int((elsewhere != np.uint32(2**32 - 1)).sum()), read)
     return replace(found, reports=tuple(shown), sealed=view)

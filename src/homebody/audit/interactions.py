@@ -121,23 +121,18 @@ def read_interactions(
         step(done, len(listed))
     if summed:
         seen = [read(total)] * len(attacked)
-    own = _own_items(simulator, attacked)
+    padded = simulator.split.padded(attacked)
+    own = [np.unique(items[valid]) for items, valid in zip(padded.items, padded.valid, strict=True)]
     by_rule = {
         rule: [area(score(one.table, one.sent), mine) for one, mine in zip(seen, own, strict=True)]
         for rule, score in RULES.items()
     }
     rule = max(by_rule, key=lambda one: sum(by_rule[one][:helpers]))
     popular = np.bincount(simulator.split.histories().items, minlength=n_items).astype(np.float64)
-    reads = "each client's own message"
-    if summed:
-        reads = f"the sum over a cohort of {len(members):,}"
-    return Reading(
-        f"{reads}, before any noise that the server adds",
-        seen[0].name,
-        rule,
-        np.array(by_rule[rule][helpers:]),
-        np.array([area(popular, mine) for mine in own[helpers:]]),
-    )
+    reads = f"the sum over a cohort of {len(members):,}" if summed else "each client's own message"
+    by_popularity = np.array([area(popular, mine) for mine in own[helpers:]])
+    reads = f"{reads}, before any noise that the server adds"
+    return Reading(reads, seen[0].name, rule, np.array(by_rule[rule][helpers:]), by_popularity)
 
 
 class Seen(NamedTuple):
@@ -173,24 +168,15 @@ def _fewer(table: Tensor, sent: Tensor | None) -> Scores:
     return _sent(-along if along.sign().sum() > 0 else along, sent)
 
 
-def _more(table: Tensor, sent: Tensor | None) -> Scores:
-    return _sent(-torch.from_numpy(_fewer(table, None)), sent)
-
-
-def _far(table: Tensor, sent: Tensor | None) -> Scores:
-    return _sent(table.norm(dim=1), sent)
-
-
 def _sent(scores: Tensor, sent: Tensor | None) -> Scores:
     """Rows that are not in the message come last."""
-    found: Scores = (scores if sent is None else torch.where(sent, scores, scores.min() - 1)).numpy()
-    return found
+    return (scores if sent is None else torch.where(sent, scores, scores.min() - 1)).numpy()
 
 
 RULES: dict[str, Callable[[Tensor, Tensor | None], Scores]] = {
     "the way that fewer rows move": _fewer,
-    "the way that more rows move": _more,
-    "how far rows move": _far,
+    "the way that more rows move": lambda table, sent: _sent(-torch.from_numpy(_fewer(table, None)), sent),
+    "how far rows move": lambda table, sent: _sent(table.norm(dim=1), sent),
 }
 """What an item's score may be, given the table and which rows were sent."""
 
@@ -219,11 +205,6 @@ def _named(value: Rows | Tensor | None, n_items: int) -> Tensor | None:
         touched = value.reshape(n_items, -1).cpu().any(dim=1)
         return None if touched.all() else touched
     return None
-
-
-def _own_items(simulator: Simulator, users: Users) -> list[npt.NDArray[np.int64]]:
-    padded = simulator.split.padded(users)
-    return [np.unique(items[valid]) for items, valid in zip(padded.items, padded.valid, strict=True)]
 
 
 @dataclass(frozen=True)

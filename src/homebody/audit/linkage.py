@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from homebody.audit.rates import Figure
 from homebody.core import Method, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.federation.wire import report_numbers
@@ -32,7 +34,7 @@ from homebody.privacy.stages import summable
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["Area", "Linkage", "ReportBatch", "Reported", "as_they_come", "linkage", "reported"]
+__all__ = ["Linkage", "ReportBatch", "Reported", "as_they_come", "linkage", "reported"]
 
 PAIRS = 20_000
 """Pairs of each kind, same and different device, to learn from and to measure on."""
@@ -54,24 +56,16 @@ class ReportBatch(NamedTuple):
     """Twice an entry's number plus the bit, in the order they stand in."""
 
 
-class Area(NamedTuple):
-    """An AUC, or a difference of two, with its interval of 95 % (bootstrap over devices)."""
-
-    value: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True)
 class Linkage:
-    """How well pairs of one device are told from pairs of two."""
+    """How well pairs of one device are told from pairs of two: AUCs, with intervals from a bootstrap over devices."""
 
     devices: int
     reports: int
     batches: int
-    everything: Area
-    content: Area
-    difference: Area
+    everything: Figure
+    content: Figure
+    difference: Figure
     """Everything less content: what order, batches and times are worth."""
 
     @property
@@ -81,11 +75,8 @@ class Linkage:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**{name: _plain(value) for name, value in asdict(self).items()}, "linked": self.linked}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {**plain, "linked": self.linked}
 
 
 class Reported(NamedTuple):
@@ -129,11 +120,8 @@ def linkage(
     place = np.arange(len(said))
     learnt, asked = (_drawn(truth, place[part], pairs, generator) for part in (mine, ~mine))
     content = _Content(worked_out, epsilon)
-    marks = [
-        np.repeat(np.arange(len(view)), [len(batch.pairs) for batch in view]),
-        place,
-        np.repeat([batch.arrived for batch in view], [len(batch.pairs) for batch in view]),
-    ]
+    sizes = [len(batch.pairs) for batch in view]
+    marks = [np.repeat(np.arange(len(view)), sizes), place, np.repeat([batch.arrived for batch in view], sizes)]
 
     def columns(drawn: _Pairs) -> list[Floats]:
         apart = [np.abs(mark[drawn.one] - mark[drawn.two]).astype(np.float64) for mark in marks]
@@ -146,12 +134,10 @@ def linkage(
     return Linkage(len(devices), len(said), len(view), *figures)
 
 
-def as_they_come(
-    messages: Sequence[Longs], *, together: int = 1, seconds: float = 1.0
-) -> tuple[list[ReportBatch], Longs]:
+def as_they_come(messages: Sequence[Longs], *, together: int = 1) -> tuple[list[ReportBatch], Longs]:
     """A view without a shuffle: so many messages in a batch, one behind the other; and who sent each report."""
     groups = [messages[start : start + together] for start in range(0, len(messages), together)]
-    view = [ReportBatch(seconds * number, np.concatenate(group)) for number, group in enumerate(groups)]
+    view = [ReportBatch(float(number), np.concatenate(group)) for number, group in enumerate(groups)]
     return view, np.repeat(np.arange(len(messages)), [len(message) for message in messages])
 
 
@@ -189,9 +175,7 @@ def reported(
 def _entries(update: Update, stage: OneBit) -> npt.NDArray[np.float32]:
     """All entries, projected, in the order that reports number them in."""
     tables = {counts_name(name, summable(value).shape): summable(value) for name, value in update.items()}
-    return np.concatenate(
-        [stage.projected(table).float().flatten().cpu().numpy() for _, table in sorted(tables.items())]
-    )
+    return torch.cat([stage.projected(table).float().flatten() for _, table in sorted(tables.items())]).cpu().numpy()
 
 
 class _Pairs(NamedTuple):
@@ -308,6 +292,6 @@ class _Ranked:
         return float((mine * below).sum() / (mine.sum() * others.sum()))
 
 
-def _area(found: Floats) -> Area:
+def _area(found: Floats) -> Figure:
     low, high = np.quantile(found[1:], [0.025, 0.975])
-    return Area(float(found[0]), float(low), float(high))
+    return Figure(float(found[0]), float(low), float(high))

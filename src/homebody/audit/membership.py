@@ -16,7 +16,7 @@ A member who was in no round's cohort left no trace. The likelihoods count them 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -127,7 +127,7 @@ def attack(
         "auc": list(delong(scores, members)),
         "auc_without_shadows": list(delong(seen, members)),
         "auc_took_part": list(delong(scores[traced], members[traced])) if members[traced].any() else None,
-        "rates": [_told(rate) for rate in rates],
+        "rates": [{"false_positives": one.at, "true": list(one.true), "false": list(one.false)} for one in rates],
     }
     alarms.append(delong(scores, members, ALARM).low > bound.auc)
     alarms += [_exceeds(rate_at(scores, members, rate.at, ALARM), bound) for rate in rates]
@@ -135,7 +135,13 @@ def attack(
         **found,
         "lists": lists,
         "likelihood_ratio": ratio,
-        "allowed": _stated(bound, target.epsilon, delta, [rate.at for rate in rates]),
+        "allowed": {
+            "epsilon": target.epsilon if np.isfinite(target.epsilon) else "inf",
+            "delta": delta,
+            "accuracy": bound.accuracy,
+            "auc": bound.auc,
+            "rates": [bound.rate(rate.at) for rate in rates],
+        },
         "contradicted": any(alarms),
         "notes": lab.notes,
     }
@@ -178,8 +184,7 @@ def likelihood_ratio(seen: Floats, known: Floats, took: Bools) -> Floats:
     without, more = (c * u - b * v) / area, (a * v - b * u) / area
     spread = own + c / area
     inside, wider = without + shift + more, own + (a + c - 2 * b) / area
-    difference: Floats = _log_normal(seen - inside, wider) - _log_normal(seen - without, spread)
-    return difference
+    return _log_normal(seen - inside, wider) - _log_normal(seen - without, spread)
 
 
 def _variance(values: Floats) -> float:
@@ -187,8 +192,7 @@ def _variance(values: Floats) -> float:
 
 
 def _log_normal(apart: Floats, variance: Floats) -> Floats:
-    density: Floats = -0.5 * (np.log(variance) + apart**2 / variance)
-    return density
+    return -0.5 * (np.log(variance) + apart**2 / variance)
 
 
 def _from_lists(lab: Lab, target: ShadowModel, shadow: Users, asked: Users) -> tuple[Bools, npt.NDArray[np.int64], int]:
@@ -222,10 +226,8 @@ def _ratios(lab: Lab, target: ShadowModel, private: Users, asked: Users, shadows
     known, took = np.empty((len(asked), shadows)), np.empty((len(asked), shadows), dtype=np.bool_)
     half = private
     for number in range(shadows):
-        if number % 2 == 0:
-            half = np.sort(generator.permutation(private)[: len(private) // 2])
-        else:
-            half = np.setdiff1d(private, half)
+        drawn = np.sort(generator.permutation(private)[: len(private) // 2]) if number % 2 == 0 else None
+        half = np.setdiff1d(private, half) if drawn is None else drawn
         model = lab.trained(half, f"shadow {number + 1}")
         known[:, number] = lab.outsider(model).preference(model.shared, asked)
         took[:, number] = model.took[asked]
@@ -284,20 +286,6 @@ def _no_forest(method: Method, split: Split) -> str:
             "nothing for the attack from lists to read."
         )
     return ""
-
-
-def _told(rate: Rate) -> dict[str, Any]:
-    return {"false_positives": rate.at, "true": list(rate.true), "false": list(rate.false)}
-
-
-def _stated(bound: Allowed, epsilon: float, delta: float, at: list[float]) -> Mapping[str, Any]:
-    return {
-        "epsilon": epsilon if np.isfinite(epsilon) else "inf",
-        "delta": delta,
-        "accuracy": bound.accuracy,
-        "auc": bound.auc,
-        "rates": [bound.rate(one) for one in at],
-    }
 
 
 def _exceeds(rate: Rate | None, bound: Allowed) -> bool:

@@ -11,17 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Allowed",
-    "Figure",
-    "Rate",
-    "allowed",
-    "balanced",
-    "ceiling",
-    "clopper_pearson_interval",
-    "delong",
-    "rate_at",
-]
+__all__ = ["Allowed", "Figure", "Rate", "allowed", "balanced", "ceiling", "delong", "rate_at"]
 
 ERROR = 0.05
 Scores = npt.NDArray[np.float64]

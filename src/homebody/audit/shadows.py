@@ -85,15 +85,9 @@ class Lab:
         def tell(line: Round) -> None:
             self.step(self.done * each + line.step, self.trainings * each)
 
+        runtime, delta = Simulator(split, device=self.device, fused=self.fused), self.delta
         fitted = fit(
-            method,
-            Simulator(split, device=self.device, fused=self.fused),
-            rounds=self.rounds,
-            cohort=size,
-            seed=seed,
-            delta=self.delta,
-            evaluate_every=0,
-            on_round=tell,
+            method, runtime, rounds=self.rounds, cohort=size, seed=seed, delta=delta, evaluate_every=0, on_round=tell
         )
         self.done += 1
         took = _took(method, who, self.split.n_users, self.rounds, size, seed)
@@ -217,9 +211,10 @@ class Outsider(Simulator):
         seen = [column.reshape(len(users), -1).astype(np.float64) for column in self._seen(users)]
         table = np.concatenate([np.zeros((len(users), 1)), *seen], axis=1)
         _, first, kind = np.unique(table, axis=0, return_index=True, return_inverse=True)
-        n_items = self.catalogue.n_items
-        best = [self._listed(shared, some, min(k, n_items)) for some in self._pieces(users[first])]
-        return np.concatenate(best)[kind.reshape(-1)]
+        n_items, distinct = self.catalogue.n_items, users[first]
+        size = max(1, AT_ONCE // n_items)
+        pieces = (distinct[start : start + size] for start in range(0, len(distinct), size))
+        return np.concatenate([self._listed(shared, some, min(k, n_items)) for some in pieces])[kind.reshape(-1)]
 
     def described(self, users: Users) -> npt.NDArray[np.float32]:
         """(users, columns) each person's features for a classifier: one-hot columns and numbers; texts are left out."""
@@ -235,10 +230,6 @@ class Outsider(Simulator):
                 np.put_along_axis(ones, codes, 1.0, axis=1)  # padding is -1: the last column
                 tables.append(ones[:, :-1])
         return np.concatenate(tables, axis=1)
-
-    def _pieces(self, users: Users) -> Iterator[Users]:
-        size = max(1, AT_ONCE // self.catalogue.n_items)
-        return (users[start : start + size] for start in range(0, len(users), size))
 
     def _listed(self, shared: Tree, users: Users, k: int) -> npt.NDArray[np.int64]:
         everything = torch.arange(self.catalogue.n_items, device=self.device)

@@ -31,6 +31,7 @@ OWN = {
     "canary": ("canaries", "trials", "confidence"),
     "linkage": ("users",),
     "membership": ("people", "shadows", "rounds"),
+    "view": ("users", "target", "feature", "sigma", "participations", "confidence"),
 }
 """The options of each attack."""
 
@@ -42,11 +43,12 @@ def audit(
         Option(
             help="interactions: the server reads uploads; canary: is the ledger's ε true? made-up people take part, "
             "and observers look for them; linkage: the server looks for reports of one device behind the proxy; "
-            "membership: the public asks of the final model whether someone was in its training."
+            "membership: the public asks of the final model whether someone was in its training; view: one app of a "
+            "person reads what another gave."
         ),
     ],
     users: Annotated[
-        int | None, Option(help="interactions, linkage: clients to attack.", show_default="100, 300")
+        int | None, Option(help="interactions, linkage, view: clients to attack.", show_default="100, 300, 30")
     ] = None,
     canaries: Annotated[
         int | None,
@@ -57,7 +59,7 @@ def audit(
     ] = None,
     trials: Annotated[int | None, Option(help="canary: how many times to train.", show_default="1")] = None,
     confidence: Annotated[
-        float | None, Option(help="canary: that a right ledger is not contradicted.", show_default="0.95")
+        float | None, Option(help="canary, view: that a right ledger is not contradicted.", show_default="0.95, 0.99")
     ] = None,
     people: Annotated[
         int | None, Option(help="membership: people to ask about, half of them members.", show_default="all")
@@ -66,6 +68,19 @@ def audit(
     rounds: Annotated[
         int | None,
         Option(help="membership: for a quick try, of every model, the attacked one too.", show_default="the run's"),
+    ] = None,
+    attacked: Annotated[
+        str | None,
+        Option("--target", help="view: the attacked one.", show_default="the first with a feature of few values"),
+    ] = None,
+    feature: Annotated[
+        str | None, Option(help="view: the target's feature that is guessed.", show_default="that with fewest values")
+    ] = None,
+    sigma: Annotated[
+        str | None, Option(help="view: noise multipliers to try.", show_default="0,1,4 and the run's")
+    ] = None,
+    participations: Annotated[
+        str | None, Option(help="view: messages read before a guess.", show_default="1,10,100")
     ] = None,
     seed: Annotated[int, Option(help="All of the attack's randomness derives from it.")] = 0,
     trust_code: options.TrustCode = False,
@@ -77,8 +92,9 @@ def audit(
     """
     if attack not in OWN:
         raise unknown_name("attack", attack, OWN)
-    typed = {"users": users, "canaries": canaries, "trials": trials, "confidence": confidence}
+    typed: dict[str, Any] = {"users": users, "canaries": canaries, "trials": trials, "confidence": confidence}
     typed |= {"people": people, "shadows": shadows, "rounds": rounds}
+    typed |= {"target": attacked, "feature": feature, "sigma": sigma, "participations": participations}
     given = {name: value for name, value in typed.items() if value is not None}
     for name in given:
         if name not in OWN[attack]:
@@ -88,6 +104,7 @@ def audit(
 
         trust_folder(run, options.warn)
     attacks = {"interactions": _interactions, "canary": _canary, "linkage": _linkage, "membership": _membership}
+    attacks |= {"view": _view}
     target = _reopened(run, seed, as_json)
     found, show = attacks[attack](target, given)
     recipe, fitted = target.recipe, target.fitted
@@ -192,6 +209,27 @@ def _membership(target: Target, given: dict[str, Any]) -> Attacked:
         fewer = f"Every model had {several(cut, 'round')}, and the run's had {fitted.chosen:,}."
         found = {**found, "notes": [*found["notes"], fewer]}
     return found, _print_membership
+
+
+def _view(target: Target, given: dict[str, Any]) -> Attacked:
+    from homebody.audit.views import PARTICIPATIONS, SIGMAS, read_view
+
+    _, fitted, runtime, _, seed, quiet = target
+    noise = fitted.method.uplink.facts.view_noise
+    sigmas = _numbers("sigma", given.pop("sigma", None)) or [*SIGMAS, *([noise.z] if noise else [])]
+    lengths = _numbers("participations", given.pop("participations", None)) or PARTICIPATIONS
+    if any(one != int(one) for one in lengths):
+        raise HomebodyError("--participations takes whole numbers, such as 1,10,100.")
+    wanted = {"sigmas": sigmas, "participations": [int(one) for one in lengths], **given}
+    with _bar("people read", quiet) as step:
+        return read_view(fitted.method, runtime, fitted.shared, seed=seed, step=step, **wanted), _print_view
+
+
+def _numbers(name: str, text: str | None) -> list[float]:
+    try:
+        return [float(one) for one in text.split(",")] if text else []
+    except ValueError:
+        raise HomebodyError(f"--{name} takes numbers separated by commas, not '{text}'.") from None
 
 
 def _reopened(run: Path, seed: int, quiet: bool) -> Target:
@@ -406,6 +444,61 @@ def _membership_remarks(found: dict[str, Any]) -> Iterator[str]:
     yield from found["notes"]
     if found["contradicted"]:
         yield "CONTRADICTED: an attack gets further than the certified ε allows"
+
+
+TOWERS = {
+    "known": "",
+    "the first": ", with the tower of the start",
+    "mean of others": ", with the mean of ten others' towers",
+}
+"""What the attacker has in place of the attacked view's tower, for a line of the table."""
+
+
+def _print_view(found: dict[str, Any], method: str) -> None:
+    """A line for each question, noise and number of participations."""
+    rows = []
+    for one in found["guesses"]:
+        among = f" of {one['candidates']}" if one["candidates"] > 2 else ""
+        rows.append(
+            (
+                f"{one['question']}{among}{TOWERS[one['tower']]}",
+                f"{one['sigma']:g}",
+                f"{one['participations']:,}",
+                f"{one['accuracy']:.3f}",
+                f"{one['deviation']:.3f}",
+                "" if one["computed"] is None else f"{one['computed']:.3f}",
+                f"{one['most']:.3f}" + (" ABOVE" if one["above"] else ""),
+            )
+        )
+    _print(
+        f"{method}: what {' and '.join(found['attackers'])} reads of {found['target']}, "
+        f"{several(found['people'], 'person', 'people')}",
+        ("guessed", "σ", "T", "right", "±", "computed", "at most"),
+        rows,
+        _view_remarks(found),
+        no_wrap=True,
+    )
+
+
+def _view_remarks(found: dict[str, Any]) -> Iterator[str]:
+    from homebody.report.words import epsilon as epsilon_text
+
+    for one in found["errors"]:
+        yield (
+            f"σ = {one['sigma']:g}: relative error of the gradient that is read {one['median']:.2g}, at most "
+            f"{one['largest']:.2g}"
+        )
+    yield f"T: messages read; σ: noise over the clip of {found['clip']:g}, which cut {found['clipped']:.0%} of parts"
+    yield "right: of guesses whose truth is drawn among the candidates; ±: deviation over people"
+    yield "computed: from how far apart two candidates' gradients are; at most: Φ(Φ⁻¹(1/K) + √T/σ), whatever the attack"
+    yield "opposite: two parts as far apart as the device allows, to test the noise itself"
+    epsilon = found["epsilon"].get("views")
+    if epsilon is not None:
+        yield f"ε certified against views, over the whole training: {epsilon_text(epsilon)}; δ = {found['delta']:g}"
+    error = 1 - found["confidence"]
+    if found["contradicted"]:
+        yield "CONTRADICTED: more guesses are right than the noise allows"
+    yield f"if the noise is as stated, anything is contradicted with a probability of at most {error:.3g}"
 
 
 @contextmanager

@@ -1,21 +1,6 @@
 """Evaluation without leaks: pure functions of scores."""
 
-from homebody.evaluation.metrics import CUTOFFS, METRICS, Block, Places, Question, main_cutoff, place, sound, summarise
-from homebody.evaluation.protocols import HELD, describe, measure, questions, sliced
+from homebody.evaluation.metrics import CUTOFFS, Block, Question, sound, summarise
+from homebody.evaluation.protocols import describe, measure, questions, sliced
 
-__all__ = [
-    "CUTOFFS",
-    "HELD",
-    "METRICS",
-    "Block",
-    "Places",
-    "Question",
-    "describe",
-    "main_cutoff",
-    "measure",
-    "place",
-    "questions",
-    "sliced",
-    "sound",
-    "summarise",
-]
+__all__ = ["CUTOFFS", "Block", "Question", "describe", "measure", "questions", "sliced", "sound", "summarise"]

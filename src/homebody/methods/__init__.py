@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from homebody.core import Method
 from homebody.errors import HomebodyError, unknown_name
@@ -78,8 +78,7 @@ def find(name: str) -> type[Method] | type[Reference]:
     """
     if name in METHODS:
         module, _, attribute = METHODS[name].partition(":")
-        found: type[Method] | type[Reference] = getattr(importlib.import_module(module), attribute)
-        return found
+        return getattr(importlib.import_module(module), attribute)
     if place := _place(name):
         return _from_file(*place)
     if installed := entry_points(group=GROUP, name=name):
@@ -208,13 +207,8 @@ def _checked(found: Any) -> type[Method] | type[Reference]:
     """The class, if it can run; otherwise it is refused before anything else is done."""
     if not isinstance(found, type) or not issubclass(found, Method | Reference):
         raise HomebodyError(f"{found!r} is not a class of a method or of a reference.")
-    _check(found)
-    return found
-
-
-def _check(found: type) -> None:
     name = found.__name__
-    if not is_dataclass(found):
+    if not is_dataclass(cast(object, found)):
         raise HomebodyError(f"{name} must be a dataclass: put @dataclass(frozen=True) above it.")
     federated = issubclass(found, Method)
     if federated and not hasattr(found, "uplink"):
@@ -222,3 +216,4 @@ def _check(found: type) -> None:
     for function in SIX if federated else ("fit",):
         if getattr(found, function) in (getattr(Method, function, None), getattr(Reference, function, None)):
             raise HomebodyError(f"{name} must define {function}(); CONTRIBUTING.md shows how.")
+    return found

@@ -33,7 +33,7 @@ from homebody.methods.contrastive import VIEWS, Contrastive
 from homebody.methods.privrec import PrivRec
 from homebody.privacy import Channel, Clip, Gaussian, SecureSum
 from homebody.rng import Rng
-from homebody.settings import Range
+from homebody.settings import Range, common_params
 
 __all__ = ["DPPrivRec"]
 
@@ -80,21 +80,9 @@ class DPPrivRec(PrivRec):
     @property
     def sequences(self) -> Contrastive:
         """Stage 1."""
-        return Contrastive(
-            uplink=self.uplink if self.pretraining == "private" else Channel(),
-            factors=self.factors,
-            learning_rate=self.pretrain_rate,
-            meta_rate=self.meta_rate,
-            steps=self.pretrain_steps,
-            windows=self.windows,
-            window=self.window,
-            segment=self.segment,
-            item_negatives=self.item_negatives,
-            segment_negatives=self.segment_negatives,
-            item_weight=self.item_weight,
-            segment_weight=self.segment_weight,
-            init_scale=self.init_scale,
-        )
+        channel = self.uplink if self.pretraining == "private" else Channel()
+        own = {"learning_rate": self.pretrain_rate, "steps": self.pretrain_steps}
+        return Contrastive(uplink=channel, **{**common_params(self, Contrastive), **own})
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         shared = super().init_shared(catalogue, rng)

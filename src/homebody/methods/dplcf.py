@@ -117,8 +117,7 @@ class DPLCF(Method):
         size = len(shared["weight"])
         owned = torch.zeros(size + 1, device=items.device)
         owned = owned.scatter(0, torch.where(data.valid, data.items, size), 1.0)[:-1]
-        (scores,) = _near(owned, items, shared["neighbour"], shared["weight"])
-        return scores
+        return _near(owned, items, shared["neighbour"], shared["weight"])
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         if not cohort.items:
@@ -127,18 +126,17 @@ class DPLCF(Method):
 
 
 @ops.for_cohort
-def _near(owned: Tensor, items: Tensor, neighbour: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+def _near(owned: Tensor, items: Tensor, neighbour: Tensor, weight: Tensor) -> Tensor:
     """For each person and item, the sum of the weights of the item's neighbours that the person has."""
     own = (owned, items, neighbour, weight)
     if len(owned) > 1 and any(part.stride(0) for part in own[1:]):  # not all ask the same
-        each = (_near.cohort(*(part[one : one + 1] for part in own)) for one in range(len(owned)))
-        return (torch.cat([scores for (scores,) in each]),)
+        return torch.cat([_near.cohort(*(part[one : one + 1] for part in own)) for one in range(len(owned))])
     common = [part[0].contiguous() for part in own[1:]]
     if owned.device.type == "cpu":
         out = torch.empty(len(owned), items.shape[1])
         kernels.add_up_neighbours(*(part.numpy() for part in (*common, owned.T.contiguous(), out)))
-        return (out,)
-    return (near_in_torch(owned, *common),)
+        return out
+    return near_in_torch(owned, *common)
 
 
 def near_in_torch(owned: Tensor, items: Tensor, neighbour: Tensor, weight: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from homebody.errors import HomebodyError
 from homebody.methods.fedials import FedIALS
 from homebody.privacy import Channel
 from homebody.rng import Rng
-from homebody.settings import Range
+from homebody.settings import Range, common_params
 
 __all__ = ["FCF", "adam"]
 
@@ -72,12 +72,7 @@ class FCF(Method):
     @property
     def device(self) -> FedIALS:
         """The part shared with implicit ALS: the initial factors, and a person's vector."""
-        return FedIALS(
-            factors=self.factors,
-            confidence=self.confidence,
-            regularisation=self.regularisation,
-            init_scale=self.init_scale,
-        )
+        return FedIALS(**common_params(self, FedIALS))
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         return self.device.init_shared(catalogue, rng)

@@ -41,7 +41,7 @@ class FedNCF(ItemTable):
     user_rate: float = param(
         80.0, "the step on the user vector is the learning rate × this", low=0, search=Range(1, 200, log=True)
     )
-    hidden: str = param("32,16,8", "widths of the hidden layers")
+    hidden: str = param("32,16,8", "widths of the hidden layers", check=read_widths)
 
     about: ClassVar[About] = About(
         title="neural collaborative filtering: private user vectors, shared layers and item table",
@@ -51,14 +51,6 @@ class FedNCF(ItemTable):
     @property
     def function(self) -> ScoreFunction:
         return ScoreFunction(self.factors, read_widths("hidden", self.hidden), beside=self.factors)
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return self.function.widths
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        read_widths("hidden", self.hidden)
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         # Common starts, the user vector's too: they travel with the table, for whoever joins.
@@ -93,8 +85,7 @@ class FedNCF(ItemTable):
         return self.sent(change, layers, start), {**self.kept(change, layers, user), "loss": mean_loss}
 
     def _layers(self, shared: Tree, local: Tree) -> Tensor:
-        layers: Tensor = local["layers"] if self.dual else shared["layers"]
-        return layers
+        return local["layers"] if self.dual else shared["layers"]
 
     def sent(self, change: Rows, layers: Tensor, start: Tensor) -> Update:
         return {"item": change} if self.dual else {"item": change, "layers": layers - start}

@@ -24,10 +24,9 @@ from torch import Tensor
 
 from homebody import ops
 from homebody.core import About, Batch, Data, Rows, Scoring, Tree, Update, param
-from homebody.errors import HomebodyError
 from homebody.methods.item_table import ItemTable
 from homebody.rng import Rng
-from homebody.settings import Range
+from homebody.settings import Range, proper_share
 
 __all__ = ["FedRecon"]
 
@@ -37,19 +36,14 @@ class FedRecon(ItemTable):
     """Matrix factorisation whose user vectors are rebuilt each round; only the item table lasts."""
 
     rebuild: int = param(5, "k_r: passes over the support part that build the user vector", low=1, search=Range(1, 10))
-    support: float = param(0.5, "share of a round's samples that build it; the others step the rows", low=0, high=1)
+    support: float = param(
+        0.5, "share of a round's samples that build it; the others step the rows", low=0, high=1, check=proper_share
+    )
 
     about: ClassVar[About] = About(
         title="matrix factorisation: user vectors rebuilt each round, one shared item table",
         paper="Singhal et al., Federated Reconstruction, NeurIPS 2021",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.support in (0.0, 1.0):
-            raise HomebodyError(
-                f"support must leave something to either part, so above 0 and under 1: not {self.support:g}."
-            )
 
     @property
     def scoring(self) -> Scoring:

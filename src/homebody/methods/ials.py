@@ -9,20 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from homebody.core import About, Users, param
+from homebody.core import About, param
 from homebody.methods.fedials import FedIALS
 from homebody.methods.kernels.ials import half_sweep
-from homebody.privacy import Channel
-from homebody.reference import Histories, Reference, Score
+from homebody.reference import Histories, Reference, Score, products
 from homebody.rng import Rng
-from homebody.settings import Range
+from homebody.settings import Range, common_params
 
 __all__ = ["IALS"]
 
@@ -46,7 +43,7 @@ class IALS(Reference):
     )
 
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
-        same = FedIALS(Channel(), self.factors, self.confidence, self.regularisation, self.scaling, self.init_scale)
+        same = FedIALS(**common_params(self, FedIALS))
         rng = Rng.of(seed, "train").fold("shared")  # the stream that `fit` gives a federated method
         items = same.init_shared(histories.catalogue, rng)["item"].double().numpy()
         owner = np.repeat(np.arange(len(histories.indptr) - 1), np.diff(histories.indptr))
@@ -65,8 +62,4 @@ class IALS(Reference):
             taught = np.where(present[:, None], users, 0.0)
             items = half_sweep(item_indptr, people, taught, self.confidence, of_item)
             users = half_sweep(histories.indptr, histories.items, items, self.confidence, of_user)
-            yield partial(_dot, torch.from_numpy(users).float(), torch.from_numpy(items).float())
-
-
-def _dot(x: Tensor, y: Tensor, users: Users, items: Tensor) -> Tensor:
-    return x[torch.from_numpy(users)] @ y[items].T
+            yield products(torch.from_numpy(users).float(), torch.from_numpy(items).float())

@@ -12,7 +12,6 @@ its own tuned rows, as they were before the mean was taken, on top of the table 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from torch import Tensor
 from homebody import ops
 from homebody.core import Batch, Catalogue, Data, Method, Rows, Scoring, Total, Tree, Work, param
 from homebody.errors import HomebodyError
+from homebody.models.networks import ScoreFunction
 from homebody.privacy import Channel
 from homebody.rng import Rng
 from homebody.settings import Range
@@ -55,32 +55,27 @@ class ItemTable(Method):
         return self.epochs
 
     @property
-    def layers(self) -> tuple[int, ...]:
-        """Widths of the score function, its inputs first: (inputs, …, 1)."""
-        return (self.factors, 1)
+    def function(self) -> ScoreFunction:
+        """The score function of an item's row; by default a linear one."""
+        return ScoreFunction(self.factors)
 
     @property
     def all_passes(self) -> int:
         """Passes over a client's samples in a round, all kinds together."""
         return self.epochs
 
-    @property
-    def weights(self) -> int:
-        """The number of weights of the score function."""
-        return sum((low + 1) * high for low, high in pairwise(self.layers))
-
     def shared_numbers(self, catalogue: Catalogue) -> int:
-        return (catalogue.n_items + 1) * self.factors + self.weights
+        return (catalogue.n_items + 1) * self.factors + self.function.size
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         numbers, samples, n_items = self.shared_numbers(catalogue), longest * (1 + self.negatives), catalogue.n_items
-        weights = self.weights
-        rows, batch, units = min(samples, n_items), min(samples, self.batch_size), sum(self.layers)
+        weights, widths = self.function.size, self.function.widths
+        rows, batch, units = min(samples, n_items), min(samples, self.batch_size), sum(widths)
         steps = self.all_passes * -(-samples // self.batch_size)
         held = 4 * numbers + 16 * weights + (16 * rows + 8 * samples) * self.factors
         held += 24 * batch * units + (4 * self.factors + 2 * units) * n_items + 40 * samples
         operations = self.all_passes * samples * (40 * weights + 100) + samples * 400 + n_items * (4 * weights + 20)
-        calls = steps * (20 + 40 * len(self.layers)) + 400
+        calls = steps * (20 + 40 * len(widths)) + 400
         return Work.of(held, operations, calls, sent=numbers + 2 * rows)
 
     def logit(self, shared: Tree, local: Tree, rows: Tensor) -> Tensor:

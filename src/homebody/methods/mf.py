@@ -16,16 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from homebody.core import About, Users, param
+from homebody.core import About, param
 from homebody.methods.kernels.mf import Embeddings, draw, train
-from homebody.reference import Histories, Reference, Score
+from homebody.reference import Histories, Reference, Score, products
 from homebody.rng import Rng
 from homebody.settings import Range
 
@@ -63,8 +59,4 @@ class MF(Reference):
             if late.any():
                 samples = draw(histories, late, self.negatives, rng.fold("late", number))
                 late_steps = train(samples, users, items, rates, self.batch_size, late_steps, frozen=True)
-            yield partial(_dot, users.value, items.value)
-
-
-def _dot(p: Tensor, q: Tensor, users: Users, items: Tensor) -> Tensor:
-    return p[torch.from_numpy(users)] @ q[items].T
+            yield products(users.value, items.value)

@@ -29,11 +29,10 @@ from torch.nn.functional import softplus
 
 from homebody import ops
 from homebody.core import CALL, About, Batch, Catalogue, Data, Rows, Tree, Update, Work, param
-from homebody.errors import HomebodyError
 from homebody.methods.privrec import PrivRec
 from homebody.models.dssm import PARTS, Described, Vocabulary, vectors
 from homebody.rng import Rng
-from homebody.settings import Range
+from homebody.settings import Range, proper_share
 
 __all__ = ["FOFLSelf", "NNSelf"]
 
@@ -45,7 +44,9 @@ NUMBERS_A_UNIT = 8
 class NNSelf(PrivRec):
     """A network on features, and a start from which a few steps on one part of the data fit the other (MAML)."""
 
-    support: float = param(0.5, "share of a device's interactions that the inner steps take in", low=0, high=1)
+    support: float = param(
+        0.5, "share of a device's interactions that the inner steps take in", low=0, high=1, check=proper_share
+    )
     first_order: bool = param(False, "take the inner steps as given, without their derivatives (FOMAML)")
     epochs: int = param(5, "inner steps: passes over the support set in a round", low=1, search=Range(1, 10))
     batch_size: int = param(0, "interactions in a step, each with its negatives; 0: all in one step", low=0)
@@ -56,13 +57,6 @@ class NNSelf(PrivRec):
         title="PrivRec's network, and a common start by second-order meta-learning (MAML)",
         paper="Chen et al., Federated Meta-Learning with Fast Convergence and Efficient Communication, 2018",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.support in (0.0, 1.0):
-            raise HomebodyError(
-                f"support must leave something to either part, so above 0 and under 1: not {self.support:g}."
-            )
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         """Every inner step is held until the last is differentiated."""
@@ -108,10 +102,8 @@ class NNSelf(PrivRec):
             torch.cat([getattr(one, name).flatten() for one in (support, query)]) for name in ("item", "real")
         )
         index, slot = ops.touched(items, real, n_items)
-        support, query = (
-            support.with_slots(slot[: support.item.numel()]),
-            query.with_slots(slot[support.item.numel() :]),
-        )
+        cut = support.item.numel()
+        support, query = support.with_slots(slot[:cut]), query.with_slots(slot[cut:])
         start = {**shared, "item": ops.take_rows(shared["item"], index.clamp(min=0))}
 
         def asked(tree: Tree) -> Tensor:

@@ -42,7 +42,9 @@ class PFedRec(ItemTable):
     """Private score function, item table tuned per user; only the table is averaged."""
 
     dual: bool = param(True, "false: a joint step, and everyone ranks with the shared table")
-    hidden: str = param("", "widths of the score function's hidden layers, such as 16,8; empty: one linear layer")
+    hidden: str = param(
+        "", "widths of the score function's hidden layers, such as 16,8; empty: one linear layer", check=read_widths
+    )
 
     about: ClassVar[About] = About(
         title="dual personalisation: private score function, item table tuned per user",
@@ -52,14 +54,6 @@ class PFedRec(ItemTable):
     @property
     def function(self) -> ScoreFunction:
         return ScoreFunction(self.factors, read_widths("hidden", self.hidden))
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return self.function.widths
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        read_widths("hidden", self.hidden)
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         # One common initial score function: it travels with the table, for whoever joins, and never changes.

@@ -48,7 +48,7 @@ class PrivRec(Method):
     uplink: Channel = Channel()
     features: str = param("", "features it takes in, such as age,genres; empty: all but texts; none: items' own rows")
     factors: int = param(64, "size of a feature's vector", low=1, search=(16, 32, 64))
-    hidden: str = param("64", "widths of the hidden layers")
+    hidden: str = param("64", "widths of the hidden layers", check=read_widths)
     activation: str = param("relu", "of the hidden layers", choices=("relu", "sigmoid"))
     output: str = param("implicit", "what is predicted: clicks, or ratings", choices=("implicit", "explicit"))
     learning_rate: float = param(0.3, "α_1, step on the device", low=0, search=Range(0.01, 1, log=True))
@@ -78,10 +78,6 @@ class PrivRec(Method):
         cohort=100,
         evaluate_every=20,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        read_widths("hidden", self.hidden)
 
     @property
     def scoring(self) -> Scoring:

@@ -33,7 +33,7 @@ from homebody.models.dssm import Described, Vocabulary
 from homebody.models.networks import read_widths
 from homebody.reference import Histories, Reference, Score
 from homebody.rng import Rng
-from homebody.settings import Range
+from homebody.settings import Range, common_params
 
 __all__ = ["Adapted", "Everyone", "PrivRecCEN", "at"]
 
@@ -49,7 +49,7 @@ class PrivRecCEN(Reference):
 
     features: str = param("", "features it takes in, such as age,genres; empty: all but texts; none: items' own rows")
     factors: int = param(64, "size of a feature's vector", low=1, search=(16, 32, 64))
-    hidden: str = param("64,64,64,64", "widths of the hidden layers")
+    hidden: str = param("64,64,64,64", "widths of the hidden layers", check=read_widths)
     activation: str = param("relu", "of the hidden layers", choices=("relu", "sigmoid"))
     learning_rate: float = param(0.001, "Adam's step", low=0, search=Range(0.0001, 0.01, log=True))
     batch_size: int = param(256, "interactions in a step, each with its negatives", low=1)
@@ -66,27 +66,11 @@ class PrivRecCEN(Reference):
         rounds=10,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        read_widths("hidden", self.hidden)
-
     @property
     def task(self) -> PrivRec:
         """The method by which each person adapts the network."""
-        return PrivRec(
-            features=self.features,
-            factors=self.factors,
-            hidden=self.hidden,
-            activation=self.activation,
-            learning_rate=self.adapt_rate,
-            epochs=1,
-            adapt_epochs=max(1, self.adapt_epochs),
-            adapt_rate=self.adapt_rate,
-            adapt_items=self.adapt_items,
-            batch_size=self.adapt_batch,
-            negatives=self.negatives,
-            init_scale=self.init_scale,
-        )
+        own = {"learning_rate": self.adapt_rate, "epochs": 1, "batch_size": self.adapt_batch}
+        return PrivRec(**{**common_params(self, PrivRec), **own, "adapt_epochs": max(1, self.adapt_epochs)})
 
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
         rng = Rng.of(seed, "privrec-cen")
@@ -231,8 +215,7 @@ class Adapted:
         def score(own: Tree, around: Mapping[str, Tensor], *parts: Tensor) -> Tensor:
             return self.method.score(self.shared, own, self.everyone.one(*parts)._replace(now=around), items)
 
-        scores: Tensor = vmap(score)(mine, dict(now), *data)
-        return scores
+        return vmap(score)(mine, dict(now), *data)
 
 
 def at(described: Described, place: Tensor) -> Described:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
 from typing import Literal
@@ -25,18 +24,39 @@ NUMBERS_AT_ONCE = 1 << 20
 """Limit on the first layer's activations while `Network` scores all users with all items."""
 
 
-def _size(shapes: Sequence[tuple[int, ...]]) -> int:
-    return sum(prod(shape) for shape in shapes)
+class _Flat:
+    """A network whose weights are one flat vector."""
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, ...]]:
+        """Of the weights and offsets, layer by layer."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """How many weights there are."""
+        return sum(prod(shape) for shape in self.shapes)
+
+    def parts(self, weights: Tensor) -> list[Tensor]:
+        """The flat vector as weights and offsets."""
+        ends = list(accumulate(prod(shape) for shape in self.shapes))[:-1]
+        return [part.view(shape) for part, shape in zip(weights.tensor_split(ends), self.shapes, strict=True)]
 
 
-def _parts(weights: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """The flat vector in parts of these shapes."""
-    ends = list(accumulate(prod(shape) for shape in shapes))[:-1]
-    return [part.view(shape) for part, shape in zip(weights.tensor_split(ends), shapes, strict=True)]
+def _layers(widths: Sequence[int]) -> list[tuple[int, ...]]:
+    """The shapes of the weights and the offset of each layer."""
+    return [shape for low, high in pairwise(widths) for shape in ((low, high), (high,))]
+
+
+def _within_roots(widths: Sequence[int], rng: Rng) -> Tensor:
+    """Weights and offsets, uniform within one over the root of a layer's inputs."""
+    device = rng.key.device
+    bounds = torch.cat([torch.full(((low + 1) * high,), low**-0.5, device=device) for low, high in pairwise(widths)])
+    return (2.0 * rng.uniform(len(bounds)) - 1.0) * bounds
 
 
 @dataclass(frozen=True)
-class ScoreFunction:
+class ScoreFunction(_Flat):
     """Layers with ReLU (or a sigmoid) between them and one number at the end; its weights are one flat vector.
 
     `beside` numbers of the input are the person's own, the same for every item. Without hidden layers and without
@@ -58,21 +78,12 @@ class ScoreFunction:
     def widths(self) -> tuple[int, ...]:
         return (self.beside + self.factors, *self.hidden, 1)
 
-    @cached_property
+    @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Weights and offset of each layer."""
-        return [shape for low, high in pairwise(self.widths) for shape in ((low, high), (high,))]
-
-    @cached_property
-    def size(self) -> int:
-        """How many weights there are."""
-        return _size(self.shapes)
+        return _layers(self.widths)
 
     def start(self, rng: Rng) -> Tensor:
-        """Uniform within one over the root of a layer's inputs, offsets too."""
-        device = rng.key.device
-        bounds = [torch.full(((low + 1) * high,), low**-0.5, device=device) for low, high in pairwise(self.widths)]
-        return (2.0 * rng.uniform(self.size) - 1.0) * torch.cat(bounds)
+        return _within_roots(self.widths, rng)
 
     def logit(self, weights: Tensor, rows: Tensor, person: Tensor | None = None) -> Tensor:
         """One number for each of the rows (N, factors)."""
@@ -110,10 +121,6 @@ class ScoreFunction:
         found = [torch.cat([person.mT @ of_person, seen[0].mT @ slope]), offset, *found]
         return found, slope @ first[self.beside :].mT, of_person @ first[: self.beside].mT
 
-    def parts(self, weights: Tensor) -> list[Tensor]:
-        """The flat vector as each layer's weights and offset."""
-        return _parts(weights, self.shapes)
-
 
 def read_widths(name: str, text: str) -> tuple[int, ...]:
     """Read widths of hidden layers, such as 16,8; an empty text means none.
@@ -128,7 +135,7 @@ def read_widths(name: str, text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class GRU:
+class GRU(_Flat):
     """A gated recurrent unit, written out with plain products: `torch.nn.GRU` does not run under vmap.
 
     >>> unit = GRU(inputs=2, width=3)
@@ -145,18 +152,13 @@ class GRU:
         gates = 3 * self.width
         return (self.inputs, gates), (self.width, gates), (gates,), (gates,)
 
-    @property
-    def size(self) -> int:
-        """How many weights there are."""
-        return _size(self.shapes)
-
     def start(self, rng: Rng) -> Tensor:
         """Uniform within one over the root of the width."""
         return (2.0 * rng.uniform(self.size) - 1.0) * self.width**-0.5
 
     def last(self, weights: Tensor, rows: Tensor, real: Tensor) -> Tensor:
         """The state (…, width) after the last real step of each sequence (…, steps, inputs); padding is skipped."""
-        of_input, of_state, input_offset, state_offset = _parts(weights, self.shapes)
+        of_input, of_state, input_offset, state_offset = self.parts(weights)
         given = rows @ of_input + input_offset
         state = torch.zeros_like(given[..., 0, : self.width])
         for step in range(rows.shape[-2]):
@@ -169,7 +171,7 @@ class GRU:
 
 
 @dataclass(frozen=True)
-class FeedForward:
+class FeedForward(_Flat):
     """Two layers of one width, with ReLU between them.
 
     >>> FeedForward(inputs=2, width=3).encode(torch.zeros(21), torch.ones(5, 2)).shape
@@ -180,30 +182,20 @@ class FeedForward:
     width: int
 
     @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Weights and offset of each layer."""
-        return (self.inputs, self.width), (self.width,), (self.width, self.width), (self.width,)
-
-    @property
-    def size(self) -> int:
-        """How many weights there are."""
-        return _size(self.shapes)
+    def shapes(self) -> list[tuple[int, ...]]:
+        return _layers((self.inputs, self.width, self.width))
 
     def start(self, rng: Rng) -> Tensor:
-        """Uniform within one over the root of a layer's inputs, offsets too."""
-        first = (self.inputs + 1) * self.width
-        bound = torch.full((self.size,), self.width**-0.5, device=rng.key.device)
-        bound[:first] = self.inputs**-0.5
-        return (2.0 * rng.uniform(self.size) - 1.0) * bound
+        return _within_roots((self.inputs, self.width, self.width), rng)
 
     def encode(self, weights: Tensor, rows: Tensor) -> Tensor:
         """(…, width) of rows (…, inputs)."""
-        first, offset, second, end = _parts(weights, self.shapes)
+        first, offset, second, end = self.parts(weights)
         return (rows @ first + offset).relu() @ second + end
 
 
 @dataclass(frozen=True)
-class Network:
+class Network(_Flat):
     """GMF on the first `product` numbers of an embedding, an MLP with these `widths` on the others.
 
     Without widths there is no MLP. The weights are one flat vector.
@@ -228,11 +220,10 @@ class Network:
     def embedding(self) -> int:
         return self.product + self.half
 
-    @cached_property
+    @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Weights and offset of each layer, then h and its offset."""
-        layers = [shape for low, high in pairwise(self.widths) for shape in ((low, high), (high,))]
-        return [*layers, (self.product + (self.widths or (0,))[-1],), (1,)]
+        return [*_layers(self.widths), (self.product + (self.widths or (0,))[-1],), (1,)]
 
     def start(self, rng: Rng) -> Tensor:
         """Glorot's uniform weights, offsets of zero."""
@@ -244,7 +235,7 @@ class Network:
 
     def logit(self, p: Tensor, q: Tensor, weights: Tensor) -> Tensor:
         """hᵀ [φ^GMF, φ^MLP] for users (B, size) and items (B, size) in pairs."""
-        *layers, h, offset = _parts(weights, self.shapes)
+        *layers, h, offset = self.parts(weights)
         cut = self.product
         logit = (p[:, :cut] * q[:, :cut]) @ h[:cut] + offset
         if not layers:
@@ -255,7 +246,7 @@ class Network:
     @torch.no_grad()
     def scores(self, p: Tensor, q: Tensor, weights: Tensor) -> Tensor:
         """The logits of all users (B, size) with all items (N, size), in pieces that fit into a cache."""
-        *layers, h, offset = _parts(weights, self.shapes)
+        *layers, h, offset = self.parts(weights)
         cut = self.product
         out = (p[:, :cut] * h[:cut]) @ q[:, :cut].T + offset
         if not layers:

@@ -53,11 +53,9 @@ def convergence_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, 
                     if curve is not None:
                         series.append(_series(row["name"], place, curve["round"], curve, metric, scale))
                 views[protocol] = {"x": "round", "y": _axis(metric, scale), "series": series}
-            named = ", ".join(row["name"] for row in part["rows"])
-            label = (
-                f"Curves of {metric_name(metric)} over rounds on {data}, for {named}. The figures are in a table below."
-            )
-            title = f"{data}: {metric_name(metric)}"
+            named, title = ", ".join(row["name"] for row in part["rows"]), f"{data}: {metric_name(metric)}"
+            curves = f"Curves of {metric_name(metric)} over rounds on {data}, for {named}"
+            label = f"{curves}. The figures are in a table below."
             charts.append(_chart(anchor, len(charts), title, label, views))
     return charts
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from homebody.evaluation import main_cutoff
+from homebody.evaluation.metrics import main_cutoff
 from homebody.report.record import RunFolder
 from homebody.report.words import behind_proxy, epsilon, kilobytes, metric_name, spread
 
@@ -126,9 +126,7 @@ def summarise_runs(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     best["p_against_best"] = None
     first = results[0]
     return {
-        "data": first["data"],
-        "protocol": first["protocol"],
-        "meaning": first["meaning"],
+        **{name: first[name] for name in ("data", "protocol", "meaning")},
         "notes": [*dict.fromkeys(note for result in results for note in result["notes"]), *behind_proxy(results)],
         "epsilon_delta": first.get("epsilon_delta"),
         "seeds": [result["seed"] for result in by_method[best["method"]]],

@@ -7,23 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from homebody.errors import several
+from homebody.report import reproduction
 from homebody.report.comparison import comparison_columns
-from homebody.report.reproduction import (
-    SHORT,
-    Footnotes,
-    ResultTable,
-    caption,
-    data_notes,
-    explanation,
-    has_differences,
-    meanings,
-    picture,
-    remarks,
-    result_tables,
-    state,
-    under,
-    verdict,
-)
+from homebody.report.reproduction import SHORT, Footnotes, Part, ResultTable, Study
 from homebody.report.words import duration
 
 __all__ = ["PICTURE", "leaderboard_markdown", "plain", "reproduction_markdown", "table"]
@@ -72,7 +58,7 @@ def reproduction_markdown(result: Mapping[str, Any]) -> str:
     """RESULTS.md: published and obtained figures, the headline metrics first, and how they were made."""
     notes = Footnotes()
     lines = [f"# {plain(result['title'])}", "", plain(result["citation"]), ""]
-    if picture(result):
+    if reproduction.picture(result):
         lines += [f"![Obtained and published figures of the first tables]({PICTURE})", ""]
     if result["docs"]:
         lines += [f"More on the method: `{plain(result['docs'])}` in Homebody's sources.", ""]
@@ -88,7 +74,7 @@ def reproduction_markdown(result: Mapping[str, Any]) -> str:
         lines += [f"Not run yet: {', '.join(away)}.", ""]
     if notes.texts:
         lines += ["## Notes", "", *(f"{number}. {plain(text)}" for number, text in enumerate(notes.texts, 1)), ""]
-    for data, said in data_notes(result).items():
+    for data, said in reproduction.data_notes(result).items():
         lines += folded(f"Notes on the runs on {plain(data)}", [f"- {plain(note)}" for note in said])
     lines += folded("How it was made: commands, machines and times", _made(result))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
@@ -101,9 +87,9 @@ def folded(summary: str, lines: Iterable[str]) -> list[str]:
 
 def _meanings(result: Mapping[str, Any]) -> Iterator[str]:
     yield "- *published*: the figure in the paper."
-    for protocol, meaning in meanings(result).items():
-        yield f"- *{under(protocol)}*: {plain(meaning)}."
-    if any(has_differences(study) for study in result["studies"]):
+    for protocol, meaning in reproduction.meanings(result).items():
+        yield f"- *{reproduction.under(protocol)}*: {plain(meaning)}."
+    if any(reproduction.has_differences(study) for study in result["studies"]):
         yield (
             "- *difference*: obtained less published, in points (hundredths). "
             f"{SHORT} marks one that falls short by more than {result['tolerance']:g} points."
@@ -114,7 +100,7 @@ def _meanings(result: Mapping[str, Any]) -> Iterator[str]:
 def _study(study: Mapping[str, Any], tolerance: float, notes: Footnotes) -> Iterator[str]:
     yield f"## {study['label']}: {plain(study['title'])}"
     yield ""
-    for text in filter(None, (study["note"], explanation(study))):
+    for text in filter(None, (study["note"], reproduction.explanation(study))):
         yield plain(text)
         yield ""
     if study["kind"] in ("sweep", "accounting", "lengths", "tables", "adaptation"):
@@ -126,15 +112,13 @@ def _study(study: Mapping[str, Any], tolerance: float, notes: Footnotes) -> Iter
         yield f"- {plain(note)}"
 
 
-def _part(
-    study: Mapping[str, Any], data: str, part: Mapping[str, Any], tolerance: float, notes: Footnotes
-) -> Iterator[str]:
-    marks = {line["name"]: notes.numbers(remarks(study, line)) for line in part["rows"]}
-    first, *rest = [_laid_out(table, marks) for table in result_tables(study, part)]
-    said = [*state(part, study["protocols"]), *filter(None, [verdict(study, part, tolerance)])]
-    yield f"**{plain(data)}**" + "".join(f", {one}" for one in (caption(study, part), first[0]) if one) + ":"
+def _part(study: Study, data: str, part: Part, tolerance: float, notes: Footnotes) -> Iterator[str]:
+    marks = {line["name"]: notes.numbers(reproduction.remarks(study, line)) for line in part["rows"]}
+    first, *rest = [_laid_out(table, marks) for table in reproduction.result_tables(study, part)]
+    yield ", ".join(filter(None, (f"**{plain(data)}**", reproduction.caption(study, part), first[0]))) + ":"
     yield ""
-    for sentence in said:
+    verdict = reproduction.verdict(study, part, tolerance)
+    for sentence in filter(None, (*reproduction.state(part, study["protocols"]), verdict)):
         yield sentence
         yield ""
     yield from first[1]

@@ -114,12 +114,11 @@ def quiet(text: str) -> str:
 
 def leaderboard_page(result: Mapping[str, Any]) -> str:
     """Methods side by side, and a plot of privacy against utility."""
-    observers = result["observers"]
+    observers, made, count = result["observers"], result["made"], several(len(result["seeds"]), "seed")
     chart = privacy_chart(result)
-    made = result["made"]
     header = (
         f'<p class="eyebrow">Leaderboard</p><h1>{escape(result["data"])}</h1>'
-        f'<p class="soft">Protocol {escape(result["protocol"])}; {several(len(result["seeds"]), "seed")}.</p>'
+        f'<p class="soft">Protocol {escape(result["protocol"])}; {count}.</p>'
     )
     columns = comparison_columns(observers)
     cells = [[column.cell(row) for column in columns] for row in result["methods"]]
@@ -128,7 +127,6 @@ def leaderboard_page(result: Mapping[str, Any]) -> str:
     best = [_largest([row[place] for row in cells]) if one.best else "" for place, one in enumerate(columns)]
     rows = "".join(_leader(row, texts, best) for row, texts in zip(result["methods"], cells, strict=True))
     skipped = listed([f"{one['name']}: {one['reason']}" for one in result["skipped"]])
-    count = several(len(result["seeds"]), "seed")
     board = (
         '<section><h2>Accuracy, privacy, costs</h2><div class="scroll" tabindex="0" role="region" '
         'aria-label="Leaderboard"><table><caption class="small soft">Mean ± standard deviation over '
@@ -149,8 +147,7 @@ def leaderboard_page(result: Mapping[str, Any]) -> str:
         f"<dt>wall time</dt><dd>{duration(made['seconds'])}</dd></dl></section>"
     )
     left_out = f"<section><h2>Not in the table</h2>{skipped}</section>" if skipped else ""
-    body = [board, plot, left_out, made_of]
-    return page(f"Leaderboard: {result['data']}", header, body, [chart])
+    return page(f"Leaderboard: {result['data']}", header, [board, plot, left_out, made_of], [chart])
 
 
 def _largest(texts: Sequence[str]) -> str:

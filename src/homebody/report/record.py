@@ -259,7 +259,9 @@ class RunFolder:
         pointer = self._pointer()
         for left in self.path.glob(".*.partial"):
             left.unlink()
-        self._keep_rounds(pointer["step"] if pointer else 0)
+        if (self.path / "metrics.jsonl").exists():
+            lines = self.rounds()[: pointer["step"] if pointer else 0]
+            self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         self._keep_state(pointer["file"] if pointer else "")
         return progress
 
@@ -306,11 +308,6 @@ class RunFolder:
             if old.name != name:
                 old.unlink()
 
-    def _keep_rounds(self, count: int) -> None:
-        lines = self.rounds()[:count]
-        if (self.path / "metrics.jsonl").exists():
-            self.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-
 
 def jsonable(value: Any) -> Any:
     """JSON knows no infinity and no NaN: they become texts.
@@ -346,20 +343,12 @@ def unpacked(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Progres
     """The inverse of `packed`."""
     parts = (_part(tensors, "shared"), _part(tensors, "server"), _part(tensors, "clients"))
     progress = Progress(about["step"], *parts, digest=str(about.get("digest") or ""))
-    if about["best"] is not None:
-        step = about["best"]["step"]
-        here = step == progress.step
-        progress.best = Best(
-            step,
-            Evaluated(
-                about["best"]["metrics"],
-                _part(tensors, "best_users"),
-                about["best"].get("errors", {}),
-                about["best"].get("unclipped", {}),
-            ),
-            progress.shared if here else _part(tensors, "best_shared"),
-            progress.clients if here else _part(tensors, "best_clients"),
-        )
+    if (best := about["best"]) is not None:
+        users, noise = _part(tensors, "best_users"), (best.get("errors", {}), best.get("unclipped", {}))
+        shared, clients = progress.shared, progress.clients
+        if best["step"] != progress.step:
+            shared, clients = _part(tensors, "best_shared"), _part(tensors, "best_clients")
+        progress.best = Best(best["step"], Evaluated(best["metrics"], users, *noise), shared, clients)
     return progress
 
 

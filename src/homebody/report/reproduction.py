@@ -7,12 +7,13 @@ Every cell has one figure, with its deviation or interval. The headline metrics 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from homebody.errors import several
-from homebody.evaluation import main_cutoff
+from homebody.evaluation.metrics import main_cutoff
 from homebody.report.svg import DotPanel, DotRow, dot_chart
 from homebody.report.words import QUANTITIES, figure, metric_name, percent, points, spread
 
@@ -76,8 +77,10 @@ EXPLANATIONS = {
     "lengths": "How many people have how many interactions, and with how many different items.",
 }
 
+Study = Mapping[str, Any]
 Part = Mapping[str, Any]
-"""One study on one data set, as result.json stores it."""
+Line = Mapping[str, Any]
+"""A study, its part on one data set, and a row of that, as result.json stores them."""
 
 
 @dataclass(frozen=True)
@@ -163,12 +166,12 @@ def state(part: Part, protocols: Sequence[str]) -> list[str]:
     return said
 
 
-def explanation(study: Mapping[str, Any]) -> str:
+def explanation(study: Study) -> str:
     """What a kind of study shows; empty where a table explains itself."""
     return EXPLANATIONS.get(study["kind"], "")
 
 
-def verdict(study: Mapping[str, Any], part: Part, tolerance: float) -> str:
+def verdict(study: Study, part: Part, tolerance: float) -> str:
     """How many figures reach the published ones; empty where there are none to compare."""
     lines = [line for line in part["rows"] if not line.get("improvement")]
     groups = [group for line in lines for group in _groups(line) if "difference" in group]
@@ -183,7 +186,7 @@ def verdict(study: Mapping[str, Any], part: Part, tolerance: float) -> str:
     )
 
 
-def caption(study: Mapping[str, Any], part: Part) -> str:
+def caption(study: Study, part: Part) -> str:
     """What holds of every figure of a part: its scale, and over how many seeds it is a mean."""
     scaled = study["scale"] != 1 and any(metric not in QUANTITIES for metric in study["metrics"])
     return ", ".join(filter(None, (f"× {study['scale']:g}" if scaled else "", seeds_of(part))))
@@ -195,13 +198,13 @@ def meanings(result: Mapping[str, Any]) -> dict[str, str]:
     return {protocol: meaning for part in parts for protocol, meaning in part["meanings"].items()}
 
 
-def has_differences(study: Mapping[str, Any]) -> bool:
+def has_differences(study: Study) -> bool:
     """Whether any obtained figure is compared with a published one."""
     rows = [line for part in study["data"].values() for line in part["rows"]]
     return any(group.get("difference") for line in rows for group in _groups(line))
 
 
-def remarks(study: Mapping[str, Any], line: Mapping[str, Any]) -> list[str]:
+def remarks(study: Study, line: Line) -> list[str]:
     """Why a row was not run or failed, and what the recipe says of it."""
     said = [f"not run: {line['missing']}."] if line["missing"] and not line.get("improvement") else []
     for protocol in study["protocols"]:
@@ -216,7 +219,7 @@ def remarks(study: Mapping[str, Any], line: Mapping[str, Any]) -> list[str]:
     return [*said, *([line["note"]] if line["note"] else [])]
 
 
-def diverged_as_known(line: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
+def diverged_as_known(line: Line, found: Mapping[str, Any]) -> bool:
     """Whether training diverged just as the recipe says: that is a result, not a failure."""
     return bool(line.get("diverges") and found.get("diverged"))
 
@@ -237,7 +240,7 @@ def data_notes(result: Mapping[str, Any]) -> dict[str, list[str]]:
     }
 
 
-def result_tables(study: Mapping[str, Any], part: Part) -> list[ResultTable]:
+def result_tables(study: Study, part: Part) -> list[ResultTable]:
     """The tables of a study on one data set: the headline metrics first, the others behind it."""
     if study["kind"] == "convergence":
         return [rounds_table(study, part)]
@@ -252,7 +255,7 @@ def result_tables(study: Mapping[str, Any], part: Part) -> list[ResultTable]:
     return [sweep_table(study, part, metrics[:1]), sweep_table(study, part, metrics[1:])]
 
 
-def metric_table(study: Mapping[str, Any], part: Part, metrics: Sequence[str] = ()) -> ResultTable:
+def metric_table(study: Study, part: Part, metrics: Sequence[str] = ()) -> ResultTable:
     """A row a method; for each metric what was published, what was obtained, and the difference."""
     columns, groups = ["method"], [""]
     for metric in metrics or _metrics(study):
@@ -275,12 +278,12 @@ def metric_table(study: Mapping[str, Any], part: Part, metrics: Sequence[str] = 
     return ResultTable(columns, 1, rows, groups, titles)
 
 
-def _metrics(study: Mapping[str, Any]) -> list[str]:
+def _metrics(study: Study) -> list[str]:
     """Metrics, then the quantities beside them."""
     return [*study["metrics"], *study["also"]]
 
 
-def _metric_groups(study: Mapping[str, Any], part: Part) -> Iterator[list[str]]:
+def _metric_groups(study: Study, part: Part) -> Iterator[list[str]]:
     """The metrics of each table, narrow enough to be read; those at the main cutoff are the headline."""
     rest = _metrics(study)
     order = _headline_first(rest)
@@ -306,7 +309,7 @@ def _headline_first(metrics: Sequence[str]) -> list[str]:
     return sorted(metrics, key=lambda metric: not metric.endswith(main))
 
 
-def _metric_columns(study: Mapping[str, Any], part: Part, metric: str) -> dict[str, str]:
+def _metric_columns(study: Study, part: Part, metric: str) -> dict[str, str]:
     """The columns of a metric, and the protocol of each that has one."""
     ran = {name for line in part["rows"] for name, one in line["obtained"].items() if one["n"]}
     ours = {under(name): name for name in study["protocols"] if name in part["protocols"] or name in ran}
@@ -316,9 +319,7 @@ def _metric_columns(study: Mapping[str, Any], part: Part, metric: str) -> dict[s
     return {"published": "", **ours, **({} if metric in QUANTITIES else {"difference": ""})}
 
 
-def _cell(
-    study: Mapping[str, Any], part: Part, line: Mapping[str, Any], metric: str, column: str, protocol: str
-) -> str:
+def _cell(study: Study, part: Part, line: Line, metric: str, column: str, protocol: str) -> str:
     if column == "published":
         return _published(study, line, metric)
     if column == "difference":
@@ -330,11 +331,11 @@ def _cell(
     return f"{text} ({found['n']} of {part['seeds']})" if partly else text
 
 
-def _groups(line: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _groups(line: Line) -> list[Mapping[str, Any]]:
     return [line, *line.get("points", [])]
 
 
-def _published(study: Mapping[str, Any], line: Mapping[str, Any], metric: str) -> str:
+def _published(study: Study, line: Line, metric: str) -> str:
     value = line["published"].get(metric)
     if line.get("improvement"):
         return percent(value)
@@ -343,7 +344,7 @@ def _published(study: Mapping[str, Any], line: Mapping[str, Any], metric: str) -
     return text if sd is None else f"{text} ± {figure(metric, sd, study['scale'])}"
 
 
-def _obtained(study: Mapping[str, Any], part: Part, line: Mapping[str, Any], protocol: str, metric: str) -> str:
+def _obtained(study: Study, part: Part, line: Line, protocol: str, metric: str) -> str:
     """What was obtained, or why there is nothing."""
     group = line["obtained"].get(protocol)
     found = (group or {}).get("metrics", {}).get(metric)
@@ -357,7 +358,7 @@ def _obtained(study: Mapping[str, Any], part: Part, line: Mapping[str, Any], pro
     return "–" if group["n"] or protocol not in part["protocols"] else "not finished"
 
 
-def sweep_table(study: Mapping[str, Any], part: Part, metrics: Sequence[str] = ()) -> ResultTable:
+def sweep_table(study: Study, part: Part, metrics: Sequence[str] = ()) -> ResultTable:
     """A column a value, as papers print it; a row for each metric of a method, and what it comes from."""
     columns = ["method", "metric", "source", *study["labels"]]
     rows = []
@@ -372,9 +373,7 @@ def sweep_table(study: Mapping[str, Any], part: Part, metrics: Sequence[str] = (
     return ResultTable(columns, 3, rows)
 
 
-def _sources(
-    study: Mapping[str, Any], part: Part, line: Mapping[str, Any], metric: str
-) -> Iterator[tuple[str, list[str]]]:
+def _sources(study: Study, part: Part, line: Line, metric: str) -> Iterator[tuple[str, list[str]]]:
     """A metric over the values: as published, and under each protocol; what the protocol does not change, once."""
     points_ = line["points"]
     if any(metric in point["published"] for point in points_):
@@ -391,32 +390,35 @@ def _sources(
         yield from ((under(protocol), texts) for protocol, texts in found.items())
 
 
-def _marked(study: Mapping[str, Any], part: Part, line: Mapping[str, Any], protocol: str, metric: str) -> str:
+def _marked(study: Study, part: Part, line: Line, protocol: str, metric: str) -> str:
     text = _obtained(study, part, line, protocol, metric)
     return f"{SHORT} {text}" if protocol == study["against"] and metric in line["short"] else text
 
 
-def values_table(study: Mapping[str, Any], part: Part) -> ResultTable:
+def values_table(study: Study, part: Part) -> ResultTable:
     """A row a value, for a terminal that is too narrow for a column a value."""
     metrics = _metrics(study)
-    columns = ["method", study["axis"], "source", *map(metric_name, metrics)]
-    rows = []
-    for line in part["rows"]:
-        if line["missing"]:
-            rows.append([line["name"], "", "not run", *("–" for _ in metrics)])
-            continue
+
+    def figures(line: Line) -> Iterator[list[str]]:
         for point in line["points"]:
-            merged = {**line, **point}
             start = [line["name"], point["label"]]
             if point["published"]:
-                rows.append([*start, "published", *(_published(study, point, metric) for metric in metrics)])
+                yield [*start, "published", *(_published(study, point, metric) for metric in metrics)]
             for protocol in part["protocols"]:
-                texts = (_marked(study, part, merged, protocol, metric) for metric in metrics)
-                rows.append([*start, under(protocol), *texts])
-    return ResultTable(columns, 3, rows)
+                texts = (_marked(study, part, {**line, **point}, protocol, metric) for metric in metrics)
+                yield [*start, under(protocol), *texts]
+
+    return _table(part, ["method", study["axis"], "source", *map(metric_name, metrics)], figures)
 
 
-def rounds_table(study: Mapping[str, Any], part: Part, shares: Sequence[float] = SHARES) -> ResultTable:
+def _table(part: Part, columns: list[str], rows: Callable[[Line], Iterable[list[str]]]) -> ResultTable:
+    """A table with these rows of each line. A line that was not run has one row, which says so."""
+    nothing = ["–"] * (len(columns) - 3)
+    lines = ([[line["name"], "", "not run", *nothing]] if line["missing"] else rows(line) for line in part["rows"])
+    return ResultTable(columns, 3, list(chain(*lines)))
+
+
+def rounds_table(study: Study, part: Part, shares: Sequence[float] = SHARES) -> ResultTable:
     """Curves at some of their rounds, the same for all, and where they are best."""
     scale = study["scale"]
     known = [one for line in part["rows"] for curves in line["curves"].values() for one in curves.values()]
@@ -424,22 +426,19 @@ def rounds_table(study: Mapping[str, Any], part: Part, shares: Sequence[float] =
     steps = sorted({max(1, round(last * share)) for share in shares}) if last else []
     columns = ["method", "protocol", "metric", *(f"round {step}" for step in steps), "best", "in round"]
     nothing = ["–"] * (len(steps) + 2)
-    rows = []
-    for line in part["rows"]:
-        if line["missing"]:
-            rows.append([line["name"], "", "not run", *nothing])
-            continue
+
+    def figures(line: Line) -> Iterator[list[str]]:
         for protocol in study["protocols"]:
             curves = line["curves"].get(protocol)
             if not curves and protocol in part["protocols"]:
-                rows.append([line["name"], protocol, "failed" if line["errors"] else "not finished", *nothing])
+                yield [line["name"], protocol, "failed" if line["errors"] else "not finished", *nothing]
             for metric, curve in (curves or {}).items():
                 at = dict(zip(curve["round"], curve["mean"], strict=True))
                 texts = [_at(metric, at, step, scale) for step in steps]
-                best = max(at, key=lambda step: at[step])
-                top = [figure(metric, at[best], scale), str(best)]
-                rows.append([line["name"], protocol, metric_name(metric), *texts, *top])
-    return ResultTable(columns, 3, rows)
+                best = max(at, key=at.__getitem__)
+                yield [line["name"], protocol, metric_name(metric), *texts, figure(metric, at[best], scale), str(best)]
+
+    return _table(part, columns, figures)
 
 
 def _at(metric: str, curve: Mapping[int, float], step: int, scale: float) -> str:
@@ -448,29 +447,26 @@ def _at(metric: str, curve: Mapping[int, float], step: int, scale: float) -> str
     return figure(metric, curve[before[-1]], scale) if before and max(curve) >= step else "–"
 
 
-def panel_table(study: Mapping[str, Any], part: Part) -> ResultTable:
+def panel_table(study: Study, part: Part) -> ResultTable:
     """How well a person's own items separate from the others, for the person that is shown and on average."""
     panels = [panel for line in part["rows"] for panel in line["panels"].values()]
     users, counts = ({panel[name] for panel in panels} for name in ("user", "count"))
     one = f"user {users.pop()}" if len(users) == 1 else "one user"
     mean = f"mean of {counts.pop()}" if len(counts) == 1 else "mean"
     columns = ["method", "protocol", "item table", *(f"{who}: {what}" for who in (one, mean) for what in SEPARATED)]
-    rows = []
-    for line in part["rows"]:
-        if line["missing"]:
-            rows.append([line["name"], "", "not run", *("–",) * 4])
-            continue
+
+    def figures(line: Line) -> Iterator[list[str]]:
         for protocol in study["protocols"]:
             panel = line["panels"].get(protocol)
             if panel is not None:
                 texts = [f"{panel['separation'][name]:.3f}" for name in SEPARATED.values()]
-                for name in SEPARATED.values():
-                    found = panel["people"][name]
-                    texts.append(f"{found['mean']:.3f}" + ("" if found["sd"] is None else f" ± {found['sd']:.3f}"))
-                rows.append([line["name"], protocol, table_name(panel), *texts])
+                people = [panel["people"][name] for name in SEPARATED.values()]
+                texts += [f"{one['mean']:.3f}" + ("" if one["sd"] is None else f" ± {one['sd']:.3f}") for one in people]
+                yield [line["name"], protocol, table_name(panel), *texts]
             elif protocol in part["protocols"]:
-                rows.append([line["name"], protocol, "failed" if line["errors"] else "not finished", *("–",) * 4])
-    return ResultTable(columns, 3, rows)
+                yield [line["name"], protocol, "failed" if line["errors"] else "not finished", *("–",) * 4]
+
+    return _table(part, columns, figures)
 
 
 def table_name(panel: Mapping[str, Any]) -> str:
@@ -501,21 +497,14 @@ def picture(result: Mapping[str, Any]) -> str | None:
     return dot_chart(result["title"], axis, [panel for panel in panels if panel.rows][:PANELS])
 
 
-def _dots(study: Mapping[str, Any], part: Part, metric: str) -> list[DotRow]:
+def _dots(study: Study, part: Part, metric: str) -> list[DotRow]:
     rows = []
     for line in part["rows"]:
         found = line["obtained"].get(study["against"], {}).get("metrics", {}).get(metric)
         published = line["published"].get(metric)
         if found is None and published is None:
             continue
-        sd = found["sd"] if found is not None and found["sd"] is not None else 0.0
-        scale = study["scale"]
-        rows.append(
-            DotRow(
-                line["name"],
-                None if published is None else published * scale,
-                None if found is None else float(found["mean"]) * scale,
-                sd * scale,
-            )
-        )
+        scale, sd = study["scale"], (found and found["sd"]) or 0.0
+        printed = None if published is None else published * scale
+        rows.append(DotRow(line["name"], printed, None if found is None else float(found["mean"]) * scale, sd * scale))
     return rows

@@ -8,23 +8,10 @@ from itertools import groupby
 from typing import Any
 
 from homebody.errors import several
+from homebody.report import reproduction
 from homebody.report.charts import choice_of, convergence_charts, embedding_charts, swap_charts, sweep_charts
 from homebody.report.pages import choice, drawn, listed, origin, page, quiet
-from homebody.report.reproduction import (
-    SHORT,
-    Footnotes,
-    ResultTable,
-    caption,
-    data_notes,
-    explanation,
-    meanings,
-    picture,
-    remarks,
-    result_tables,
-    state,
-    under,
-    verdict,
-)
+from homebody.report.reproduction import SHORT, Footnotes, ResultTable
 from homebody.report.words import duration
 
 __all__ = ["reproduction_page"]
@@ -64,7 +51,7 @@ def reproduction_page(result: Mapping[str, Any]) -> str:
         f'<p class="soft">{escape(result["citation"].rstrip("."))}.{docs}</p>{note}'
         f'<nav aria-label="Parts">{"".join(links)}</nav>'
     )
-    shown = picture(result)
+    shown = reproduction.picture(result)
     first = [f'<section><div class="scroll">{shown}</div></section>'] if shown else []
     last = [_notes(notes, result), _made(result), _meanings(result)]
     return page(f"{result['title']}: reproduction", header, [*first, *sections, *last], charts)
@@ -77,7 +64,7 @@ def _study(study: Mapping[str, Any], anchor: str, charts: Charts, tolerance: flo
     if study["form"] == "figure" and study["kind"] in DRAWN:
         return [*parts, *_figure(study, anchor, charts, notes)]
     for data, part in study["data"].items():
-        said = verdict(study, part, tolerance)
+        said = reproduction.verdict(study, part, tolerance)
         first, *rest = _tables(study, data, part, notes)
         more = f"<details><summary>The other metrics</summary>{''.join(rest)}</details>" if rest else ""
         parts.append(
@@ -93,7 +80,7 @@ def _figure(study: Mapping[str, Any], anchor: str, charts: Charts, notes: Footno
     own = make(study, anchor)
     charts += own
     parts = [
-        f'<p class="soft">{escape(" ".join(filter(None, (explanation(study), drawing))))}</p>',
+        f'<p class="soft">{escape(" ".join(filter(None, (reproduction.explanation(study), drawing))))}</p>',
         *(_state(study, part) for part in study["data"].values()),
     ]
     protocols = study["protocols"]
@@ -108,27 +95,22 @@ def _figure(study: Mapping[str, Any], anchor: str, charts: Charts, notes: Footno
 
 
 def _state(study: Mapping[str, Any], part: Mapping[str, Any]) -> str:
-    said = state(part, study["protocols"])
+    said = reproduction.state(part, study["protocols"])
     return f'<p class="down">{escape(" ".join(said))}</p>' if said else ""
 
 
 def _tables(study: Mapping[str, Any], data: str, part: Mapping[str, Any], notes: Footnotes) -> list[str]:
-    marks = {line["name"]: notes.numbers(remarks(study, line)) for line in part["rows"]}
-    kinds = {
-        line["name"]: "away" if line["missing"] else "gain" for line in part["rows"] if line["missing"] or _gain(line)
-    }
+    marks = {line["name"]: notes.numbers(reproduction.remarks(study, line)) for line in part["rows"]}
+    marked = [line for line in part["rows"] if line["missing"] or line.get("improvement")]
+    kinds = {line["name"]: "away" if line["missing"] else "gain" for line in marked}
     named = f"{escape(study['label'])} on {escape(data)}"
-    said = caption(study, part)
+    said = reproduction.caption(study, part)
     title = f"{named} <span class=soft>{escape(said)}</span>" if said else named
     return [
         f'<div class="scroll" tabindex="0" role="region" aria-label="{named}"><table>'
         f'<caption class="small soft">{title}</caption>{_heads(table)}{_body(table, marks, kinds)}</table></div>'
-        for table in result_tables(study, part)
+        for table in reproduction.result_tables(study, part)
     ]
-
-
-def _gain(line: Mapping[str, Any]) -> bool:
-    return bool(line.get("improvement"))
 
 
 def _heads(table: ResultTable) -> str:
@@ -178,7 +160,7 @@ def _notes(notes: Footnotes, result: Mapping[str, Any]) -> str:
     own = "".join(f'<li id="note-{number}">{escape(text)}</li>' for number, text in enumerate(notes.texts, 1))
     runs = "".join(
         f"<details><summary>Notes on the runs on {escape(data)}</summary>{listed(said)}</details>"
-        for data, said in data_notes(result).items()
+        for data, said in reproduction.data_notes(result).items()
     )
     return f'<section id="notes"><h2>Notes</h2><ol class=soft>{own}</ol>{runs}</section>' if own or runs else ""
 
@@ -196,9 +178,10 @@ def _made(result: Mapping[str, Any]) -> str:
 
 def _meanings(result: Mapping[str, Any]) -> str:
     gap = f"Obtained less published, in points (hundredths). {SHORT} marks one that falls short by more than"
-    lines = [
-        "<dt>published</dt><dd>The figure in the paper.</dd>",
-        *(f"<dt>{escape(under(name))}</dt><dd>{escape(meaning)}</dd>" for name, meaning in meanings(result).items()),
-        f"<dt>difference</dt><dd>{gap} {result['tolerance']:g} points.</dd>",
-    ]
-    return f'<section id="meanings"><h2>What the columns mean</h2><dl>{"".join(lines)}</dl></section>'
+    found = {
+        "published": "The figure in the paper.",
+        **{reproduction.under(name): meaning for name, meaning in reproduction.meanings(result).items()},
+        "difference": f"{gap} {result['tolerance']:g} points.",
+    }
+    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(meaning)}</dd>" for name, meaning in found.items())
+    return f'<section id="meanings"><h2>What the columns mean</h2><dl>{lines}</dl></section>'

@@ -30,17 +30,7 @@ from homebody.privacy.specs import ASK_ROWS, parse_channel, split_stage, with_no
 from homebody.reference import Reference
 from homebody.report.record import RunFolder, jsonable
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "VOCABULARY",
-    "Release",
-    "figure",
-    "lines_of",
-    "recipe_of",
-    "releases_of",
-    "stated_at",
-    "statement",
-]
+__all__ = ["VOCABULARY", "Release", "figure", "lines_of", "recipe_of", "releases_of", "stated_at", "statement"]
 
 SCHEMA_VERSION = 1
 VOCABULARY = "vocabulary of "
@@ -226,24 +216,17 @@ def _observed(
 ) -> list[dict[str, Any]]:
     """A row for each observer and each unit that was charged: ε in total and of one round, and what gave it."""
     there = {(who, unit) for release in kinds for _, who, unit, _ in release.told}
-    rows = []
-    for observer in get_args(Observer):
-        if observer not in OBSERVERS and not any(who == observer for who, _ in there):
-            continue
-        for unit in get_args(Unit)[::-1]:
-            if unit != "user" and (observer, unit) not in there:
-                continue
-            rows.append(_certified(ledger, releases, kinds, observer, unit, delta))
-    return rows
+    return [
+        _certified(ledger, releases, kinds, observer, unit, delta)
+        for observer in get_args(Observer)
+        for unit in get_args(Unit)[::-1]
+        if (observer, unit) in there
+        or (unit == "user" and (observer in OBSERVERS or any(who == observer for who, _ in there)))
+    ]
 
 
 def _certified(
-    ledger: Ledger,
-    releases: Sequence[Release],
-    kinds: Sequence[Release],
-    observer: Observer,
-    unit: Unit,
-    delta: float,
+    ledger: Ledger, releases: Sequence[Release], kinds: Sequence[Release], observer: Observer, unit: Unit, delta: float
 ) -> dict[str, Any]:
     total = _total(ledger, kinds, observer, unit, delta)
     each = [
@@ -390,10 +373,7 @@ def _budget(
     else:
         state = f"All rounds ran within it: {told}." if result else f"The run is not complete: {told} so far."
     return {
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "unit": budget.unit,
-        "observer": budget.observer,
+        **{name: getattr(budget, name) for name in ("epsilon", "delta", "unit", "observer")},
         "spent": spent,
         "stopped": bool(stopped),
         "state": state,
@@ -412,11 +392,7 @@ def _paper(method: str, ledger: Ledger, kinds: Sequence[Release]) -> dict[str, A
         here = _total(ledger, kinds, claim.observer, claim.unit, claim.delta).epsilon
         rows.append(
             {
-                "what": claim.what,
-                "observer": claim.observer,
-                "unit": claim.unit,
-                "delta": claim.delta,
-                "claimed": claim.claimed,
+                **{name: getattr(claim, name) for name in ("what", "observer", "unit", "delta", "claimed")},
                 "certified": bound.epsilon,
                 "accountant": bound.accountant,
                 "this_run": here if claim.observer in observers else None,
@@ -484,12 +460,10 @@ def lines_of(releases: Sequence[Release], delta: float) -> list[dict[str, Any]]:
 
 def _rounds(line: Mapping[str, Any]) -> str:
     """Which releases a line is about, in words."""
-    if line["first"] is None:
+    first, last = line["first"], line["last"]
+    if first is None:
         return str(line["release"])
-    if line["first"] == line["last"]:
-        text = f"{line['phase']}, round {line['first']:,}"
-    else:
-        text = f"{line['phase']}, rounds {line['first']:,}–{line['last']:,}"
+    text = f"{line['phase']}, round {first:,}" if first == last else f"{line['phase']}, rounds {first:,}–{last:,}"
     return text if line["time"] == 1 else f"{text}, released again (time {line['time']})"
 
 

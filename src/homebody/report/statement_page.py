@@ -22,6 +22,7 @@ from homebody.report.statement import figure
 __all__ = ["print_statement", "statement_page", "write_statement"]
 
 NO_STAGES = "No stage stands between a message and the server: it leaves the device as the method makes it."
+WHY = "why ∞, or what it assumes"
 COLLECTED = "Nothing stays on a device: a centralised reference collects everyone's history."
 
 
@@ -149,16 +150,7 @@ def _certified(found: Mapping[str, Any]) -> str:
                 " ".join(escape(note) for note in row["notes"]) or "–",
             )
         )
-    columns = (
-        "observer",
-        "unit",
-        "ε in total",
-        "ε of one round",
-        "releases",
-        "by",
-        "other valid bounds",
-        "why ∞, or what it assumes",
-    )
+    columns = ("observer", "unit", "ε in total", "ε of one round", "releases", "by", "other valid bounds", WHY)
     caption = f"Certified ε at δ = {found['delta']:g}; {', '.join(sorted({r['relation'] for r in found['certified']}))}"
     note = (
         '<p class="soft small">ε = ∞ means that nothing bounds what this observer learns. The smallest valid bound '
@@ -172,9 +164,8 @@ def _way_out(found: Mapping[str, Any]) -> str:
     if not found["stages"]:
         return _section(title, f"<p>{COLLECTED if found['run']['kind'] == 'centralised' else NO_STAGES}</p>")
     rows = [(escape(stage["stage"]), escape(stage["means"]), escape(_settings(stage))) for stage in found["stages"]]
-    return _section(
-        title, _table("Stages, as the message travels", ("stage", "what it does", "settings"), rows, (1, 2))
-    )
+    table = _table("Stages, as the message travels", ("stage", "what it does", "settings"), rows, (1, 2))
+    return _section(title, table)
 
 
 def _settings(stage: Mapping[str, Any]) -> str:

@@ -15,20 +15,10 @@ from rich.table import Table
 
 from homebody.errors import several
 from homebody.privacy import Ledger, event_from_json
-from homebody.report import words
+from homebody.report import reproduction, words
 from homebody.report.comparison import comparison_columns, legend
 from homebody.report.record import RunFolder
-from homebody.report.reproduction import (
-    SHORT,
-    ResultTable,
-    caption,
-    metric_table,
-    panel_table,
-    rounds_table,
-    state,
-    sweep_table,
-    values_table,
-)
+from homebody.report.reproduction import SHORT, ResultTable
 from homebody.report.statement import recipe_of, stated_at
 from homebody.report.words import kilobytes, say
 
@@ -39,16 +29,13 @@ AREA = ("full/", "full catalogue")
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def at_delta(result: Mapping[str, Any]) -> str:
-    """The δ that ε is stated at; records of earlier versions have none, nor a finite ε."""
-    return f"; δ = {result['epsilon_delta']:g}" if result.get("epsilon_delta") is not None else ""
-
-
 def print_result(result: Mapping[str, Any], console: Console | None = None) -> None:
     """One run: metrics, ε, costs, and where the record is."""
     console = console or Console()
-    metrics, cuts, errors = result["metrics"], _cutoffs(result["metrics"]), result.get("errors", {})
-    table = Table("", *cuts, title=f"{result['method'].rpartition(':')[2]} on {result['data']}, test")
+    metrics, errors = result["metrics"], result.get("errors", {})
+    cuts = [name.removeprefix("hr") for name in metrics if name.startswith("hr@")]
+    what = f"{result['method'].rpartition(':')[2]} on {result['data']}"
+    table = Table("", *cuts, title=f"{what}, test")
     first = "among what was shown" if result.get("split", "").startswith("impressions") else "sampled"
     for group in ("", *_slices(metrics)):
         for label, prefix in ((first, group), ("full catalogue", f"{group}full/")):
@@ -60,7 +47,7 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     if metrics:
         console.print(table)
     else:
-        say(console, f"{result['method'].rpartition(':')[2]} on {result['data']}: not measured")
+        say(console, f"{what}: not measured")
     areas = [
         f"{words.with_error(metrics[f'{p}auc'], errors.get(f'{p}auc'))} {label}"
         for p, label in (("", first), AREA)
@@ -76,13 +63,17 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
     if areas:
         say(console, f"AUC {', '.join(areas)}")
     epsilon = ", ".join(f"{who} {words.epsilon(value)}" for who, value in result["epsilon"].items())
+    # Records of earlier versions have no δ, nor a finite ε.
+    delta = f"; δ = {result['epsilon_delta']:g}" if result.get("epsilon_delta") is not None else ""
     passed = result.get("stages") or result.get("channel")
-    costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round{_compiled(result)}"
+    costs = f"{result['seconds']:.1f} s, {result['seconds_per_round']:.3f} s a training round"
+    if (compilation := result.get("compile_seconds", 0.0)) >= 0.05:  # otherwise kernels came from the cache
+        costs += f", {compilation:.1f} s more to compile"
     say(
         console,
         *([result["meaning"]] if metrics else []),
         *_noise_line(result),
-        f"ε certified, one user, over the whole training: {epsilon}{at_delta(result)}",
+        f"ε certified, one user, over the whole training: {epsilon}{delta}",
         *_reports_line(result),
         *([f"stages: {' → '.join(passed)}"] if passed else []),
         *([result["stopped"]] if result.get("stopped") else []),
@@ -91,12 +82,6 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
         *result["notes"],
         f"record: {result['run']}",
     )
-
-
-def _compiled(result: Mapping[str, Any]) -> str:
-    """The time that compilation took, which seconds do not contain; empty where kernels came from the cache."""
-    seconds = result.get("compile_seconds", 0.0)
-    return f", {seconds:.1f} s more to compile" if seconds >= 0.05 else ""
 
 
 def _noise_line(result: Mapping[str, Any]) -> list[str]:
@@ -115,9 +100,8 @@ def _reports_line(result: Mapping[str, Any]) -> list[str]:
         return []
     counts = f"{several(reports['count'], 'report')} × {several(result['rounds'], 'round')}"
     parts = f"{words.epsilon(reports['epsilon'])} × {counts}"
-    behind = ""
-    if "sealed_bytes" in reports:
-        behind = "; the lower figures above hold behind a proxy that does not collude with whoever looks"
+    shown = "; the lower figures above hold behind a proxy that does not collude with whoever looks"
+    behind = shown if "sealed_bytes" in reports else ""
     return [f"ε of reports, by addition: {parts} = {words.epsilon(reports['total'])} at δ = 0{behind}"]
 
 
@@ -183,12 +167,12 @@ def print_reproduction(
         if study["label"] not in labels:
             continue
         for data, part in study["data"].items():
-            title = ", ".join(filter(None, (study["label"], data, caption(study, part))))
+            title = ", ".join(filter(None, (study["label"], data, reproduction.caption(study, part))))
             console.print(_narrow(_result_table(study, part), title, console.width))
             short = short or any(
                 group.get("short") for line in part["rows"] for group in (line, *line.get("points", []))
             )
-            for sentence in (*state(part, study["protocols"]), *part.get("footnotes", [])):
+            for sentence in (*reproduction.state(part, study["protocols"]), *part.get("footnotes", [])):
                 console.print(sentence, highlight=False, markup=False)
     page = "index.html" if (folder / "index.html").exists() else "RESULTS.md"
     mark = f"{SHORT} short by more than {result['tolerance']:g} points" if short else ""
@@ -199,21 +183,21 @@ def _result_table(study: Mapping[str, Any], part: Mapping[str, Any]) -> ResultTa
     """The table of a study that is narrowest: a row a metric, a value or a protocol."""
     kind = study["kind"]
     if kind == "convergence":
-        return rounds_table(study, part, shares=(1.0,))
+        return reproduction.rounds_table(study, part, shares=(1.0,))
     if kind == "accounting":
-        return sweep_table(study, part)
+        return reproduction.sweep_table(study, part)
     if kind == "embedding":
-        table = panel_table(study, part)
+        table = reproduction.panel_table(study, part)
         heads = [column.replace("test item", "test").replace(" ", "\n") for column in table.columns]
         return replace(
             table, columns=heads, rows=[[*row[:2], row[2].partition(",")[0], *row[3:]] for row in table.rows]
         )
     if kind in ("table", "pairs", "membership"):
-        table = metric_table(study, part).by_metric()
+        table = reproduction.metric_table(study, part).by_metric()
         short = {"difference": "differ-\nence"}
         heads = [short.get(column, column).replace(", ", ",\n").replace(" protocol", "") for column in table.columns]
         return replace(table, columns=heads)
-    return values_table(study, part)
+    return reproduction.values_table(study, part)
 
 
 def _narrow(result: ResultTable, title: str, width: int) -> Table:
@@ -280,10 +264,6 @@ def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
     if any(0 < value < float("inf") for value in spent.values()):
         summary += f"; ε {', '.join(f'{who} {words.epsilon(value)}' for who, value in spent.items())} at δ = {delta:g}"
     say(console, f"ledger: {several(len(entries), 'charge')}, chain whole; {summary}")
-
-
-def _cutoffs(metrics: Mapping[str, float]) -> list[str]:
-    return [name.removeprefix("hr") for name in metrics if name.startswith("hr@")]
 
 
 def _slices(metrics: Mapping[str, float]) -> list[str]:

@@ -64,7 +64,9 @@ class Borrowing(Simulator):
     ) -> Iterator[tuple[slice | Tensor, Tree, Tree]]:
         for chosen, tree, local in super()._holdings(method, shared, users, data):
             if self._lender is None:
-                yield chosen, {**tree, ITEM: shared[ITEM]}, {**local, ITEM: _nothing(local[ITEM])}
+                own = local[ITEM]
+                unchanged = Rows(own.index[:, :0], own.value[:, :0], own.size)
+                yield chosen, {**tree, ITEM: shared[ITEM]}, {**local, ITEM: unchanged}
                 continue
             place = _positions(chosen, len(users))
             rest = {name: value for name, value in local.items() if name != ITEM}
@@ -86,8 +88,3 @@ class Unadapted(Simulator):
 
 def _positions(chosen: slice | Tensor, count: int) -> npt.NDArray[np.int64]:
     return np.arange(count)[chosen] if isinstance(chosen, slice) else chosen.cpu().numpy()
-
-
-def _nothing(rows: Rows) -> Rows:
-    """No changes, for the same number of clients."""
-    return Rows(rows.index[:, :0], rows.value[:, :0], rows.size)

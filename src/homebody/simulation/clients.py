@@ -96,8 +96,18 @@ class Clients:
     def message(self, method: Method, shared: Tree, user: int, rng: Rng) -> Update:
         """What one client would send in this round, after its half of the channel. The client keeps nothing of it."""
         update, *_ = self._work(method, shared, np.array([user]), None, self._own(rng))
-        alone: Update = torch.utils._pytree.tree_map(lambda leaf: leaf[0], update)
-        return alone
+        return torch.utils._pytree.tree_map(lambda leaf: leaf[0], update)
+
+    def participations(self, method: Method, user: int, rng: Rng, count: int) -> Batch:
+        """The batches of one client in so many rounds, stacked."""
+        users = np.array([user])
+        data = tuple(part.expand(count, *part.shape[1:]) for part in self._data(users))
+        streams = self._streams(self._own(rng), users).fold(torch.arange(count, device=self.device))
+        return self._batches(method, streams, data)
+
+    def private_state(self, method: Method, shared: Tree, user: int) -> Tree:
+        """What one client holds; if it never took part, what it would begin with."""
+        return {name: value[0] for name, value in self._locals(method, shared, np.array([user])).items()}
 
     def requests(self, method: Method, users: Users, rng: Rng) -> Iterator[tuple[Users, dict[str, Tensor]]]:
         """The rows that these clients would request from the server in this round, by groups; padded with -1."""
@@ -141,8 +151,7 @@ class Clients:
         if channel.samples and any(not isinstance(one, Tensor | Rows) for one in update.values()):
             return channel.devices(update, own)
         half = channel.for_sum if summed else channel.device
-        left: Update = vmap(lambda key, one: half(one, Rng(key)))(own.key, written(update))
-        return left
+        return vmap(lambda key, one: half(one, Rng(key)))(own.key, written(update))
 
     def _batches(self, method: Method, streams: Rng, data: tuple[Tensor, ...]) -> Batch:
         """One batch per client, to train or to adapt."""
@@ -150,8 +159,7 @@ class Clients:
         def prepare(key: Tensor, *own: Tensor) -> Batch:
             return method.prepare(self._client_data(*own), self.stream(key))
 
-        prepared: Batch = vmap(prepare)(streams.key, *data)
-        return prepared
+        return vmap(prepare)(streams.key, *data)
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         return summarise(sound(self._blocks(method, shared)), self._cutoffs, self._slices)
@@ -235,7 +243,7 @@ class Clients:
     def share_with(self, other: Clients) -> None:
         """Let another simulator work for the same clients, with the same states and caches, instead of its own.
 
-        For simulators that change how clients rank. They may evaluate and recommend, but not train.
+        For simulators that change how clients rank, or that add clients of their own. Only one of the two may train.
         """
         vars(other).update(vars(self))
 
@@ -282,8 +290,7 @@ class Clients:
 
     def _fresh(self, method: Method, shared: Tree, users: Users) -> Tree:
         keys = self._streams(self._rng.fold("local"), users).key
-        fresh: Tree = vmap(lambda key: method.init_local(shared, self.stream(key)))(keys)
-        return fresh
+        return vmap(lambda key: method.init_local(shared, self.stream(key)))(keys)
 
     def _scores(
         self,
@@ -324,8 +331,7 @@ class Clients:
         data = self._client_data(*own)
         if not now:
             return method.score(tree, local, data, items)
-        scores: Tensor = vmap(lambda one: method.score(tree, local, data._replace(now=one), items))(dict(now))
-        return scores
+        return vmap(lambda one: method.score(tree, local, data._replace(now=one), items))(dict(now))
 
     def _holdings(
         self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...]

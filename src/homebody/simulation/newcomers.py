@@ -43,10 +43,17 @@ class Moment(NamedTuple):
 
 def moment(method: Method, training: Split, said: Mapping[str, object]) -> Moment:
     """Encode a context as in training. Raises `HomebodyError` for a name that is no context."""
-    _refuse_misplaced(training, "contexts", said)
-    around, unheard = encode_one(training.encoded["contexts"].codes, said, what="circumstance")
-    now = _rows(around) if said and "contexts" in (*method.needs, *method.uses) else None
+    now, unheard = _around(method, training, said)
     return Moment(now, (*_unheeded(method, Newcomer((), {}, dict(said))), *unheard))
+
+
+def _around(method: Method, training: Split, said: Mapping[str, object]) -> Moment:
+    """The context of one person, if the method reads it, with notes on unknown values."""
+    _refuse_misplaced(training, "contexts", said)
+    found, unheard = encode_one(training.encoded["contexts"].codes, said, what="circumstance")
+    heard = said and "contexts" in (*method.needs, *method.uses)
+    now = {name: torch.from_numpy(one[None, None]) for name, one in found.items()} if heard else None
+    return Moment(now, tuple(unheard))
 
 
 def newcomer_split(method: Method, training: Split, newcomer: Newcomer) -> NewcomerSplit:
@@ -55,13 +62,11 @@ def newcomer_split(method: Method, training: Split, newcomer: Newcomer) -> Newco
     ratings = _ratings(method, newcomer)
     known = training.encoded
     _refuse_misplaced(training, "users", newcomer.features)
-    _refuse_misplaced(training, "contexts", newcomer.now)
+    now, unheard = _around(method, training, newcomer.now)
     own, strange = encode_one(known["users"].codes, newcomer.features, what="feature of people")
-    around, unheard = encode_one(known["contexts"].codes, newcomer.now, what="circumstance")
     people = known["users"].rows({name: numbers[None] for name, numbers in own.items()})
-    contexts = known["contexts"].rows(
-        {name: code.unknown(len(items)) for name, code in known["contexts"].codes.items()}
-    )
+    around = known["contexts"]
+    contexts = around.rows({name: code.unknown(len(items)) for name, code in around.codes.items()})
     population = Population("newcomer", np.array([0, len(items)]), items, training.n_items, ratings=ratings)
     split = replace(
         everything(population, seed=training.seed),
@@ -70,8 +75,6 @@ def newcomer_split(method: Method, training: Split, newcomer: Newcomer) -> Newco
         numbers=np.array([training.n_users]),  # an unused number, so that they draw their own random numbers
         coded={"users": people, "items": known["items"], "contexts": contexts},
     )
-    taken = (*method.needs, *method.uses)
-    now = _rows(around) if newcomer.now and "contexts" in taken else None
     return NewcomerSplit(split, now, (*_unheeded(method, newcomer), *strange, *unheard, *split.notes))
 
 
@@ -121,11 +124,6 @@ def _ratings(method: Method, newcomer: Newcomer) -> Numbers | None:
     if not np.isfinite(found).all():
         raise HomebodyError("A rating must be a finite number.")
     return found
-
-
-def _rows(around: Mapping[str, Numbers]) -> dict[str, Tensor]:
-    """One person, in one context."""
-    return {name: torch.from_numpy(numbers[None, None]) for name, numbers in around.items()}
 
 
 def _unheeded(method: Method, newcomer: Newcomer) -> list[str]:

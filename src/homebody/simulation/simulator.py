@@ -26,11 +26,9 @@ FORMULAS_AT_ONCE = 1 << 20
 
 
 class Simulator(Clients):
-    """Runs a method for a whole population, vectorised over clients of similar length.
+    """Runs a method for a whole population.
 
-    fused: use a method's own `cohort` kernel if it has one, and draw the sum of all devices' noise at once, which has
-    the same distribution. Otherwise run `client` under vmap, and draw each device's noise by itself.
-    cutoffs, slices: which metrics `evaluate` computes, and for which groups of users beside everyone.
+    fused: also draw the sum of all devices' noise at once, which has the same distribution as the sum of each one's.
     """
 
     simulated = True

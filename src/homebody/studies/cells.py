@@ -26,20 +26,9 @@ from homebody.run import QUIET, Watcher, execute, resume
 from homebody.run_notes import PACKAGE, code_fingerprint
 from homebody.studies import probes as looking
 
-__all__ = [
-    "CellProgress",
-    "cell_key",
-    "check_jobs",
-    "code_version",
-    "commit",
-    "is_finished",
-    "kept",
-    "run_cell",
-    "run_cells",
-]
+__all__ = ["CellProgress", "cell_key", "check_jobs", "code_version", "commit", "kept", "run_cell", "run_cells"]
 
-END = ("result.json", "error.json")
-"""A cell that has one of these files needs no more work."""
+
 PATIENCE = 100
 """Tenths of a second to wait for a folder that a dying worker still holds."""
 
@@ -157,11 +146,6 @@ def check_jobs(jobs: int) -> None:
         raise HomebodyError(f"Jobs must be at least 1, not {jobs}.")
 
 
-def is_finished(path: Path) -> bool:
-    """Whether this cell has its result, or diverged and would again."""
-    return any((path / name).exists() for name in END)
-
-
 def cell_key(recipe: Recipe) -> str:
     """The name of a cell's folder: from the recipe, the code, and the contents of files of one's own.
 
@@ -253,10 +237,9 @@ class _Cells:
             on_round=lambda line: self._progress(key, line.step, self.planned[key]),
             looked=lambda done, steps: self._progress(key, done, steps),
         )
+        recipe, path, probes = self._recipe(key), self.root / key, self.probes[key]
         try:
-            result = run_cell(
-                self._recipe(key), self.root / key, watcher, keep_state=self.keep_state, probes=self.probes[key]
-            )
+            result = run_cell(recipe, path, watcher, keep_state=self.keep_state, probes=probes)
         except HomebodyError as error:
             self._fail(key, error)
         else:
@@ -298,9 +281,8 @@ class _Cells:
             raise error
         recipe = self._recipe(key)
         named = {"method": recipe.method, "data": recipe.data, "protocol": recipe.protocol, "seed": recipe.seed}
-        self._finish(
-            key, {"error": str(error), "diverged": isinstance(error, Diverged), **named, "run": str(self.root / key)}
-        )
+        told = {"error": str(error), "diverged": isinstance(error, Diverged)}
+        self._finish(key, {**told, **named, "run": str(self.root / key)})
 
     def _finish(self, key: str, result: dict[str, Any]) -> None:
         self.results[key] = result
@@ -310,17 +292,9 @@ class _Cells:
 
     def _tell(self, key: str) -> None:
         finished = sum(len(self.places[other]) for other in self.results)
+        now = (self.done[key], self.planned[key], finished, self.results.get(key))
         for place in self.places[key]:
-            self.watch(
-                CellProgress(
-                    cell=place,
-                    recipe=self.recipes[place],
-                    done=self.done[key],
-                    planned=self.planned[key],
-                    finished=finished,
-                    result=self.results.get(key),
-                )
-            )
+            self.watch(CellProgress(place, self.recipes[place], *now))
 
 
 def _trusted(recipe: Recipe) -> str:
@@ -332,7 +306,8 @@ def _trusted(recipe: Recipe) -> str:
 
 
 def _needs_nothing(path: Path, probes: Sequence[str]) -> bool:
-    return (path / "error.json").exists() or (is_finished(path) and not unprobed(path, probes))
+    """Whether a cell diverged, and would again, or has its result and the answers of these probes."""
+    return (path / "error.json").exists() or ((path / "result.json").exists() and not unprobed(path, probes))
 
 
 def _wait_for(path: Path) -> None:

@@ -39,6 +39,7 @@ MEANINGS = {
     "counted": "the data set itself, whole, before any split",
 }
 """What stands in place of a protocol, and what it means."""
+Results = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Runs:
     study: Study
     """With as many seeds as were asked for."""
     data: str
-    of: Callable[[Row, str, int], Sequence[Mapping[str, Any]]]
+    of: Callable[[Row, str, int], Results]
     """The results so far, of a row, a protocol and a point."""
     rounds: Callable[[str], Sequence[Mapping[str, Any]]]
     """The rounds of a run."""
@@ -87,63 +88,61 @@ def sweep(runs: Runs) -> list[dict[str, Any]]:
 
 def convergence(runs: Runs) -> list[dict[str, Any]]:
     """A line a row, with a curve for each protocol and metric."""
-    lines = []
-    for row in runs.study.rows:
-        curves, errors = {}, []
-        for protocol in runs.study.protocols if row.method is not None else ():
-            results = runs.of(row, protocol, 0)
-            errors += _errors(results)
-            found = [runs.rounds(str(result["run"])) for result in results if "error" not in result]
-            if found:
-                curves[protocol] = {
-                    metric: _curve(found, row.metric_on(runs.data, metric)) for metric in runs.study.metrics
-                }
-        lines.append({**_named(row, runs.data), "curves": curves, "errors": list(dict.fromkeys(errors))})
-    return lines
+
+    def curves(row: Row, results: Results) -> dict[str, Any]:
+        found = [runs.rounds(str(result["run"])) for result in results]
+        return {metric: _curve(found, row.metric_on(runs.data, metric)) for metric in runs.study.metrics}
+
+    return _by_protocol(runs, "curves", curves)
 
 
 def tables(runs: Runs) -> list[dict[str, Any]]:
     """A line a row, with a point for each item table that clients rank with, or for each way to adapt."""
-
-    def of(row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
-        name = str(runs.study.values[point])
-        answers = probes.probed(runs.study.probe, runs.of(row, protocol, point))
-        return [one if "error" in one else {**one, "metrics": one["probe"]["metrics"][name]} for one in answers]
-
-    return sweep(replace(runs, of=of))
+    names = [str(value) for value in runs.study.values]
+    return sweep(_probed(runs, lambda answer, point: {"metrics": answer["metrics"][names[point]]}))
 
 
 def membership(runs: Runs) -> list[dict[str, Any]]:
     """A line a row: what attacks on its model found."""
-
-    def of(row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
-        answers = probes.probed(runs.study.probe, runs.of(row, protocol, point))
-        return [one if "error" in one else {**one, **_attacked(one["probe"])} for one in answers]
-
-    return table(replace(runs, of=of))
-
-
-def _attacked(probed: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: probed[name] for name in ("metrics", "intervals")}
+    return table(_probed(runs, lambda answer, _: {name: answer[name] for name in ("metrics", "intervals")}))
 
 
 def embedding(runs: Runs) -> list[dict[str, Any]]:
     """A line a row, with a panel for each protocol: the picture of the first seed, its figures over all seeds."""
+
+    def panel(row: Row, results: Results) -> dict[str, Any]:
+        found = [result["probe"] for result in results]
+        return {
+            **{name: value for name, value in found[0].items() if name not in ("schema", "people")},
+            "n": len(found),
+            "count": found[0]["people"]["count"],
+            "people": {n: _spread([one["people"][n] for one in found]) for n in ("training", "held_out")},
+        }
+
+    return _by_protocol(_probed(runs, lambda answer, _: {}), "panels", panel)
+
+
+def _probed(runs: Runs, change: Callable[[Mapping[str, Any], int], dict[str, Any]]) -> Runs:
+    """The same runs, whose results are changed by what the study's probe found in them, at a point."""
+
+    def of(row: Row, protocol: str, point: int) -> Results:
+        answers = probes.probed(runs.study.probe, runs.of(row, protocol, point))
+        return [one if "error" in one else {**one, **change(one["probe"], point)} for one in answers]
+
+    return replace(runs, of=of)
+
+
+def _by_protocol(runs: Runs, name: str, make: Callable[[Row, Results], dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line a row, with what is made of the results under each protocol that has any, under this name."""
     lines = []
     for row in runs.study.rows:
-        panels, errors = {}, []
+        found, errors = {}, []
         for protocol in runs.study.protocols if row.method is not None else ():
-            answers = probes.probed("embedding", runs.of(row, protocol, 0))
-            errors += _errors(answers)
-            found = [result["probe"] for result in answers if "error" not in result]
-            if found:
-                panels[protocol] = {
-                    **{name: value for name, value in found[0].items() if name not in ("schema", "people")},
-                    "n": len(found),
-                    "count": found[0]["people"]["count"],
-                    "people": {n: _spread([one["people"][n] for one in found]) for n in ("training", "held_out")},
-                }
-        lines.append({**_named(row, runs.data), "panels": panels, "errors": list(dict.fromkeys(errors))})
+            results = runs.of(row, protocol, 0)
+            errors += _errors(results)
+            if whole := [result for result in results if "error" not in result]:
+                found[protocol] = make(row, whole)
+        lines.append({**_named(row, runs.data), name: found, "errors": list(dict.fromkeys(errors))})
     return lines
 
 
@@ -284,15 +283,11 @@ def _figures(runs: Runs, row: Row, point: int = 0) -> dict[str, Any]:
     study, data = runs.study, runs.data
     given = published(study, row, data, point)
     names = {metric: row.metric_on(data, metric) for metric in (*study.metrics, *study.also)}
-    found = (
-        {}
-        if row.method is None
-        else {protocol: _obtained(runs.of(row, protocol, point), names) for protocol in study.protocols}
-    )
-    ours = found.get(runs.study.against, {}).get("metrics", {})
-    gaps = {
-        name: 100 * (ours[name]["mean"] - one) for name, one in given.items() if name in ours and name not in QUANTITIES
-    }
+    protocols = [] if row.method is None else study.protocols
+    found = {protocol: _obtained(runs.of(row, protocol, point), names) for protocol in protocols}
+    ours = found.get(study.against, {}).get("metrics", {})
+    compared = [name for name in given if name in ours and name not in QUANTITIES]
+    gaps = {name: 100 * (ours[name]["mean"] - given[name]) for name in compared}
     return {
         "published": given,
         "published_sd": deviations(study, row, data, point),
@@ -302,7 +297,7 @@ def _figures(runs: Runs, row: Row, point: int = 0) -> dict[str, Any]:
     }
 
 
-def _obtained(results: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, Any]:
+def _obtained(results: Results, names: Mapping[str, str]) -> dict[str, Any]:
     """Mean and deviation over seeds. names: what a run's result calls each metric."""
     runs = [result for result in results if "error" not in result]
     found = {}
@@ -338,10 +333,8 @@ def _quantity(run: Mapping[str, Any], name: str) -> float:
         return float(run["parameters"]["model"]) if run["parameters"] else math.nan
     if name == "epochs":
         return float(run["chosen_round"] * run["passes"])
-    if name == "epsilon":
-        return float(run["epsilon"]["server"])
-    if name == "epsilon_public":
-        return float(run["epsilon"]["public"])
+    if name in ("epsilon", "epsilon_public"):
+        return float(run["epsilon"]["server" if name == "epsilon" else "public"])
     if name.endswith("_total") and name.startswith("bytes"):
         return float(run[name.removesuffix("_total")] * run["rounds"])
     if name in _OF_REPORTS:
@@ -361,7 +354,7 @@ def _interval(found: Sequence[Sequence[float] | None]) -> dict[str, Any]:
     return {"interval": [min(low for low, _ in known), max(high for _, high in known)]} if known else {}
 
 
-def _errors(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def _errors(results: Results) -> list[str]:
     return [without_paths(str(result["error"])) for result in results if "error" in result]
 
 

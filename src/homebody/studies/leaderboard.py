@@ -87,13 +87,11 @@ def leaderboard(
     }
     mark = fingerprint({name: text.encode() for name, text in asked.items()})[:8]
     folder = out / "leaderboard" / f"{slug(str(result['data']))}-{slug(recipe.protocol)}-{mark}"
-    result["folder"] = str(folder)
-    kept = {name: value for name, value in result.items() if name != "folder"}
-    files: dict[str, Any] = {"result.json": kept, "LEADERBOARD.md": leaderboard_markdown(kept)}
+    files: dict[str, Any] = {"result.json": result, "LEADERBOARD.md": leaderboard_markdown(result)}
     if has_plotly():
-        files["index.html"] = leaderboard_page(kept)
+        files["index.html"] = leaderboard_page(result)
     write_all(folder, files)
-    return result
+    return {**result, "folder": str(folder)}
 
 
 def _result(results: Sequence[dict[str, Any]], entrants: Entrants, failed: dict[str, str]) -> dict[str, Any]:
@@ -112,17 +110,12 @@ def _result(results: Sequence[dict[str, Any]], entrants: Entrants, failed: dict[
     failures = [{"name": _short(name), "reason": f"failed: {why}"} for name, why in failed.items()]
     return {
         "schema": SCHEMA_VERSION,
-        "data": summary["data"],
-        "protocol": summary["protocol"],
-        "seeds": summary["seeds"],
+        **{name: summary[name] for name in ("data", "protocol", "seeds")},
         "observers": list(rows[0]["epsilon"]),
         "best": _short(summary["best"]),
         "methods": rows,
         "skipped": [*entrants.skipped, *failures],
-        "legend": [
-            *legend(summary),
-            *(without_paths(note) for note in summary["notes"]),
-        ],
+        "legend": [*legend(summary), *(without_paths(note) for note in summary["notes"])],
     }
 
 

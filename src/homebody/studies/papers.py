@@ -18,20 +18,9 @@ from homebody.methods import METHODS
 from homebody.report.words import ATTACKS
 from homebody.studies.figures import NoisyRelease
 from homebody.studies.probes import TABLES
-from homebody.studies.study import (
-    COMPUTED,
-    KINDS,
-    Form,
-    Reader,
-    Row,
-    Study,
-    at,
-    check_study,
-    insist_distinct,
-    published,
-)
+from homebody.studies.study import COMPUTED, KINDS, Form, Reader, Row, Study, check_study, insist_distinct
 
-__all__ = ["Paper", "Row", "Study", "find_paper", "list_papers", "published", "read_paper"]
+__all__ = ["Paper", "find_paper", "list_papers", "read_paper"]
 
 SCHEMA_VERSION = 1
 FILE = "recipe.toml"
@@ -245,10 +234,10 @@ def _pairs(reader: Reader) -> list[tuple[str, str]]:
 def _rows(reader: Reader, folder: Path, study: Study, base: Study | None) -> list[Row]:
     """Those written here; those named of the table that this one builds on; without either, all of that table's."""
     known = {row.name: row for row in base.rows} if base else {}
-    written = [
-        _row(Reader(row, f"{reader.where}, row{_called(row, number)}"), folder, study, known)
-        for number, row in enumerate(reader.tables("row"), 1)
-    ]
+    written = []
+    for number, row in enumerate(reader.tables("row"), 1):
+        called = f"'{row['name']}'" if isinstance(row.get("name"), str) else number
+        written.append(_row(Reader(row, f"{reader.where}, row {called}"), folder, study, known))
     own = {row.name: row for row in written}
     if study.kind == "pairs":
         names = list(dict.fromkeys(name for pair in study.pairs for name in pair))
@@ -256,10 +245,6 @@ def _rows(reader: Reader, folder: Path, study: Study, base: Study | None) -> lis
     if base is None:
         return written
     return [*written, *_taken(reader, reader.texts("rows", [] if written else list(known)), known, study)]
-
-
-def _called(row: Mapping[str, Any], number: int) -> str:
-    return f" '{row['name']}'" if isinstance(row.get("name"), str) else f" {number}"
 
 
 def _taken(
@@ -289,7 +274,7 @@ def _release(reader: Reader, study: Study) -> Row:
     try:
         NoisyRelease.of({**study.release, **given})
     except HomebodyError as error:
-        raise at(reader.where, error) from error
+        raise reader.wrong(error) from error
     figures = reader.take("published", dict, {})
     row = Row(
         *(reader.take("name", str), None, {}, {}, {}, reader.take("rounds", int, None)),
@@ -312,15 +297,15 @@ def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -
         row = replace(_here(known[source], study), name=name)
     else:
         row = _new_row(reader, folder, name)
-    on = reader.take("on", dict, {})
+    # What is no table of fields is refused when the whole study is checked.
+    on = {
+        data: {**row.on.get(data, {}), **own} if isinstance(own, dict) else own
+        for data, own in reader.take("on", dict, {}).items()
+    }
     row = replace(
         row,
         fields={**row.fields, **reader.take("fields", dict, {})},
-        # What is no table of fields is refused when the whole study is checked.
-        on={
-            **row.on,
-            **{data: {**row.on.get(data, {}), **own} if isinstance(own, dict) else own for data, own in on.items()},
-        },
+        on={**row.on, **on},
         run={**row.run, **reader.take("run", dict, {})},
         rounds=reader.take("rounds", int, row.rounds),
         published=reader.take("published", dict, {}),

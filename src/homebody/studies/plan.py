@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from homebody.data.sources import find
 from homebody.errors import HomebodyError, unknown_name
 from homebody.recipe import Recipe
 from homebody.studies import probes
@@ -65,20 +66,18 @@ def plan(
     for name, value in (("Seeds", seeds), ("Rounds", rounds)):
         if value is not None and value < 1:
             raise HomebodyError(f"{name} must be at least 1, not {value}.")
-    chosen = _named("table", table, paper.tables, figure is None) + _named(
-        "figure", figure, paper.figures, table is None
-    )
-    known = {name for study in chosen for name in study.data}
-    for name in data:
-        if name not in known:
-            raise unknown_name("data set of this part of the paper", name, known)
+    chosen = _named("table", table, paper.tables, figure is None)
+    chosen += _named("figure", figure, paper.figures, table is None)
     under = {name for study in chosen for name in study.protocols}
-    for name in protocols:
-        if name not in under:
-            raise unknown_name("protocol of this part of the paper", name, under)
+    known = {name for study in chosen for name in study.data}
+    for what, given, possible in (("data set", data, known), ("protocol", protocols, under)):
+        for name in given:
+            if name not in possible:
+                raise unknown_name(f"{what} of this part of the paper", name, possible)
     studies = []
     for study in chosen:
-        absent = {name for name in study.optional if not data and not _at_hand(name, data_dir)}
+        optional = () if data else study.optional
+        absent = {name for name in optional if find(name, data_dir=data_dir, quick=True) is None}
         wanted = [name for name in study.data if (not data or name in data) and name not in absent]
         if wanted and (not protocols or set(protocols) & set(study.protocols)):
             studies.append((replace(study, seeds=seeds or study.seeds), wanted))
@@ -87,25 +86,11 @@ def plan(
     cells = every.cells(studies, asked)
     recipes = list(every.recipes)
     cells += every.cells(studies, under.difference(asked))
-    options = {
-        "table": table,
-        "figure": figure,
-        "data": list(data),
-        "protocol": list(protocols),
-        "seeds": seeds,
-        "rounds": rounds,
-    }
+    options = {"table": table, "figure": figure, "data": data, "protocol": protocols, "seeds": seeds, "rounds": rounds}
     command = command_text(f"homebody reproduce {paper.name}", options)
     looked = _probes(paper, {study.label for study, _ in studies}, every, seeds)[: len(recipes)]
     others = every.recipes[len(recipes) :]
     return Plan(paper, studies, recipes, others, cells, command, rounds, asked, looked, data_dir, table or figure)
-
-
-def _at_hand(name: str, data_dir: str | None) -> bool:
-    """Whether a data set is on this machine."""
-    from homebody.data.sources import find
-
-    return find(name, data_dir=data_dir, quick=True) is not None
 
 
 def _probes(paper: Paper, asked: Collection[str], every: _Numbered, seeds: int | None) -> list[list[str]]:

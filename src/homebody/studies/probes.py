@@ -36,20 +36,7 @@ from homebody.run import reopen
 from homebody.simulation import Simulator
 from homebody.simulation.ablations import ITEM, Borrowing, Unadapted, item_tables
 
-__all__ = [
-    "CHEAP",
-    "MARKS",
-    "PROBES",
-    "TABLES",
-    "ProbedRun",
-    "adaptation_probe",
-    "file_of",
-    "lacks",
-    "membership_probe",
-    "probed",
-    "refuse",
-    "take",
-]
+__all__ = ["CHEAP", "TABLES", "ProbedRun", "file_of", "lacks", "probe_of", "probed", "refuse", "take"]
 
 SCHEMA_VERSION = 1
 TABLES = {
@@ -132,6 +119,13 @@ def probed(probe: str, results: Sequence[Mapping[str, Any]]) -> list[Mapping[str
             answer = RunFolder.open(file.parent).read_json(file.name)
             found.append({**result, "error": answer["refused"]} if "refused" in answer else {**result, "probe": answer})
     return found
+
+
+def probe_of(kind: str, vary: str, values: Sequence[int], attack: Mapping[str, Any]) -> str:
+    """The probe that a study of this kind takes of its models; empty where it takes none."""
+    if kind == "adaptation":
+        return adaptation_probe(vary.partition(".")[2], values)
+    return membership_probe(attack) if kind == "membership" else kind if kind in PROBES else ""
 
 
 def lacks(probe: str) -> str | None:

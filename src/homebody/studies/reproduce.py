@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from homebody.errors import HomebodyError, several
 from homebody.report import RunFolder, jsonable
@@ -144,16 +144,12 @@ class _Book:
         whole = {
             "schema": SCHEMA_VERSION,
             "paper": paper.name,
-            "title": paper.title,
-            "citation": paper.citation,
-            "docs": paper.docs,
-            "note": paper.note,
+            **{name: getattr(paper, name) for name in ("title", "citation", "docs", "note")},
             "tolerance": TOLERANCE,
             "studies": studies,
             "invocations": _invocations(studies),
         }
-        as_json: dict[str, Any] = jsonable(whole)
-        return as_json
+        return cast(dict[str, Any], jsonable(whole))
 
     def _study(self, study: Study) -> dict[str, Any]:
         parts = dict(self.before.get(study.label, {}))
@@ -167,19 +163,20 @@ class _Book:
         return {**shown, "data": {name: parts[name] for name in study.data if name in parts}}
 
     def _part(self, study: Study, data: str) -> dict[str, Any]:
-        if study.kind in COMPUTED:
-            return self._computed(study, data)
+        """One study on one data set. A study that needs no run has no cells, and is computed once."""
+        computed = study.kind in COMPUTED
         mine = {cell.run for cell in self.planned.cells if cell.study is study and cell.data == data}
         asked = {run for run in mine if run < len(self.planned.recipes)}
         whole = [self.results[n] for n in sorted(mine) if n in self.results and "error" not in self.results[n]]
         return {
             "made": self.made,
-            "seeds": study.seeds,
-            "rounds": self.planned.rounds,
-            "protocols": [name for name in study.protocols if name in self.planned.protocols],
+            "seeds": 0 if computed else study.seeds,
+            "rounds": None if computed else self.planned.rounds,
+            "protocols": [name for name in study.protocols if computed or name in self.planned.protocols],
             "planned": len(asked),
             "finished": len(asked & self.results.keys()),
-            "meanings": {result["protocol"]: _meaning(result) for result in whole},
+            "meanings": {name: MEANINGS[name] for name in study.protocols if computed}
+            | {result["protocol"]: _meaning(result) for result in whole},
             "notes": [
                 *dict.fromkeys(without_paths(note) for result in whole for note in result["notes"]),
                 *self._elsewhere(whole),
@@ -188,33 +185,18 @@ class _Book:
                 *(behind_proxy(whole) if "epsilon" in (*study.metrics, *study.also) else []),
                 *([INTERVALS] if study.kind == "membership" else []),
             ],
-            "rows": LINES[study.kind](self._runs(study, data)),
+            "rows": self._rows(study, data),
         }
 
-    def _computed(self, study: Study, data: str) -> dict[str, Any]:
-        """A study that needs no run, computed once."""
+    def _rows(self, study: Study, data: str) -> list[dict[str, Any]]:
+        def of(row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
+            places = self.places.get((study.label, row.name, data, protocol, point), [])
+            return [self.results[place] for place in places if place in self.results]
+
         key = (study.label, data)
-        if key not in self.computed:
-            self.computed[key] = LINES[study.kind](self._runs(study, data))
-        return {
-            "made": self.made,
-            "seeds": 0,
-            "rounds": None,
-            "protocols": study.protocols,
-            "planned": 0,
-            "finished": 0,
-            "meanings": {name: MEANINGS[name] for name in study.protocols},
-            "notes": [],
-            "footnotes": [],
-            "rows": self.computed[key],
-        }
-
-    def _runs(self, study: Study, data: str) -> Runs:
-        return Runs(study, data, lambda *of: self._of(study, data, *of), self._rounds, self.planned.data_dir)
-
-    def _of(self, study: Study, data: str, row: Row, protocol: str, point: int) -> list[Mapping[str, Any]]:
-        places = self.places.get((study.label, row.name, data, protocol, point), [])
-        return [self.results[place] for place in places if place in self.results]
+        if study.kind not in COMPUTED or key not in self.computed:
+            self.computed[key] = LINES[study.kind](Runs(study, data, of, self._rounds, self.planned.data_dir))
+        return self.computed[key]
 
     def _elsewhere(self, results: Sequence[Mapping[str, Any]]) -> list[str]:
         """Notes on kept runs, and so their seconds, that come from another machine than this page."""

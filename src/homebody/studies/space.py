@@ -44,7 +44,9 @@ def space_text(space: Range | tuple[Any, ...]) -> str:
     >>> space_text((16, 32)), space_text((True, False))
     ('16,32', 'true,false')
     """
-    return str(space) if isinstance(space, Range) else ",".join(_text(value) for value in space)
+    if isinstance(space, Range):
+        return str(space)
+    return ",".join(str(value).lower() if isinstance(value, bool) else str(value) for value in space)
 
 
 def parse_search(found: type[Recommender], texts: Sequence[str]) -> Space:
@@ -156,7 +158,3 @@ def _parse(spec: Field[Any], text: str) -> Range | tuple[Any, ...]:
 
 def _value(spec: Field[Any], text: str) -> Any:
     return parse(spec.name, text, type(spec.default))
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -17,18 +17,7 @@ from homebody.settings import KINDS as VALUES
 from homebody.settings import fits
 from homebody.studies import probes
 
-__all__ = [
-    "COMPUTED",
-    "KINDS",
-    "Reader",
-    "Row",
-    "Study",
-    "at",
-    "check_study",
-    "deviations",
-    "insist_distinct",
-    "published",
-]
+__all__ = ["COMPUTED", "KINDS", "Reader", "Row", "Study", "check_study", "deviations", "insist_distinct", "published"]
 
 Form = Literal["table", "figure"]
 KINDS: dict[Form, tuple[str, ...]] = {
@@ -126,11 +115,7 @@ class Study:
     @property
     def probe(self) -> str:
         """The probe of its runs' models; empty where there is none."""
-        if self.kind == "adaptation":
-            return probes.adaptation_probe(self.vary.partition(".")[2], self.values)
-        if self.kind == "membership":
-            return probes.membership_probe(self.attack)
-        return self.kind if self.kind in probes.PROBES else ""
+        return probes.probe_of(self.kind, self.vary, self.values, self.attack)
 
     @property
     def label(self) -> str:

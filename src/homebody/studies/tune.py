@@ -25,9 +25,9 @@ from homebody.files import private_folder
 from homebody.methods import find
 from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
-from homebody.run import Watcher, check
+from homebody.run import Watcher, prepare
 from homebody.settings import params
-from homebody.studies.cells import CellProgress, cell_key, check_jobs, code_version, commit, is_finished, run_cells
+from homebody.studies.cells import CellProgress, cell_key, check_jobs, code_version, commit, kept, run_cells
 from homebody.studies.space import Space, points, space_text
 
 __all__ = ["Search", "command", "tune"]
@@ -81,8 +81,8 @@ def tune(
     path = out / search.name
     settings = search.settings()
     recipes = [recipe for setting in settings for recipe in search.recipes(setting)]
-    if not all(is_finished(path / "trials" / cell_key(recipe)) for recipe in recipes):
-        check(recipes[0], watcher)
+    if kept(recipes, path / "trials") < len(recipes):
+        prepare(recipes[0], watcher)
     if len(settings) < search.trials:
         watcher.say(f"There are only {len(settings)} different settings to try.")
     try:
@@ -108,13 +108,7 @@ def tune(
                 watch(now, record)
 
         run_cells(
-            recipes,
-            path / "trials",
-            jobs=jobs,
-            watch=progress,
-            say=watcher.say,
-            on_error="keep",
-            keep_state=False,
+            recipes, path / "trials", jobs=jobs, watch=progress, say=watcher.say, on_error="keep", keep_state=False
         )
         best = record["best"]
         if best is None:
@@ -137,10 +131,9 @@ def _check(search: Search) -> None:
     recipe = search.recipe
     recipe.check()
     recipe.build()
-    if search.trials < 1:
-        raise HomebodyError(f"Trials must be at least 1, not {search.trials}.")
-    if search.seeds < 1:
-        raise HomebodyError(f"Seeds must be at least 1, not {search.seeds}.")
+    for name, count in (("Trials", search.trials), ("Seeds", search.seeds)):
+        if count < 1:
+            raise HomebodyError(f"{name} must be at least 1, not {count}.")
     if not recipe.selects().startswith("valid/"):
         raise HomebodyError(f"Trials are chosen on validation, by a metric under valid/, not by '{recipe.selects()}'.")
     for name in search.space:
@@ -171,7 +164,8 @@ def _record(
         best |= {"command": command(chosen), "test": None}
         if None not in results:
             part = slice(top["trial"] * search.seeds, (top["trial"] + 1) * search.seeds)
-            best["test"] = _mean([result["metrics"] for result in results[part] if result])
+            tested = [result["metrics"] for result in results[part] if result]
+            best["test"] = {name: statistics.fmean(one[name] for one in tested) for name in tested[0]}
     known = {name: value for name, value in asdict(search.recipe).items() if value is not None}
     return {
         "schema": SCHEMA_VERSION,
@@ -211,10 +205,6 @@ def _outcome(search: Search, recipes: list[Recipe], results: list[dict[str, Any]
         "seconds": sum(result["seconds"] for result in known),
         "runs": runs,
     }
-
-
-def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.fmean(one[name] for one in metrics) for name in metrics[0]}
 
 
 def _texts(space: Space) -> dict[str, str]:

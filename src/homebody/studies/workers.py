@@ -199,7 +199,6 @@ def _listen(source: BinaryIO, tasks: queue.SimpleQueue[bytes]) -> None:
 def _work(task: dict[str, Any], out: BinaryIO) -> None:
     from homebody.errors import Diverged, HomebodyError
     from homebody.methods import trust
-    from homebody.progress import Round
     from homebody.recipe import Recipe
     from homebody.run import Watcher
     from homebody.studies.cells import run_cell
@@ -215,19 +214,14 @@ def _work(task: dict[str, Any], out: BinaryIO) -> None:
         planned = rounds
         tell({"planned": planned, "done": 0})
 
-    def on_round(line: Round) -> None:
-        nonlocal sent_at
-        if time.monotonic() - sent_at > REPORT_SECONDS:
-            sent_at = time.monotonic()
-            tell({"planned": planned, "done": line.step})
-
     def looked(done: int, steps: int) -> None:
         nonlocal sent_at
         if time.monotonic() - sent_at > REPORT_SECONDS or done == steps:
             sent_at = time.monotonic()
             tell({"planned": steps, "done": done})
 
-    watcher = Watcher(say=lambda text: tell({"say": text}), start=start, on_round=on_round, looked=looked)
+    say, on_round = lambda text: tell({"say": text}), lambda line: looked(line.step, planned)
+    watcher = Watcher(say=say, start=start, on_round=on_round, looked=looked)
     try:
         recipe = Recipe.from_toml(task["recipe"])
         if task["code"]:

@@ -147,7 +147,7 @@ def test_without_a_certificate_it_listens_on_this_machine_alone(tmp_path: Path) 
     with pytest.raises(HomebodyError, match=r"0\.0\.0\.0 is not on this machine alone"):
         ProxySettings(next="http://localhost:1", listen="0.0.0.0:9445", tls=False)
     with listen("0.0.0.0", 0) as listening, pytest.raises(HomebodyError, match="takes a certificate"):
-        serve(Starlette(), listening)
+        serve(Starlette(), listening, None, counted=print)
     with pytest.raises(HomebodyError, match="pass reports on with https"):
         ProxySettings(next="http://server.example.org:1")
 

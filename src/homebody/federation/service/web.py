@@ -247,9 +247,7 @@ def server(
     return _Server(config, Guard((limits or Limits()).affordable(), counted))
 
 
-def serve(
-    app: Any, listening: socket.socket, keys: Path | None = None, counted: Callable[[str], None] = lambda _: None
-) -> None:
+def serve(app: Any, listening: socket.socket, keys: Path | None, counted: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; requests in progress are answered first. keys: the folder of the certificate
     (server.pem, server.key); None: without TLS. counted: as of `server`."""
     cert, key = (None, None) if keys is None else (keys / "server.pem", keys / "server.key")

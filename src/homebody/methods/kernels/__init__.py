@@ -16,11 +16,12 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.func import vmap
 
 from homebody.core import Batch, Method, Tree, Update
 
-__all__ = ["Kernel", "adapt_many", "kernel_of", "register", "train_many"]
+__all__ = ["Kernel", "adapt_many", "arrays", "kernel_of", "register", "train_many"]
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,13 @@ def adapt_many(method: Method, shared: Tree, locals_: Tree, batches: Batch, *, f
         return kernel.adapt(method, shared, locals_, batches)
     if kernel.train is not None and type(method).adapt is Method.adapt:
         return kernel.train(method, shared, locals_, batches)[1]
-    adapted: Tree = vmap(method.adapt, in_dims=(None, 0, 0))(shared, locals_, batches)
-    return adapted
+    return vmap(method.adapt, in_dims=(None, 0, 0))(shared, locals_, batches)
 
 
 def _device(shared: Tree) -> torch.device | str:
     return next((value.device for value in shared.values()), "cpu")
+
+
+def arrays(*tensors: Tensor) -> list[Any]:
+    """Tensors as the arguments of compiled code."""
+    return [tensor.numpy() for tensor in tensors]

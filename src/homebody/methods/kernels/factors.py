@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Rows, Tree, Update
-from homebody.methods.kernels import Kernel
+from homebody.methods.kernels import Kernel, arrays
 from homebody.parallel import parallel
 
 if TYPE_CHECKING:
@@ -47,26 +47,11 @@ def train(
 
     With `dual` the rows step after the score function, and against it as it then is; otherwise both at once.
     """
-    index, change, loss = room(table, batches)
-    offset = bias is not None
-    bias = torch.zeros(len(index)) if bias is None else bias
-    _train(
-        table.numpy(),
-        weight.numpy(),
-        bias.numpy(),
-        index.numpy(),
-        batches["slot"].numpy(),
-        batches["label"].numpy(),
-        batches["valid"].sum(1).numpy(),
-        torch.tensor(rates, dtype=torch.float32).numpy(),
-        batch_size,
-        epochs,
-        dual,
-        offset,
-        change.numpy(),
-        loss.numpy(),
-    )
-    return Rows(index, change, len(table)), loss
+    samples, change, loss = room(table, batches)
+    own = (weight, torch.zeros(len(weight)) if bias is None else bias)
+    given = arrays(table, *own, *samples, torch.tensor(rates, dtype=torch.float32))
+    _train(*given, batch_size, epochs, dual, bias is not None, *arrays(change, loss))
+    return Rows(samples[0], change, len(table)), loss
 
 
 def rebuild(
@@ -83,25 +68,11 @@ def rebuild(
 
     Gives the rows' change, the vectors, and the loss of the last pass that built them.
     """
-    index, change, loss = room(table, batches)
-    user = torch.zeros(len(index), table.shape[1])
-    _rebuild(
-        table.numpy(),
-        user.numpy(),
-        index.numpy(),
-        batches["slot"].numpy(),
-        batches["label"].numpy(),
-        batches["valid"].sum(1).numpy(),
-        until.numpy(),
-        after.numpy(),
-        torch.tensor(rates, dtype=torch.float32).numpy(),
-        batch_size,
-        passes,
-        epochs,
-        change.numpy(),
-        loss.numpy(),
-    )
-    return Rows(index, change, len(table)), user, loss
+    samples, change, loss = room(table, batches)
+    user = torch.zeros(len(loss), table.shape[1])
+    given = arrays(table, user, *samples, until, after, torch.tensor(rates, dtype=torch.float32))
+    _rebuild(*given, batch_size, passes, epochs, *arrays(change, loss))
+    return Rows(samples[0], change, len(table)), user, loss
 
 
 def _fedmf(method: FedMF, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
@@ -133,14 +104,15 @@ FEDMF = Kernel(_fedmf)
 FEDRECON = Kernel(_fedrecon, _fedrecon_adapt)
 
 
-def room(table: Tensor, batches: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """The indices of the rows that clients touch, and empty tensors for the rows' change and for the losses.
+def room(table: Tensor, batches: Batch) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """`index`, `slot`, `label` and `count`, and empty tensors for the rows' change and for the losses.
 
     They are no wider than needed: these rows are most of what a round writes and keeps.
     """
     width = int((batches["index"] >= 0).sum(1).max())
     index = batches["index"][:, :width].clone()
-    return index, torch.empty(*index.shape, table.shape[1]), torch.empty(len(index))
+    samples = (index, batches["slot"], batches["label"], batches["valid"].sum(1))
+    return samples, torch.empty(*index.shape, table.shape[1]), torch.empty(len(index))
 
 
 @nb.njit(fastmath=True, inline="always")

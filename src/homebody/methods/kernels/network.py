@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Rows, Tree, Update
-from homebody.methods.kernels import Kernel, factors
+from homebody.methods.kernels import Kernel, arrays, factors
 from homebody.methods.kernels.factors import errors, fetch, room
 from homebody.models.networks import ScoreFunction
 from homebody.ops import for_cohort
@@ -52,24 +52,11 @@ def train(
     The rates are those of theta, of rows and of the person's vector. With `dual` the rows step after the score
     function, and against it as it then is; otherwise both at once.
     """
-    index, change, loss = room(table, batches)
-    _train(
-        np.array(function.widths),
-        table.numpy(),
-        theta.numpy(),
-        (torch.empty(len(index), 0) if person is None else person).numpy(),
-        index.numpy(),
-        batches["slot"].numpy(),
-        batches["label"].numpy(),
-        batches["valid"].sum(1).numpy(),
-        torch.tensor(rates, dtype=torch.float32).numpy(),
-        batch_size,
-        epochs,
-        dual,
-        change.numpy(),
-        loss.numpy(),
-    )
-    return Rows(index, change, len(table)), loss
+    samples, change, loss = room(table, batches)
+    own = (theta, torch.empty(len(theta), 0) if person is None else person)
+    given = arrays(table, *own, *samples, torch.tensor(rates, dtype=torch.float32))
+    _train(np.array(function.widths), *given, batch_size, epochs, dual, *arrays(change, loss))
+    return Rows(samples[0], change, len(table)), loss
 
 
 def _fedncf(method: FedNCF, shared: Tree, locals_: Tree, batches: Batch) -> tuple[Update, Tree]:
@@ -101,16 +88,14 @@ PFEDREC = Kernel(_pfedrec)
 
 def logits(function: ScoreFunction, weights: Tensor, rows: Tensor, person: Tensor | None) -> Tensor:
     """`function.logit`, for a cohort in one pass; no gradient passes through it."""
-    nobody = weights.new_empty(0) if person is None else person
-    (out,) = _logits(weights, rows, nobody, function)
-    return out
+    return _logits(weights, rows, weights.new_empty(0) if person is None else person, function)
 
 
 @for_cohort
-def _logits(weights: Tensor, rows: Tensor, person: Tensor, function: ScoreFunction) -> tuple[Tensor, ...]:
+def _logits(weights: Tensor, rows: Tensor, person: Tensor, function: ScoreFunction) -> Tensor:
     if weights.device.type != "cpu":
         one = torch.func.vmap(lambda theta, some, own: function.logit(theta, some, own if len(own) else None))
-        return (one(weights, rows, person),)
+        return one(weights, rows, person)
     out = torch.empty(rows.shape[:2])
     # What all clients have in common stands there once, whatever the first dimension says.
     alike, same = weights.stride(0) == 0, rows.stride(0) == 0
@@ -118,15 +103,9 @@ def _logits(weights: Tensor, rows: Tensor, person: Tensor, function: ScoreFuncti
     ready = alike and same and len(out) > 1
     if ready:  # so has the first layer's share of the items
         rows = rows @ function.parts(weights[0])[0][function.beside :]
-    _score(
-        np.array(function.widths),
-        weights.contiguous().numpy(),
-        person.contiguous().numpy(),
-        rows.contiguous().numpy(),
-        ready,
-        out.numpy(),
-    )
-    return (out,)
+    given = arrays(weights.contiguous(), person.contiguous(), rows.contiguous())
+    _score(np.array(function.widths), *given, ready, out.numpy())
+    return out
 
 
 @nb.njit(fastmath=True, error_model="numpy")
@@ -256,22 +235,7 @@ def _backward(widths, theta, person, x, n, acts, error, slopes, of_theta, of_per
 
 @parallel(over="index", fastmath=True, error_model="numpy")
 def _train(
-    lower,
-    upper,
-    widths,
-    table,
-    thetas,
-    persons,
-    index,
-    slot,
-    label,
-    count,
-    rates,
-    batch_size,
-    epochs,
-    dual,
-    change,
-    loss,
+    lower, upper, widths, table, thetas, people, index, slot, label, count, rates, batch, epochs, dual, change, loss
 ):
     """Mini-batch SGD on each client's weights and vector, changed in place, and on the rows it touched."""
     rate, row_rate, person_rate = rates[0], rates[1], rates[2]
@@ -280,17 +244,17 @@ def _train(
     for client in range(lower, upper):
         rows, touched = change[client], index[client]
         n_rows = fetch(table, touched, rows)
-        theta, person = thetas[client], persons[client]
+        theta, person = thetas[client], people[client]
         of_theta, of_person = np.empty_like(theta), np.empty_like(person)
-        x, of_x = np.empty((width, batch_size), np.float32), np.empty((width, batch_size), np.float32)
-        acts = np.empty((layers, widest, batch_size), np.float32)
-        slopes = np.empty((layers, widest, batch_size), np.float32)
-        error = np.empty(batch_size, np.float32)
+        x, of_x = np.empty((width, batch), np.float32), np.empty((width, batch), np.float32)
+        acts = np.empty((layers, widest, batch), np.float32)
+        slopes = np.empty((layers, widest, batch), np.float32)
+        error = np.empty(batch, np.float32)
         slots, labels, n = slot[client], label[client], count[client]
         total = 0.0
         for _ in range(epochs):
-            for start in range(0, n, batch_size):
-                stop = min(n, start + batch_size)
+            for start in range(0, n, batch):
+                stop = min(n, start + batch)
                 m = stop - start
                 scale = np.float32(1.0 / m)
                 for i in range(m):

@@ -21,7 +21,7 @@ from torch.func import vmap
 
 from homebody.core import Batch, Tree, Update
 from homebody.methods.contrastive import VIEWS
-from homebody.methods.kernels import Kernel
+from homebody.methods.kernels import Kernel, arrays
 from homebody.methods.kernels.privrec_steps import (
     NONE,
     PackedFeatures,
@@ -80,29 +80,12 @@ def train(
     # What everyone has in common stands there once for each.
     person, around = (one._replace(block=one.block[0]) for one in (person, around))
     things = PackedFeatures(*(part[0] for part in things))
-    _train(
-        np.array(network.widths),
-        network.activation == "sigmoid",
-        mine["item"].numpy(),
-        mine["feature"].numpy(),
-        mine["layers"].numpy(),
-        batches["item"].numpy(),
-        valid.numpy(),
-        (batches["rating"] if explicit else torch.empty(clients, 0)).numpy(),
-        batches["order"].numpy(),
-        batches["negative"].numpy(),
-        explicit,
-        count.numpy(),
-        _dealt(count.numpy()),
-        _arrays(*person),
-        _arrays(*around),
-        _arrays(*things),
-        (len(person.block), len(around.block)),
-        (single(rates[0]), single(rates[1])),
-        batch_size or max(1, length),
-        epochs,
-        loss.numpy(),
-    )
+    rating = batches["rating"] if explicit else torch.empty(clients, 0)
+    history = arrays(batches["item"], valid, rating, batches["order"], batches["negative"], count)
+    described = (_packed(*person), _packed(*around), _packed(*things), (len(person.block), len(around.block)))
+    steps = ((single(rates[0]), single(rates[1])), batch_size or max(1, length), epochs)
+    shape = (np.array(network.widths), network.activation == "sigmoid", explicit)
+    _train(_dealt(count.numpy()), *shape, *arrays(*mine.values()), tuple(history), *described, *steps, loss.numpy())
     return mine, loss
 
 
@@ -162,8 +145,7 @@ def scores(
     """One client's scores of these items; under vmap those of a whole cohort in one pass."""
     blocks = [one.block for one in (person, around, things)]
     parts = (person.row, person.weight, around.row, around.weight, things.row, things.weight)
-    (out,) = _scores(mine["item"], mine["feature"], mine["layers"], *parts, items, blocks, network)
-    return out
+    return _scores(mine["item"], mine["feature"], mine["layers"], *parts, items, blocks, network)
 
 
 @for_cohort
@@ -180,22 +162,18 @@ def _scores(
     items: Tensor,
     blocks: list[Tensor],
     network: ScoreFunction,
-) -> tuple[Tensor, ...]:
+) -> Tensor:
     out = torch.empty(items.shape)
-    _score(
-        np.array(network.widths),
-        network.activation == "sigmoid",
-        _once(item).numpy(),
-        _once(feature).numpy(),
-        _once(layers).numpy(),
-        _once(items).numpy(),
-        _arrays(person_row, person_weight, blocks[0]),
-        _arrays(around_row[:, None], around_weight[:, None], blocks[1]),
-        _arrays(thing_row[0], thing_weight[0], blocks[2]),
-        (len(blocks[0]), len(blocks[1])),
-        out.numpy(),
+    shape = (np.array(network.widths), network.activation == "sigmoid")
+    # What vmap expanded over the clients is passed as one copy.
+    once = [(part[:1] if part.stride(0) == 0 else part).contiguous() for part in (item, feature, layers, items)]
+    described = (
+        _packed(person_row, person_weight, blocks[0]),
+        _packed(around_row[:, None], around_weight[:, None], blocks[1]),
+        _packed(thing_row[0], thing_weight[0], blocks[2]),
     )
-    return (out,)
+    _score(*shape, *arrays(*once), *described, (len(blocks[0]), len(blocks[1])), out.numpy())
+    return out
 
 
 def _dealt(count: Any) -> Any:
@@ -204,38 +182,17 @@ def _dealt(count: Any) -> Any:
     return np.concatenate([order[thread::threads] for thread in range(threads)])
 
 
-def _once(part: Tensor) -> Tensor:
-    """A tensor that vmap expanded over the clients, as one copy."""
-    return (part[:1] if part.stride(0) == 0 else part).contiguous()
-
-
-def _arrays(row: Tensor, weight: Tensor, block: Tensor) -> tuple[Any, ...]:
+def _packed(row: Tensor, weight: Tensor, block: Tensor) -> tuple[Any, ...]:
     """Rows and weights, and the one block that each column of them belongs to."""
     where = block.argmax(0) if block.numel() else torch.zeros(0, dtype=torch.int64)
     return row.contiguous().numpy(), weight.contiguous().numpy(), where.numpy()
 
 
 @nb.njit
-def _train_one(
-    common,
-    table,
-    feature,
-    flat,
-    items,
-    real,
-    rating,
-    order,
-    negative,
-    n,
-    person,
-    around,
-    who,
-    rates,
-    batch_size,
-    epochs,
-):
+def _train_one(common, table, feature, flat, history, person, around, who, rates, batch_size, epochs):
     """Mini-batch SGD on one client's parameters, changed in place; the mean loss of the last pass."""
     net = network_of(*common)
+    items, real, rating, order, negative, n = history
     person_, around_ = PackedFeatures(*person), PackedFeatures(*around)
     per_item = 1 if net.explicit else 1 + negative.shape[2]
     scratch = scratch_for(net, len(feature) // net.factors, per_item * min(batch_size, max(1, n)))
@@ -263,46 +220,26 @@ def _train_one(
             forward(net, scratch, person_, around_, who, m, n_met)
             step = np.float32(-rates[0] / m)
             last = len(net.widths) - 2
-            total += errors(
-                scratch.acts[last],
-                padded(net.widths[last + 1]),
-                scratch.label,
-                m,
-                net.explicit,
-                step,
-                scratch.slopes[0],
-            )
+            wide = padded(net.widths[last + 1])
+            total += errors(scratch.acts[last], wide, scratch.label, m, net.explicit, step, scratch.slopes[0])
             backward(net, scratch, table, feature, person_, around_, who, m, n_met, rates[1])
             told += m
     unpacked(net.widths, scratch.theta, flat, True)
     return total / max(1, told)
 
 
-@parallel(over="items")
+@parallel(over="ranked")
 def _train(
-    lower, upper, widths, sigmoid, tables, features, layers, items, real, rating, orders, negatives, explicit, counts,
-    ranked, person, around, things, blocks, rates, batch_size, epochs, loss,
+    lower, upper, ranked, widths, sigmoid, explicit, tables, features, layers, histories, person, around, things,
+    blocks, rates, batch_size, epochs, loss,
 ):  # fmt: skip
+    items, real, rating, orders, negatives, counts = histories
     for place in range(lower, upper):
         who = ranked[place]
-        loss[who] = _train_one(
-            (widths, sigmoid, explicit, tables.shape[2], blocks, things),
-            tables[who].reshape(-1),
-            features[who].reshape(-1),
-            layers[who],
-            items[who],
-            real[who],
-            rating[who],
-            orders[who],
-            negatives[who],
-            counts[who],
-            person,
-            around,
-            who,
-            rates,
-            batch_size,
-            epochs,
-        )
+        common = (widths, sigmoid, explicit, tables.shape[2], blocks, things)
+        mine = (tables[who].reshape(-1), features[who].reshape(-1), layers[who])
+        history = (items[who], real[who], rating[who], orders[who], negatives[who], counts[who])
+        loss[who] = _train_one(common, *mine, history, person, around, who, rates, batch_size, epochs)
 
 
 @nb.njit
@@ -328,14 +265,7 @@ def _score(lower, upper, widths, sigmoid, tables, features, layers, items, perso
     """Each client's logits; parameters may be one for all, and so may items."""
     for place in range(lower, upper):
         who = np.int64(place)
-        _score_one(
-            (widths, sigmoid, False, tables.shape[2], blocks, things),
-            tables[min(who, len(tables) - 1)].reshape(-1),
-            features[min(who, len(features) - 1)].reshape(-1),
-            layers[min(who, len(layers) - 1)],
-            items[min(who, len(items) - 1)],
-            person,
-            around,
-            who,
-            out[who],
-        )
+        common = (widths, sigmoid, False, tables.shape[2], blocks, things)
+        table, feature = tables[min(who, len(tables) - 1)], features[min(who, len(features) - 1)]
+        mine = (table.reshape(-1), feature.reshape(-1), layers[min(who, len(layers) - 1)])
+        _score_one(common, *mine, items[min(who, len(items) - 1)], person, around, who, out[who])

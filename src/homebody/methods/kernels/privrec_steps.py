@@ -173,13 +173,8 @@ def forward(net, scratch, person, around, who, m, n_met):
     theta, first, width, low = scratch.theta, net.first, net.factors, NONE
     while low < n_met:
         high = _block_end(scratch, low, n_met)
-        at = scratch.block[low] * width * first
-        rows, weights, made = (
-            (scratch.met_x, low * width, width, 1),
-            (theta, at, first),
-            (scratch.made, low * first, first),
-        )
-        product(*rows, *weights, scratch.none, 0, -1, *made, high - low, first, width)
+        rows, weights = (scratch.met_x, low * width, width, 1), (theta, scratch.block[low] * width * first, first)
+        product(*rows, *weights, scratch.none, 0, -1, scratch.made, low * first, first, high - low, first, width)
         low = high
     base, z = scratch.base, scratch.acts[0]
     copy(theta, net.widths[0] * first, base, 0, first)
