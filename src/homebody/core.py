@@ -350,7 +350,7 @@ class Recommender:
     needs: ClassVar[tuple[str, ...]] = ()
     """What the data must have: ratings, times, user features, item features, impressions."""
     uses: ClassVar[tuple[str, ...]] = ()
-    """What it reads if the data has it: as `needs`, and contexts."""
+    """What it reads if the data has it: as `needs`, contexts, and texts among the features."""
 
     def __post_init__(self) -> None:
         check_params(self)

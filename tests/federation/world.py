@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from tests.processes import COMMAND, PATIENCE, free_port
 
 from homebody.data import Population, load
 from homebody.data.partitions import everything
+from homebody.federation.app.folder import AppFolder, AppSettings
 from homebody.federation.device.home import Home
 from homebody.federation.flower.protocol import fingerprint
 from homebody.federation.proxy import admin as proxy_admin
@@ -110,7 +113,8 @@ class World:
     proxied: each device comes through a network of its own. rooted: where the server's folder is, if elsewhere.
     popen: starts a process, as `subprocess.Popen` does.
     shuffling: settings of a proxy that reports go through, where there is one. columns: features of items, and
-    person_features of people, as `server init` takes them.
+    person_features of people, as `server init` takes them. apps: of each view that apps hold, what they know of each
+    user; every device has an app for each, called DEVICE-VIEW. views: those, as `server init` takes them.
     """
 
     def __init__(
@@ -125,6 +129,8 @@ class World:
         shuffling: dict[str, Any] | None = None,
         columns: dict[str, list[str]] | None = None,
         person_features: Sequence[str] = (),
+        views: Sequence[str] = (),
+        apps: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
         popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
         **settings: Any,
     ) -> None:
@@ -149,12 +155,17 @@ class World:
                 (f"i{item}", f"Item {item}", *(one[item] for one in own.values())) for item in range(population.n_items)
             ]
             csv.writer(file).writerows([("id", "name", *own), *rows])
-        make(self.server, plan, str(catalogue), [], person_features)
+        make(self.server, plan, str(catalogue), [], person_features, views)
         self.intake_port = int(plan.reports.rpartition(":")[2] or 0)
         self.proxy_port = free_port()
         if self.proxy is not None:
             self._make_proxy(self.proxy, shuffling or {})
+        self._sockets = Path(tempfile.mkdtemp(prefix="hb"))  # a socket's path is short
+        self.apps: list[str] = []
         self.devices = [self._device(number, some.tolist()) for number, some in enumerate(people)]
+        for device, some in zip(self.devices, people, strict=True):
+            for view, known in (apps or {}).items():
+                self._make_app(device, view, {f"person {user}": known[user] for user in some})
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def _make_proxy(self, folder: Path, settings: dict[str, Any]) -> None:
@@ -193,14 +204,25 @@ class World:
             records.add_device(fingerprint(key), key, folder.name, len(people))
         return folder
 
+    def _make_app(self, device: Path, view: str, known: dict[str, Mapping[str, str]]) -> None:
+        name, user = f"{device.name}-{view}", os.getuid()
+        with Home(device) as home:
+            token = home.views.add(view, user, same_user=True)
+        settings = AppSettings(view, str(self._sockets / device.name), user, token)
+        with AppFolder.create(self.folder / name, settings) as folder:
+            folder.describe(known)
+        self.apps.append(name)
+
     def start(self, *names: str, once: bool = False) -> None:
         """Start the server, the proxy, or devices by name; all of them where none is named."""
         proxy = ("proxy",) if self.proxy is not None else ()
-        for name in names or ("server", *proxy, *(device.name for device in self.devices)):
+        for name in names or ("server", *proxy, *(device.name for device in self.devices), *self.apps):
+            listening = ["--socket", str(self._sockets / name), "--view-seconds", str(PATIENCE)] if self.apps else []
             command = {
                 "server": ["server", "start", str(self.server)],
                 "proxy": ["proxy", "run", str(self.folder / name)],
-            }.get(name, ["client", "start", str(self.folder / name)])
+                **{app: ["view", "start", str(self.folder / app)] for app in self.apps},
+            }.get(name, ["client", "start", str(self.folder / name), *listening])
             command += ["--once"] if name == "server" and once else []
             with (self.folder / f"{name}.log").open("ab") as log, (self.folder / f"{name}.out").open("ab") as out:
                 self.processes[name] = self._popen(
@@ -279,6 +301,7 @@ class World:
                 os.kill(child, signal.SIGKILL)
         for proxy in self.proxies:
             proxy.refuse()
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def check(self, *, attempts: dict[int, int] | None = None, exact: bool = True) -> None:
         """Whatever happened: every round is done once, was charged once for each attempt, and every person told each

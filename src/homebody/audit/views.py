@@ -48,7 +48,18 @@ from homebody.privacy.stages import dense, mapped
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 
-__all__ = ["CANDIDATES", "CONFIDENCE", "PARTICIPATIONS", "SIGMAS", "Guess", "most_right", "read_view"]
+__all__ = [
+    "CANDIDATES",
+    "CONFIDENCE",
+    "FIRST",
+    "KNOWN",
+    "MEAN",
+    "PARTICIPATIONS",
+    "SIGMAS",
+    "Guess",
+    "most_right",
+    "read_view",
+]
 
 SIGMAS = (0.0, 1.0, 4.0)
 """Noise multipliers, beside the run's own: none, the paper's experiments, the paper's example."""
@@ -58,7 +69,7 @@ CANDIDATES = 10
 """Profiles to choose from, the true one among them, if there are so many."""
 CONFIDENCE = 0.99
 """That noise which is as stated is not contradicted."""
-KNOWN, START, MEAN = "known", "the first", "mean of others"
+KNOWN, FIRST, MEAN = "known", "the first", "mean of others"
 """What the attacker has of the attacked view's tower: itself; that which everyone began with; the mean of those of a
 few devices that it runs itself."""
 OWN_DEVICES = 10
@@ -167,7 +178,7 @@ def read_view(
         for tower, questions in seen[0].answers.items()
         for question in questions
         for sigma in sigmas
-        for length in (lengths if sigma else lengths[:1])
+        for length in lengths
     ]
     guesses = []
     for question, tower, sigma, length in asked:
@@ -402,7 +413,7 @@ class _Attack:
             return {}
         states = [self.simulator.private_state(self.method, self.shared, user) for user in helpers]
         start = {name: self.shared[name] for name in states[0] if name in self.shared}
-        return {START: start, MEAN: {name: torch.stack([one[name] for one in states]).mean(0) for name in start}}
+        return {FIRST: start, MEAN: {name: torch.stack([one[name] for one in states]).mean(0) for name in start}}
 
     def _channel(self, sigma: float) -> Channel:
         return Channel(self.stage, ViewNoise(sigma)) if sigma else Channel(self.stage)

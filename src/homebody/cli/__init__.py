@@ -23,6 +23,7 @@ from homebody.cli import (
     run,
     server,
     tune,
+    view,
 )
 from homebody.cli.progress import Interrupted
 from homebody.errors import HomebodyError
@@ -55,7 +56,7 @@ for command in (run.run, run.compare, leaderboard.leaderboard, tune.tune, reprod
     app.command()(command)
 for command in (run.show, inspect.inspect, audit.audit, recommend.recommend):
     app.command()(command)
-for group in (data, account, server, client, proxy):
+for group in (data, account, server, client, view, proxy):
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
 app.add_typer(server.keys, name="keys")
 

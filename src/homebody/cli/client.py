@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, Typer, echo
 
-from homebody.cli import options
+from homebody.cli import client_views, options
 from homebody.errors import HomebodyError, several
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = Typer(help="A device: the histories of its people stay on it.", no_args_is_help=True)
+app.add_typer(client_views.app, name="views")
 
 Dir = Annotated[Path, Argument(help="The device's folder.", metavar="DIR")]
 Name = Annotated[str, Argument(help="The person, by name.")]
@@ -230,11 +231,19 @@ def ledger(
 
 
 @app.command()
-def start(folder: Dir) -> None:
+def start(
+    folder: Dir,
+    socket: Annotated[
+        Path | None, Option("--socket", help="Where apps reach the device; by default DIR.socket, beside DIR.")
+    ] = None,
+    view_seconds: Annotated[
+        float, Option("--view-seconds", help="How long apps may take in a round before they are left out.")
+    ] = 5.0,
+) -> None:
     """Take part: wait for the server's rounds and answer them, until stopped (Ctrl-C, or SIGTERM)."""
     from homebody.federation.device.client import take_part
 
-    take_part(folder)
+    take_part(folder, socket, view_seconds)
 
 
 @app.command()
@@ -259,15 +268,20 @@ def recommend(
     folder: Dir,
     person: Name,
     k: Annotated[int, Option("-k", help="How many items.", min=1)] = 10,
+    socket: Annotated[Path | None, Option(help="Where apps reach the device, if not at DIR.socket.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Rank a person's best new items on this device; no network is needed."""
+    """Rank a person's best new items on this device; no network is needed. Apps are asked for their views' scores."""
     from rich.console import Console
 
+    from homebody.federation.device.apps import asking
     from homebody.federation.device.household import recommend as ranked
 
-    with _home(folder) as home:
-        best = ranked(home, home.people.find(person), k)
+    def warn(event: str, view: str, reason: str, **_: Any) -> None:
+        options.warn(f"Without the view '{view}'. {reason}")
+
+    with _home(folder) as home, asking(home, socket, warn) as apps:
+        best = ranked(home, home.people.find(person), k, apps)
     ranking = {"person": person, "items": [item._asdict() for item in best]}
     options.answer(ranking, as_json, lambda: Console().print(options.ranking(f"For {person}", best)))
 

@@ -57,6 +57,10 @@ def init(
             "age=number:MEAN:SPREAD; repeat. Of a dataset by name, its own are known.",
         ),
     ] = None,
+    views: Annotated[
+        list[str] | None,
+        Option("--view", help="A view of people that apps on devices hold, and its numbers: taste=30; repeat."),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Make a server: its plan, its database, its catalogue and its keys."""
@@ -67,7 +71,7 @@ def init(
     typed |= {"evaluate_every": evaluate_every, "stages": stages or [], "budget": budget, "delta": delta}
     recipe = Recipe(method, "devices", fields=parse_fields(method, settings or []), **typed)
     plan = ServerPlan(recipe, **given.values())
-    server = make(folder, plan, items, host or [], person_features or [])
+    server = make(folder, plan, items, host or [], person_features or [], views or [])
     lines = [f"A server for {method} is in {folder}; its catalogue has {several(server['items'], 'item')}."]
     if features := server.get("features"):
         whose = (f"{', '.join(names) or 'nothing'} of {whom}" for whom, names in features.items())

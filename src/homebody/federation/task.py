@@ -11,16 +11,17 @@ from typing import Any, get_origin, get_type_hints
 
 import torch
 
-from homebody.core import Method, Tree
+from homebody.core import Cohort, Method, Tree
 from homebody.errors import HomebodyError, unknown_name
 from homebody.evaluation.metrics import METRICS
 from homebody.federation import LONGEST, MOST_INTERACTIONS, wire
 from homebody.federation.epoch import BadEpoch, Epoch
 from homebody.federation.service.text import one_line
 from homebody.methods import METHODS, build
+from homebody.privacy import Channel, Charge
 from homebody.rng import Rng
 
-__all__ = ["DO", "Task", "acting", "asks", "measurements", "metric_names", "telemetry"]
+__all__ = ["DO", "Task", "acting", "asks", "measurements", "measuring", "metric_names", "telemetry"]
 
 MOST_ITEMS = 2**31
 """No row has a number on the wire that is as large."""
@@ -227,6 +228,11 @@ def measurements(metrics: Mapping[str, float], cutoffs: Sequence[int]) -> Tree:
     """One person's metrics as an update, before the channel; zeros where nothing could be measured."""
     values = torch.tensor([metrics.get(name, 0.0) for name in metric_names(cutoffs)], dtype=torch.float32)
     return {"metrics": values, "asked": torch.tensor([1.0 if metrics else 0.0])}
+
+
+def measuring(channel: Channel, cohort: Cohort) -> list[Charge]:
+    """What it tells each observer that devices measure. A person's other views see nothing of it."""
+    return [charge for charge in channel.charges(cohort) if charge.observer != "views"]
 
 
 def telemetry(method: Method, cutoffs: Sequence[int]) -> dict[str, wire.Expected]:

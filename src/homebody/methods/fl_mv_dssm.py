@@ -87,6 +87,7 @@ class FLMVDSSM(Method):
     features: str = param("", "items' features it reads, such as title,genres; empty: all but numbers")
 
     needs: ClassVar[tuple[str, ...]] = ("user features", "item features")
+    uses: ClassVar[tuple[str, ...]] = ("texts",)
     about: ClassVar[About] = About(
         title="a user tower for each app of a person, isolated from the others, and one item tower for all (DSSM)",
         paper="Huang et al., A Federated Multi-View Deep Learning Framework for Privacy-Preserving Recommendations, "

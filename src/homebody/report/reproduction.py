@@ -51,7 +51,7 @@ LONGEST = 12
 """Rows of a sweep, before all but the headline metrics go to the next table."""
 PANELS = 4
 """Parts of the picture at the top."""
-NOT_RUN = {"certified", "counted"}
+NOT_RUN = {"certified", "certified for views", "counted"}
 """What stands in place of a protocol where nothing was run."""
 SEPARATED = {"training": "training", "test item": "held_out"}
 """The items whose separation is measured, and their names in a panel."""
@@ -70,10 +70,17 @@ EMBEDDING = (
     "often an item lies nearer to the person's (other) training items than one that the person never met does; 0.5 is "
     "chance."
 )
+ATTACKED = (
+    "All views of a person but one send nulls, read the aggregate of the device, and guess what the remaining view "
+    "holds, by a matched filter over T messages. Noise is drawn by the device's own stages. What is right is counted "
+    "among candidates of which the truth is drawn, so that blind guesses are right in one of two cases, or one of ten; "
+    "no attack is right more often than Φ(√T/σ) allows, or its counterpart for ten. Nothing is trained for it."
+)
 EXPLANATIONS = {
     "tables": SWAPS,
     "embedding": EMBEDDING,
     "adaptation": ADAPTED,
+    "view-attack": ATTACKED,
     "lengths": "How many people have how many interactions, and with how many different items.",
 }
 

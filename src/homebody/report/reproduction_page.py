@@ -21,6 +21,7 @@ BANDS = "The line is the mean over seeds; the band reaches from the lowest to th
 DRAWN: dict[str, tuple[Callable[[Mapping[str, Any], str], Charts], str]] = {
     "sweep": (sweep_charts, BANDS),
     "adaptation": (sweep_charts, BANDS),
+    "view-attack": (sweep_charts, BANDS),
     "lengths": (sweep_charts, ""),
     "convergence": (convergence_charts, BANDS),
     "tables": (swap_charts, "Error bars: ± one standard deviation over seeds."),

@@ -13,6 +13,7 @@ __all__ = [
     "ATTACKS",
     "OF_RUNS",
     "QUANTITIES",
+    "VIEW_ATTACK",
     "behind_proxy",
     "duration",
     "epsilon",
@@ -36,6 +37,7 @@ OF_RUNS = {
     "seconds_per_round": "seconds a round",
     "epsilon": "ε, server",
     "epsilon_public": "ε, public",
+    "epsilon_views": "ε, views",
     "chosen_round": "chosen round",
     "reports": "reports a round",
     "epsilon_report": "ε, a report",
@@ -58,6 +60,17 @@ ATTACKS = {
     "attack/allowed": "accuracy that ε allows any attack",
 }
 """What an attack on membership finds, and what it is called."""
+VIEW_ATTACK = {
+    "view/feature": "one feature guessed, of two",
+    "view/feature, first tower": "the same with everyone's first tower",
+    "view/feature, mean tower": "the same with others' mean tower",
+    "view/most": "the most that noise allows, of two",
+    "view/profile": "profile guessed, of ten",
+    "view/profile, most": "the most that noise allows, of ten",
+    "view/opposite": "opposite parts told apart",
+    "view/error": "relative error of the gradient",
+}
+"""What an attack of one view on another finds, and what it is called."""
 
 
 def say(console: Console, *lines: str) -> None:
@@ -72,8 +85,9 @@ def metric_name(metric: str) -> str:
     >>> metric_name("ndcg@10"), metric_name("full/hr@10"), metric_name("precision@5")
     ('NDCG@10', 'full HR@10', 'Precision@5')
     """
-    if metric in QUANTITIES or metric in ATTACKS:
-        return QUANTITIES.get(metric) or ATTACKS[metric]
+    named = {**QUANTITIES, **ATTACKS, **VIEW_ATTACK}
+    if metric in named:
+        return named[metric]
     prefix, slash, name = metric.rpartition("/")
     word, at, k = name.partition("@")
     word = word.upper() if word in ("hr", "ndcg", "mrr", "auc", "map") else word.capitalize()

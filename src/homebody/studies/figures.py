@@ -20,14 +20,14 @@ from homebody.errors import HomebodyError, unknown_name
 from homebody.privacy import GaussianRelease, Sampling
 from homebody.privacy.accountant import epsilon
 from homebody.recipe import Recipe
-from homebody.report.words import OF_RUNS, QUANTITIES
+from homebody.report.words import OF_RUNS, QUANTITIES, metric_name, number
 from homebody.run import population_of
 from homebody.settings import KINDS
 from homebody.studies import probes
 from homebody.studies.provenance import without_paths
 from homebody.studies.study import Row, Study, deviations, published
 
-__all__ = ["LINES", "MEANINGS", "TOLERANCE", "NoisyRelease", "Runs"]
+__all__ = ["LINES", "MEANINGS", "TOLERANCE", "NoisyRelease", "Runs", "ordered"]
 
 TOLERANCE = 1.5
 """Points by which an obtained figure may fall short before it is marked."""
@@ -35,6 +35,10 @@ MEANINGS = {
     "certified": (
         "ε of one person against the public, who sees every model and not who took part, composed over all rounds by "
         "our accountants: the smallest of their bounds"
+    ),
+    "certified for views": (
+        "ε of what one view of a person gives, against their other views, who see every aggregate of the device, "
+        "composed over all rounds by our accountants: the smallest of their bounds"
     ),
     "counted": "the data set itself, whole, before any split",
 }
@@ -105,6 +109,36 @@ def tables(runs: Runs) -> list[dict[str, Any]]:
 def membership(runs: Runs) -> list[dict[str, Any]]:
     """A line a row: what attacks on its model found."""
     return table(_probed(runs, lambda answer, _: {name: answer[name] for name in ("metrics", "intervals")}))
+
+
+def view_attack(runs: Runs) -> list[dict[str, Any]]:
+    """A line a row, with a point for each noise and number of participations: what an attack on its model found."""
+    names = [str(value) for value in runs.study.values]
+    return sweep(_probed(runs, lambda answer, point: answer["points"][names[point]]))
+
+
+def ordered(study: Study, lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each two rows that the paper puts in an order, in which metrics that is found and in which not.
+
+    The order is that of the published figures; without them, the first row is above the second.
+    """
+    by_name = {line["name"]: line for line in lines}
+    said = []
+    for names in study.orders:
+        pair = [by_name[name] for name in names]
+        ours = [line["obtained"].get(study.against, {}).get("metrics", {}) for line in pair]
+        printed = [line["published"] for line in pair]
+        found: dict[bool, list[str]] = {True: [], False: []}
+        for metric in (one for one in study.metrics if all(one in own for own in ours)):
+            mean, other = (float(own[metric]["mean"]) for own in ours)
+            above = printed[0][metric] > printed[1][metric] if all(metric in own for own in printed) else True
+            scaled = (number(one, study.scale) for one in (mean, other))
+            found[(mean > other) == above].append(f"{metric_name(metric)} {' to '.join(scaled)}")
+        verdicts = {True: "in the paper's order", False: "NOT in the paper's order"}
+        texts = [f"{verdicts[kind]}: {', '.join(some)}" for kind, some in found.items() if some]
+        if texts:
+            said.append(f"{names[0]} and {names[1]}, {'; '.join(texts)}.")
+    return said
 
 
 def embedding(runs: Runs) -> list[dict[str, Any]]:
@@ -198,7 +232,7 @@ def accounting(runs: Runs) -> list[dict[str, Any]]:
         rounds = row.rounds or study.rounds or 1
         points = [
             {
-                **_point(delta, label, "certified", study.metrics[0], release.epsilon(rounds, delta)),
+                **_point(delta, label, study.protocols[0], study.metrics[0], release.epsilon(rounds, delta)),
                 "published": published(study, row, runs.data, place),
                 "published_sd": deviations(study, row, runs.data, place),
             }
@@ -266,6 +300,7 @@ LINES: dict[str, Callable[[Runs], list[dict[str, Any]]]] = {
     "adaptation": tables,
     "embedding": embedding,
     "membership": membership,
+    "view-attack": view_attack,
     "accounting": accounting,
     "lengths": lengths,
 }
@@ -318,6 +353,7 @@ def _obtained(results: Results, names: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+_OBSERVERS = {"epsilon": "server", "epsilon_public": "public", "epsilon_views": "views"}
 _OF_REPORTS = {
     "reports": "count",
     "epsilon_report": "epsilon",
@@ -333,8 +369,8 @@ def _quantity(run: Mapping[str, Any], name: str) -> float:
         return float(run["parameters"]["model"]) if run["parameters"] else math.nan
     if name == "epochs":
         return float(run["chosen_round"] * run["passes"])
-    if name in ("epsilon", "epsilon_public"):
-        return float(run["epsilon"]["server" if name == "epsilon" else "public"])
+    if name in _OBSERVERS:
+        return float(run["epsilon"].get(_OBSERVERS[name], math.nan))
     if name.endswith("_total") and name.startswith("bytes"):
         return float(run[name.removesuffix("_total")] * run["rounds"])
     if name in _OF_REPORTS:

@@ -15,7 +15,8 @@ import homebody
 from homebody import settings
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods import METHODS
-from homebody.report.words import ATTACKS
+from homebody.report.words import ATTACKS, VIEW_ATTACK
+from homebody.studies import probes
 from homebody.studies.figures import NoisyRelease
 from homebody.studies.probes import TABLES
 from homebody.studies.study import COMPUTED, KINDS, Form, Reader, Row, Study, check_study, insist_distinct
@@ -123,7 +124,10 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study], lo
         return getattr(base, name) if base else otherwise
 
     identity, computed = reader.identity(), COMPUTED.get(kind)
-    metrics = list(ATTACKS) if kind == "membership" else like("metrics")
+    if kind == "accounting" and reader.take("observer", str, "public") == "views":
+        computed = ("epsilon_views", "certified for views")
+    found = {"membership": list(ATTACKS), "view-attack": list(VIEW_ATTACK)}
+    metrics = found[kind] if kind in found else like("metrics")
     study = Study(
         form=form,
         kind=kind,
@@ -142,6 +146,7 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study], lo
         optional=reader.texts("optional", []),
         rows=[],
         pairs=_pairs(reader) if kind == "pairs" else [],
+        orders=_pairs(reader, "orders") if kind == "table" and "orders" in reader.values else [],
         **VARIED[kind](reader) if kind in VARIED else {},
     )
     for data, own in like("run_on", {}).items():
@@ -210,6 +215,16 @@ def _lengths(reader: Reader) -> dict[str, Any]:
     return {"values": least, "labels": labels, "axis": "interactions a person"}
 
 
+def _view_attack(reader: Reader) -> dict[str, Any]:
+    """A point for each noise and number of participations."""
+    attack = reader.take("attack", dict, {})
+    try:
+        values = [name for name, _, _ in probes.attacked_points(attack)]
+    except HomebodyError as error:
+        raise reader.wrong(error) from error
+    return {"attack": attack, "values": values, "labels": values, "axis": "noise σ, and T participations read"}
+
+
 VARIED: dict[str, Callable[[Reader], dict[str, Any]]] = {
     "sweep": _varied,
     "tables": lambda reader: SWAPPED,
@@ -217,17 +232,19 @@ VARIED: dict[str, Callable[[Reader], dict[str, Any]]] = {
     "accounting": _accounted,
     "lengths": _lengths,
     "membership": lambda reader: {"attack": reader.take("attack", dict, {})},
+    "view-attack": _view_attack,
 }
 """What a kind has besides rows, and how it is read."""
 
 
-def _pairs(reader: Reader) -> list[tuple[str, str]]:
-    pairs = reader.take("pairs", list)
+def _pairs(reader: Reader, name: str = "pairs") -> list[tuple[str, str]]:
+    pairs = reader.take(name, list)
+    which = {"pairs": "the one without and the one with it", "orders": "the one above and the one below"}[name]
     for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(name, str) for name in pair):
-            raise reader.error(f"pairs must be lists of two rows, the one without and the one with it, not {pair!r}")
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(row, str) for row in pair):
+            raise reader.error(f"{name} must be lists of two rows, {which}, not {pair!r}")
     if not pairs:
-        raise reader.error("pairs must name at least one pair of rows")
+        raise reader.error(f"{name} must name at least one pair of rows")
     return [(one, other) for one, other in pairs]
 
 

@@ -4,6 +4,7 @@
 - embedding: one client's items in two dimensions, and how well its own items separate from the others.
 - adaptation: how well one model serves people as their devices adapt it more or less; nothing is retrained.
 - membership: whether attacks, as in `homebody audit`, can tell who was in the training.
+- view: what one view of a person reads of another, as in `homebody audit`.
 
 A probe may have settings behind a colon, as in adaptation:adapt_epochs=0,5,20. Different settings are different probes.
 """
@@ -28,6 +29,7 @@ from homebody.data.population import Population
 from homebody.data.splits import Split
 from homebody.errors import HomebodyError, unknown_name
 from homebody.fit import Fitted
+from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.recipe import Recipe
 from homebody.reference import federated
 from homebody.report import RunFolder
@@ -56,6 +58,9 @@ CHEAP = ("tables", "embedding")
 """Probes that are taken while the model exists, even if the figure that shows them was not requested."""
 ATTACK_DEFAULTS = {"shadows": 8, "people": 0}
 """Shadow models for the likelihood ratio; people whose membership is guessed, half of them members (0: everyone)."""
+
+VIEW_DEFAULTS: dict[str, Any] = {"sigmas": [0, 1, 4], "participations": [1, 10, 100], "users": 30}
+"""Noise multipliers, messages that are read before a guess, and people who are attacked by a view."""
 
 Step = Callable[[int, int], None]
 """Receives how many of how many steps are done."""
@@ -125,6 +130,8 @@ def probe_of(kind: str, vary: str, values: Sequence[int], attack: Mapping[str, A
     """The probe that a study of this kind takes of its models; empty where it takes none."""
     if kind == "adaptation":
         return adaptation_probe(vary.partition(".")[2], values)
+    if kind == "view-attack":
+        return view_probe(attack)
     return membership_probe(attack) if kind == "membership" else kind if kind in PROBES else ""
 
 
@@ -144,6 +151,9 @@ def refuse(probe: str, method: Recommender, name: str) -> None:
     kind, _, settings = probe.partition(":")
     if kind == "adaptation":
         _refuse_adaptation(method, name, settings)
+    elif kind == "view":
+        if not isinstance(method, FLMVDSSM):
+            raise HomebodyError(f"{name} has no views that could attack one another: fl-mv-dssm has.")
     elif kind != "membership":
         _refuse_tables(kind, method, name)
     else:
@@ -440,6 +450,84 @@ def membership_figures(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _attack_settings(given: Mapping[str, Any]) -> dict[str, list[float]]:
+    for name, value in given.items():
+        if name not in VIEW_DEFAULTS:
+            raise unknown_name("setting of the attack", name, VIEW_DEFAULTS)
+        numbers = value if isinstance(value, list) else [value]
+        whole = int if name != "sigmas" else (int, float)
+        if isinstance(value, list) != (name != "users") or not all(isinstance(one, whole) for one in numbers):
+            raise HomebodyError(f"attack.{name} must be like {VIEW_DEFAULTS[name]}, not {value!r}.")
+    every = {**VIEW_DEFAULTS, **given}
+    return {name: value if isinstance(value, list) else [value] for name, value in every.items()}
+
+
+def attacked_points(attack: Mapping[str, Any]) -> list[tuple[str, float, int]]:
+    """The name of each point of an attack on views, its noise and its participations.
+
+    >>> attacked_points({"sigmas": [1], "participations": [1, 10]})
+    [('σ = 1, T = 1', 1.0, 1), ('σ = 1, T = 10', 1.0, 10)]
+    """
+    chosen = _attack_settings(attack)
+    return [
+        (f"σ = {sigma:g}, T = {length:g}", float(sigma), int(length))
+        for sigma in chosen["sigmas"]
+        for length in chosen["participations"]
+    ]
+
+
+def view_probe(attack: Mapping[str, Any]) -> str:
+    """The name of the probe that attacks a view with these settings.
+
+    >>> view_probe({"users": 5}), _read_view_attack("sigmas=0/1/4,participations=1/10/100,users=5")["sigmas"]
+    ('view:sigmas=0/1/4,participations=1/10/100,users=5', [0, 1, 4])
+    """
+    chosen = _attack_settings(attack)
+    return "view:" + ",".join(f"{name}={'/'.join(f'{one:g}' for one in some)}" for name, some in chosen.items())
+
+
+def _read_view_attack(settings: str) -> dict[str, list[float]]:
+    parts = (part.partition("=") for part in settings.split(","))
+    return {name: [int(one) if one.isdigit() else float(one) for one in some.split("/")] for name, _, some in parts}
+
+
+def view_attack(fitted: Fitted, runtime: Simulator, settings: str, seed: int, step: Step) -> dict[str, Any]:
+    """What one view reads of another, for each noise and number of participations: metrics with intervals."""
+    from homebody.audit.views import FIRST, KNOWN, MEAN, read_view
+
+    chosen = _read_view_attack(settings)
+    found = read_view(
+        fitted.method,
+        runtime,
+        fitted.shared,
+        sigmas=chosen["sigmas"],
+        participations=[int(one) for one in chosen["participations"]],
+        users=int(chosen["users"][0]),
+        seed=seed,
+        step=step,
+    )
+    guesses = {(one["question"], one["tower"], one["sigma"], one["participations"]): one for one in found["guesses"]}
+    errors = {one["sigma"]: one["median"] for one in found["errors"]}
+    asked = {
+        "view/feature": (found["feature"], KNOWN),
+        "view/feature, first tower": (found["feature"], FIRST),
+        "view/feature, mean tower": (found["feature"], MEAN),
+        "view/profile": ("profile", KNOWN),
+        "view/opposite": ("opposite", KNOWN),
+    }
+    limits = {"view/most": "opposite", "view/profile, most": "profile"}
+    points = {}
+    for name, sigma, length in attacked_points({name: chosen[name] for name in ("sigmas", "participations")}):
+        own = {metric: guesses.get((*of, sigma, length)) for metric, of in asked.items()}
+        most = {metric: guesses[question, KNOWN, sigma, length]["most"] for metric, question in limits.items()}
+        metrics = {metric: math.nan if one is None else one["accuracy"] for metric, one in own.items()}
+        points[name] = {
+            "metrics": {**metrics, **most, "view/error": errors[sigma]},
+            "intervals": {metric: one["interval"] for metric, one in own.items() if one is not None},
+        }
+    return {"points": points, "found": found}
+
+
 PROBES: dict[str, Callable[[ProbedRun], dict[str, Any]]] = {
     "tables": lambda of: tables(of.fitted, of.population, of.recipe.seed),
     "embedding": lambda of: embedding(of.fitted, of.population, of.recipe.seed),
@@ -447,4 +535,5 @@ PROBES: dict[str, Callable[[ProbedRun], dict[str, Any]]] = {
         of.fitted.method, _simulated(of.fitted), of.fitted.shared, of.settings, of.step
     ),
     "membership": lambda of: membership(of.fitted, _simulated(of.fitted).split, of.recipe, of.settings, of.step),
+    "view": lambda of: view_attack(of.fitted, _simulated(of.fitted), of.settings, of.recipe.seed, of.step),
 }

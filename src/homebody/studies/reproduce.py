@@ -17,7 +17,7 @@ from homebody.report.reproduction import picture
 from homebody.report.reproduction_page import reproduction_page
 from homebody.report.words import behind_proxy
 from homebody.studies.cells import CellProgress, cell_key, kept, run_cells
-from homebody.studies.figures import LINES, MEANINGS, TOLERANCE, Runs
+from homebody.studies.figures import LINES, MEANINGS, TOLERANCE, Runs, ordered
 from homebody.studies.papers import Paper
 from homebody.studies.plan import Plan, plan
 from homebody.studies.provenance import provenance_of, without_paths, write_all
@@ -168,6 +168,7 @@ class _Book:
         mine = {cell.run for cell in self.planned.cells if cell.study is study and cell.data == data}
         asked = {run for run in mine if run < len(self.planned.recipes)}
         whole = [self.results[n] for n in sorted(mine) if n in self.results and "error" not in self.results[n]]
+        rows = self._rows(study, data)
         return {
             "made": self.made,
             "seeds": 0 if computed else study.seeds,
@@ -183,9 +184,10 @@ class _Book:
             ],
             "footnotes": [
                 *(behind_proxy(whole) if "epsilon" in (*study.metrics, *study.also) else []),
-                *([INTERVALS] if study.kind == "membership" else []),
+                *([INTERVALS] if study.kind in ("membership", "view-attack") else []),
+                *(ordered(study, rows) if study.orders else []),
             ],
-            "rows": self._rows(study, data),
+            "rows": rows,
         }
 
     def _rows(self, study: Study, data: str) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from homebody.data.splits import PROTOCOLS
 from homebody.errors import HomebodyError, unknown_name
 from homebody.recipe import Recipe
-from homebody.report.words import ATTACKS, OF_RUNS, QUANTITIES
+from homebody.report.words import ATTACKS, OF_RUNS, QUANTITIES, VIEW_ATTACK
 from homebody.settings import KINDS as VALUES
 from homebody.settings import fits
 from homebody.studies import probes
@@ -22,7 +22,7 @@ __all__ = ["COMPUTED", "KINDS", "Reader", "Row", "Study", "check_study", "deviat
 Form = Literal["table", "figure"]
 KINDS: dict[Form, tuple[str, ...]] = {
     "table": ("table", "pairs", "sweep", "accounting", "membership"),
-    "figure": ("table", "convergence", "sweep", "tables", "embedding", "adaptation", "lengths"),
+    "figure": ("table", "convergence", "sweep", "tables", "embedding", "adaptation", "lengths", "view-attack"),
 }
 COMPUTED = {"accounting": ("epsilon_public", "certified"), "lengths": ("people", "counted")}
 """Kinds that no run is made for: what they show, and what stands in place of a protocol."""
@@ -110,7 +110,9 @@ class Study:
     release: dict[str, Any] = field(default_factory=dict)
     """In an account, what a round tells, as far as rows have it in common."""
     attack: dict[str, Any] = field(default_factory=dict)
-    """Settings of the attacks on membership."""
+    """Settings of the attacks on its models."""
+    orders: list[tuple[str, str]] = field(default_factory=list)
+    """Names of two rows whose order in the paper is compared with the obtained one."""
 
     @property
     def probe(self) -> str:
@@ -179,6 +181,9 @@ def check_study(study: Study, where: str, *, load: bool = True) -> None:
     _check_names("quantity of a run", study.also, OF_RUNS, where)
     if study.kind == "membership":
         _check_names("figure of an attack", study.metrics, ATTACKS, where)
+    if study.kind == "view-attack":
+        _check_names("figure of an attack on a view", study.metrics, VIEW_ATTACK, where)
+    _check_names("row", [name for pair in study.orders for name in pair], [row.name for row in study.rows], where)
     if not study.rows and study.kind != "lengths":
         raise HomebodyError(f"{where}: it has no [[row]].")
     if study.seeds < 1:

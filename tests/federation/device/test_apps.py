@@ -23,9 +23,11 @@ from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.app.folder import AppFolder, AppSettings
 from homebody.federation.app.process import App
-from homebody.federation.device.desk import Desk, usual_socket
+from homebody.federation.device.apps import Apps
+from homebody.federation.device.desk import RELAY, Desk, Relay, usual_socket
 from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
+from homebody.federation.device.household import recommend
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.views import Question, hello, receive, send
 from homebody.methods.fl_mv_dssm import FLMVDSSM
@@ -519,6 +521,38 @@ def test_devices_measure_with_the_scores_of_their_apps(room: Room, shared: Tree)
     room.home.people.describe("ann", dict.fromkeys([*KNOWN["profile"], *KNOWN["taste"]]))
     unknown = update_of(other.answer(letter(shared, "evaluate", measures=True, key=100)))
     assert not torch.equal(unknown["metrics"], wanted["metrics"])
+
+
+def test_a_device_ranks_with_its_apps_whether_it_runs_or_not(room: Room, shared: Tree) -> None:
+    room.add("profile", "taste")
+    device = room.open()
+    room.start("profile")
+    room.start("taste")
+    device.answer(letter(shared, "adapt", people=[]))
+    person = room.home.people.find("ann")
+    assert room.desk is not None
+    found = recommend(room.home, person, 12, Apps(room.home, room.desk, room.log))
+    scores = method().score(shared, {}, ann(), torch.arange(12))
+    wanted = {f"i{item}": float(scores[item]) for item in range(12) if item not in HISTORY}
+    assert {one.item: one.score for one in found} == pytest.approx(wanted, abs=1e-6)
+    # Another process of the device's asks through the one that runs.
+    relayed = recommend(room.home, person, 12, Apps(room.home, Relay(usual_socket(room.home.path)), room.log))
+    assert relayed == found
+    room.home.views.remove("taste")
+    less = recommend(room.home, person, 12, Apps(room.home, Relay(usual_socket(room.home.path)), room.log))
+    assert less != found
+    room.desk.close()
+    with pytest.raises(HomebodyError, match="cannot be reached"):
+        recommend(room.home, person, 12, Apps(room.home, Relay(usual_socket(room.home.path)), room.log))
+
+
+def test_an_app_relays_nothing(room: Room, shared: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    room.add("profile", "taste")
+    room.open()
+    room.start("profile")
+    wait_until(lambda: room.said("view joined"), "the app joins")
+    monkeypatch.setattr("homebody.federation.device.desk.peer_user", lambda connection: os.getuid() + 1)
+    assert turned_away(room, RELAY)
 
 
 def test_folders_and_sockets_are_where_and_as_they_should_be(room: Room) -> None:

@@ -129,6 +129,18 @@ def test_a_home_of_the_first_schema_is_brought_forward(home: Home) -> None:
         assert (again.settings.proxy, again.outbox.reports()) == ("https://mix.example.org", 7)
 
 
+def test_a_home_without_views_is_brought_forward(home: Home) -> None:
+    home.close()
+    database = sqlite3.connect(home.store.file)
+    database.executescript("DROP TABLE view; PRAGMA user_version = 3;")
+    database.close()
+    with Home(home.path) as again:
+        assert again.views.all() == []
+        again.views.add("taste", 4321)
+    with Home(home.path) as again:
+        assert [view.name for view in again.views.all()] == ["taste"]
+
+
 def test_a_home_without_profiles_is_brought_forward(home: Home) -> None:
     ann = home.people.add("ann")
     home.close()

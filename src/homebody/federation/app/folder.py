@@ -68,6 +68,20 @@ class AppSettings(NamedTuple):
     """The user that the device's process belongs to: the app talks to no other."""
     token: str
 
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """The settings in a device's invitation."""
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            settings = cls(**{name: found[name] for name in cls._fields})
+        except OSError as error:
+            raise HomebodyError(f"{file} cannot be read: {error.strerror or error}.") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise HomebodyError(f"{file} is no invitation; `homebody client views add` writes one.") from error
+        if [type(value) for value in settings] != [str, str, int, str]:
+            raise HomebodyError(f"{file} is no invitation; `homebody client views add` writes one.")
+        return settings
+
 
 class Seen(NamedTuple):
     """One question of the device."""

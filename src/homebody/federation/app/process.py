@@ -23,6 +23,7 @@ from homebody.core import Cohort, Data, Method, Tree, releases
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.app.folder import AppFolder, Seen, now
+from homebody.federation.schema import FeatureSchema
 from homebody.federation.service.logs import log
 from homebody.federation.task import acting
 from homebody.federation.views import (
@@ -146,7 +147,8 @@ class App:
         training = question.do == "gradient"
         local = self.folder.tower(person, run, question.step if training else question.step + 1)
         local = method.init_local(question.shared, Rng.of(0)) if local is None else local
-        coded = question.schema.encoded([self.folder.features(person)], question.n_items)["users"]
+        known = {_named(one, name, question.schema): value for one, value in self.folder.features(person).items()}
+        coded = question.schema.encoded([known], question.n_items)["users"]
         features = {column: torch.from_numpy(one.values)[0] for column, one in coded.columns.items()}
         catalogue = question.schema.catalogue(question.n_items)
         if not training:
@@ -186,6 +188,11 @@ def _alone(method: Method, view: str) -> ViewMethod:
     alone = views_of(replace(method, views=view, uplink=Channel()))  # type: ignore[type-var]
     assert alone is not None
     return alone
+
+
+def _named(column: str, view: str, schema: FeatureSchema) -> str:
+    """What the server's model calls a column: `1` of the view `taste` is `taste.1`."""
+    return column if column in schema.people else f"{view}.{column}"
 
 
 def _items(batch: Any) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,19 +13,31 @@ from torch import Tensor
 
 from homebody.core import Batch, Catalogue, Method, Tree, Update
 from homebody.federation import wire
-from homebody.federation.device.desk import Desk, Query, Reply
+from homebody.federation.device.desk import Desk, Query, Relay, Reply, usual_socket
 from homebody.federation.device.home import Home
 from homebody.federation.device.views import KnownView
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.views import Question, views_of
 
-__all__ = ["Apps"]
+__all__ = ["Apps", "asking"]
+
+
+@contextmanager
+def asking(home: Home, where: Path | None, log: Callable[..., None]) -> Iterator[Apps | None]:
+    """The apps of a device, to be asked through its running process, or through a desk that is open meanwhile."""
+    if not home.views.all():
+        yield None
+    elif home.store.client_runs():
+        yield Apps(home, Relay(where or usual_socket(home.path)), log)
+    else:
+        with home.store.only_client(), Desk(home.path, where) as desk:
+            yield Apps(home, desk, log)
 
 
 class Apps:
     """Asks apps through the desk, and counts in the home what came of it. Without a desk every app is away."""
 
-    def __init__(self, home: Home, desk: Desk | None, log: Callable[..., None]) -> None:
+    def __init__(self, home: Home, desk: Desk | Relay | None, log: Callable[..., None]) -> None:
         self._home, self._desk, self._log = home, desk, log
         self._unknown: set[str] = set()
 
@@ -98,10 +112,12 @@ class Apps:
     def _ask(self, queries: Mapping[str, Query]) -> dict[str, Reply]:
         """The answers of those who answered; what came of every question is counted."""
         known: list[KnownView] = self._home.views.all()
-        away = {name: Reply("away", {}) for name in queries}
+        away = {name: Reply("away", {}, "Its app is not there.") for name in queries}
         replies = self._desk.ask(queries, known) if self._desk is not None else away
         for name, reply in replies.items():
             self._home.views.count(name, reply.outcome)
+            if reply.outcome != "answered":
+                self._log("view left out", view=name, why=reply.outcome, reason=reply.reason)
         return {name: reply for name, reply in replies.items() if reply.outcome == "answered"}
 
 

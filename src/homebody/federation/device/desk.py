@@ -7,6 +7,7 @@ without it. An app gets the item tower, its own tower and the samples, and nothi
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -24,17 +25,21 @@ from torch import Tensor
 from homebody.core import Rows, Tree
 from homebody.errors import HomebodyError
 from homebody.federation import wire
+from homebody.federation.device.home import Home
 from homebody.federation.device.store import HomeStore
 from homebody.federation.device.views import KnownView, KnownViews, Outcome
-from homebody.federation.views import HELLO_BYTES, Vanished, peer_user, read_hello, receive, send
+from homebody.federation.views import HELLO_BYTES, QUESTION_BYTES, Vanished, peer_user, read_hello, receive, send
+from homebody.files import write_synced
 
-__all__ = ["LARGEST", "Desk", "Query", "Reply", "usual_socket"]
+__all__ = ["LARGEST", "Desk", "Query", "Relay", "Reply", "invite", "usual_socket"]
 
 SECONDS = 5.0
 """How long an app may take, unless the device says otherwise."""
 LARGEST = 1e6
 """The largest number that a gradient may hold: those of towers are below 100."""
 HELLO_SECONDS = 5.0
+RELAY = wire.encode_letter({"relay": 1})
+"""What another process of the device's says first."""
 PENDING = 4
 """Connections of one user that have not said hello yet."""
 LONGEST_PATH = 107
@@ -51,11 +56,56 @@ def usual_socket(folder: Path) -> Path:
     return whole.with_name(f"{whole.name}.socket")
 
 
+def invite(home: Home, name: str, uid: int, file: Path, *, same_user: bool = False, where: Path | None = None) -> bool:
+    """Let a user's process be the app of a view, and write what it needs to know into a new file.
+
+    Returns whether the file belongs to that user. Nobody but its owner can read it.
+    """
+    if file.exists():
+        raise HomebodyError(f"{file} is there already: give another with --invitation.")
+    token = home.views.add(name, uid, same_user=same_user)
+    socket_path = (where or usual_socket(home.path)).absolute()
+    about = {"view": name, "socket": str(socket_path), "device_user": home.path.stat().st_uid, "token": token}
+    try:
+        write_synced(file, json.dumps(about).encode())
+        if uid != os.geteuid() and os.geteuid() == 0:
+            os.chown(file, uid, -1)
+    except OSError as error:
+        home.views.remove(name)
+        raise HomebodyError(f"{file} cannot be written: {error.strerror or error}.") from error
+    return file.stat().st_uid == uid
+
+
 class Query(NamedTuple):
     """A question to one app, and what its answer must be like."""
 
     letter: bytes
     wanted: Mapping[str, wire.Expected]
+
+    @property
+    def longest(self) -> int:
+        """Bytes that no answer exceeds."""
+        return wire.HEADER_BYTES + wire.longest(self.wanted)
+
+    def read(self, letter: bytes) -> Reply:
+        """An answer, checked: names, shapes, kinds, and numbers that are finite and not too large."""
+        header, parts = wire.decode_letter(letter)
+        if header.get("to") != wire.digest(self.letter):
+            raise wire.Malformed("The answer is to another question.")
+        if "refused" in header:
+            raise wire.Malformed(f"The app refused: {str(header['refused'])[:300]}")
+        update = wire.decode_update(parts.get("update", b""), self.wanted, LARGEST)
+        return Reply("answered", {name: _as(value, self.wanted[name].kind) for name, value in update.items()})
+
+
+class Relayed(NamedTuple):
+    """A question that another process of the device's asks through the desk, and checks the answer to."""
+
+    letter: bytes
+    longest: int
+
+    def read(self, letter: bytes) -> Reply:
+        return Reply("answered", {}, letter=letter)
 
 
 class Reply(NamedTuple):
@@ -64,6 +114,8 @@ class Reply(NamedTuple):
     outcome: Outcome
     update: Tree
     reason: str = ""
+    letter: bytes = b""
+    """A relayed answer, as it came."""
 
 
 class _Seat(NamedTuple):
@@ -95,6 +147,7 @@ class Desk:
         self._seats: dict[str, _Seat] = {}
         self._missed: set[str] = set()
         self._pending: Counter[int] = Counter()
+        self._asking = threading.Lock()
         self._closed = False
         self._listening = self._bound()
         self._thread = threading.Thread(target=self._accept, name="desk", daemon=True)
@@ -144,7 +197,7 @@ class Desk:
             uid = peer_user(connection)
             with self._known() as known:
                 views = {view.name: view for view in known.all()}
-            if not any(view.uid == uid for view in views.values()):
+            if uid != os.geteuid() and not any(view.uid == uid for view in views.values()):
                 self._turn_away(connection, "no app of this device belongs to this user")
                 return
             with self._changed:
@@ -153,16 +206,20 @@ class Desk:
                     return
                 self._pending[uid] += 1
             try:
-                name, token = read_hello(receive(connection, HELLO_BYTES, HELLO_SECONDS))
+                first = receive(connection, HELLO_BYTES, HELLO_SECONDS)
             finally:
                 with self._changed:
                     self._pending[uid] -= 1
+            if uid == os.geteuid() and first == RELAY:
+                self._relay(connection, list(views.values()))
+                return
+            name, token = read_hello(first)
             view = views.get(name)
             if view is None or not view.admits(uid, token):
                 self._turn_away(connection, "its user, view and token do not belong together")
                 return
             send(connection, wire.encode_letter({"welcome": True}), HELLO_SECONDS)
-        except (OSError, HomebodyError, wire.Malformed):
+        except (OSError, HomebodyError, wire.Malformed, KeyError, TypeError, ValueError):
             connection.close()
             return
         with self._changed:
@@ -177,6 +234,16 @@ class Desk:
             before.connection.close()
         self._log("view joined", view=name)
 
+    def _relay(self, connection: socket.socket, known: Sequence[KnownView]) -> None:
+        """Ask apps for another process of the device's, such as one that ranks."""
+        with connection:
+            header, parts = wire.decode_letter(receive(connection, QUESTION_BYTES, HELLO_SECONDS))
+            longest = header["longest"]
+            replies = self.ask({name: Relayed(letter, int(longest[name])) for name, letter in parts.items()}, known)
+            outcomes = {name: [reply.outcome, reply.reason] for name, reply in replies.items()}
+            answers = {name: reply.letter for name, reply in replies.items()}
+            send(connection, wire.encode_letter({"outcomes": outcomes}, answers), HELLO_SECONDS)
+
     def _turn_away(self, connection: socket.socket, why: str) -> None:
         self._log("view refused", reason=why)
         refusal = "This device does not know this app: its operator adds it with `homebody client views add`."
@@ -184,13 +251,16 @@ class Desk:
             send(connection, wire.encode_letter({"refused": refusal}), HELLO_SECONDS)
         connection.close()
 
-    def ask(self, queries: Mapping[str, Query], known: Sequence[KnownView]) -> dict[str, Reply]:
+    def ask(self, queries: Mapping[str, Query | Relayed], known: Sequence[KnownView]) -> dict[str, Reply]:
         """Ask these views' apps, all at once, and wait until the time is up.
 
         known: the apps as they are registered now. An app that was removed or added anew since it came is away.
         """
+        with self._asking:
+            return self._ask_all(queries, {view.name: view for view in known})
+
+    def _ask_all(self, queries: Mapping[str, Query | Relayed], registered: Mapping[str, KnownView]) -> dict[str, Reply]:
         until = time.monotonic() + self.seconds
-        registered = {view.name: view for view in known}
         replies: dict[str, Reply] = {}
 
         def one(name: str) -> None:
@@ -201,17 +271,13 @@ class Desk:
             thread.start()
         for thread in threads:
             thread.join()
-        for name, reply in replies.items():
-            if reply.outcome != "answered":
-                self._log("view left out", view=name, why=reply.outcome, reason=reply.reason)
         return replies
 
-    def _ask(self, query: Query, view: KnownView, until: float) -> Reply:
+    def _ask(self, query: Query | Relayed, view: KnownView, until: float) -> Reply:
         while (seat := self._seat(view, until)) is not None:
             try:
                 send(seat.connection, query.letter, until - time.monotonic())
-                letter = receive(seat.connection, wire.longest(query.wanted), until - time.monotonic())
-                return Reply("answered", _read(letter, query))
+                return query.read(receive(seat.connection, query.longest, until - time.monotonic()))
             except Vanished:
                 self._leave(seat)  # killed in the round: it is asked again if it comes back in time
             except TimeoutError:
@@ -280,15 +346,38 @@ class _Opened:
         self._store.close()
 
 
-def _read(letter: bytes, query: Query) -> Tree:
-    """An app's answer, checked: names, shapes, kinds, and numbers that are finite and not too large."""
-    header, parts = wire.decode_letter(letter)
-    if header.get("to") != wire.digest(query.letter):
-        raise wire.Malformed("The answer is to another question.")
-    if "refused" in header:
-        raise wire.Malformed(f"The app refused: {str(header['refused'])[:300]}")
-    update = wire.decode_update(parts.get("update", b""), query.wanted, LARGEST)
-    return {name: _as(value, query.wanted[name].kind) for name, value in update.items()}
+class Relay:
+    """Asks apps through the desk of the device's running process."""
+
+    def __init__(self, where: Path, seconds: float = 60.0) -> None:
+        self._where, self._seconds = where, seconds
+
+    def ask(self, queries: Mapping[str, Query], known: Sequence[KnownView]) -> dict[str, Reply]:
+        """As `Desk.ask`; the desk looks up which apps there are."""
+        parts = {name: query.letter for name, query in queries.items()}
+        asked = wire.encode_letter({"longest": {name: query.longest for name, query in queries.items()}}, parts)
+        most = sum(query.longest for query in queries.values()) + wire.HEADER_BYTES
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.connect(str(self._where))
+                if peer_user(connection) != os.geteuid():
+                    raise HomebodyError(f"Another user than the device's listens at {self._where}: stop that process.")
+                send(connection, RELAY, self._seconds)
+                send(connection, asked, self._seconds)
+                header, answers = wire.decode_letter(receive(connection, most, self._seconds))
+        except OSError as error:
+            raise HomebodyError(
+                f"The running device cannot be reached at {self._where}: give its socket with --socket."
+            ) from error
+        return {name: self._read(query, header["outcomes"][name], answers[name]) for name, query in queries.items()}
+
+    def _read(self, query: Query, outcome: tuple[Outcome, str], letter: bytes) -> Reply:
+        if outcome[0] != "answered":
+            return Reply(outcome[0], {}, outcome[1])
+        try:
+            return query.read(letter)
+        except wire.Malformed as error:
+            return Reply("nonsense", {}, str(error))
 
 
 def _as(value: Rows | Tensor, kind: torch.dtype) -> Rows | Tensor:

@@ -38,7 +38,7 @@ from homebody.federation.device.models import PrivateState
 from homebody.federation.device.people import OptedOut, Person
 from homebody.federation.epoch import MESSAGE_REPORTS
 from homebody.federation.schema import FeatureSchema
-from homebody.federation.task import Task, measurements
+from homebody.federation.task import Task, measurements, measuring
 from homebody.federation.views import views_of
 from homebody.privacy import Budget, Charge
 from homebody.rng import Rng, SystemRng
@@ -146,7 +146,8 @@ class Device:
         if "items" in parts:
             self._add_items(parts["items"])
         if task.do == "hello":
-            refuse_larger(self._estimate(task, 1), self.home.settings)
+            if self._describes(task):
+                refuse_larger(self._estimate(task, 1), self.home.settings)
             self._compile(task)
             return self._status(), {}
         active = {person.slot for person in self.home.people.active()}
@@ -185,6 +186,11 @@ class Device:
             answers, unreported = self._report(task, answers, until)
             declined += unreported
         return {**self._status(task.shared), "declined": declined}, answers
+
+    def _describes(self, task: Task) -> bool:
+        """Whether all that the method needs to know of features is here: a greeting brings none."""
+        here = not task.features or self.home.items.schema(task.features) is not None
+        return here or not {"user features", "item features"} & {*task.acting.needs}
 
     def _add_items(self, part: bytes) -> None:
         """Extend the catalogue by the items that a letter brings."""
@@ -265,7 +271,7 @@ class Device:
         # Charged as somebody who is always drawn: a device cannot know who else could have been.
         cohort = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, task.n_items)
         try:
-            charges = releases(own, cohort) if task.do == "train" else own.uplink.charges(cohort)
+            charges = releases(own, cohort) if task.do == "train" else measuring(own.uplink, cohort)
             about = (task.do, task.described(), task.phase, task.n_items)
             if self._zero is None or self._zero[0] != about:
                 if task.do == "evaluate":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ from homebody.fit import carry
 from homebody.privacy import Channel
 from homebody.rng import DeviceRng, Rng, SystemRng
 from homebody.simulation.clients import Clients
+
+if TYPE_CHECKING:
+    from homebody.federation.device.apps import Apps
 
 __all__ = ["TOY_ITEMS", "Household", "RankedItem", "carried", "compile_kernels", "feature_schema", "grown", "recommend"]
 
@@ -223,8 +226,11 @@ class RankedItem(NamedTuple):
     score: float
 
 
-def recommend(home: Home, person: Person, k: int = 10) -> list[RankedItem]:
-    """A person's best new items, by the model that the device holds."""
+def recommend(home: Home, person: Person, k: int = 10, apps: Apps | None = None) -> list[RankedItem]:
+    """A person's best new items, by the model that the device holds.
+
+    apps: asked for the scores of the views that they hold.
+    """
     model = home.models.ranking()
     content = None if model is None else home.models.shared(model.digest)
     if model is None or content is None:
@@ -244,6 +250,11 @@ def recommend(home: Home, person: Person, k: int = 10) -> list[RankedItem]:
     state = home.models.state(person.slot, described["run"], model.step + 1)
     if state is not None and household.split.lengths[0]:
         household.restore(home, 0, state, phase, shared)
+    if apps is not None and apps.names(method, household.catalogue):
+        about = {name: described[name] for name in ("run", "method", "fields", "stages")}
+        about |= {"release": model.release, "phase": phase, "step": model.step, "keep": None, "ask": "recommend"}
+        about |= {"n_items": len(home.items), "person": person.name}
+        household.app_scores = apps.scores(about, method, shared, feature_schema(home, digest))
     population = household.split.population
     best = household.recommend(method, shared, 0, k)
     return [RankedItem(population.item_id(item), population.item_name(item), score) for item, score in best]

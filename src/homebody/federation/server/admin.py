@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from homebody.data.columns import FileColumn, listed, usual
 from homebody.data.encode import Encoded, encode
 from homebody.data.population import Features
 from homebody.data.table import USUAL_NAMES
+from homebody.data.views import NAME
 from homebody.data.vocabularies import parse
 from homebody.database import Conflict, Database, connect
 from homebody.errors import HomebodyError, several
@@ -29,12 +31,14 @@ from homebody.federation.server.plan import FILE, ServerPlan
 from homebody.federation.server.records import COMPONENT, LONGEST, Records
 from homebody.federation.service.certificates import make_authority
 from homebody.federation.service.text import is_loopback, making, one_line
+from homebody.federation.views import views_of
 from homebody.files import is_held, sync_folder
 from homebody.report.record import jsonable
 from homebody.rng import Rng
 
 __all__ = ["backup", "make", "opened", "read_items", "report", "restore", "restored", "running"]
 
+MOST_OF_A_VIEW = 10_000
 STATUS = ("name", "fingerprint", "first", "people", "added", "removed", "faults", "set_aside")
 """What `homebody server status` says of a device."""
 TABLES = {
@@ -55,11 +59,17 @@ TABLES = {
 
 
 def make(
-    folder: Path, plan: ServerPlan, items: str | None, hosts: Sequence[str], people: Sequence[str] = ()
+    folder: Path,
+    plan: ServerPlan,
+    items: str | None,
+    hosts: Sequence[str],
+    people: Sequence[str] = (),
+    views: Sequence[str] = (),
 ) -> dict[str, Any]:
     """A server's folder: whole, or not at all.
 
-    people: which features people may have, as `person_code` reads them.
+    people: which features people may have, as `person_code` reads them. views: NAME=SIZE of each view that the server
+    has no data of, as `view_codes` reads them.
     """
     method = plan.method()
     for address in filter(None, (plan.listen, plan.address, plan.reports)):
@@ -67,7 +77,7 @@ def make(
         if not plan.tls and not is_loopback(host):
             raise HomebodyError(f"{host} is not on this machine alone: leave out --no-tls.")
     found, of_items, of_people = ([], None, None) if items is None else read_catalogue(items)
-    schema = _schema(method, plan, of_items, of_people, people)
+    schema = _schema(method, plan, of_items, of_people, people, views)
     if folder.exists() and not folder.is_dir():
         raise HomebodyError(f"{folder} is a file: a server gets a folder of its own.")
     if folder.exists() and any(entry.name != "keys" for entry in folder.iterdir()):
@@ -119,30 +129,69 @@ def opened(folder: Path) -> Iterator[tuple[ServerPlan, Records]]:
 
 
 def _schema(
-    method: Method, plan: ServerPlan, items: Features | None, people: Features | None, given: Sequence[str]
+    method: Method,
+    plan: ServerPlan,
+    items: Features | None,
+    people: Features | None,
+    given: Sequence[str],
+    views: Sequence[str],
 ) -> FeatureSchema:
     """What of features goes to devices: of a method that takes none in, nothing."""
     if not {"user features", "item features"} & {*method.needs, *method.uses}:
-        if given:
-            raise HomebodyError(f"{plan.recipe.method} does not look at features: leave out --person-feature.")
+        if given or views:
+            option = "--person-feature" if given else "--view"
+            raise HomebodyError(f"{plan.recipe.method} does not look at features: leave out {option}.")
         return FeatureSchema()
-    schema = declare(items, people, given)
+    if views and views_of(method) is None:
+        raise HomebodyError(f"{plan.recipe.method} has no views: leave out --view, or take fl-mv-dssm.")
+    schema = declare(items, people, given, views, texts="texts" in method.uses)
     method.init_shared(schema.catalogue(2), Rng.of(0))  # refuses a feature that there is not
     return schema
 
 
-def declare(items: Features | None, people: Features | None, given: Sequence[str]) -> FeatureSchema:
-    """The feature schema of a server: texts are left out, and so are circumstances, which devices do not note.
+def declare(
+    items: Features | None,
+    people: Features | None,
+    given: Sequence[str],
+    views: Sequence[str] = (),
+    *,
+    texts: bool = False,
+) -> FeatureSchema:
+    """The feature schema of a server. Circumstances are left out, which devices do not note.
 
     people: those of a dataset by name, whose values are known to everyone. given: NAME=VALUE,VALUE in their place.
+    views: NAME=SIZE of each view that nobody here has data of. texts: whether the method reads them.
     """
-    of_items, of_people = (_encoded(table, unit) for table, unit in ((items, "items"), (people, "users")))
+    of_items, of_people = (_encoded(table, unit, texts) for table, unit in ((items, "items"), (people, "users")))
     named = dict(person_code(text) for text in given)
     if len(named) < len(given):
         raise HomebodyError("--person-feature says twice what a feature of people is; leave one out.")
+    taken = {code.view for code in of_people.codes.values()}
+    for text in views:
+        name, codes = view_codes(text)
+        if name in taken:
+            raise HomebodyError(f"There is a view '{name}' already: give this one another name.")
+        taken.add(name)
+        named |= codes
     return FeatureSchema(
         {**of_people.codes, **named}, of_items.codes, {name: column.values for name, column in of_items.columns.items()}
     )
+
+
+def view_codes(text: str) -> tuple[str, dict[str, Code]]:
+    """What `--view` says: the name of a view and its numbers, which devices take as they are.
+
+    >>> name, codes = view_codes("taste=2")
+    >>> name, list(codes), codes["taste.1"].view
+    ('taste', ['taste.1', 'taste.2'], 'taste')
+    """
+    name, _, size = (part.strip() for part in text.partition("="))
+    if not re.fullmatch(NAME, name) or not size.isdecimal() or not 1 <= int(size) <= MOST_OF_A_VIEW:
+        raise HomebodyError(
+            f"--view takes NAME=SIZE, such as taste=30: a letter, then letters, digits, _ or -, and 1 to "
+            f"{MOST_OF_A_VIEW:,} numbers; not '{text}'."
+        )
+    return name, {f"{name}.{number}": Code("number", view=name) for number in range(1, int(size) + 1)}
 
 
 def person_code(text: str) -> tuple[str, Code]:
@@ -170,18 +219,22 @@ def person_code(text: str) -> tuple[str, Code]:
     )
 
 
-def features_of_items(path: Path, table: pl.DataFrame, others: Sequence[str]) -> Features | None:
-    """The other columns of a file of items."""
-    columns = [FileColumn(table[name], "item", path) for name in others]
-    kinds = {column.values.name: column.guess_of_items() for column in columns}
+def features_of_items(
+    path: Path, table: pl.DataFrame, others: Sequence[str], texts: Sequence[str] = ()
+) -> Features | None:
+    """The other columns of a file of items; texts: those that are texts, such as names, whatever they look like."""
+    columns = [FileColumn(table[name], "item", path) for name in (*others, *texts)]
+    kinds = {
+        column.values.name: "text" if column.values.name in texts else column.guess_of_items() for column in columns
+    }
     made = {column.values.name: column.as_kind(kinds[column.values.name]) for column in columns}
     return Features(pl.DataFrame(made), kinds) if made else None
 
 
-def _encoded(features: Features | None, unit: str) -> Encoded:
+def _encoded(features: Features | None, unit: str, texts: bool) -> Encoded:
     if features is None:
         return Encoded({}, ())
-    kept = [name for name, kind in features.kinds.items() if kind != "text"]
+    kept = [name for name, kind in features.kinds.items() if texts or kind != "text"]
     chosen = features.only(kept)
     return encode(chosen, np.ones(len(chosen), dtype=np.bool_), unit=unit)
 
@@ -236,7 +289,7 @@ def _items_of(path: Path) -> tuple[list[tuple[str, str]], Features | None]:
     texts = chosen["name"].cast(pl.String).fill_null("")
     others = [name for name in table.columns if name not in (ids[0], *names)]
     pairs = zip(identity.cast(pl.String).to_list(), texts.to_list() if names else [""] * len(texts), strict=True)
-    return list(pairs), features_of_items(path, table, others)
+    return list(pairs), features_of_items(path, table, others, names[:1])
 
 
 def running(folder: Path) -> bool:

@@ -26,7 +26,7 @@ from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.aggregate import LetterRoute, ProxyRoute, bounds, largest
 from homebody.federation.server.letters import PAUSE, Correspondence
 from homebody.federation.server.plan import NOBODY_PUBLIC, ServerPlan
-from homebody.federation.task import Task, asks, metric_names, telemetry
+from homebody.federation.task import Task, asks, measuring, metric_names, telemetry
 from homebody.privacy import Charge
 from homebody.rng import Rng, SystemRng
 
@@ -202,7 +202,7 @@ class Flower:
 
     def telemetry(self, method: Method) -> Sequence[Charge]:
         users = self._gathered()
-        return method.uplink.charges(Cohort(users, "all", len(users), len(users)))
+        return measuring(method.uplink, Cohort(users, "all", len(users), len(users)))
 
     def evaluate(self, method: Method, shared: Tree) -> Evaluated:
         """The mean of what people measure on their own devices; it leaves through the method's channel."""
