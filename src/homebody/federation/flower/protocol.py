@@ -254,9 +254,9 @@ def decode_message(message: Message) -> tuple[bytes, bytes] | None:
     if len(message.content.items) != 1:
         return None
     (record,) = message.content.items
-    found = {item.key: item.value for item in record.config_record.items}
-    if record.key != "homebody" or found.keys() != {"nonce", "body"}:
+    values = {item.key: item.value for item in record.config_record.items}
+    if record.key != "homebody" or values.keys() != {"nonce", "body"}:
         return None
-    if any(value.WhichOneof("value") != "bytes" for value in found.values()):
+    if any(value.WhichOneof("value") != "bytes" for value in values.values()):
         return None
-    return found["nonce"].bytes, found["body"].bytes
+    return values["nonce"].bytes, values["body"].bytes

@@ -34,8 +34,8 @@ def rehearse_reports(messages: Sequence[Longs], batch: int = 4096) -> tuple[list
     sealed = [seal_reports(message, public) for message in messages]
     owner = {report: device for device, message in enumerate(sealed) for report in _single(message)}
     batches = rehearse(sealed, batch)
-    whose = [owner[report] for one in batches for report in _single(one)]
-    return [unseal_reports(one, public, secret).astype(np.int64) for one in batches], np.array(whose)
+    whose = [owner[report] for part in batches for report in _single(part)]
+    return [unseal_reports(part, public, secret).astype(np.int64) for part in batches], np.array(whose)
 
 
 def _single(reports: bytes) -> list[bytes]:

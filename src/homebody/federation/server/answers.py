@@ -133,12 +133,12 @@ def read(
 
 def _numbers(said: Any) -> TypeGuard[list[int]]:
     """Whether it is a list of whole numbers from 0, each once."""
-    return isinstance(said, list) and all(type(one) is int and one >= 0 for one in said) and len(set(said)) == len(said)
+    return isinstance(said, list) and all(type(n) is int and n >= 0 for n in said) and len(set(said)) == len(said)
 
 
 def _names(said: Any) -> TypeGuard[list[str]]:
     few = isinstance(said, list) and len(said) <= MOST_HELD
-    return few and all(type(one) is str and len(one) <= LONGEST_NAME for one in said)
+    return few and all(type(name) is str and len(name) <= LONGEST_NAME for name in said)
 
 
 def _number(name: str) -> int:

@@ -112,12 +112,12 @@ class Epochs:
         """The epoch of this name, new if there is none; the others are closed then. Raises `Over` where the epoch of
         this name takes no more reports, or is not about this."""
         with self._db.transaction():
-            found = self.named(name)
-            if found is not None:
-                about = (found.asks, found.k, found.entries, found.among)
-                if about != (asks, k, entries, among) or not self.takes(found):
+            epoch = self.named(name)
+            if epoch is not None:
+                about = (epoch.asks, epoch.k, epoch.entries, epoch.among)
+                if about != (asks, k, entries, among) or not self.takes(epoch):
                     raise Over("The epoch is over, or about something else.")
-                return found
+                return epoch
             for (other,) in self._db.execute("SELECT name FROM epoch WHERE people IS NULL").fetchall():
                 self.close(other, people=0)
             self._forget()
@@ -155,10 +155,10 @@ class Epochs:
 
     def repeated(self, identity: bytes, number: bytes) -> Added | None:
         """What was answered to a batch of this number."""
-        found = self._db.one("SELECT answer FROM epoch_batch WHERE epoch = ? AND number = ?", identity, number)
-        if found is None:
+        row = self._db.one("SELECT answer FROM epoch_batch WHERE epoch = ? AND number = ?", identity, number)
+        if row is None:
             return None
-        accepted, refused = json.loads(found[0])
+        accepted, refused = json.loads(row[0])
         return Added(accepted, refused, again=True)
 
     def add(
@@ -189,8 +189,8 @@ class Epochs:
 
     def arrived(self, name: str) -> int:
         """How many reports were taken so far."""
-        found = self.named(name)
-        return 0 if found is None else found.arrived
+        epoch = self.named(name)
+        return 0 if epoch is None else epoch.arrived
 
     def close(self, name: str, people: int) -> EpochResult:
         """Take no more of an epoch's reports, and forget what opens them; what came of it stays for a while."""
@@ -211,12 +211,12 @@ class Epochs:
         epoch = self.named(name)
         if epoch is None or epoch.people is None:
             return None
-        (kept,) = self._db.one("SELECT COUNT(*) FROM epoch_counts WHERE epoch = ?", epoch.id)
-        return self.close(name, epoch.people) if kept else None
+        (counts,) = self._db.one("SELECT COUNT(*) FROM epoch_counts WHERE epoch = ?", epoch.id)
+        return self.close(name, epoch.people) if counts else None
 
     def _one(self, column: str, value: bytes | str) -> EpochRecord | None:
-        found = self._db.one(f"SELECT {_COLUMNS} FROM epoch WHERE {column} = ?", value)
-        return None if found is None else EpochRecord(*found)
+        row = self._db.one(f"SELECT {_COLUMNS} FROM epoch WHERE {column} = ?", value)
+        return None if row is None else EpochRecord(*row)
 
     def _counts(self, epoch: EpochRecord) -> Counts:
         """Folded or not."""
