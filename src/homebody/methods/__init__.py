@@ -107,7 +107,7 @@ def build(name: str, given: Mapping[str, Any], stages: Sequence[str] = ()) -> Me
 
 
 def own_channel(name: str) -> Channel:
-    """What updates of a method pass where no stages are given; of a reference, nothing."""
+    """The channel of a method if no stages are given; an empty one for a reference."""
     return getattr(find(name), "uplink", Channel())
 
 

@@ -134,7 +134,7 @@ class Everyone:
             for columns in (histories.features, histories.contexts)
         )
         people = self.known.person(self.features)
-        # Of whom nothing is known there is one description for all.
+        # Users without features share one description.
         row, weight = (part.expand(len(self.lengths), -1) for part in people[:2])
         self.people = people._replace(row=row, weight=weight)
         self.around = self.known.around(self.contexts, len(self.items))

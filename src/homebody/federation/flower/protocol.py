@@ -78,9 +78,9 @@ def fingerprint(public_key: bytes) -> str:
     >>> from cryptography.hazmat.primitives.asymmetric import ec
     >>> from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
     >>> key = ec.generate_private_key(ec.SECP384R1()).public_key()
-    >>> one = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" somebody@somewhere"
+    >>> first = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" somebody@somewhere"
     >>> other = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    >>> fingerprint(one) == fingerprint(other), len(fingerprint(one))
+    >>> fingerprint(first) == fingerprint(other), len(fingerprint(first))
     (True, 64)
     """
     return _fingerprint(bytes(public_key))

@@ -23,11 +23,11 @@ Longs = npt.NDArray[np.int64]
 
 
 def rehearse_reports(messages: Sequence[Longs], batch: int = 4096) -> tuple[list[Longs], Longs]:
-    """What the server opens of these devices' reports, batch by batch; and, in the same order, whose each was.
+    """The reports of these devices as the server opens them, batch by batch; and the device of each, in that order.
 
     >>> batches, whose = rehearse_reports([np.array([4, 7]), np.array([9])], batch=2)
     >>> opened = np.concatenate(batches)
-    >>> [len(one) for one in batches], sorted(zip(opened.tolist(), whose.tolist()))
+    >>> [len(batch) for batch in batches], sorted(zip(opened.tolist(), whose.tolist()))
     ([2, 1], [(4, 0), (7, 0), (9, 1)])
     """
     public, secret = epoch_keys()
@@ -47,7 +47,7 @@ def rehearse(messages: Sequence[bytes], batch: int = 4096) -> list[bytes]:
     release.
 
     >>> batches = rehearse([bytes([device]) * (3 * REPORT_BYTES) for device in range(4)], batch=5)
-    >>> [len(one) // REPORT_BYTES for one in batches], sorted(set(b"".join(batches)))
+    >>> [len(batch) // REPORT_BYTES for batch in batches], sorted(set(b"".join(batches)))
     ([5, 5, 2], [0, 1, 2, 3])
     """
     epoch, now = os.urandom(EPOCH_BYTES), time.time()

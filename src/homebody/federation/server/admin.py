@@ -136,7 +136,7 @@ def _schema(
     given: Sequence[str],
     views: Sequence[str],
 ) -> FeatureSchema:
-    """What of features goes to devices: of a method that takes none in, nothing."""
+    """The features that go to devices; none for a method that takes no features."""
     if not {"user features", "item features"} & {*method.needs, *method.uses}:
         if given or views:
             option = "--person-feature" if given else "--view"
@@ -340,7 +340,7 @@ def restored(folder: Path, file: Path) -> int:
 
 
 def backup(records: Records, to: Path) -> None:
-    """Write everything as it stands at one moment into a new file; nobody who writes is held up."""
+    """Write the state of one moment into a new file; writers are not blocked."""
     if to.exists():
         raise HomebodyError(f"{to} is there already: a backup is not written over another.")
     records.ledger().close()  # its tables are there, and its chain is whole

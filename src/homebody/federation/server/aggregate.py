@@ -180,7 +180,7 @@ def bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
 
 
 def largest(updates: Mapping[int, Tree]) -> int | None:
-    """Whose update has the largest number; None where nobody sent any.
+    """The person whose update has the largest number; None if nobody sent one.
 
     >>> largest({4: {"w": torch.ones(2)}, 7: {"w": torch.tensor([0.0, -3.0])}})
     7

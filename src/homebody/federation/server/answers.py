@@ -53,7 +53,7 @@ class Answer:
     holds: frozenset[str] = frozenset()
     """Shared parameters, and feature schemas, that it has already."""
     lacks: str = ""
-    """What it must be sent before it can answer."""
+    """What the device must receive before it can answer."""
     refused: str | None = None
     """Why it does not answer at all, in its own words."""
     declined: frozenset[int] = frozenset()
@@ -61,7 +61,7 @@ class Answer:
     updates: Mapping[int, Tree] = field(default_factory=lambda: MappingProxyType({}))
     """What people sent, by their numbers."""
     faults: Mapping[int, wire.Malformed] = field(default_factory=lambda: MappingProxyType({}))
-    """What is wrong with what others sent."""
+    """The errors of the other people's parts."""
 
 
 def read(
@@ -142,7 +142,7 @@ def _names(said: Any) -> TypeGuard[list[str]]:
 
 
 def _number(name: str) -> int:
-    """A person's number as a part is called by it: written in one way alone, so that nobody is there twice."""
+    """The person's number in the name of a part. Only one spelling is valid, so nobody is there twice."""
     plain = name.isascii() and name.isdecimal() and len(name) < 19
     return int(name) if plain and str(int(name)) == name else -1
 

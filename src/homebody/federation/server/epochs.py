@@ -67,7 +67,7 @@ class EpochRecord(Epoch):
 
 
 class Added(NamedTuple):
-    """What became of a batch."""
+    """The outcome of a batch."""
 
     accepted: int
     refused: dict[str, int]
@@ -77,7 +77,7 @@ class Added(NamedTuple):
 
 
 class EpochResult(NamedTuple):
-    """What came of an epoch."""
+    """The outcome of an epoch."""
 
     counts: Counts
     people: int
@@ -147,14 +147,14 @@ class Epochs:
         return epoch.closes - self._clock()
 
     def secret(self, epoch: EpochRecord) -> bytes | None:
-        """What opens its reports, for as long as it is open."""
+        """The key that opens its reports, for as long as it is open."""
         try:
             return None if epoch.people is not None else self._file(epoch.id).read_bytes()
         except FileNotFoundError:
             return None
 
     def repeated(self, identity: bytes, number: bytes) -> Added | None:
-        """What was answered to a batch of this number."""
+        """The earlier answer to a batch of this number."""
         row = self._db.one("SELECT answer FROM epoch_batch WHERE epoch = ? AND number = ?", identity, number)
         if row is None:
             return None
@@ -207,7 +207,7 @@ class Epochs:
         return EpochResult(counts, people)
 
     def closed(self, name: str) -> EpochResult | None:
-        """What came of an epoch that is closed, for as long as that is remembered."""
+        """The outcome of a closed epoch, for as long as it is stored."""
         epoch = self.named(name)
         if epoch is None or epoch.people is None:
             return None

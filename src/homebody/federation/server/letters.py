@@ -34,7 +34,7 @@ MOST_RESTS = 8
 REST_SECONDS = 600.0
 """How long somebody is not asked who had nothing to answer with, or whose answer was refused."""
 GREET_SECONDS = 30.0
-"""How long a device is not greeted again of which nobody takes part, or whose answer to a greeting was refused."""
+"""How long a device is not greeted again if nobody on it takes part or its answer to a greeting was refused."""
 AWAY_SECONDS = 1.0
 """How long a device may be away in a round that can do without it, once that is known: one that joins anew is away for
 a moment."""
@@ -48,7 +48,7 @@ PAUSE = 0.2
 
 
 def resting(notes: Mapping[str, str]) -> dict[str, Any] | None:
-    """How many people a server leaves alone, and until when at most, by its notes; None where it does nobody.
+    """How many people a server leaves alone, and until when at most, by its notes; None if there are none.
 
     >>> resting({"resting": '{"60": 3, "32503680000": 2}'})
     {'people': 2, 'until': '3000-01-01 00:00 UTC'}
@@ -64,7 +64,7 @@ def moment(seconds: float) -> str:
 
 @dataclass
 class Node:
-    """What is known of a device that is there."""
+    """What the server knows about a connected device."""
 
     device: RegisteredDevice
     active: list[int]
@@ -105,7 +105,7 @@ class Correspondence:
         now = time.monotonic()
         self._left_alone = {node: until for node, until in self._left_alone.items() if until > now and node in online}
         greeted = {node for node, until in self._greeted.values() if until > now} | self._left_alone.keys()
-        # Also those of whom nobody took part: somebody may by now.
+        # Also devices on which nobody took part: somebody may by now.
         present = {node for node, state in self.known.items() if state.active}
         strangers = [node for node in online if node not in present and node not in greeted]
         if strangers:

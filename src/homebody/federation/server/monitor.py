@@ -28,7 +28,7 @@ _PAGE = 1000
 
 @dataclass(frozen=True)
 class _Sum:
-    """What some rounds come to."""
+    """Totals of some rounds."""
 
     rounds: int = 0
     bytes_up: int = 0
@@ -48,7 +48,7 @@ class _Sum:
 
 
 class RoundSums:
-    """What all recorded rounds come to. Each is read once: an answer costs the same however many there are. The last is
+    """Totals of all recorded rounds. Each is read once: an answer costs the same however many there are. The last is
     read every time, since it may be measured after it is recorded."""
 
     def __init__(self, records: Records) -> None:
@@ -127,7 +127,7 @@ def _app(records: Records) -> web.Starlette:
 
 
 def health(rounds: RoundSums) -> dict[str, Any]:
-    """That it is there, and what it does."""
+    """Whether the server runs, and what it does."""
     doing = rounds.records.notes().get("doing", "starting")
     return {"status": "ok", "doing": doing, "rounds": rounds.sum().rounds}
 

@@ -34,7 +34,7 @@ PART = 1 << 24
 LONGEST = 500
 """Characters of a name or an id: PostgreSQL finds no longer ones again."""
 MOST_PEOPLE = 1_000_000
-"""On one device; it is there to catch a slip."""
+"""The most people on one device, to catch a typing mistake."""
 _SCHEMA = """
 CREATE TABLE device (
     fingerprint TEXT PRIMARY KEY, public_key BLOB NOT NULL, name TEXT NOT NULL, first INTEGER NOT NULL UNIQUE,
@@ -381,7 +381,7 @@ class Records:
 
 
 def database_in(folder: Path, named: str) -> Path | str:
-    """What to connect to: a file in the folder, an address, or env:NAME for one that the environment holds."""
+    """The database to connect to: a file in the folder, an address, or env:NAME for one that the environment holds."""
     if named.startswith("env:"):
         name = named.removeprefix("env:")
         if not os.environ.get(name):

@@ -50,7 +50,7 @@ class _Answers(NamedTuple):
     up: int = 0
     down: int = 0
     updates: Mapping[int, Tree] = MappingProxyType({})
-    """What each person sent, where that came in letters."""
+    """The update of each person, if updates came in letters."""
 
 
 class Flower:
@@ -125,7 +125,7 @@ class Flower:
         return opened
 
     def _attempt(self) -> str:
-        """What the round is called: after it was given up it is another release."""
+        """The name of the round's release; a round that was abandoned is another release."""
         base, _, attempts = self._records.notes().get("abandoned", "").partition("#")
         return f"{self._release}#{int(attempts) + 1}" if base == self._release else self._release
 
@@ -259,7 +259,7 @@ class Flower:
         return known
 
     def _task(self, do: str, step: int, rng: Rng) -> Task:
-        """What letters of this kind ask, whoever gets them."""
+        """The task of letters of this kind, without a recipient."""
         return Task(
             do=do,
             release=self._release,
@@ -304,10 +304,10 @@ def within_range(estimates: Mapping[str, float], deviation: float) -> Evaluated:
 
     deviation: of the noise of a sum, over the sum that is divided by.
 
-    >>> found = within_range({"hr@10": 0.5, "ndcg@10": -0.25}, 0.25)
-    >>> found.metrics, found.unclipped
+    >>> clipped = within_range({"hr@10": 0.5, "ndcg@10": -0.25}, 0.25)
+    >>> clipped.metrics, clipped.unclipped
     ({'hr@10': 0.5, 'ndcg@10': 0.0}, {'ndcg@10': -0.25})
-    >>> {name: round(error, 3) for name, error in found.errors.items()}
+    >>> {name: round(error, 3) for name, error in clipped.errors.items()}
     {'hr@10': 0.28, 'ndcg@10': 0.25}
     """
     metrics = {name: min(1.0, max(0.0, value)) for name, value in estimates.items()}

@@ -71,7 +71,7 @@ def register(kind: type[Method], kernel: Kernel) -> None:
 
 
 def kernel_of(method: Method, device: torch.device | str = "cpu") -> Kernel:
-    """What is registered for exactly this method's class, as far as it runs on this device; otherwise an empty one."""
+    """The kernel registered for exactly this class, as far as it runs on this device; otherwise an empty one."""
     kind = type(method)
     place = _SHIPPED.get(f"{kind.__module__}.{kind.__qualname__}")
     registered = _REGISTERED.get(kind, _PLAIN)

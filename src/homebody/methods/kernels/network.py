@@ -97,7 +97,7 @@ def _logits(weights: Tensor, rows: Tensor, person: Tensor, function: ScoreFuncti
         logits = torch.func.vmap(lambda theta, some, row: function.logit(theta, some, row if len(row) else None))
         return logits(weights, rows, person)
     out = torch.empty(rows.shape[:2])
-    # What all clients have in common stands there once, whatever the first dimension says.
+    # Values common to all clients are stored once, whatever the first dimension says.
     alike, same = weights.stride(0) == 0, rows.stride(0) == 0
     weights, rows = weights[:1] if alike else weights, rows[:1] if same else rows
     ready = alike and same and len(out) > 1

@@ -77,7 +77,7 @@ def train(
     person, around, of_items = (
         PackedFeatures(*(batches[f"{name}/{part}"] for part in PackedFeatures._fields)) for name in PARTS
     )
-    # What everyone has in common stands there once for each.
+    # Values common to all clients are repeated for each of them.
     person, around = (part._replace(block=part.block[0]) for part in (person, around))
     of_items = PackedFeatures(*(part[0] for part in of_items))
     rating = batches["rating"] if explicit else torch.empty(clients, 0)
