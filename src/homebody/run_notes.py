@@ -242,7 +242,10 @@ def _outside(recipe: Recipe, method: Method | Reference, split: Split) -> list[s
         return []
     said = _as_found(_found(method, split))
     population = split.population
-    own = not (population.user_features is None and population.contexts is None)
+    users = population.user_features
+    added = recipe.views or {}
+    described = users is not None and any(users.views.get(name, "") not in added for name in users.names)
+    own = population.contexts is not None or described
     if own and recipe.user_features is None and _taken(method, split) and Path(recipe.data).is_file():
         said.append("Which columns of the file describe people, items or interactions was read off its rows.")
     if recipe.data.partition(":")[0] != "synthetic" or recipe.filters:

@@ -396,3 +396,23 @@ class TestCommands:
         command = ["data", "info", SYNTHETIC, "--view", "taste=svd", "--view", "taste=svd:size=4"]
         error = CliRunner().invoke(app, command).exception
         assert "--view says twice what 'taste' is" in str(error)
+
+
+def test_a_view_says_nothing_of_the_columns_of_the_file(tmp_path: Path) -> None:
+    """A file of interactions alone, and a view beside it: no column of the file describes anybody."""
+    rows = "".join(f"{user},{(user * 7 + n * 3) % 20}\n" for user in range(30) for n in range(6))
+    data, view = tmp_path / "clicks.csv", tmp_path / "taste.csv"
+    data.write_text("user,item\n" + rows, encoding="utf-8")
+    view.write_text("user,x\n" + "".join(f"{user},{user % 7}.5\n" for user in range(30)), encoding="utf-8")
+    titles = tmp_path / "titles.csv"
+    titles.write_text("item,genre\n" + "".join(f"{item},{'ab'[item % 2]}\n" for item in range(20)), encoding="utf-8")
+    recipe = Recipe(
+        "fed-mvmf",
+        str(data),
+        split="ratio:valid=0",
+        views={"taste": str(view)},
+        item_features=str(titles),
+        negatives=5,
+    )
+    said = environment(recipe, *prepare(recipe))["outside"]
+    assert not any("Which columns of the file" in one for one in said)

@@ -61,7 +61,7 @@ class DSSM(Reference):
     about: ClassVar[About] = About(
         title="a user tower and an item tower on features, trained on everyone's histories, in one place",
         paper="Huang et al., Learning Deep Structured Semantic Models for Web Search, CIKM 2013",
-        rounds=10,
+        rounds=5,
     )
 
     def __post_init__(self) -> None:
