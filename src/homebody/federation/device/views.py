@@ -104,7 +104,7 @@ def user_number(user: str) -> int:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
-        raise HomebodyError(f"This machine has no user '{user}': give a name or a number, as `id -u` shows it.") from None
+        raise HomebodyError(f"This machine has no user '{user}': give a name or a number.") from None
 
 
 def _digest(token: str) -> str:
