@@ -61,8 +61,8 @@ def attach(
         items, titles = _described(population, "item", Path(item_features), wanted, items, say)
         names = titles if names is None else names
     # Kinds may also be given for what the source itself has.
-    users, items, contexts = (_of_kinds(one, wanted) for one in (users, items, population.contexts))
-    present = {name for one in (users, items, contexts) if one is not None for name in one.names}
+    users, items, contexts = (_of_kinds(features, wanted) for features in (users, items, population.contexts))
+    present = {name for features in (users, items, contexts) if features is not None for name in features.names}
     for name in wanted:
         if name not in present:
             if not present:
@@ -94,12 +94,12 @@ def attach_view(
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so the view '{name}' describes nobody.")
     key = _id_column(path, table.columns, "user", say)
-    found = FileColumn(table[key], "user", path).ids()
-    twice = found.is_duplicated()
+    ids = FileColumn(table[key], "user", path).ids()
+    twice = ids.is_duplicated()
     if twice.any():
         raise HomebodyError(
-            f"{path} has several rows about the user '{found.filter(twice)[0]}' ({found.filter(twice).n_unique():,} "
-            f"such {'user' if found.filter(twice).n_unique() == 1 else 'users'}): leave one row for each."
+            f"{path} has several rows about the user '{ids.filter(twice)[0]}' ({ids.filter(twice).n_unique():,} "
+            f"such {'user' if ids.filter(twice).n_unique() == 1 else 'users'}): leave one row for each."
         )
     table = table.drop(key)
     table.columns = [f"{name}.{column}" for column in table.columns]
@@ -113,7 +113,7 @@ def attach_view(
             bad = given.numbers_or_nothing().is_null()
             given.refuse(bad, "a number in every row", "; leave out the rows of people without this view")
         columns.append(given.as_kind(kind))
-    rows = _matched(path, pl.DataFrame(columns), found, population.user_ids, population.n_users, "user", say)
+    rows = _matched(path, pl.DataFrame(columns), ids, population.user_ids, population.n_users, "user", say)
     return with_view(population, name, Features(rows, chosen))
 
 
@@ -147,11 +147,11 @@ def _described(
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so it says nothing about any {role}.")
     key = _id_column(path, table.columns, role, say)
-    found = FileColumn(table[key], role, path).ids()
+    ids = FileColumn(table[key], role, path).ids()
     table = table.drop(key)
     kinds = _guessed(path, table, wanted, role, say)
     table = pl.DataFrame([FileColumn(table[name], "feature", path).as_kind(kind) for name, kind in kinds.items()])
-    rows = _matched(path, table, found, known, count, role, say)
+    rows = _matched(path, table, ids, known, count, role, say)
     titles = None if role == "user" else names_of_items(rows, known)
     if old is not None:
         again = [name for name in old.names if name in kinds]
@@ -190,22 +190,22 @@ def _guessed(path: Path, table: pl.DataFrame, wanted: Mapping[str, Kind], role: 
 
 
 def _matched(
-    path: Path, table: pl.DataFrame, found: pl.Series, known: pl.Series | None, count: int, role: Role, say: Say
+    path: Path, table: pl.DataFrame, ids: pl.Series, known: pl.Series | None, count: int, role: Role, say: Say
 ) -> pl.DataFrame:
     """The table's rows in the population's order, nulls where it has none."""
-    place = _places(found, known, count)
+    place = _places(ids, known, count)
     strangers = place.null_count()
     if strangers == len(place):
         example = 0 if known is None else known[0]
         raise HomebodyError(
-            f"{path} knows none of the population's {role}s: the first of its is called '{found[0]}', and the "
+            f"{path} knows none of the population's {role}s: the first of its is called '{ids[0]}', and the "
             f"first of the population's '{example}'."
         )
     if strangers:
         say(f"{path.name} has {several(strangers, 'row')} about {role}s that have no interactions; left out.")
     # A list is one value here, and two rows are the same if they look the same.
     looks = table.with_columns(pl.selectors.by_dtype(pl.List(pl.String)).list.join("\x1f"))
-    rows = looks.with_columns(place.alias(" place"), found.alias(" id"), pl.int_range(table.height).alias(" row"))
+    rows = looks.with_columns(place.alias(" place"), ids.alias(" id"), pl.int_range(table.height).alias(" row"))
     rows = rows.filter(pl.col(" place").is_not_null())
     distinct = rows.unique([*table.columns, " place"], keep="first", maintain_order=True)
     repeated = distinct.filter(pl.col(" place").is_duplicated())
@@ -238,7 +238,7 @@ def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features
         if kinds[name] != features.kinds[name]
     )
     # What was declared for another kind does not fit.
-    declared = {name: one for name, one in features.declared.items() if kinds[name] == features.kinds[name]}
+    declared = {name: given for name, given in features.declared.items() if kinds[name] == features.kinds[name]}
     return Features(table, kinds, declared, features.views)
 
 
@@ -270,13 +270,13 @@ def _attach_impressions(population: Population, path: Path, say: Say) -> Populat
         }
     )
     _refuse_shared(rows, path)
-    kept = _askable(rows, path, say)
+    askable = _askable(rows, path, say)
     if population.impressions is not None:
         say(f"{path.name} takes the place of the impressions that {population.name} has already.")
-    return replace(population, impressions=_impressions(kept))
+    return replace(population, impressions=_impressions(askable))
 
 
-def _places(found: pl.Series, known: pl.Series | None, count: int) -> pl.Series:
+def _places(ids: pl.Series, known: pl.Series | None, count: int) -> pl.Series:
     """Which user (or item) of the population each id is; null where it is none. 7 is '7' but not '007'.
 
     >>> _places(pl.Series(["7", "007", "x"]), pl.Series([5, 7]), 2).to_list()
@@ -284,7 +284,7 @@ def _places(found: pl.Series, known: pl.Series | None, count: int) -> pl.Series:
     """
     names = pl.Series("id", range(count)) if known is None else known
     index = pl.DataFrame({"id": names.cast(pl.String), "place": pl.int_range(count, eager=True)})
-    asked = found.cast(pl.String).rename("id").to_frame()
+    asked = ids.cast(pl.String).rename("id").to_frame()
     return asked.join(index, on="id", how="left", maintain_order="left")["place"]
 
 

@@ -73,8 +73,8 @@ def listed(lists: pl.Series) -> Pairs:
 def places(values: pl.Series, vocabulary: pl.Series) -> npt.NDArray[np.int64]:
     """The place of each value in the vocabulary, from 1; 0 where it has none."""
     index = pl.DataFrame({"value": vocabulary, "code": pl.int_range(1, len(vocabulary) + 1, eager=True)})
-    found = values.alias("value").to_frame().join(index, on="value", how="left", maintain_order="left")
-    return found["code"].fill_null(0).to_numpy().astype(np.int64)
+    joined = values.alias("value").to_frame().join(index, on="value", how="left", maintain_order="left")
+    return joined["code"].fill_null(0).to_numpy().astype(np.int64)
 
 
 Numbers = npt.NDArray[Any]
@@ -178,7 +178,7 @@ class Code:
             shares = f"{len(set(strange))} of {len(set(parts))} 3-grams"
             note = f"{shares} of {name} are unknown to training; they are left out."
         elif strange:
-            listed = ", ".join(f"'{one[:SHOWN]}'" for one in strange)
+            listed = ", ".join(f"'{value[:SHOWN]}'" for value in strange)
             become = "it counts as unknown" if self.kind == "one" else "left out"
             note = f"{listed} is no {name} that training knows; {become}."
         if self.kind == "one":
@@ -198,8 +198,8 @@ class Code:
 
     def _parts(self, value: object) -> list[str]:
         if self.text:
-            found = trigrams(pl.Series([str(value)]))
-            return [str(one) for one in found.distinct.gather(found.value).to_list()]
+            grams = trigrams(pl.Series([str(value)]))
+            return [str(gram) for gram in grams.distinct.gather(grams.value).to_list()]
         parts: Iterable[object] = value.split(SEPARATOR) if isinstance(value, str) else _several(value)
         return [text for text in dict.fromkeys(_plain(part) for part in parts) if text]
 
@@ -208,18 +208,18 @@ class Code:
         scale = [self.scale.largest, self.scale.mean, self.scale.spread]
         if math.isfinite(self.scale.most):
             scale.append(self.scale.most)
-        told: dict[str, Any] = {"values": list(self.values), "text": self.text, "scale": scale, "width": self.width}
+        fields: dict[str, Any] = {"values": list(self.values), "text": self.text, "scale": scale, "width": self.width}
         if self.view:
-            told["view"] = self.view
+            fields["view"] = self.view
         # A version that knows no buckets, or no clipping, must not read it as something else.
         return (
-            {"kind": self.kind, **told}
+            {"kind": self.kind, **fields}
             if not self.buckets
-            else {"kind": f"hashed-{self.kind}", **told, "buckets": self.buckets}
+            else {"kind": f"hashed-{self.kind}", **fields, "buckets": self.buckets}
         )
 
     @classmethod
-    def from_json(cls, told: Any) -> Code:
+    def from_json(cls, record: Any) -> Code:
         """Refuses, in a sentence, what is none.
 
         >>> amount = Code("number", scale=Scale(8.0, 0.5, 0.25))
@@ -227,15 +227,15 @@ class Code:
         True
         """
         try:
-            kind, values, width = told["kind"], told["values"], told["width"]
-            scale = [float(number) for number in told["scale"]]
-            text, buckets, view = told["text"], 0, told.get("view", "")
+            kind, values, width = record["kind"], record["values"], record["width"]
+            scale = [float(number) for number in record["scale"]]
+            text, buckets, view = record["text"], 0, record.get("view", "")
             if kind in ("hashed-one", "hashed-many"):
-                kind, buckets = kind.removeprefix("hashed-"), told["buckets"]
+                kind, buckets = kind.removeprefix("hashed-"), record["buckets"]
         except (AttributeError, KeyError, TypeError, ValueError):
             raise _not_a_code() from None
         fit = kind in ("one", "many", "number") and type(text) is bool and type(width) is int and 1 <= width <= LARGEST
-        fit = fit and isinstance(values, list) and all(type(one) is str for one in (view, *values))
+        fit = fit and isinstance(values, list) and all(type(text) is str for text in (view, *values))
         fit = fit and type(buckets) is int and 0 <= buckets <= LARGEST and not (buckets and values)
         if not fit or len(scale) not in (3, 4) or not all(map(math.isfinite, scale)) or not scale[0] or not scale[2]:
             raise _not_a_code()
@@ -256,8 +256,8 @@ def encode_one(
             if not codes:
                 raise HomebodyError(f"This data knows no {what}, so it cannot take '{name}': leave it out.")
             raise unknown_name(what, name, codes)
-    found = {name: code.of(name, given.get(name)) for name, code in codes.items()}
-    return {name: numbers for name, (numbers, _) in found.items()}, tuple(note for _, note in found.values() if note)
+    coded = {name: code.of(name, given.get(name)) for name, code in codes.items()}
+    return {name: numbers for name, (numbers, _) in coded.items()}, tuple(note for _, note in coded.values() if note)
 
 
 def _plain(value: object) -> str:

@@ -131,9 +131,9 @@ class FileColumn:
         [1, None]
         """
         values = self.bare()
-        found = _as_numbers(values)
-        self.refuse(found.is_null() & values.is_not_null(), "numbers", remedy)
-        return found
+        numbers = _as_numbers(values)
+        self.refuse(numbers.is_null() & values.is_not_null(), "numbers", remedy)
+        return numbers
 
     def flags(self) -> pl.Series:
         """Yes or no, written as 1 or 0, true or false.
@@ -303,9 +303,9 @@ def names_of_items(rows: pl.DataFrame, known: pl.Series | None) -> pl.Series | N
     called = [name for title in TITLES for name in usual(rows.columns, (title,))]
     if not called or isinstance(rows[called[0]].dtype, pl.List):
         return None
-    own = pl.Series(range(rows.height)) if known is None else known
+    ids = pl.Series(range(rows.height)) if known is None else known
     names = rows[called[0]].cast(pl.String)
-    return names.zip_with(names.is_not_null(), own.cast(pl.String)).alias("name")
+    return names.zip_with(names.is_not_null(), ids.cast(pl.String)).alias("name")
 
 
 def known_kinds(given: Mapping[str, str]) -> dict[str, Kind]:

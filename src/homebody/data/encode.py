@@ -48,7 +48,7 @@ class Encoded:
 
     def rows(self, numbers: Mapping[str, npt.NDArray[Any]]) -> Encoded:
         """These rows in place of its own, encoded as they were."""
-        return replace(self, columns={name: one._replace(values=numbers[name]) for name, one in self.columns.items()})
+        return replace(self, columns={name: old._replace(values=numbers[name]) for name, old in self.columns.items()})
 
 
 def encode(
@@ -166,10 +166,10 @@ def _many(pairs: Pairs, values: pl.Series, code: Code, note: _Notes) -> EncodedC
     # One number for a row and its code: the set of them, sorted, is the matrix read line by line.
     both = np.sort(pairs.row[usable] * size + place[usable])
     both = both[np.diff(both, prepend=-1) > 0]
-    row, own = both // size, both % size
+    row, column = both // size, both % size
     counts = np.bincount(row, minlength=len(values))
     matrix = np.full((len(values), max(1, int(counts.max(initial=0)))), -1, dtype=np.int64)
-    matrix[row, np.arange(len(both)) - (np.cumsum(counts) - counts)[row]] = own
+    matrix[row, np.arange(len(both)) - (np.cumsum(counts) - counts)[row]] = column
     note.add(values.null_count(), f"no '{note.column}'")
     lost = int(np.count_nonzero(np.bincount(pairs.row[~usable])))
     different = len(np.unique(pairs.value[~usable]))

@@ -34,10 +34,10 @@ def chosen(text: str, count: int) -> npt.NDArray[np.int64]:
     highest = max(last for _, last in ranges)
     if highest >= count:
         raise HomebodyError(f"There is no user {highest}: users are numbered 0 to {count - 1}.")
-    found = np.concatenate([np.arange(first, last + 1) for first, last in ranges])
-    if len(np.unique(found)) != len(found):
+    users = np.concatenate([np.arange(first, last + 1) for first, last in ranges])
+    if len(np.unique(users)) != len(users):
         raise HomebodyError(f"'{text}' names a user twice: name each once.")
-    return found
+    return users
 
 
 def export(population: Population, path: Path, users: npt.NDArray[np.int64] | None = None) -> int:
@@ -89,15 +89,15 @@ def export_view(
     """
     features = population.user_features
     views = {} if features is None else features.views
-    columns = [name for name, own in views.items() if own == view]
+    columns = [name for name, given in views.items() if given == view]
     if features is None or not columns:
         raise unknown_name("view", view, sorted(set(views.values())) or ["none"])
     users = np.arange(population.n_users) if users is None else users
-    own = features.table.select(columns)[users]
-    there = ~own.select(pl.all_horizontal(pl.all().is_null())).to_series()
+    table = features.table.select(columns)[users]
+    there = ~table.select(pl.all_horizontal(pl.all().is_null())).to_series()
     written = {"user": _called(users, population.user_ids)}
     for name in columns:
-        values = own[name].list.join(SEPARATOR) if own[name].dtype == pl.List(pl.String) else own[name]
+        values = table[name].list.join(SEPARATOR) if table[name].dtype == pl.List(pl.String) else table[name]
         written[name.removeprefix(f"{view}.")] = mark_all(values)
     with replacing(path) as file:
         pl.DataFrame(written).filter(there).write_csv(file)

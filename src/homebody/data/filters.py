@@ -248,8 +248,8 @@ def _numbers(kept: Mask) -> npt.NDArray[np.int64]:
 def _elsewhere(elsewhere: UserItems, users: Mask, items: Mask) -> UserItems:
     """What is left of what users have elsewhere, in the new numbers."""
     keep = users[elsewhere.owners] & items[elsewhere.items]
-    owners, own = _numbers(users)[elsewhere.owners[keep]], _numbers(items)[elsewhere.items[keep]]
-    return UserItems.of(owners, own, int(users.sum()))
+    owners, numbers = _numbers(users)[elsewhere.owners[keep]], _numbers(items)[elsewhere.items[keep]]
+    return UserItems.of(owners, numbers, int(users.sum()))
 
 
 def _shown(impressions: Impressions, users: Mask, items: Mask) -> Impressions:

@@ -145,7 +145,7 @@ def _population(
     about_users = None if people is None else rows_for(bare.user_ids, people)
     about_items = None if movies is None else rows_for(bare.item_ids, movies)
     kinds: dict[str, Kind] = {
-        name: "numeric" if one.kind == "number" else "categorical" for name, one in declared.items()
+        name: "numeric" if code.kind == "number" else "categorical" for name, code in declared.items()
     }
     return replace(
         bare,

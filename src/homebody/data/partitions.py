@@ -136,8 +136,8 @@ def _leave_one_out(kept: Kept, settings: Mapping[str, float]) -> Parts:
     have = "has" if (~asked).sum() == 1 else "have"
     few = f"{(~asked).sum():,} of {len(asked):,} users {have} fewer than {LEAST} interactions: "
     notes = () if asked.all() else (few + "they take part in training and are not evaluated.",)
-    one = asked.astype(np.int64)
-    return _by_count(kept, one, one, np.ones(len(asked), dtype=np.bool_), notes)
+    count = asked.astype(np.int64)
+    return _by_count(kept, count, count, np.ones(len(asked), dtype=np.bool_), notes)
 
 
 def _ratio(kept: Kept, settings: Mapping[str, float]) -> Parts:
@@ -214,9 +214,9 @@ def _impressions(kept: Kept, settings: Mapping[str, float]) -> Parts:
             f"{kept.population.name} has no impressions to ask about; give some with --impressions FILE."
         )
     clicks = np.concatenate([[0], np.cumsum(shown.clicked)])[shown.indptr]
-    told = (np.diff(clicks) > 0) & (np.diff(clicks) < np.diff(shown.indptr))
-    asked = np.flatnonzero(told)
-    users, some = shown.users[asked], int((~told).sum())
+    mixed = (np.diff(clicks) > 0) & (np.diff(clicks) < np.diff(shown.indptr))
+    asked = np.flatnonzero(mixed)
+    users, some = shown.users[asked], int((~mixed).sum())
     them = "it" if some == 1 else "them"
     many = several(some, "impression is", "impressions are")
     notes = (f"{many} not asked: nothing or everything in {them} was clicked.",) if some else ()
@@ -344,8 +344,8 @@ def _by_part(kept: Kept, part: Longs, learn: Bools, items: Longs) -> Parts:
     bounds = np.concatenate([[kept.indptr[:-1]], kept.indptr[:-1] + np.cumsum(sizes, axis=1).T])
     absent = np.flatnonzero(items).astype(np.int32)
     some = several(int((items == 1).sum()), "item appears", "items appear")
-    told = f"{some} in validation and {(items == 2).sum():,} in test alone: "
-    notes = [told + "in training nobody has them, nor meets them as negatives; they are ranked among themselves."]
+    share = f"{some} in validation and {(items == 2).sum():,} in test alone: "
+    notes = [share + "in training nobody has them, nor meets them as negatives; they are ranked among themselves."]
     if sizes[:, 3].any():
         notes.append(several(int(sizes[:, 3].sum()), "interaction is", "interactions are") + " in no part.")
     validation, test = (np.flatnonzero(items != number).astype(np.int32) for number in (1, 2))

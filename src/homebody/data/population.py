@@ -94,8 +94,8 @@ class UserItems(NamedTuple):
         [0, 1, 2, 2]
         """
         most = int(items.max(initial=0)) + 1
-        owner, own = np.divmod(np.unique(users.astype(np.int64) * most + items), most)
-        return cls(np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n_users))]), own.astype(np.int32))
+        owner, item = np.divmod(np.unique(users.astype(np.int64) * most + items), most)
+        return cls(np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n_users))]), item.astype(np.int32))
 
     @property
     def owners(self) -> npt.NDArray[np.int64]:
@@ -208,11 +208,11 @@ item_ids=pl.Series(["a1", "b2"]), item_names=pl.Series(["Emma", "Dracula"]))
             if called is None:
                 raise
             lower = called.cast(pl.String).str.to_lowercase()
-            found = (lower == name.strip().lower()).fill_null(False).arg_true().to_list()
-            if len(found) == 1:
-                return int(found[0])
-            if found:
-                several = ", ".join(self.item_id(item) for item in found[:5])
+            matches = (lower == name.strip().lower()).fill_null(False).arg_true().to_list()
+            if len(matches) == 1:
+                return int(matches[0])
+            if matches:
+                several = ", ".join(self.item_id(item) for item in matches[:5])
                 raise HomebodyError(f"Several items are called '{name}': give an id ({several}).") from None
             near = difflib.get_close_matches(name.strip().lower(), lower.drop_nulls().to_list()[:MATCHED], n=1)
             if not near:
@@ -275,14 +275,14 @@ item_ids=pl.Series(["a1", "b2"]), item_names=pl.Series(["Emma", "Dracula"]))
 
 def _number(name: str, ids: pl.Series | None, count: int, kind: str) -> int:
     if ids is None:
-        found = [int(name)] if name.isdecimal() and int(name) < count else []
+        matches = [int(name)] if name.isdecimal() and int(name) < count else []
         known = f"they are numbered 0 to {count - 1}"
     else:
-        found = (ids.cast(pl.String) == name).arg_true().to_list()
+        matches = (ids.cast(pl.String) == name).arg_true().to_list()
         known = f"the first is called {ids[0]}"
-    if not found:
+    if not matches:
         raise HomebodyError(f"There is no {kind} '{name}' in this population; {known}.")
-    return found[0]
+    return matches[0]
 
 
 def build(

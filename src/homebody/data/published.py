@@ -104,14 +104,14 @@ def read_rows(
     homebody.errors.HomebodyError: toy.csv has no item in row 2, so it is damaged or not the published file.
     """
     first = text.partition(b"\n")[0].decode("utf-8-sig", errors="replace").strip("\r")
-    found = [name.strip('"') for name in first.split(separator)]
-    if header is not None and found != list(header):
+    names = [name.strip('"') for name in first.split(separator)]
+    if header is not None and names != list(header):
         raise HomebodyError(
-            f"{of} should start with the columns {', '.join(header)}, but starts with {_short(', '.join(found))}."
+            f"{of} should start with the columns {', '.join(header)}, but starts with {_short(', '.join(names))}."
         )
-    if header is None and not skip_header and first and len(found) != len(columns):
+    if header is None and not skip_header and first and len(names) != len(columns):
         raise HomebodyError(
-            f"{of} should have {len(columns)} columns ({', '.join(columns)}), but its first row has {len(found)}."
+            f"{of} should have {len(columns)} columns ({', '.join(columns)}), but its first row has {len(names)}."
         )
     try:
         table = pl.read_csv(

@@ -279,12 +279,12 @@ class Split:
         items are asked about, all others. What they have elsewhere is always left out.
         """
         if self.unasked:
-            own = self._merged(users, (), also=self.unasked[held])
+            seen = self._merged(users, (), also=self.unasked[held])
         elif held == "test":
-            own = self._merged(users, ("train", "valid", "withheld"), but=("test",))
+            seen = self._merged(users, ("train", "valid", "withheld"), but=("test",))
         else:
-            own = self._merged(users, ("train", "withheld"), but=("valid", "test"))
-        return self._and_elsewhere(users, own)
+            seen = self._merged(users, ("train", "withheld"), but=("valid", "test"))
+        return self._and_elsewhere(users, seen)
 
     def candidates(self, users: Longs, held: Held) -> Longs:
         """The items each user's held-out ones are ranked against in the sampled metrics; -1 where too few.
@@ -306,10 +306,10 @@ class Split:
     def enough(self) -> bool:
         """Whether everyone has as many items to be ranked against as the sampled metrics take."""
         fresh = self.n_items if self.unasked is None else self.n_items - max(map(len, self.unasked.values()))
-        own = self.bounds[4] - self.bounds[0]
+        lengths = self.bounds[4] - self.bounds[0]
         if (elsewhere := self.population.elsewhere) is not None:
-            own = own + np.diff(elsewhere.indptr)
-        return bool(fresh - int(own.max(initial=0)) >= self.negatives)
+            lengths = lengths + np.diff(elsewhere.indptr)
+        return bool(fresh - int(lengths.max(initial=0)) >= self.negatives)
 
     def _merged(self, users: Longs, parts: Sequence[Part], but: Sequence[Part] = (), also: Ints = NOTHING) -> Longs:
         """The users' distinct items of these parts and the others given, ascending; the catalogue's size pads."""

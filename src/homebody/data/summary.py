@@ -148,8 +148,8 @@ def _activity(lengths: npt.NDArray[np.int64]) -> list[Bin]:
 def _features(features: Features | None) -> list[FeatureSummary]:
     if features is None:
         return []
-    found = [_feature(features.table[name], name, kind) for name, kind in features.kinds.items()]
-    return [replace(one, view=features.views.get(one.name, "")) for one in found]
+    summaries = [_feature(features.table[name], name, kind) for name, kind in features.kinds.items()]
+    return [replace(feature, view=features.views.get(feature.name, "")) for feature in summaries]
 
 
 def _feature(values: pl.Series, name: str, kind: Kind) -> FeatureSummary:

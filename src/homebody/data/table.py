@@ -275,7 +275,7 @@ def describe(
         ),
         "items": _Holders(_in_file(population.items, order), population.n_items),
     }
-    found: dict[str, _Feature] = {}
+    features: dict[str, _Feature] = {}
     left: dict[str, str] = {}
     refused: list[str] = []
     for name in table.columns:
@@ -294,15 +294,15 @@ def describe(
         if isinstance(feature, str):
             left[name] = feature
         else:
-            found[name] = feature
-    users, items, contexts = (_table(found, owner) for owner in ("users", "items", "interactions"))
+            features[name] = feature
+    users, items, contexts = (_table(features, owner) for owner in ("users", "items", "interactions"))
     return replace(
         population,
         user_features=users,
         item_features=items,
         item_names=None if items is None else names_of_items(items.table, population.item_ids),
         contexts=None if contexts is None else contexts.rows(order),
-        notes=(*population.notes, *_notes(path, found, left), *refused),
+        notes=(*population.notes, *_notes(path, features, left), *refused),
     )
 
 
@@ -313,10 +313,10 @@ def _in_file(holders: npt.NDArray[np.integer], order: Longs) -> Longs:
     return out
 
 
-def _table(found: Mapping[str, _Feature], owner: Owner) -> Features | None:
-    own = {name: feature for name, feature in found.items() if feature.whose.owner == owner}
-    table = pl.DataFrame([feature.values.alias(name) for name, feature in own.items()])
-    return Features(table, {name: feature.kind for name, feature in own.items()}) if own else None
+def _table(features: Mapping[str, _Feature], owner: Owner) -> Features | None:
+    owned = {name: feature for name, feature in features.items() if feature.whose.owner == owner}
+    table = pl.DataFrame([feature.values.alias(name) for name, feature in owned.items()])
+    return Features(table, {name: feature.kind for name, feature in owned.items()}) if owned else None
 
 
 def _feature(
@@ -332,15 +332,15 @@ def _feature(
     single = whose.picks is None
     if not insist and single and _all_different(looks) and not _fractions(looks):
         return "different in every row"
-    own = column if whose.picks is None else FileColumn(column.values.gather(whose.picks), column.role, column.path)
-    kind = kind or (own.guess_of_items() if whose.owner == "items" else own.guess())
+    values = column if whose.picks is None else FileColumn(column.values.gather(whose.picks), column.role, column.path)
+    kind = kind or (values.guess_of_items() if whose.owner == "items" else values.guess())
     if not insist and single and kind == "text":
         # Thousands of numbers for each interaction, and mostly written after it.
         return "free text about interactions"
-    if not insist and kind == "categorical" and _all_different(own.bare()):
+    if not insist and kind == "categorical" and _all_different(values.bare()):
         return f"no two {whose.owner} share one"
     try:
-        return _Feature(own.as_kind(kind), kind, whose)
+        return _Feature(values.as_kind(kind), kind, whose)
     except HomebodyError:
         column.as_kind(kind)  # refuses the same, but by the file's rows
         raise
@@ -396,25 +396,25 @@ def _fractions(values: pl.Series) -> bool:
     return number.null_count() == values.null_count() and bool((number != number.round()).any())
 
 
-def _notes(path: Path, found: Mapping[str, _Feature], left: Mapping[str, str]) -> Iterable[str]:
+def _notes(path: Path, features: Mapping[str, _Feature], left: Mapping[str, str]) -> Iterable[str]:
     owners: tuple[Owner, ...] = ("users", "items", "interactions")
     taken = {
-        owner: ", ".join(f"{name} as {one.kind}" for name, one in found.items() if one.whose.owner == owner)
+        owner: ", ".join(f"{name} as {each.kind}" for name, each in features.items() if each.whose.owner == owner)
         for owner in owners
     }
-    if found:
+    if features:
         parts = "; ".join(f"of {owner} {names}" for owner, names in taken.items() if names)
         yield (
             f"{path.name}: took for features {parts} (--feature-cols NAMES takes others, or none, and "
             "--kind COLUMN=KIND takes one otherwise)."
         )
-    for name, one in found.items():
-        if one.whose.tied:
+    for name, feature in features.items():
+        if feature.whose.tied:
             yield (
                 f"{path.name}: {name} is the same in all rows of each user, and of each item too; it is taken for a "
                 "feature of users."
             )
-    filled = [f"{name} ({several(one.whose.filled, 'row')})" for name, one in found.items() if one.whose.filled]
+    filled = [f"{name} ({several(each.whose.filled, 'row')})" for name, each in features.items() if each.whose.filled]
     if filled:
         yield f"{path.name}: where {', '.join(filled)} is missing, what other rows say of the same user or item counts."
     if left:

@@ -68,19 +68,19 @@ class MadeView:
         known = [spec.name for spec in fields(cls)][1:]
         given: dict[str, Any] = {}
         for part in filter(None, rest.split(",")):
-            key, _, value = (one.strip() for one in part.partition("="))
+            key, _, value = (word.strip() for word in part.partition("="))
             if key not in known:
                 raise unknown_name(f"setting of the view {name}", key, known)
             try:
                 given[key] = float(value) if key == "share" else int(value)
             except ValueError:
                 raise HomebodyError(f"The view '{name}' takes {key} as a number, not '{value}'.") from None
-        made = replace(cls(way), **given)
-        if not 0 < made.share < 1:
-            raise HomebodyError(f"The view '{name}' takes a share between 0 and 1, not {made.share:g}.")
-        if made.size < 1:
-            raise HomebodyError(f"The view '{name}' takes a size of at least 1, not {made.size}.")
-        return made
+        view = replace(cls(way), **given)
+        if not 0 < view.share < 1:
+            raise HomebodyError(f"The view '{name}' takes a share between 0 and 1, not {view.share:g}.")
+        if view.size < 1:
+            raise HomebodyError(f"The view '{name}' takes a size of at least 1, not {view.size}.")
+        return view
 
 
 View = Path | MadeView
@@ -104,9 +104,9 @@ def attach_views(
     population: Population, views: Mapping[str, View], *, kinds: Mapping[str, str] | None = None, say: Say | None = None
 ) -> Population:
     """The population with the views that are files. Refuses the name of a view that it has."""
-    own = set() if population.user_features is None else set(population.user_features.views.values())
+    taken = set() if population.user_features is None else set(population.user_features.views.values())
     for name, view in views.items():
-        if name in own:
+        if name in taken:
             raise HomebodyError(f"{population.name} has a view '{name}' already: give this one another name.")
         if isinstance(view, Path):
             population = attach_view(population, name, view, kinds=kinds, say=say)

@@ -167,10 +167,10 @@ def kinds_of(vocabularies: Mapping[str, str], kinds: Mapping[str, str]) -> dict[
     """The kinds of columns that their declarations say, beside those given: then no value in the data decides it."""
     said = {}
     for name, text in vocabularies.items():
-        found = parse(name, text)
-        if isinstance(found, Found) or name == ALL:
+        vocabulary = parse(name, text)
+        if isinstance(vocabulary, Found) or name == ALL:
             continue
-        said[name] = kind = _kind(found)
+        said[name] = kind = _kind(vocabulary)
         if kinds.get(name, kind) != kind:
             raise HomebodyError(f"'{name}' is said to be {kinds[name]}, and its vocabulary is for {kind}: change one.")
     return {**kinds, **said}
@@ -195,13 +195,13 @@ def declare(population: Population, vocabularies: Mapping[str, str]) -> Populati
         )
     users, items, contexts = population.user_features, population.item_features, population.contexts
     tables = [table for table in (users, items, contexts) if table is not None]
-    for name, found in given.items():
+    for name, vocabulary in given.items():
         if not any(name in table.names for table in tables):
-            known = [one for table in tables for one in table.names]
+            known = [column for table in tables for column in table.names]
             if not known:
                 raise HomebodyError(f"There is no feature '{name}' to declare: {population.name} has none.")
             raise unknown_name("feature", name, known)
-        if isinstance(found, Counted) and items is not None and name in items.names:
+        if isinstance(vocabulary, Counted) and items is not None and name in items.names:
             raise HomebodyError(f"'{name}' describes items, and people are counted: take another vocabulary for it.")
     return replace(
         population,
@@ -216,21 +216,21 @@ def found_in(features: Features | None, names: Collection[str]) -> dict[str, boo
     if features is None:
         return {}
     said = {name: features.declared.get(name) for name in features.names if name in names}
-    return {name: one is not None for name, one in said.items() if one is None or isinstance(one, Found)}
+    return {name: code is not None for name, code in said.items() if code is None or isinstance(code, Found)}
 
 
 def _with(features: Features | None, given: Mapping[str, Declaration], rest: Declaration | None) -> Features | None:
     if features is None:
         return None
     old = features.declared if rest is None else dict.fromkeys(features.names, rest)
-    own = {name: one for name, one in given.items() if name in features.names}
-    for name, one in own.items():
-        if not isinstance(one, Found) and _kind(one) != features.kinds[name]:
+    declared = {name: vocabulary for name, vocabulary in given.items() if name in features.names}
+    for name, vocabulary in declared.items():
+        if not isinstance(vocabulary, Found) and _kind(vocabulary) != features.kinds[name]:
             raise HomebodyError(
-                f"'{name}' is {features.kinds[name]}, and its vocabulary is for {_kind(one)}: give --kind {name}="
-                f"{_kind(one)}, or another vocabulary."
+                f"'{name}' is {features.kinds[name]}, and its vocabulary is for {_kind(vocabulary)}: give --kind "
+                f"{name}={_kind(vocabulary)}, or another vocabulary."
             )
-    return replace(features, declared={**old, **own})
+    return replace(features, declared={**old, **declared})
 
 
 def _kind(said: Code | Counted) -> Kind:
@@ -241,10 +241,10 @@ def _kind(said: Code | Counted) -> Kind:
 
 def _numbers(text: str) -> list[float]:
     try:
-        found = [float(part) for part in text.split(":")]
+        numbers = [float(part) for part in text.split(":")]
     except ValueError:
         return []
-    return found if all(map(math.isfinite, found)) else []
+    return numbers if all(map(math.isfinite, numbers)) else []
 
 
 def _listed(path: Path) -> list[str]:

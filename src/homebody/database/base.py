@@ -137,8 +137,8 @@ class Database(ABC):
             return int(self.one("PRAGMA user_version")[0])
         if not self._has_versions():
             return 0
-        found = self.one("SELECT version FROM homebody_schema WHERE component = ?", component)
-        return int(found[0]) if found else 0
+        row = self.one("SELECT version FROM homebody_schema WHERE component = ?", component)
+        return int(row[0]) if row else 0
 
     _begin: str
     _begin_reading: str

@@ -111,15 +111,15 @@ class ScoreFunction(_Flat):
 
         What autograd gives, in a fraction of the calls. The person is (N, beside), or (1, beside) for all rows.
         """
-        found: list[Tensor] = []
+        gradients: list[Tensor] = []
         for weight, x in zip(parts[-2:1:-2], seen[-2:0:-1], strict=True):
-            found = [x.mT @ slope, slope.sum(0), *found]
+            gradients = [x.mT @ slope, slope.sum(0), *gradients]
             slope = slope @ weight.mT
             slope = torch.where(x > 0, slope, 0.0) if self.activation == "relu" else slope * (x * (1 - x))
         first, offset = parts[0], slope.sum(0)
         of_person = slope if len(person) > 1 else offset[None]
-        found = [torch.cat([person.mT @ of_person, seen[0].mT @ slope]), offset, *found]
-        return found, slope @ first[self.beside :].mT, of_person @ first[: self.beside].mT
+        gradients = [torch.cat([person.mT @ of_person, seen[0].mT @ slope]), offset, *gradients]
+        return gradients, slope @ first[self.beside :].mT, of_person @ first[: self.beside].mT
 
 
 def read_widths(name: str, text: str) -> tuple[int, ...]:
@@ -163,9 +163,9 @@ class GRU(_Flat):
         state = torch.zeros_like(given[..., 0, : self.width])
         for step in range(rows.shape[-2]):
             held = state @ of_state + state_offset
-            come, kept = given[..., step, :].chunk(3, -1), held.chunk(3, -1)
-            reset, update = (come[0] + kept[0]).sigmoid(), (come[1] + kept[1]).sigmoid()
-            new = (come[2] + reset * kept[2]).tanh()
+            come, past = given[..., step, :].chunk(3, -1), held.chunk(3, -1)
+            reset, update = (come[0] + past[0]).sigmoid(), (come[1] + past[1]).sigmoid()
+            new = (come[2] + reset * past[2]).tanh()
             state = torch.where(real[..., step, None], new + update * (state - new), state)
         return state
 

@@ -73,14 +73,14 @@ def _uniform(rng: Rng, low: int, high: int) -> Tensor:
     return (6.0 / (low + high)) ** 0.5 * (2.0 * rng.uniform(low, high) - 1.0)
 
 
-def cosine(one: Tensor, other: Tensor) -> Tensor:
+def cosine(left: Tensor, right: Tensor) -> Tensor:
     """Eq. 4, over the last dimension; 0 where a vector is 0.
 
     >>> cosine(torch.tensor([3.0, 4.0]), torch.tensor([[6.0, 8.0], [-4.0, 3.0], [0.0, 0.0]])).tolist()
     [1.0, 0.0, 0.0]
     """
-    return (one * other).sum(-1) * torch.rsqrt(
-        (one * one).sum(-1).clamp(min=TINY) * (other * other).sum(-1).clamp(min=TINY)
+    return (left * right).sum(-1) * torch.rsqrt(
+        (left * left).sum(-1).clamp(min=TINY) * (right * right).sum(-1).clamp(min=TINY)
     )
 
 

@@ -23,7 +23,7 @@ def view_columns(catalogue: Catalogue, chosen: str = "") -> dict[str, dict[str, 
     for name in names:
         if name not in known:
             raise unknown_name("view of this data", name, known)
-    return {name: {one: catalogue.people[one] for one in known[name]} for name in names or known}
+    return {name: {column: catalogue.people[column] for column in known[name]} for name in names or known}
 
 
 def item_columns(catalogue: Catalogue, chosen: str = "", *, texts: bool = True) -> dict[str, Column]:

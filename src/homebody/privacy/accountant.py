@@ -147,8 +147,8 @@ def _all(ran: Terms, delta: float, only: tuple[Accountant, ...] | None = None) -
         "pld": _pld,
         "by parts": partial(_parts, only=only),
     }
-    found = {name: rule(ran, delta) for name, rule in derive.items() if only is None or name in only}
-    return {name: value for name, value in found.items() if value is not None and not math.isnan(value)}
+    figures = {name: rule(ran, delta) for name, rule in derive.items() if only is None or name in only}
+    return {name: value for name, value in figures.items() if value is not None and not math.isnan(value)}
 
 
 def _basic(ran: Terms, delta: float) -> float | None:
@@ -229,10 +229,10 @@ def _rdp(ran: Terms, delta: float) -> float | None:
         return None
     total = np.zeros(len(rdp_orders()))
     for term, count in ran.items():
-        one = rdp(term)
-        if one is None:
+        curve = rdp(term)
+        if curve is None:
             return None
-        total = total + count * one
+        total = total + count * curve
     from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 
     return float(compute_epsilon(rdp_orders(), total, delta - failed)[0])
@@ -357,10 +357,10 @@ def _by_steps(ran: Terms, delta: float, group: int, only: tuple[Accountant, ...]
     best: dict[Accountant, float] = {}
     # How much smaller δ′ must be is not known beforehand: try, and keep what fits.
     for smaller in [delta * 10.0**-exponent for exponent in np.arange(0, 14, 0.25)] if delta else [0.0]:
-        for name, one in _all(ran, smaller, only).items():
-            growth = math.exp(min(one * (group - 1), 700)) * group if one else group
-            if one > 0 and one * group < 700:
-                growth = math.expm1(group * one) / math.expm1(one)
+        for name, epsilon in _all(ran, smaller, only).items():
+            growth = math.exp(min(epsilon * (group - 1), 700)) * group if epsilon else group
+            if epsilon > 0 and epsilon * group < 700:
+                growth = math.expm1(group * epsilon) / math.expm1(epsilon)
             if smaller * growth <= delta:
-                best[name] = min(best.get(name, math.inf), group * one)
+                best[name] = min(best.get(name, math.inf), group * epsilon)
     return best

@@ -211,11 +211,11 @@ def calibrated(channel: Channel, budget: Budget, planned: Planned) -> float:
         return channel.with_stages(*channel.stages[:place], noisy, *channel.stages[place + 1 :])
 
     def events(noise: float) -> list[tuple[Any, int]]:
-        found = []
+        counted = []
         for charges, rounds in planned(with_noise(noise)):
-            about = [one for one in charges if (one.observer, one.unit) == (budget.observer, budget.unit)]
-            found += [(one.event, rounds) for one in about]
-        return found
+            about = [charge for charge in charges if (charge.observer, charge.unit) == (budget.observer, budget.unit)]
+            counted += [(charge.event, rounds) for charge in about]
+        return counted
 
     for charges, _ in planned(with_noise(1.0)):
         budget.refuse_infinite(charges)

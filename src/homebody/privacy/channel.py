@@ -117,7 +117,7 @@ before it.
                 update = stage.devices(update, streams)
                 continue
             half = stage.device
-            update = vmap(lambda key, own, half=half: half(own, Rng(key)))(streams.key, written(update))
+            update = vmap(lambda key, sent, half=half: half(sent, Rng(key)))(streams.key, written(update))
         return written(update)
 
     @property
@@ -238,16 +238,16 @@ before it.
         >>> [(one.observer, one.event.kind) for one in Channel(Views(0.5), ViewNoise(z=1)).charges(cohort)]
         [('views', 'gaussian'), ('server', 'not-private'), ('clients', 'not-private'), ('public', 'not-private')]
         """
-        told: dict[Observer, list[Charge]] = {}
+        charged: dict[Observer, list[Charge]] = {}
         for stage in reversed(self.stages):
             if _states_charges(type(stage)):
-                own: dict[Observer, list[Charge]] = {}
+                stated: dict[Observer, list[Charge]] = {}
                 for charge in stage.charges(cohort):
-                    own.setdefault(charge.observer, []).append(charge)
-                told = {**told, **{who: charges for who, charges in own.items() if who not in told}}
+                    stated.setdefault(charge.observer, []).append(charge)
+                charged = {**charged, **{who: charges for who, charges in stated.items() if who not in charged}}
         for observer in OBSERVERS:
-            told.setdefault(observer, [Charge(observer, "user", NonPrivate(self._unhidden))])
-        return self.with_requests([charge for own in told.values() for charge in own])
+            charged.setdefault(observer, [Charge(observer, "user", NonPrivate(self._unhidden))])
+        return self.with_requests([charge for charges in charged.values() for charge in charges])
 
     @property
     def _unhidden(self) -> str:
@@ -263,8 +263,8 @@ before it.
         if not self.asks_rows:
             return charges
         request = NonPrivate("each device asks the server for the rows it trains on, its own items among them")
-        known = [replace(one, event=request) if one.observer == "server" else one for one in charges]
-        if any(one.observer == "server" for one in known):
+        known = [replace(charge, event=request) if charge.observer == "server" else charge for charge in charges]
+        if any(charge.observer == "server" for charge in known):
             return known
         return [Charge("server", "user", request), *known]
 
@@ -280,7 +280,7 @@ before it.
 
     def claims(self, charges: Sequence[Charge], by: str) -> Sequence[Charge]:
         """Charges that somebody states and nothing derives: every observer may be told everything."""
-        claimed = "; ".join(dict.fromkeys(f"to {one.observer}, of a {one.unit}: {one.event}" for one in charges))
+        claimed = "; ".join(dict.fromkeys(f"to {each.observer}, of a {each.unit}: {each.event}" for each in charges))
         reason = f"{by} states itself what it tells, and nothing derives it; it claims {claimed or 'nothing'}"
         observers = dict.fromkeys((*OBSERVERS, *(charge.observer for charge in charges)))
         return [Charge(observer, "user", NonPrivate(reason)) for observer in observers]

@@ -273,20 +273,20 @@ def event_from_json(text: str) -> Event:
     NonPrivate(reason="the event cannot be read: its kind is 'magic'", kind='not-private')
     """
     try:
-        found = json.loads(text)
-        kind = found.get("kind")
+        record = json.loads(text)
+        kind = record.get("kind")
         if kind not in _KINDS:
             raise HomebodyError(f"its kind is {kind!r}")
-        return _from_fields(_KINDS[kind], found)
+        return _from_fields(_KINDS[kind], record)
     except (HomebodyError, ValueError, TypeError, AttributeError) as error:
         return NonPrivate(f"the event cannot be read: {error}")
 
 
-def _from_fields(kind: type[Any], found: dict[str, Any]) -> Any:
+def _from_fields(kind: type[Any], record: dict[str, Any]) -> Any:
     expected = {spec.name for spec in fields(kind)}
-    if set(found) != expected:
-        raise HomebodyError(f"its fields are {sorted(found)}, not {sorted(expected)}")
-    values = dict(found)
+    if set(record) != expected:
+        raise HomebodyError(f"its fields are {sorted(record)}, not {sorted(expected)}")
+    values = dict(record)
     if "sampling" in values:
         values["sampling"] = _from_fields(Sampling, values["sampling"])
     if not isinstance(values.get("reason", ""), str):

@@ -147,11 +147,11 @@ def _drawn(rng: Rng, name: Name, depth: int, shape: tuple[int, ...]) -> Tensor:
 @for_cohort
 def _keyed(keys: Tensor, name: Name, depth: int, count: int) -> tuple[Tensor, ...]:
     out = torch.empty(len(keys), count, dtype=torch.int64)
-    own = keys.cpu().contiguous().numpy()
+    streams = keys.cpu().contiguous().numpy()
     if name == "laplace":
-        noise_kernels.laplace_keyed(own, depth, out.numpy())
+        noise_kernels.laplace_keyed(streams, depth, out.numpy())
     else:
-        noise_kernels.gaussian_keyed(own, depth, *_table(), out.numpy())
+        noise_kernels.gaussian_keyed(streams, depth, *_table(), out.numpy())
     return (out.to(keys.device),)
 
 

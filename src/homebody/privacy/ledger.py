@@ -203,10 +203,10 @@ class Ledger:
     def verify(self) -> None:
         """Refuse a ledger whose chain is broken."""
         previous = _GENESIS
-        for place, *row, chained, own in self._rows():
-            if chained != previous or own != _hash(*row, chained):
+        for place, *row, chained, digest in self._rows():
+            if chained != previous or digest != _hash(*row, chained):
                 raise HomebodyError(f"The ledger {self.path} was tampered with: row {place} breaks its chain.")
-            previous = own
+            previous = digest
 
     def close(self) -> None:
         """Close the file; a shared database stays open."""
@@ -218,8 +218,8 @@ class Ledger:
 
     def _times(self, release: str) -> int:
         """How many releases have this name, numbered ones included."""
-        found = self._db.execute("SELECT 1 FROM charge WHERE release = ? LIMIT 1", (release,)).fetchone()
-        if not found:
+        row = self._db.execute("SELECT 1 FROM charge WHERE release = ? LIMIT 1", (release,)).fetchone()
+        if not row:
             return 0
         again = "SELECT COUNT(DISTINCT release) FROM charge WHERE release > ? AND release < ?"
         (count,) = self._db.execute(again, (f"{release}#", f"{release}$")).fetchone()  # $ is next after #
@@ -231,8 +231,8 @@ class Ledger:
             "SELECT release FROM charge WHERE digest = ? AND (release = ? OR (release > ? AND release < ?)) "
             "ORDER BY id LIMIT 1"
         )
-        found = self._db.execute(query, (digest, release, f"{release}#", f"{release}$")).fetchone()
-        return found[0] if found else None
+        row = self._db.execute(query, (digest, release, f"{release}#", f"{release}$")).fetchone()
+        return row[0] if row else None
 
     def _about(self, observer: Observer, unit: Unit, also: Sequence[Charge]) -> list[_Events]:
         """The events that ε is composed of; several lists if ε is the largest of several."""
@@ -329,7 +329,7 @@ _PART_ALONE = NonPrivate("it was charged for a part of what people did alone, wh
 def _covered(charge: Charge, unit: Unit, charges: Sequence[Charge]) -> bool:
     """Whether the same part of a release is also charged for the larger unit."""
     return any(
-        (one.observer, one.part) == (charge.observer, charge.part) and one.unit in (unit, "user") for one in charges
+        (paid.observer, paid.part) == (charge.observer, charge.part) and paid.unit in (unit, "user") for paid in charges
     )
 
 

@@ -107,7 +107,7 @@ def terms(events: Iterable[tuple[Event, int]], relation: Relation, notes: set[st
 
     Assumptions and losses are added to the notes.
     """
-    found: Terms = {}
+    counts: Terms = {}
     for event, count in events:
         if isinstance(event, NonPrivate):
             raise TypeError("what is not private has no terms")
@@ -118,8 +118,8 @@ def terms(events: Iterable[tuple[Event, int]], relation: Relation, notes: set[st
                 "Events under add-remove count twice, as one removal and one addition, to compose with replace-one."
             )
             term = _twice(term)
-        found[term] = found.get(term, 0) + times * count
-    return found
+        counts[term] = counts.get(term, 0) + times * count
+    return counts
 
 
 def _term(event: Event, notes: set[str]) -> tuple[Term, int]:
@@ -201,8 +201,8 @@ def rdp(term: Term) -> NDArray[np.float64] | None:
     It is a logarithm divided by order − 1, and may be off by the rounding of that. Where it is so small that nothing
     else is left, it may even be negative, which `dp-accounting` takes for ε = 0: so that much is added.
     """
-    found, orders = _rdp(term), rdp_orders()
-    return None if found is None else np.maximum(found, 0.0) + 1e-14 * (1 + 1 / (orders - 1))
+    curve, orders = _rdp(term), rdp_orders()
+    return None if curve is None else np.maximum(curve, 0.0) + 1e-14 * (1 + 1 / (orders - 1))
 
 
 def _rdp(term: Term) -> NDArray[np.float64] | None:
@@ -227,8 +227,8 @@ def _rdp(term: Term) -> NDArray[np.float64] | None:
         case ShuffledTerm():
             return None
     with _quiet():
-        found: NDArray[np.float64] = RdpAccountant(orders, relation).compose(event).rdp
-    return found
+        curve: NDArray[np.float64] = RdpAccountant(orders, relation).compose(event).rdp
+    return curve
 
 
 @contextmanager
@@ -269,10 +269,10 @@ def composed_pld(ran: Terms, interval: float) -> Any:
 def _composed_pld(ran: tuple[tuple[Term, int], ...], interval: float) -> Any:
     total = None
     for term, count in ran:
-        one = _repeated_pld(term, count, interval)
-        if one is None:
+        part = _repeated_pld(term, count, interval)
+        if part is None:
             return None
-        total = one if total is None else total.compose(one)
+        total = part if total is None else total.compose(part)
     return total
 
 
@@ -298,10 +298,10 @@ def _smallest(given: Any, delta: float) -> float:
         end = min(len(mass), 2 * end + 1000)  # what lies far below ε is not needed
         with np.errstate(divide="ignore"):
             lower = np.logaddexp.accumulate(np.log(mass[:end]) - losses[:end])[first:]
-        found = np.log(upper[first:end] - delta) - lower
+        epsilons = np.log(upper[first:end] - delta) - lower
         below = np.append(losses, -np.inf)[first + 1 : end + 1]
-        if (held := found >= below).any():
-            return max(0.0, float(found[np.argmax(held)]))
+        if (held := epsilons >= below).any():
+            return max(0.0, float(epsilons[np.argmax(held)]))
     return 0.0
 
 
@@ -323,8 +323,8 @@ def _repeated_pld(term: Term, count: int, interval: float) -> Any:
     if isinstance(term, GaussianTerm) and not term.sampling.amplifies:
         # Gaussians compose to a Gaussian.
         return _pld(GaussianTerm(term.multiplier / math.sqrt(count)), interval)
-    one = _pld(term, interval)
-    return one if one is None or count == 1 else one.self_compose(count)
+    loss = _pld(term, interval)
+    return loss if loss is None or count == 1 else loss.self_compose(count)
 
 
 @lru_cache(maxsize=16)

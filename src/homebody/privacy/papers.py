@@ -123,9 +123,9 @@ def _fl_mv_dssm() -> PaperClaims:
             )
             what = f"item gradients, σ = {sigma}, {relation}"
             claims.append(Claim(what, "views", "user", 1e-3, claimed, event, 100, why))
-    told = NonPrivate("each noised prediction goes to the other views, with noise of no stated scale")
+    unscaled = NonPrivate("each noised prediction goes to the other views, with noise of no stated scale")
     why = "Predictions are releases too; the paper states neither their noise nor their number."
-    claims.append(Claim("predictions", "views", "user", 1e-3, None, told, 1, why))
+    claims.append(Claim("predictions", "views", "user", 1e-3, None, unscaled, 1, why))
     towers = NonPrivate("gradients of the user towers carry no noise")
     why = "A secure sum hides who sent what, not what the sum tells: without noise nothing is bounded."
     claims += [Claim("user towers", who, "user", 1e-3, None, towers, 1, why) for who in OBSERVERS]
@@ -146,12 +146,12 @@ def _pfedrec() -> PaperClaims:
 
 
 def _fmf_ldp() -> PaperClaims:
-    one, epoch = Reports(2.5), Reports(2.5, 100)
+    report, epoch = Reports(2.5), Reports(2.5, 100)
     again = "Each epoch sends k new reports: epochs compose too."
     better = "2,000 reports compose a little better where δ may be above 0, by the exact rule."
     model = "The model is computed from the reports, so it tells no more than they do."
     claims = [
-        Claim("one report", "server", "report", 0.0, 2.5, one, 1, "The mechanism is what it is said to be."),
+        Claim("one report", "server", "report", 0.0, 2.5, report, 1, "The mechanism is what it is said to be."),
         Claim("one epoch, k = 100", "server", "user", 0.0, 250, epoch, 1, "k reports of one person compose to kε."),
         Claim("20 epochs", "server", "user", 0.0, 250, epoch, 20, again),
         Claim("20 epochs", "server", "user", 1e-6, 250, epoch, 20, better),

@@ -93,8 +93,8 @@ class OneBit(Stage):
             size = math.prod(shapes[name])
             # Where the entry is another table's, whatever is found is written over, or stays from the one before.
             here = drawn if len(update) == 1 else (drawn - start).clamp(0, size - 1)
-            found = real(table.flatten(1).gather(1, here) if isinstance(table, Tensor) else table.at(here))
-            value = found if start == 0 else torch.where(drawn >= start, found, value)
+            picked = real(table.flatten(1).gather(1, here) if isinstance(table, Tensor) else table.at(here))
+            value = picked if start == 0 else torch.where(drawn >= start, picked, value)
             start += size
         return self._sent(shapes, drawn, ops.tosses_of_many(rng, self.projected(value), math.tanh(self.epsilon / 2)))
 
@@ -121,15 +121,15 @@ class OneBit(Stage):
         counts = {name: dense(value).view(-1, 2) for name, value in total.sum.items()}
         bias = math.tanh(self.epsilon / 2)
         unit = sum(len(count) for count in counts.values()) / bias / self.k
-        read, told = {}, {}
+        read, means = {}, {}
         for counted, count in counts.items():
             name, sides = parse_counts_name(counted)
             read[name] = ((count[:, 1] - count[:, 0]) * unit).view(sides)
             size = count.sum(1)
             usual = (count[:, 1] - count[:, 0]).sum() / size.sum().clamp(min=1)
             mean = torch.where(size > 0, (count[:, 1] - count[:, 0]) / size.clamp(min=1), usual)
-            told[name] = (mean / bias).view(sides)
-        return Total(read, total.clients, told)
+            means[name] = (mean / bias).view(sides)
+        return Total(read, total.clients, means)
 
     def deviation(self, entries: int, clients: int) -> float:
         """Of k × clients reports each is about one entry of all, and counts as ±entries / (k tanh(ε/2)) there."""

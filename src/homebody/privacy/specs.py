@@ -63,12 +63,12 @@ def _text(stage: Stage) -> str:
     if name is None:
         return type(stage).__name__
     given: dict[str, Any] = {}
-    for one in _settings(type(stage)):
-        value = getattr(stage, one.name)
+    for setting in _settings(type(stage)):
+        value = getattr(stage, setting.name)
         if isinstance(value, Mapping):
-            given |= {f"{one.name}.{tensor}": norm for tensor, norm in value.items()}
-        elif one.default is MISSING or value != one.default or (name, one.name) in REQUIRED:
-            given[one.name] = str(value).lower() if isinstance(value, bool) else value
+            given |= {f"{setting.name}.{tensor}": norm for tensor, norm in value.items()}
+        elif setting.default is MISSING or value != setting.default or (name, setting.name) in REQUIRED:
+            given[setting.name] = str(value).lower() if isinstance(value, bool) else value
     return _spelt(name, {key: str(value).removesuffix(".0") for key, value in given.items()})
 
 
@@ -78,7 +78,7 @@ def _spelt(name: str, given: Mapping[str, str]) -> str:
 
 def _settings(kind: type[Any]) -> list[Field[Any]]:
     """The fields that a person may set. A channel fills in the rest."""
-    return [one for one in fields(kind) if not one.kw_only]
+    return [setting for setting in fields(kind) if not setting.kw_only]
 
 
 def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:
@@ -105,7 +105,7 @@ def _parse_stage(spec: str) -> Stage:
     """
     name, given = split_stage(spec)
     kind = STAGES[name]
-    known = {one.name: one for one in _settings(kind)}
+    known = {setting.name: setting for setting in _settings(kind)}
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for key, text in given.items():
@@ -121,7 +121,7 @@ def _parse_stage(spec: str) -> Stage:
             raise HomebodyError(f"The stage '{spec}' has one norm for all and others for each tensor: give one kind.")
         else:
             values[key] = _parse(spec, key, text, _kind(hints[key]))
-    wanted = [key for key, one in known.items() if one.default is MISSING or (name, key) in REQUIRED]
+    wanted = [key for key, setting in known.items() if setting.default is MISSING or (name, key) in REQUIRED]
     missing = [key for key in wanted if key not in values]
     if missing:
         example = ",".join(f"{key}={given.get(key) or REQUIRED.get((name, key), 1)}" for key in wanted)

@@ -258,17 +258,17 @@ class Clip(Stage):
         return self, replace(facts, norms={**facts.norms, self.order: known}, clips=(*facts.clips, self))
 
     def device(self, update: Update, rng: Rng) -> Update:
-        own = {name: ops.coalesced(value) if isinstance(value, Rows) else value for name, value in update.items()}
-        powers = {name: ops.power(_values(value), self.order) for name, value in own.items()}
+        values = {name: ops.coalesced(value) if isinstance(value, Rows) else value for name, value in update.items()}
+        powers = {name: ops.power(_values(value), self.order) for name, value in values.items()}
         if isinstance(self.norm, Mapping):
-            for name in own:
+            for name in values:
                 if name not in self.norm:
                     raise HomebodyError(
                         f"The clip names no norm for the update's '{name}'; it must bound every tensor."
                     )
-            return {name: self._scaled(value, powers[name], self.norm[name]) for name, value in own.items()}
+            return {name: self._scaled(value, powers[name], self.norm[name]) for name, value in values.items()}
         power = torch.stack(list(powers.values())).sum(0)
-        return {name: self._scaled(value, power, self.norm) for name, value in own.items()}
+        return {name: self._scaled(value, power, self.norm) for name, value in values.items()}
 
     def deviation(self, entries: int, clients: int) -> float:
         return 0.0
@@ -440,8 +440,8 @@ class Laplace(Stage):
             return _noised(tree, self.grid, rng, laplace)
         scale = 2.0**self.grid.depth
 
-        def draw(own: Rng, depth: int, *shape: int) -> Tensor:
-            return (scale * own.laplace_sum(devices, *shape)).round().to(torch.int64)
+        def draw(stream: Rng, depth: int, *shape: int) -> Tensor:
+            return (scale * stream.laplace_sum(devices, *shape)).round().to(torch.int64)
 
         return _noised(tree, self.grid, rng, draw)
 
@@ -506,8 +506,8 @@ def _everyone(event: Event) -> list[Charge]:
 
 
 def _noise_on_sum(event: Event) -> list[Charge]:
-    own = NonPrivate("the server adds the noise itself: it sees the sum without it")
-    return [Charge(observer, "user", own if observer == "server" else event) for observer in OBSERVERS]
+    unhidden = NonPrivate("the server adds the noise itself: it sees the sum without it")
+    return [Charge(observer, "user", unhidden if observer == "server" else event) for observer in OBSERVERS]
 
 
 def _sensitivity(norm: float, relation: Relation) -> float:
@@ -570,8 +570,8 @@ def _blurred(tree: Tree, scale: float, rng: Rng, devices: int) -> Tree:
     """Laplace noise in floating point, which certifies nothing."""
     out = {}
     for name, value in tree.items():
-        whole, own = real(dense(value)), rng.fold(name)
-        noise = own.laplace(*whole.shape) if devices == 1 else own.laplace_sum(devices, *whole.shape)
+        whole, stream = real(dense(value)), rng.fold(name)
+        noise = stream.laplace(*whole.shape) if devices == 1 else stream.laplace_sum(devices, *whole.shape)
         out[name] = whole + (scale * noise).to(whole.dtype)
     return out
 

@@ -81,12 +81,12 @@ class Views(Stage):
         parts: dict[str, list[Rows | Tensor]] = {}
         factors = []
         for place, raw in enumerate(views.values()):
-            own = {name: ops.coalesced(value) if isinstance(value, Rows) else value for name, value in raw.items()}
-            power = torch.stack([ops.power(_numbers(value), 2) for value in own.values()]).sum(0)
+            tables = {name: ops.coalesced(value) if isinstance(value, Rows) else value for name, value in raw.items()}
+            power = torch.stack([ops.power(_numbers(value), 2) for value in tables.values()]).sum(0)
             factors.append(clip_factor(power, 2, self.clip * (1 - SLACK)) * (drawn[place] / among))
-            for name, value in own.items():
+            for name, value in tables.items():
                 parts.setdefault(name, []).append(value)
-        return {**kept, **{f"{SHARED}/{name}": _sum(found, factors) for name, found in parts.items()}}
+        return {**kept, **{f"{SHARED}/{name}": _sum(tables, factors) for name, tables in parts.items()}}
 
     def deviation(self, entries: int, clients: int) -> float:
         return 0.0
@@ -184,10 +184,10 @@ class ViewNoise(Stage):
         if not self.z:
             return {name: real(dense(value)) for name, value in sums.items()}
 
-        def draw(own: Rng, depth: int, *shape: int) -> Tensor:
+        def draw(stream: Rng, depth: int, *shape: int) -> Tensor:
             if devices == 1:
-                return gaussian(own, depth, *shape)
-            return (math.sqrt(devices) * 2.0**depth * own.normal_doubles(*shape)).round().to(torch.int64)
+                return gaussian(stream, depth, *shape)
+            return (math.sqrt(devices) * 2.0**depth * stream.normal_doubles(*shape)).round().to(torch.int64)
 
         return self._noised(sums, rng, draw)
 
@@ -344,7 +344,7 @@ def _numbers(value: Rows | Tensor) -> Tensor:
 def _sum(parts: Sequence[Rows | Tensor], factors: Sequence[Tensor]) -> Rows | Tensor:
     """The sum of the views' parts, each times its factor. All views work on the same samples: most often their rows are
     the same."""
-    rows = [one for one in parts if isinstance(one, Rows)]
+    rows = [part for part in parts if isinstance(part, Rows)]
     if len(rows) == len(parts):
         return ops.weighted_rows(rows, factors)
-    return torch.stack([ops.scaled(dense(one), by) for one, by in zip(parts, factors, strict=True)]).sum(0)
+    return torch.stack([ops.scaled(dense(part), by) for part, by in zip(parts, factors, strict=True)]).sum(0)
