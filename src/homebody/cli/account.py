@@ -86,9 +86,9 @@ def _explain(run: Path, delta: float | None, into: Path | None, as_json: bool) -
     from homebody.report.statement import statement
     from homebody.report.statement_page import print_statement, write_statement
 
-    found = statement(RunFolder.open(run), delta)
-    written = write_statement(found, into) if into is not None else ()
-    options.answer(found, as_json, lambda: print_statement(found), *(f"statement: {file}" for file in written))
+    stated = statement(RunFolder.open(run), delta)
+    written = write_statement(stated, into) if into is not None else ()
+    options.answer(stated, as_json, lambda: print_statement(stated), *(f"statement: {file}" for file in written))
 
 
 def _noise(name: str, about: str, deltas: list[float]) -> None:
@@ -232,8 +232,8 @@ def _calibrated(asked: Inquiry, count: int, delta: float) -> float:
         # The less of a report's ε, the more noise.
         return noise if asked.name == "noise" else 1 / noise
 
-    found = calibrate_events(lambda z: [(asked.event(value(z)), count)], asked.target, delta, group=asked.group)
-    return value(found)
+    noise = calibrate_events(lambda z: [(asked.event(value(z)), count)], asked.target, delta, group=asked.group)
+    return value(noise)
 
 
 def _print_rows(about: dict[str, Any], name: str, rows: list[dict[str, Any]]) -> None:
@@ -260,9 +260,9 @@ def _print_paper(name: str, as_json: bool) -> None:
     from homebody.privacy.papers import paper
     from homebody.report.record import jsonable
 
-    found = paper(name)
+    published = paper(name)
     rows: list[dict[str, Any]] = []
-    for claim in found.claims:
+    for claim in published.claims:
         bound = claim.certified()
         rows.append(
             {
@@ -277,8 +277,8 @@ def _print_paper(name: str, as_json: bool) -> None:
                 "why": claim.why,
             }
         )
-    answer = {"paper": found.id, "title": found.title, "rows": rows}
-    options.answer(jsonable(answer), as_json, lambda: _print_claims(found.title, rows))
+    answer = {"paper": published.id, "title": published.title, "rows": rows}
+    options.answer(jsonable(answer), as_json, lambda: _print_claims(published.title, rows))
 
 
 def _print_claims(title: str, rows: list[dict[str, Any]]) -> None:

@@ -106,18 +106,18 @@ def audit(
     attacks = {"interactions": _interactions, "canary": _canary, "linkage": _linkage, "membership": _membership}
     attacks |= {"view": _view}
     target = _reopened(run, seed, as_json)
-    found, show = attacks[attack](target, given)
+    result, show = attacks[attack](target, given)
     recipe, fitted = target.recipe, target.fitted
-    found |= {
+    result |= {
         "method": recipe.method,
         "data": Path(recipe.data).name if Path(recipe.data).is_file() else recipe.data,
         "stages": recipe.stages,
         "epsilon": {who: value if math.isfinite(value) else "inf" for who, value in fitted.epsilon.items()},
         "delta": fitted.delta,
     }
-    said = {"attack": attack, "run": str(run), "seed": seed, **found}
-    options.answer(said, as_json, lambda: show(found, recipe.short_method))
-    if found.get("contradicted") or any(one["contradicted"] for one in found.get("observers", [])):
+    said = {"attack": attack, "run": str(run), "seed": seed, **result}
+    options.answer(said, as_json, lambda: show(result, recipe.short_method))
+    if result.get("contradicted") or any(observer["contradicted"] for observer in result.get("observers", [])):
         raise Exit(1)
 
 
@@ -160,9 +160,9 @@ def _canary(target: Target, given: dict[str, Any]) -> Attacked:
         findings = plant(
             method, runtime, rounds=rounds, cohort=recipe.cohort, delta=fitted.delta, seed=seed, on_round=step, **wanted
         )
-    coins = next(one.lower.coins for one in findings if one.lower is not None)
-    found = {"canaries": coins // wanted["trials"], **wanted, "rounds": rounds}
-    return {**found, "observers": [one.as_dict() for one in findings]}, partial(_print_findings, findings)
+    coins = next(finding.lower.coins for finding in findings if finding.lower is not None)
+    settings = {"canaries": coins // wanted["trials"], **wanted, "rounds": rounds}
+    return {**settings, "observers": [finding.as_dict() for finding in findings]}, partial(_print_findings, findings)
 
 
 def _linkage(target: Target, given: dict[str, Any]) -> Attacked:
@@ -175,7 +175,8 @@ def _linkage(target: Target, given: dict[str, Any]) -> Attacked:
     views = {"as they come": as_they_come(round_.messages)}
     if fitted.method.uplink.facts.hides_senders:
         batches, whose = rehearse_reports(round_.messages)
-        views = {"through a proxy": ([ReportBatch(float(at), one) for at, one in enumerate(batches)], whose), **views}
+        mixed = [ReportBatch(float(at), batch) for at, batch in enumerate(batches)]
+        views = {"through a proxy": (mixed, whose), **views}
     attack = partial(linkage, worked_out=round_.worked_out, epsilon=round_.epsilon, seed=seed)
     return {"views": {name: attack(*view).as_dict() for name, view in views.items()}}, _print_linkage
 
@@ -192,7 +193,7 @@ def _membership(target: Target, given: dict[str, Any]) -> Attacked:
     if cut is None and leaves_some_out(runtime.split):
         released = Released(fitted.method, fitted.shared, recipe.seed, fitted.epsilon["public"])
     with _bar("rounds of the attacked and of shadow models", quiet) as step:
-        found = attack(
+        result = attack(
             method,
             runtime.split,
             rounds=trained_for(method, recipe.rounds, fitted.chosen) if cut is None else cut,
@@ -207,8 +208,8 @@ def _membership(target: Target, given: dict[str, Any]) -> Attacked:
         )
     if cut is not None:
         fewer = f"Every model had {several(cut, 'round')}, and the run's had {fitted.chosen:,}."
-        found = {**found, "notes": [*found["notes"], fewer]}
-    return found, _print_membership
+        result = {**result, "notes": [*result["notes"], fewer]}
+    return result, _print_membership
 
 
 def _view(target: Target, given: dict[str, Any]) -> Attacked:
@@ -218,16 +219,16 @@ def _view(target: Target, given: dict[str, Any]) -> Attacked:
     noise = fitted.method.uplink.facts.view_noise
     sigmas = _numbers("sigma", given.pop("sigma", None)) or [*SIGMAS, *([noise.z] if noise else [])]
     lengths = _numbers("participations", given.pop("participations", None)) or PARTICIPATIONS
-    if any(one != int(one) for one in lengths):
+    if any(length != int(length) for length in lengths):
         raise HomebodyError("--participations takes whole numbers, such as 1,10,100.")
-    wanted = {"sigmas": sigmas, "participations": [int(one) for one in lengths], **given}
+    wanted = {"sigmas": sigmas, "participations": [int(length) for length in lengths], **given}
     with _bar("people read", quiet) as step:
         return read_view(fitted.method, runtime, fitted.shared, seed=seed, step=step, **wanted), _print_view
 
 
 def _numbers(name: str, text: str | None) -> list[float]:
     try:
-        return [float(one) for one in text.split(",")] if text else []
+        return [float(number) for number in text.split(",")] if text else []
     except ValueError:
         raise HomebodyError(f"--{name} takes numbers separated by commas, not '{text}'.") from None
 
@@ -259,41 +260,41 @@ def _print(
     say(console, *lines)
 
 
-def _print_reading(found: dict[str, Any], method: str) -> None:
+def _print_reading(reading: dict[str, Any], method: str) -> None:
     from homebody.report.words import epsilon as epsilon_text
 
-    low, high = found["interval"]
-    kind = "the sum" if found["reads"].startswith("the sum") else "the message"
-    epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in found["epsilon"].items())
+    low, high = reading["interval"]
+    kind = "the sum" if reading["reads"].startswith("the sum") else "the message"
+    epsilon = ", ".join(f"{who} {epsilon_text(value)}" for who, value in reading["epsilon"].items())
     unbounded = "∞ against the server: nothing bounds what it reads, whatever others are told"
     _print(
-        f"{method}: whose items are whose? {several(found['users'], 'client')}, one round",
-        ("guessed from", "AUC", "95 % of the mean", f"above {found['above']:g}"),
+        f"{method}: whose items are whose? {several(reading['users'], 'client')}, one round",
+        ("guessed from", "AUC", "95 % of the mean", f"above {reading['above']:g}"),
         (
-            (kind, f"{found['auc']:.3f}", f"{low:.3f} – {high:.3f}", f"{found['share_above']:.0%}"),
-            ("popularity alone", f"{found['popularity_auc']:.3f}", "", ""),
+            (kind, f"{reading['auc']:.3f}", f"{low:.3f} – {high:.3f}", f"{reading['share_above']:.0%}"),
+            ("popularity alone", f"{reading['popularity_auc']:.3f}", "", ""),
         ),
         (
-            f"the server reads {found['reads']}: '{found['table']}', {found['rule']}",
-            *_stages(found),
-            f"ε certified, one user, over the whole training: {epsilon}; δ = {found['delta']:g}",
-            *([unbounded] if found["epsilon"]["server"] == "inf" else []),
+            f"the server reads {reading['reads']}: '{reading['table']}', {reading['rule']}",
+            *_stages(reading),
+            f"ε certified, one user, over the whole training: {epsilon}; δ = {reading['delta']:g}",
+            *([unbounded] if reading["epsilon"]["server"] == "inf" else []),
         ),
     )
 
 
-def _stages(found: dict[str, Any]) -> list[str]:
-    return [f"stages: {' → '.join(found['stages'])}"] if found["stages"] else []
+def _stages(result: dict[str, Any]) -> list[str]:
+    return [f"stages: {' → '.join(result['stages'])}"] if result["stages"] else []
 
 
-def _print_linkage(found: dict[str, Any], method: str) -> None:
-    first = next(iter(found["views"].values()))
+def _print_linkage(result: dict[str, Any], method: str) -> None:
+    first = next(iter(result["views"].values()))
     rows = []
-    for name, one in found["views"].items():
-        apart, low, high = one["difference"]
-        areas = (f"{one[kind][0]:.3f}" for kind in ("everything", "content"))
+    for name, view in result["views"].items():
+        apart, low, high = view["difference"]
+        areas = (f"{view[kind][0]:.3f}" for kind in ("everything", "content"))
         rows.append((name, *areas, f"{apart:+.3f}", f"{low:+.3f} – {high:+.3f}"))
-    mixed = found["views"].get("through a proxy")
+    mixed = result["views"].get("through a proxy")
     if mixed is None:
         last = "without a shuffle stage nothing mixes them"
     else:
@@ -307,20 +308,20 @@ def _print_linkage(found: dict[str, Any], method: str) -> None:
     )
 
 
-def _print_findings(findings: list[Finding], found: dict[str, Any], method: str) -> None:
+def _print_findings(findings: list[Finding], facts: dict[str, Any], method: str) -> None:
     from homebody.report.words import epsilon as epsilon_text
 
-    canaries, trainings = several(found["canaries"], "canary", "canaries"), several(found["trials"], "training")
+    canaries, trainings = several(facts["canaries"], "canary", "canaries"), several(facts["trials"], "training")
     rows = []
-    for one in findings:
-        lower, counted = one.lower, one.counted
+    for finding in findings:
+        lower, counted = finding.lower, finding.counted
         rows.append(
             (
-                one.observer,
-                epsilon_text(found["epsilon"][one.observer]),
-                epsilon_text(one.certified),
+                finding.observer,
+                epsilon_text(facts["epsilon"][finding.observer]),
+                epsilon_text(finding.certified),
                 "not measured" if lower is None else f"{lower.epsilon:.2f}",
-                "" if one.gaussian is None else f"{one.gaussian.epsilon:.2f}",
+                "" if finding.gaussian is None else f"{finding.gaussian.epsilon:.2f}",
                 "" if lower is None else f"{(counted or lower).guesses:,}",
                 "" if lower is None else f"{(counted or lower).right:,}",
                 "" if lower is None else "all" if counted is None else f"{counted.most:,}",
@@ -328,10 +329,10 @@ def _print_findings(findings: list[Finding], found: dict[str, Any], method: str)
         )
     bounds = ("ε, the\nrun", "ε, with\ncanaries", "at least\none run", "at least\nGaussian")
     _print(
-        f"{method}: {canaries}, {trainings} of {several(found['rounds'], 'round')}",
+        f"{method}: {canaries}, {trainings} of {several(facts['rounds'], 'round')}",
         ("observer", *bounds, "guesses", "right", "allowed"),
         rows,
-        _remarks(findings, found),
+        _remarks(findings, facts),
         no_wrap=True,
     )
 
@@ -342,29 +343,29 @@ COINS = {
 }
 
 
-def _remarks(findings: list[Finding], found: dict[str, Any]) -> Iterator[str]:
+def _remarks(findings: list[Finding], facts: dict[str, Any]) -> Iterator[str]:
     yield f"a fair coin for each canary: {COINS[findings[0].relation]}"
     how = (
-        "Clopper and Pearson's error rates" if found["canaries"] == 1 else "Steinke, Nasr and Jagielski's one-run bound"
+        "Clopper and Pearson's error rates" if facts["canaries"] == 1 else "Steinke, Nasr and Jagielski's one-run bound"
     )
     yield (
         f"at least: lower bounds on ε with canaries, by {how} and by how far Gaussian noise leaves the two sides of "
-        f"the coins apart; δ = {found['delta']:g}"
+        f"the coins apart; δ = {facts['delta']:g}"
     )
     yield "allowed: the right guesses that the ledger's ε leaves possible, at this δ and at all others"
-    error = 1 - found["confidence"]
+    error = 1 - facts["confidence"]
     yield f"if the ledger is right, anything is contradicted with a probability of at most {error:.3g}"
-    yield from _stages(found)
-    if any(one.certified == float("inf") for one in findings):
+    yield from _stages(facts)
+    if any(finding.certified == float("inf") for finding in findings):
         yield "where ∞ is certified, any lower bound agrees with it"
-    for one in findings:
-        if one.lower is None:
-            yield f"{one.observer}: the final model does not hold updates as they were sent, so nothing is measured"
-        elif one.contradicted:
-            yield f"{one.observer}: CONTRADICTED: {_reason(one)}"
-        elif one.visible is not None:
-            yield f"{one.observer}: not contradicted; {_would_be_found(one.visible)}"
-    if any(one.contradicted and not one.in_sight for one in findings):
+    for finding in findings:
+        if finding.lower is None:
+            yield f"{finding.observer}: the final model does not hold updates as they were sent, so nothing is measured"
+        elif finding.contradicted:
+            yield f"{finding.observer}: CONTRADICTED: {_reason(finding)}"
+        elif finding.visible is not None:
+            yield f"{finding.observer}: not contradicted; {_would_be_found(finding.visible)}"
+    if any(finding.contradicted and not finding.in_sight for finding in findings):
         yield "to rule out chance, repeat it with another --seed and --confidence 0.999"
 
 
@@ -389,25 +390,25 @@ def _would_be_found(visible: Visible) -> str:
     )
 
 
-def _print_membership(found: dict[str, Any], method: str) -> None:
+def _print_membership(result: dict[str, Any], method: str) -> None:
     """A line for each attack, beside what any could reach."""
     _print(
-        f"{method}: who was in the training? {found['members']:,} members, {found['others']:,} others",
+        f"{method}: who was in the training? {result['members']:,} members, {result['others']:,} others",
         ("attack", "reached", "95 %", "any attack,\nby certified ε"),
-        _membership_rows(found),
-        _membership_remarks(found),
+        _membership_rows(result),
+        _membership_remarks(result),
         no_wrap=True,
     )
 
 
-def _membership_rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    most, lists, ratio = found["allowed"], found["lists"], found["likelihood_ratio"]
+def _membership_rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    most, lists, ratio = result["allowed"], result["lists"], result["likelihood_ratio"]
     if "accuracy" in lists:
         yield ("lists, forest: accuracy", *_interval(lists["accuracy"]), f"{most['accuracy']:.3f}")
         yield ("lists, oracle: accuracy", f"{lists['ceiling']:.3f}", "", "")
     yield ("preference alone: AUC", *_interval(ratio["auc_without_shadows"]), f"{most['auc']:.3f}")
     yield ("likelihood ratio: AUC", *_interval(ratio["auc"]), f"{most['auc']:.3f}")
-    if ratio["auc_took_part"] and found["took_part"] < found["trained_on"]:
+    if ratio["auc_took_part"] and result["took_part"] < result["trained_on"]:
         yield ("  of those in a round", *_interval(ratio["auc_took_part"]), "")
     for rate, bound in zip(ratio["rates"], most["rates"], strict=True):
         yield (f"  found at {100 * rate['false_positives']:g} % false", *_interval(rate["true"]), f"{bound:.3f}")
@@ -418,12 +419,12 @@ def _interval(figure: list[float]) -> tuple[str, str]:
     return f"{value:.3f}", f"{low:.3f} – {high:.3f}"
 
 
-def _membership_remarks(found: dict[str, Any]) -> Iterator[str]:
+def _membership_remarks(result: dict[str, Any]) -> Iterator[str]:
     from homebody.report.words import epsilon as epsilon_text
 
-    most, lists = found["allowed"], found["lists"]
-    drawn = f"{found['took_part']:,} of {found['trained_on']:,} members were in a round"
-    if found["target"] == "the run's model":
+    most, lists = result["allowed"], result["lists"]
+    drawn = f"{result['took_part']:,} of {result['trained_on']:,} members were in a round"
+    if result["target"] == "the run's model":
         yield f"attacked: the run's model as released; others are the people it held out; {drawn}"
     else:
         yield f"attacked: a model trained for the audit as the run's was, on half of the people; {drawn}"
@@ -434,15 +435,15 @@ def _membership_remarks(found: dict[str, Any]) -> Iterator[str]:
         )
     else:
         yield f"lists: {lists['skipped']}"
-    yield f"likelihood ratio: {found['shadows']} shadow models on halves; {found['likelihood_ratio']['statistic']}"
-    yield from _stages(found)
-    run = epsilon_text(found["epsilon"]["public"])
+    yield f"likelihood ratio: {result['shadows']} shadow models on halves; {result['likelihood_ratio']['statistic']}"
+    yield from _stages(result)
+    run = epsilon_text(result["epsilon"]["public"])
     yield (
         f"ε certified for the public, one user: {epsilon_text(most['epsilon'])} for the attacked model, {run} for the "
-        f"run; δ = {found['delta']:g}"
+        f"run; δ = {result['delta']:g}"
     )
-    yield from found["notes"]
-    if found["contradicted"]:
+    yield from result["notes"]
+    if result["contradicted"]:
         yield "CONTRADICTED: an attack gets further than the certified ε allows"
 
 
@@ -454,49 +455,49 @@ TOWERS = {
 """What the attacker has in place of the attacked view's tower, for a line of the table."""
 
 
-def _print_view(found: dict[str, Any], method: str) -> None:
+def _print_view(result: dict[str, Any], method: str) -> None:
     """A line for each question, noise and number of participations."""
     rows = []
-    for one in found["guesses"]:
-        among = f" of {one['candidates']}" if one["candidates"] > 2 else ""
+    for guess in result["guesses"]:
+        among = f" of {guess['candidates']}" if guess["candidates"] > 2 else ""
         rows.append(
             (
-                f"{one['question']}{among}{TOWERS[one['tower']]}",
-                f"{one['sigma']:g}",
-                f"{one['participations']:,}",
-                f"{one['accuracy']:.3f}",
-                f"{one['deviation']:.3f}",
-                "" if one["computed"] is None else f"{one['computed']:.3f}",
-                f"{one['most']:.3f}" + (" ABOVE" if one["above"] else ""),
+                f"{guess['question']}{among}{TOWERS[guess['tower']]}",
+                f"{guess['sigma']:g}",
+                f"{guess['participations']:,}",
+                f"{guess['accuracy']:.3f}",
+                f"{guess['deviation']:.3f}",
+                "" if guess["computed"] is None else f"{guess['computed']:.3f}",
+                f"{guess['most']:.3f}" + (" ABOVE" if guess["above"] else ""),
             )
         )
     _print(
-        f"{method}: what {' and '.join(found['attackers'])} reads of {found['target']}, "
-        f"{several(found['people'], 'person', 'people')}",
+        f"{method}: what {' and '.join(result['attackers'])} reads of {result['target']}, "
+        f"{several(result['people'], 'person', 'people')}",
         ("guessed", "σ", "T", "right", "±", "computed", "at most"),
         rows,
-        _view_remarks(found),
+        _view_remarks(result),
         no_wrap=True,
     )
 
 
-def _view_remarks(found: dict[str, Any]) -> Iterator[str]:
+def _view_remarks(result: dict[str, Any]) -> Iterator[str]:
     from homebody.report.words import epsilon as epsilon_text
 
-    for one in found["errors"]:
+    for error in result["errors"]:
         yield (
-            f"σ = {one['sigma']:g}: relative error of the gradient that is read {one['median']:.2g}, at most "
-            f"{one['largest']:.2g}"
+            f"σ = {error['sigma']:g}: relative error of the gradient that is read {error['median']:.2g}, at most "
+            f"{error['largest']:.2g}"
         )
-    yield f"T: messages read; σ: noise over the clip of {found['clip']:g}, which cut {found['clipped']:.0%} of parts"
+    yield f"T: messages read; σ: noise over the clip of {result['clip']:g}, which cut {result['clipped']:.0%} of parts"
     yield "right: of guesses whose truth is drawn among the candidates; ±: deviation over people"
     yield "computed: from how far apart two candidates' gradients are; at most: Φ(Φ⁻¹(1/K) + √T/σ), whatever the attack"
     yield "opposite: two parts as far apart as the device allows, to test the noise itself"
-    epsilon = found["epsilon"].get("views")
+    epsilon = result["epsilon"].get("views")
     if epsilon is not None:
-        yield f"ε certified against views, over the whole training: {epsilon_text(epsilon)}; δ = {found['delta']:g}"
-    error = 1 - found["confidence"]
-    if found["contradicted"]:
+        yield f"ε certified against views, over the whole training: {epsilon_text(epsilon)}; δ = {result['delta']:g}"
+    error = 1 - result["confidence"]
+    if result["contradicted"]:
         yield "CONTRADICTED: more guesses are right than the noise allows"
     yield f"if the noise is as stated, anything is contradicted with a probability of at most {error:.3g}"
 

@@ -74,14 +74,14 @@ def init(
 
     most = _limits(limits)
     Home.create(folder, server=server, name=name, budget=budget, proxy=proxy, limits=most, furnish=furnish).close()
-    key, own = folder / "device.pub", folder / "reports.pub"
-    made = {"folder": str(folder), "server": server, "name": name, "public_key": str(key)}
+    key, report_key = folder / "device.pub", folder / "reports.pub"
+    created = {"folder": str(folder), "server": server, "name": name, "public_key": str(key)}
     behind = (
-        f"Give {own} to the proxy's operator, with the same number of people (`homebody proxy allow`): it is "
+        f"Give {report_key} to the proxy's operator, with the same number of people (`homebody proxy allow`): it is "
         "another key, so that the two operators know no device by the same name."
     )
     options.answer(
-        {**made, "proxy": proxy, "reports_key": str(own)} if proxy else made,
+        {**created, "proxy": proxy, "reports_key": str(report_key)} if proxy else created,
         as_json,
         f"A device for {server} is in {folder}.",
         f"Give {key} to the server's operator, and say how many people live with it: they are registered "
@@ -110,11 +110,11 @@ def import_history(
         columns = {"user_col": user_col, "item_col": item_col, "time_col": time_col, "rating_col": rating_col}
         done = home.history.import_file(file, person, only=only or (), **columns)
     options.answer(
-        {**done._asdict(), "new": [one._asdict() for one in done.new]},
+        {**done._asdict(), "new": [newcomer._asdict() for newcomer in done.new]},
         as_json,
         f"{several(done.added, 'interaction')} added, {done.repeated:,} known already.",
         *([f"{several(done.left_out, 'row')} of others left out."] if done.left_out else []),
-        *(f"New: {one.name} (slot {one.slot})." for one in done.new),
+        *(f"New: {newcomer.name} (slot {newcomer.slot})." for newcomer in done.new),
     )
 
 
@@ -209,8 +209,8 @@ def profile(
         if said or forget:
             known = home.people.describe(person, {**said, **dict.fromkeys(forget or [])})
     said_of = ", ".join(f"{name}={value}" for name, value in known.items()) or "nothing is said"
-    found = {"person": person, "profile": known, "notes": notes}
-    options.answer(found, as_json, f"{person}: {said_of}", *notes)
+    described = {"person": person, "profile": known, "notes": notes}
+    options.answer(described, as_json, f"{person}: {said_of}", *notes)
 
 
 @app.command()
@@ -225,9 +225,9 @@ def ledger(
 
     with _home(folder) as home:
         whose = home.people.all() if person is None else [home.people.find(person)]
-        found = [disclosure(home, one, delta) for one in whose]
-    nobody = [] if found else ["Nobody lives with this device yet, so nothing has left it."]
-    options.answer({"people": found}, as_json, *nobody, *(partial(_print_disclosure, one) for one in found))
+        disclosed = [disclosure(home, member, delta) for member in whose]
+    nobody = [] if disclosed else ["Nobody lives with this device yet, so nothing has left it."]
+    options.answer({"people": disclosed}, as_json, *nobody, *(partial(_print_disclosure, part) for part in disclosed))
 
 
 @app.command()
@@ -259,8 +259,8 @@ def limits(
     with _home(folder) as home:
         if settings:
             home.configure(limits=_limits(settings))
-        found = home.settings.limits
-    options.answer(found, as_json, "\n".join(f"{name}: {value:g}" for name, value in found.items()))
+        current = home.settings.limits
+    options.answer(current, as_json, "\n".join(f"{name}: {value:g}" for name, value in current.items()))
 
 
 @app.command()
@@ -282,8 +282,8 @@ def recommend(
 
     with _home(folder) as home, asking(home, socket, warn) as apps:
         best = ranked(home, home.people.find(person), k, apps)
-    found = {"person": person, "items": [one._asdict() for one in best]}
-    options.answer(found, as_json, lambda: Console().print(options.ranking(f"For {person}", best)))
+    ranking = {"person": person, "items": [item._asdict() for item in best]}
+    options.answer(ranking, as_json, lambda: Console().print(options.ranking(f"For {person}", best)))
 
 
 @app.command()
@@ -307,11 +307,11 @@ def opt_out(
 ) -> None:
     """End a person's part: their private state and stored answers are deleted. What left before stays with others."""
     with _home(folder) as home:
-        found = home.people.opt_out(person, delete_history=delete_history)
-        left = home.history.lengths()[found.slot]
+        member = home.people.opt_out(person, delete_history=delete_history)
+        left = home.history.lengths()[member.slot]
     history = "the history too" if delete_history else f"the history stays ({several(left, 'interaction')})"
     options.answer(
-        found._asdict(), as_json, f"{found.name} takes no part any more; the private state is deleted, {history}."
+        member._asdict(), as_json, f"{member.name} takes no part any more; the private state is deleted, {history}."
     )
 
 
@@ -319,8 +319,8 @@ def opt_out(
 def opt_in(folder: Dir, person: Name, as_json: options.Json = False) -> None:
     """Let a person who opted out take part again."""
     with _home(folder) as home:
-        found = home.people.opt_in(person)
-    options.answer(found._asdict(), as_json, f"{found.name} takes part again.")
+        member = home.people.opt_in(person)
+    options.answer(member._asdict(), as_json, f"{member.name} takes part again.")
 
 
 @app.command()
@@ -331,11 +331,11 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
         running, items = home.store.client_runs(), len(home.items)
         reports, overruns = home.outbox.reports(), home.outbox.late()
     known = None if model is None else {**model._asdict(), "description": json.loads(model.description)}
-    found = {"folder": str(folder), **asdict(settings), "running": running, "items": items, "model": known}
+    described = {"folder": str(folder), **asdict(settings), "running": running, "items": items, "model": known}
     rest = ", paused" if settings.paused else ""
     late = f"answers that left late, so that their time may tell something: {overruns:,}"
     options.answer(
-        {**found, "reports": reports, "overruns": overruns, "people": rows},
+        {**described, "reports": reports, "overruns": overruns, "people": rows},
         as_json,
         f"{settings.name or 'a device'} in {folder}: {'running' if running else 'not running'}{rest}",
         f"server: {settings.server}",
@@ -356,13 +356,13 @@ def _home(folder: Path) -> Home:
 
 def _limits(given: list[str] | None) -> dict[str, float]:
     """Limits as people write them, such as memory=2e9."""
-    found = {}
+    limits = {}
     for name, text in options.pairs(given, "--limit").items():
         try:
-            found[name] = float(text)
+            limits[name] = float(text)
         except ValueError:
             raise HomebodyError(f"The limit of {name} must be a number, not '{text}'.") from None
-    return found
+    return limits
 
 
 def _rest(folder: Path, paused: bool, as_json: bool, text: str) -> None:
@@ -373,7 +373,7 @@ def _rest(folder: Path, paused: bool, as_json: bool, text: str) -> None:
 
 def _people(home: Home) -> list[dict[str, Any]]:
     lengths = home.history.lengths()
-    return [{**one._asdict(), "interactions": lengths[one.slot]} for one in home.people.all()]
+    return [{**member._asdict(), "interactions": lengths[member.slot]} for member in home.people.all()]
 
 
 def _print_people(rows: list[dict[str, Any]]) -> None:
@@ -392,7 +392,7 @@ def _print_people(rows: list[dict[str, Any]]) -> None:
     Console().print(table)
 
 
-def _print_disclosure(found: dict[str, Any]) -> None:
+def _print_disclosure(disclosed: dict[str, Any]) -> None:
     """Print what left the device of one person: the answers, what each disclosed to whom, and ε."""
     from datetime import UTC, datetime
 
@@ -405,9 +405,9 @@ def _print_disclosure(found: dict[str, Any]) -> None:
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True, markup=False)
 
-    part = "" if found["active"] else " (takes no part any more)"
-    sent, ledger = found["sent"], found["ledger"]
-    console.print(f"{found['person']}{part}", style="bold", highlight=False, markup=False)
+    part = "" if disclosed["active"] else " (takes no part any more)"
+    sent, ledger = disclosed["sent"], disclosed["ledger"]
+    console.print(f"{disclosed['person']}{part}", style="bold", highlight=False, markup=False)
     through = f", with {several(sent['reports'], 'report')} for the proxy" if sent["reports"] else ""
     say(f"  {several(sent['answers'], 'answer')} left the device, {several(sent['bytes'], 'byte')} in all{through}.")
     for line in sent["lines"]:
@@ -434,13 +434,13 @@ def _print_disclosure(found: dict[str, Any]) -> None:
                 f"ε = {figure(charge['epsilon_of_one'])} {each}"
             )
     table = Table("observer", "unit", "ε", "δ", "by", box=box.SIMPLE_HEAD)
-    for row in found["certified"]:
+    for row in disclosed["certified"]:
         by = row["accountant"] if row["accountant"] != "none" else ""
-        table.add_row(row["observer"], row["unit"], figure(row["epsilon"]), f"{found['delta']:g}", by)
+        table.add_row(row["observer"], row["unit"], figure(row["epsilon"]), f"{disclosed['delta']:g}", by)
     console.print(table)
-    for note in dict.fromkeys(note for row in found["certified"] for note in row["notes"]):
+    for note in dict.fromkeys(note for row in disclosed["certified"] for note in row["notes"]):
         say(f"  {note}")
-    if budget := found["budget"]:
+    if budget := disclosed["budget"]:
         say(
             f"  Budget: ε = {figure(budget['spent'])} of {budget['epsilon']:g} is spent about one {budget['unit']}, "
             f"against the {budget['observer']}, at δ = {budget['delta']:g}."

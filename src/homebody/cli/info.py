@@ -40,25 +40,25 @@ def print_summary(summary: Summary, notes: Sequence[str] = ()) -> None:
 
 def _chart(bins: Sequence[Bin], block: str) -> Table:
     """A bar for each bin from the first that has someone."""
-    first = next(place for place, one in enumerate(bins) if one.users)
-    most = max(one.users for one in bins)
+    first = next(place for place, bin_ in enumerate(bins) if bin_.users)
+    most = max(bin_.users for bin_ in bins)
     table = Table(show_header=False, box=None)
     table.add_column(justify="right")
     table.add_column(justify="right")
-    for one in bins[first:]:
-        span = f"{one.least:,}" if one.least == one.most else f"{one.least:,} to {one.most:,}"
+    for bin_ in bins[first:]:
+        span = f"{bin_.least:,}" if bin_.least == bin_.most else f"{bin_.least:,} to {bin_.most:,}"
         # Whoever is there is seen, however few.
-        length = max(round(BAR * one.users / most), int(one.users > 0))
-        table.add_row(span, f"{one.users:,}", block * length)
+        length = max(round(BAR * bin_.users / most), int(bin_.users > 0))
+        table.add_row(span, f"{bin_.users:,}", block * length)
     return table
 
 
 def _columns(columns: Sequence[FeatureSummary]) -> Table:
     table = Table(show_header=False, box=None)
-    for one in columns:
-        missing = f"{one.missing:.1%} missing" if one.missing else ""
-        view = f"view {one.view}" if one.view else ""
-        table.add_row(one.name, one.kind, f"{one.distinct:,} distinct", missing, view)
+    for column in columns:
+        missing = f"{column.missing:.1%} missing" if column.missing else ""
+        view = f"view {column.view}" if column.view else ""
+        table.add_row(column.name, column.kind, f"{column.distinct:,} distinct", missing, view)
     return table
 
 

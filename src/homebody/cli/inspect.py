@@ -46,76 +46,76 @@ def inspect(
     built = federated(prepared, method)
     runtime = simulator(recipe, split)
     number = int(runtime.available()[0]) if user is None else split.population.user(user)
-    found = look(built, runtime, number, cohort=cohort_of(recipe, built, split), seed=seed)
-    said = {"method": recipe.method, "data": given.typed["data"], "seed": seed, **found.as_dict()}
-    options.answer(said, as_json, lambda: _print(found, recipe.short_method))
+    inspection = look(built, runtime, number, cohort=cohort_of(recipe, built, split), seed=seed)
+    said = {"method": recipe.method, "data": given.typed["data"], "seed": seed, **inspection.as_dict()}
+    options.answer(said, as_json, lambda: _print(inspection, recipe.short_method))
 
 
-def _print(found: Inspection, method: str) -> None:
+def _print(inspection: Inspection, method: str) -> None:
     from rich.console import Console
 
     from homebody.report.words import say
 
     console = Console()
-    title = f"{method}: one message of user {found.user}, {found.bytes:,} bytes"
+    title = f"{method}: one message of user {inspection.user}, {inspection.bytes:,} bytes"
     headings = ("part", "shape", "type", "bytes", "begins")
     table = options.table(headings, right=("bytes",), title=title, tight=True, overflow="fold")
-    for part in found.parts:
+    for part in inspection.parts:
         shape = " × ".join(f"{side:,}" for side in part.shape) or "1"
         whole = f" of {part.rows_of:,} rows" if part.rows_of is not None else ""
-        if found.reports and part.rows_of is not None:
+        if inspection.reports and part.rows_of is not None:
             whole = f" of {part.rows_of // 2:,} entries"  # of the two rows that each has, one for either bit
         table.add_row(part.name, shape + whole, part.dtype, f"{part.bytes:,}", part.hex)
     console.print(table)
     views = options.table(("observer", "sees of it, and is charged each round"))
-    for observer, view in found.observers.items():
+    for observer, view in inspection.observers.items():
         views.add_row(observer, "\n".join((view.sees, *(f"{event[0].upper()}{event[1:]}." for event in view.charged))))
         views.add_section()
     console.print(views)
-    if found.reports:
-        _print_reports(console, found.reports)
-    for request in found.requests:
+    if inspection.reports:
+        _print_reports(console, inspection.reports)
+    for request in inspection.requests:
         if request.always:
             console.print(_always(request))
-    say(console, *found.tells)
+    say(console, *inspection.tells)
 
 
-def _print_reports(console: Console, found: ClientReports) -> None:
+def _print_reports(console: Console, sent: ClientReports) -> None:
     """The first few, bit by bit; and on their way through a proxy."""
     from homebody.errors import several
     from homebody.report.words import say
 
-    title = f"{several(found.k, 'report')} of one bit, ε = {found.epsilon:g} each, about {found.entries:,} entries"
+    title = f"{several(sent.k, 'report')} of one bit, ε = {sent.epsilon:g} each, about {sent.entries:,} entries"
     numeric = ("value", "on [−1, 1]", "P[1]", "bit")
     headings = ("entry", "item · factor", *numeric, "4 bytes")
     table = options.table(headings, right=("entry", *numeric), title=title, tight=True)
     # One about an item that the person has says most; the others follow as they were drawn.
-    own = next((one for one in found.reports if one.own), found.reports[0])
-    shown = [own, *(one for one in found.reports if one is not own)]
-    for one in shown[:SHOWN]:
-        numbers = (f"{one.value:.4g}", f"{one.projected:.4g}", f"{one.chance:.4f}", str(one.bit))
-        table.add_row(f"{one.entry:,}", _about(one), *numbers, bytes.fromhex(one.plain).hex(" "))
+    telling = next((report for report in sent.reports if report.own), sent.reports[0])
+    shown = [telling, *(report for report in sent.reports if report is not telling)]
+    for report in shown[:SHOWN]:
+        numbers = (f"{report.value:.4g}", f"{report.projected:.4g}", f"{report.chance:.4f}", str(report.bit))
+        table.add_row(f"{report.entry:,}", _about(report), *numbers, bytes.fromhex(report.plain).hex(" "))
     console.print(table)
     first = shown[0]
-    lines = [f"and {len(found.reports) - SHOWN:,} more; --json has all"] if len(found.reports) > SHOWN else []
+    lines = [f"and {len(sent.reports) - SHOWN:,} more; --json has all"] if len(sent.reports) > SHOWN else []
     if first.own:
         lines.append("the first is about an item that this person has")
     lines += [
         f"the first, bit by bit: {first.binary}",
         f"                       entry {first.entry:,}, then the bit {first.bit}; lowest byte first on the wire",
     ]
-    if found.note:
-        lines.append(found.note)
+    if sent.note:
+        lines.append(sent.note)
     say(console, *lines)
-    if not found.sealed or first.sealed is None:
+    if not sent.sealed or first.sealed is None:
         return
-    way = found.sealed
+    way = sent.sealed
     hops = options.table(("on the way", "sees"))
     hops.add_row("the first, sealed", f"{way.report_bytes} bytes:\n{bytes.fromhex(first.sealed).hex(' ', 4)}")
     hops.add_section()
     hops.add_row(
         "proxy",
-        f"Device key {way.device[:16]}…, epoch {way.epoch[:16]}…, {several(found.k, 'sealed report')} of "
+        f"Device key {way.device[:16]}…, epoch {way.epoch[:16]}…, {several(sent.k, 'sealed report')} of "
         f"{way.report_bytes} bytes, {several(way.bytes, 'byte')} in all, and when.\n"
         f"Reads {way.proxy_opened:,} of them: it does not have the server's key.",
     )

@@ -73,6 +73,6 @@ def _print(result: dict[str, Any]) -> None:
         "(c): centralised",
         *unlike_public(marked),
         *result["legend"],
-        *(f"not in the table: {one['name']}: {one['reason']}" for one in result["skipped"]),
+        *(f"not in the table: {method['name']}: {method['reason']}" for method in result["skipped"]),
         f"page: {folder / page}",
     )

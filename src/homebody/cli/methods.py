@@ -19,7 +19,7 @@ def methods(
 
     if name:
         trust(name)
-    described = [_describe(one) for one in ([name] if name else METHODS)]
+    described = [_describe(method) for method in ([name] if name else METHODS)]
     options.answer({"methods": described}, as_json, lambda: _print(described, whole=name is None))
 
 
@@ -30,29 +30,29 @@ def _print(described: list[dict[str, Any]], *, whole: bool) -> None:
     console = Console(emoji=False)  # a search such as 1:100:log is no picture
     if whole:
         table = Table("name", "kind", "what it is", "fields")
-        for one in described:
-            table.add_row(one["name"], one["kind"], one["title"], ", ".join(f["name"] for f in one["fields"]))
+        for entry in described:
+            table.add_row(entry["name"], entry["kind"], entry["title"], ", ".join(f["name"] for f in entry["fields"]))
         console.print(table)
         console.print(
             "`homebody methods NAME` explains the fields; `path/to/file.py:Class` runs your own.", highlight=False
         )
         return
-    (one,) = described
-    console.print(f"[bold]{one['name']}[/bold] ({one['kind']}): {one['title']}", highlight=False)
-    if one["paper"]:
-        console.print(one["paper"], highlight=False)
-    if one["channel"]:
-        stages = " ".join(f"--stage {text}" for text in one["channel"])
+    (entry,) = described
+    console.print(f"[bold]{entry['name']}[/bold] ({entry['kind']}): {entry['title']}", highlight=False)
+    if entry["paper"]:
+        console.print(entry["paper"], highlight=False)
+    if entry["channel"]:
+        stages = " ".join(f"--stage {text}" for text in entry["channel"])
         console.print(f"its channel, unless stages are given: {stages}", highlight=False, soft_wrap=True, markup=False)
     table = Table("field", "default", "bounds", "search", "meaning")
-    for field in one["fields"]:
+    for field in entry["fields"]:
         low, high = field["low"], field["high"]
         bounds = f"{'' if low is None else low} … {'' if high is None else high}" if (low, high) != (None, None) else ""
         bounds = bounds or " or ".join(map(str, field["choices"]))
         table.add_row(field["name"], str(field["default"]), bounds, field["search"] or "", field["doc"])
-    if one["fields"]:
+    if entry["fields"]:
         console.print(table)
-        declared = "as it declares" if one["search_declared"] else "around the defaults, as it declares none"
+        declared = "as it declares" if entry["search_declared"] else "around the defaults, as it declares none"
         console.print(f"search: where `homebody tune` looks, {declared}.", highlight=False)
 
 
@@ -63,15 +63,15 @@ def _describe(name: str) -> dict[str, Any]:
     from homebody.settings import params
     from homebody.studies.space import search_space, space_text
 
-    found = find(name)
-    space, declared = search_space(found)
-    federated = issubclass(found, Method)
+    method = find(name)
+    space, declared = search_space(method)
+    federated = issubclass(method, Method)
     return {
         "name": name,
         "kind": "federated" if federated else "centralised",
-        "title": found.about.title,
-        "paper": found.about.paper,
-        "default_rounds": found.about.rounds,
+        "title": method.about.title,
+        "paper": method.about.paper,
+        "default_rounds": method.about.rounds,
         "channel": stage_texts(own_channel(name)),
         "search_declared": declared,
         "fields": [
@@ -81,6 +81,6 @@ def _describe(name: str) -> dict[str, Any]:
                 **{name: spec.metadata[name] for name in ("doc", "low", "high", "choices")},
                 "search": space_text(space[spec.name]) if spec.name in space else None,
             }
-            for spec in params(found)
+            for spec in params(method)
         ],
     }

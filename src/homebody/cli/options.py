@@ -92,13 +92,14 @@ class Given:
 def from_settings(owner: Any, *names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for every setting of a dataclass that has a panel, or for those of these names. The
     command gets them as `given`."""
-    typed = [one for one in _typed(owner) if not names or one[0].name in names]
+    typed = [(spec, kind) for spec, kind in _typed(owner) if not names or spec.name in names]
     shared = [parameter for spec, kind in typed for parameter in _parameters(spec, kind)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         everything: list[inspect.Parameter] = []
-        for own in inspect.signature(command, eval_str=True).parameters.values():
-            everything += shared if own.name == "given" else [own.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            named = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            everything += shared if parameter.name == "given" else [named]
 
         @functools.wraps(command)
         def wrapped(**values: Any) -> None:
@@ -114,9 +115,9 @@ def from_settings(owner: Any, *names: str) -> Callable[[Callable[..., None]], Ca
 
 def _typed(owner: Any) -> list[tuple[Field[Any], settings.Kind]]:
     """The settings that are options, in the order of `--help`: panels as they are first named, then ranks."""
-    shown = [one for one in settings.declared(owner).values() if one[0].metadata["panel"]]
+    shown = [(spec, kind) for spec, kind in settings.declared(owner).values() if spec.metadata["panel"]]
     panels = list(dict.fromkeys(spec.metadata["panel"] for spec, _ in shown))
-    return sorted(shown, key=lambda one: (panels.index(one[0].metadata["panel"]), one[0].metadata.get("rank", 0)))
+    return sorted(shown, key=lambda pair: (panels.index(pair[0].metadata["panel"]), pair[0].metadata.get("rank", 0)))
 
 
 def _parameters(spec: Field[Any], kind: settings.Kind) -> Iterator[inspect.Parameter]:
@@ -162,16 +163,16 @@ def _value(spec: Field[Any], kind: settings.Kind, typed: Any) -> Any:
 def _table(typed: list[str] | None, name: str, kind: settings.Kind, path: str | None) -> dict[str, Any]:
     """What a repeated NAME=VALUE option says: numbers where the values of the table may be numbers. Paths are made
     absolute: path="name", of values that are files; path="values", what follows file: in a value."""
-    found = pairs(typed, name, first=path is not None)
+    texts = pairs(typed, name, first=path is not None)
     if kind.inner is Any:
-        return {key: _number(text) for key, text in found.items()}
+        return {key: _number(text) for key, text in texts.items()}
     if path is None:
-        return dict(found)
+        return dict(texts)
     if path == "name":
-        return {key: _file_anywhere(text) for key, text in found.items()}
-    parts = {key: text.partition("file:") for key, text in found.items()}
-    own = {key for key, (before, file, _) in parts.items() if file and before in ("", "many:", "text:")}
-    return {key: f"{a}{b}{_file_anywhere(c) if key in own else c}" for key, (a, b, c) in parts.items()}
+        return {key: _file_anywhere(text) for key, text in texts.items()}
+    parts = {key: text.partition("file:") for key, text in texts.items()}
+    files = {key for key, (before, file, _) in parts.items() if file and before in ("", "many:", "text:")}
+    return {key: f"{a}{b}{_file_anywhere(c) if key in files else c}" for key, (a, b, c) in parts.items()}
 
 
 def pairs(given: list[str] | None, option: str, *, first: bool = False) -> dict[str, str]:
@@ -180,22 +181,22 @@ def pairs(given: list[str] | None, option: str, *, first: bool = False) -> dict[
     >>> pairs(["core=5", "seed=1"], "--filter")
     {'core': '5', 'seed': '1'}
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in given or []:
         # A column's name may hold an equals sign; a kind or a number may not.
         name, equals, value = (part.strip() for part in (text.partition("=") if first else text.rpartition("=")))
         if not equals or not name or not value:
             raise HomebodyError(f"{option} takes NAME=VALUE, not '{text}'.")
-        if name in found:
+        if name in values:
             raise HomebodyError(f"{option} says twice what '{name}' is; leave one out.")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
-def answer(found: Mapping[str, Any], as_json: bool, *shown: str | Callable[[], object]) -> None:
+def answer(result: Mapping[str, Any], as_json: bool, *shown: str | Callable[[], object]) -> None:
     """Print one JSON object, or the same for people: lines, and what functions print."""
     if as_json:
-        echo(json.dumps(found))
+        echo(json.dumps(result))
         return
     for part in shown:
         echo(part) if isinstance(part, str) else part()
@@ -209,10 +210,10 @@ def table(
     from rich.table import Table
 
     padding = (0, 1, 0, 0) if tight else (0, 1)
-    made = Table(title=title or None, box=box.SIMPLE_HEAD, padding=padding, pad_edge=False)
+    drawn = Table(title=title or None, box=box.SIMPLE_HEAD, padding=padding, pad_edge=False)
     for heading in headings:
-        made.add_column(heading, justify="right" if heading in right else "left", **column)
-    return made
+        drawn.add_column(heading, justify="right" if heading in right else "left", **column)
+    return drawn
 
 
 def ranking(title: str, items: Iterable[tuple[object, object, float]]) -> Table:
@@ -220,10 +221,10 @@ def ranking(title: str, items: Iterable[tuple[object, object, float]]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    made = Table("", "item", "name", "score", title=title)
+    ranked = Table("", "item", "name", "score", title=title)
     for place, (item, name, score) in enumerate(items, 1):
-        made.add_row(str(place), Text(str(item)), Text(str(name)), f"{score:.3f}")
-    return made
+        ranked.add_row(str(place), Text(str(item)), Text(str(name)), f"{score:.3f}")
+    return ranked
 
 
 def made_key(public: Path, operator: str, as_json: bool) -> None:

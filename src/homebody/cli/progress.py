@@ -165,8 +165,8 @@ def watching_cells(
         bar.update(note, f"{label}: {finished} of {total} runs · {note}", completed=finished, total=total)
 
     def stopped() -> Interrupted:
-        kept = f"{finished} of {total} runs are finished and kept; give the same command again to go on."
-        return Interrupted(None, go_on=kept)
+        go_on = f"{finished} of {total} runs are finished and kept; give the same command again to go on."
+        return Interrupted(None, go_on=go_on)
 
     bar.start()
     with _until_stopped(bar, stopped):

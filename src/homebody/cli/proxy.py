@@ -103,15 +103,15 @@ def status(folder: Dir, as_json: Json = False) -> None:
     from homebody.errors import several
     from homebody.federation.proxy.admin import report
 
-    found = report(folder)
-    alive = "running" if found["running"] else "not running"
-    senders = f"{several(found['devices'], 'device')}, {several(found['proxies'], 'proxy', 'proxies')}"
+    state = report(folder)
+    alive = "running" if state["running"] else "not running"
+    senders = f"{several(state['devices'], 'device')}, {several(state['proxies'], 'proxy', 'proxies')}"
     options.answer(
-        found,
+        state,
         as_json,
-        f"{folder}: {found['listen']} to {found['next']} ({alive})",
-        f"may send: {senders}; open epochs: {found['epochs']:,}",
-        f"reports: {found['accepted']:,} accepted, {found['held']:,} held, {found['forwarded']:,} passed on, "
-        f"{sum(found['dropped'].values()):,} dropped",
-        *(f"{kind}, {why}: {count:,}" for kind in ("dropped", "refused") for why, count in found[kind].items()),
+        f"{folder}: {state['listen']} to {state['next']} ({alive})",
+        f"may send: {senders}; open epochs: {state['epochs']:,}",
+        f"reports: {state['accepted']:,} accepted, {state['held']:,} held, {state['forwarded']:,} passed on, "
+        f"{sum(state['dropped'].values()):,} dropped",
+        *(f"{kind}, {why}: {count:,}" for kind in ("dropped", "refused") for why, count in state[kind].items()),
     )

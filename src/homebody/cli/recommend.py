@@ -62,18 +62,18 @@ def recommend(
         said = {"--feature": feature, "--ratings": ratings}
         if extra := next((name for name, value in said.items() if value), None):
             raise HomebodyError(f"{extra} is for somebody new: leave it out, or give --clicks in place of --user.")
-        found: dict[str, Any] = {"user": user}
+        answer: dict[str, Any] = {"user": user}
         if to_view is None:
             best, title = recommend_to(run, user, around, k), f"For {user}"
         else:
             best, title = recommend_to_view(run, user, to_view, k), f"For {user}, as one of their views may see it"
-            found["to_view"] = to_view
+            answer["to_view"] = to_view
     else:
         items, features = _listed(clicks or ""), options.pairs(feature, "--feature")
         best = recommend_for(run, items, features, around, k, ratings=_ratings(ratings))
-        found, title = {"clicks": items, "features": features}, f"For somebody with {several(len(items), 'item')}"
-    found |= {"now": around, "items": best.items, "notes": list(best.notes)}
-    options.answer(found, as_json, lambda: _print(found, title))
+        answer, title = {"clicks": items, "features": features}, f"For somebody with {several(len(items), 'item')}"
+    answer |= {"now": around, "items": best.items, "notes": list(best.notes)}
+    options.answer(answer, as_json, lambda: _print(answer, title))
 
 
 def _listed(text: str) -> list[str]:
@@ -98,13 +98,13 @@ def _ratings(text: str | None) -> list[float] | None:
         raise HomebodyError(f"--ratings takes numbers with commas between them, such as 5,3.5, not '{text}'.") from None
 
 
-def _print(found: dict[str, Any], title: str) -> None:
+def _print(answer: dict[str, Any], title: str) -> None:
     from rich.console import Console
 
     from homebody.report.words import say
 
     console = Console()
-    if found["items"]:
-        rows = ((row["item"], row["name"], row["score"]) for row in found["items"])
+    if answer["items"]:
+        rows = ((row["item"], row["name"], row["score"]) for row in answer["items"])
         console.print(options.ranking(title, rows))
-    say(console, *found["notes"])
+    say(console, *answer["notes"])

@@ -76,11 +76,11 @@ def reproduce(
         if much := work(planned, out):
             say(much)
         result = run_plan(planned, out, jobs=jobs, watch=watch, say=say)
-    made = out / "reproduce" / planned.paper.name
+    pages = out / "reproduce" / planned.paper.name
     if write:
         publish(result, folder)
     labels = [study.label for study, _ in planned.studies]
-    options.answer({**result, "folder": str(made)}, as_json, lambda: print_reproduction(result, made, labels))
+    options.answer({**result, "folder": str(pages)}, as_json, lambda: print_reproduction(result, pages, labels))
     if not has_plotly():
         options.warn(NEEDS)
     _complain(result, planned.command)
@@ -107,9 +107,9 @@ def _errors(row: dict[str, Any]) -> list[str]:
     from homebody.report.reproduction import diverged_as_known
 
     groups = [row, *row.get("points", [])]
-    obtained = [one for group in groups for one in group.get("obtained", {}).values()]
-    found = [error for one in obtained if not diverged_as_known(row, one) for error in one["errors"]]
-    return [*found, *row.get("errors", [])]
+    figures = [entry for group in groups for entry in group.get("obtained", {}).values()]
+    errors = [error for entry in figures if not diverged_as_known(row, entry) for error in entry["errors"]]
+    return [*errors, *row.get("errors", [])]
 
 
 def _list(papers: list[Paper], as_json: bool) -> None:
@@ -118,8 +118,8 @@ def _list(papers: list[Paper], as_json: bool) -> None:
     listed = [
         {
             **{name: getattr(paper, name) for name in ("name", "title", "citation")},
-            "tables": [{"id": one.id, "title": one.title, "data": one.data} for one in paper.tables],
-            "figures": [{"id": one.id, "title": one.title, "data": one.data} for one in paper.figures],
+            "tables": [{"id": study.id, "title": study.title, "data": study.data} for study in paper.tables],
+            "figures": [{"id": study.id, "title": study.title, "data": study.data} for study in paper.figures],
         }
         for paper in papers
     ]

@@ -71,23 +71,23 @@ def init(
     typed |= {"evaluate_every": evaluate_every, "stages": stages or [], "budget": budget, "delta": delta}
     recipe = Recipe(method, "devices", fields=parse_fields(method, settings or []), **typed)
     plan = ServerPlan(recipe, **given.values())
-    made = make(folder, plan, items, host or [], person_features or [], views or [])
-    lines = [f"A server for {method} is in {folder}; its catalogue has {several(made['items'], 'item')}."]
-    if features := made.get("features"):
+    server = make(folder, plan, items, host or [], person_features or [], views or [])
+    lines = [f"A server for {method} is in {folder}; its catalogue has {several(server['items'], 'item')}."]
+    if features := server.get("features"):
         whose = (f"{', '.join(names) or 'nothing'} of {whom}" for whom, names in features.items())
         lines.append(f"The model takes in {' and '.join(whose)}; what people say of themselves stays on their devices.")
     if plan.tls:
         lines.append(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its device.pub:")
     lines.append(f"  homebody keys add {folder} device.pub --name NAME --people N")
     if plan.reports:
-        among = several(made["shuffled_among"], "person", "people")
-        lines.append(f"Give the same ca.pem to the proxy, whose next is {made['next']}, and get its reports.pub:")
+        among = several(server["shuffled_among"], "person", "people")
+        lines.append(f"Give the same ca.pem to the proxy, whose next is {server['next']}, and get its reports.pub:")
         lines.append(f"  homebody keys add {folder} reports.pub --name NAME --proxy")
         lines.append(
             f"The ledger counts on {among} whose reports are shuffled together "
             "(--least × --quorum): have the proxy wait for devices of as many (--least-devices)."
         )
-    options.answer(made, as_json, *lines, f"Then start it: homebody server start {folder}")
+    options.answer(server, as_json, *lines, f"Then start it: homebody server start {folder}")
 
 
 @app.command()
@@ -108,8 +108,8 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
     from homebody.federation.server.admin import opened, report, running
 
     with opened(folder) as (plan, records):
-        found = {**report(plan, records), "running": running(folder)}
-    options.answer(found, as_json, lambda: _print_status(folder, found))
+        state = {**report(plan, records), "running": running(folder)}
+    options.answer(state, as_json, lambda: _print_status(folder, state))
 
 
 @app.command()
@@ -131,11 +131,11 @@ def items(
     """Add items to the catalogue, also while the server trains; those it knows are left alone."""
     from homebody.federation.server.admin import opened, read_items
 
-    found = read_items(source)
+    catalogue = read_items(source)
     with opened(folder) as (_, records):
-        _, count = records.add_items(found)
+        _, count = records.add_items(catalogue)
         total, featured = records.n_items(), records.features() is not None
-    text = f"{count:,} of {several(len(found), 'item is', 'items are')} new; the catalogue has {total:,}."
+    text = f"{count:,} of {several(len(catalogue), 'item is', 'items are')} new; the catalogue has {total:,}."
     if featured and count:
         text += " Their features are unknown to the model, which got its own when the server was made."
     options.answer({"added": count, "items": total}, as_json, text)
@@ -233,8 +233,8 @@ def add_key(
     with opened(folder) as (_, records):
         numbers = records.add_device(fingerprint(key), key, name, people)
     who = f"client {numbers.start}" if people == 1 else f"clients {numbers.start} to {numbers.stop - 1}"
-    found = {"name": name, "fingerprint": fingerprint(key), "first": numbers.start, "people": people}
-    options.answer(found, as_json, f"{name} may take part: {who}.")
+    device = {"name": name, "fingerprint": fingerprint(key), "first": numbers.start, "people": people}
+    options.answer(device, as_json, f"{name} may take part: {who}.")
 
 
 @keys.command("remove")
@@ -255,42 +255,43 @@ def remove_key(
     echo(f"{gone.name} takes part no more.")
 
 
-def _print_status(folder: Path, found: dict[str, Any]) -> None:
+def _print_status(folder: Path, state: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from homebody.report.words import epsilon, measured, say
 
     console = Console()
-    alive = "running" if found["running"] else "not running"
-    certified = ", ".join(f"{who} {epsilon(value)}" for who, value in found["epsilon"].items())
+    alive = "running" if state["running"] else "not running"
+    certified = ", ".join(f"{who} {epsilon(value)}" for who, value in state["epsilon"].items())
     say(
         console,
-        f"{folder}: {found['method']}, {found['doing']} ({alive})",
-        f"rounds {found['rounds']} of {found['planned']}; {several(found['items'], 'item')}",
-        f"ε certified, one user, so far: {certified}; δ = {found['delta']:g}",
+        f"{folder}: {state['method']}, {state['doing']} ({alive})",
+        f"rounds {state['rounds']} of {state['planned']}; {several(state['items'], 'item')}",
+        f"ε certified, one user, so far: {certified}; δ = {state['delta']:g}",
     )
-    if last := found["measured"]:
-        shown = [name for name in (found["selects"], "hr@10", "ndcg@10") if name in last["metrics"]]
+    if last := state["measured"]:
+        shown = [name for name in (state["selects"], "hr@10", "ndcg@10") if name in last["metrics"]]
         said = measured({name: last["metrics"][name] for name in shown}, last["errors"])
         say(console, f"measured after round {last['round']}: {said}")
         if clipped := len(last["unclipped"]):
             of = f"{several(clipped, 'metric')} of {len(last['metrics'])}"
             say(console, f"{of} clipped to 0 … 1: noise carried the estimate beyond")
     table = Table("device", "clients", "added", "key")
-    for one in found["devices"]:
-        last = one["first"] + one["people"] - 1
-        numbers = str(one["first"]) if one["people"] == 1 else f"{one['first']}–{last}"
-        table.add_row(one["name"], numbers, one["added"] if not one["removed"] else "removed", one["fingerprint"][:12])
+    for device in state["devices"]:
+        last = device["first"] + device["people"] - 1
+        numbers = str(device["first"]) if device["people"] == 1 else f"{device['first']}–{last}"
+        added = "removed" if device["removed"] else device["added"]
+        table.add_row(device["name"], numbers, added, device["fingerprint"][:12])
     console.print(table)
-    for one in found["devices"]:
-        if one["set_aside"] and not one["removed"]:
-            since = f"{one['name']} is set aside since {one['set_aside']}: {several(one['faults'], 'answer')}"
-            mend = f"once it is mended: homebody server readmit {folder} '{one['name']}'"
+    for device in state["devices"]:
+        if device["set_aside"] and not device["removed"]:
+            since = f"{device['name']} is set aside since {device['set_aside']}: {several(device['faults'], 'answer')}"
+            mend = f"once it is mended: homebody server readmit {folder} '{device['name']}'"
             say(console, f"{since} of it could not be read; {mend}")
-    say(console, *(f"proxy {one['name']}: added {one['added']}" for one in found["proxies"]))
-    if found["running"] and (rest := found["resting"]):
+    say(console, *(f"proxy {proxy['name']}: added {proxy['added']}" for proxy in state["proxies"]))
+    if state["running"] and (rest := state["resting"]):
         who = f"{several(rest['people'], 'person', 'people')} {'is' if rest['people'] == 1 else 'are'}"
         until = f"{who} left alone until {rest['until']} at most"
         say(console, f"{until}: they declined, or what they sent was refused")
-    say(console, *(f"{name}: {amount:,}" for name, amount in found["counters"].items()))
+    say(console, *(f"{name}: {amount:,}" for name, amount in state["counters"].items()))

@@ -43,17 +43,17 @@ def tune(
     from homebody.studies.tune import tune as run_trials
     from homebody.studies.workers import cores
 
-    found = find(trust(method))
+    chosen = find(trust(method))
     fixed = parse_fields(method, settings or [])
-    asked = parse_search(found, search or [])
-    space, declared = search_space(found)
+    asked = parse_search(chosen, search or [])
+    space, declared = search_space(chosen)
     recipe = given.recipe(method, fields=fixed, seed=seed)
     varied = {**{name: where for name, where in space.items() if name not in fixed}, **asked}
     wanted = Search(recipe, varied, trials, seeds)
     with watching_trials(recipe.short_method, recipe.selects(), quiet=as_json) as (watcher, watch):
         if not declared and varied:
             looked = ", ".join(f"{name} {space_text(where)}" for name, where in varied.items())
-            watcher.say(f"{found.__name__} declares no search ranges; looking around its defaults: {looked}.")
+            watcher.say(f"{chosen.__name__} declares no search ranges; looking around its defaults: {looked}.")
         record = run_trials(wanted, out, jobs=jobs if jobs is not None else cores(), watch=watch, watcher=watcher)
     options.answer(record, as_json, lambda: _print(record))
 

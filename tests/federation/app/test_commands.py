@@ -45,6 +45,8 @@ def test_an_app_is_invited_made_filled_and_listed(device: Path, tmp_path: Path) 
     uid = os.getuid()
     with pytest.raises(HomebodyError, match="--same-user"):
         call("client", "views", "add", device, "taste", "--uid", uid, "--invitation", file)
+    with pytest.raises(HomebodyError, match="no user 'nobody at all'"):
+        call("client", "views", "add", device, "taste", "--uid", "nobody at all", "--invitation", file)
     assert not file.exists()
     text = call("client", "views", "add", device, "taste", "--uid", uid, "--same-user", "--invitation", file)
     assert f"homebody view init APP {file}" in text
