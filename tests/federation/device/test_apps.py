@@ -29,7 +29,7 @@ from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
 from homebody.federation.device.household import recommend
 from homebody.federation.schema import FeatureSchema
-from homebody.federation.views import Question, hello, receive, send
+from homebody.federation.views import AppQuestion, hello, receive, send
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.privacy.specs import parse_channel
 from homebody.rng import Rng
@@ -241,11 +241,11 @@ def test_the_device_works_on_a_view_that_is_no_app(room: Room, shared: Tree) -> 
 
 
 def test_an_app_sees_the_item_tower_its_own_tower_and_the_samples_alone(room: Room, shared: Tree) -> None:
-    seen: list[Question] = []
+    seen: list[AppQuestion] = []
 
     class Curious(App):
         def answer(self, letter: bytes) -> bytes:
-            seen.append(Question.read(letter))
+            seen.append(AppQuestion.read(letter))
             return super().answer(letter)
 
     room.add("profile", "taste")
