@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,10 @@ from homebody.suggest import recommend_to, recommend_to_view
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two views, without noise in training."""
-    folder = tmp_path_factory.mktemp("views")
+    return trained_in(tmp_path_factory.mktemp("views"))
+
+
+def trained_in(folder: Path, **more: Any) -> Path:
     for name, offset in (("hobby", 1), ("shop", 2)):
         lines = ["user,x,y", *(f"{user},{(user * offset) % 5 / 5},{(user + offset) % 3}" for user in range(60))]
         (folder / f"{name}.csv").write_text("\n".join(lines))
@@ -35,6 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fields={"views": "hobby,shop", "widths": "4,3"},
         rounds=2,
         cohort=20,
+        **more,
     )
     return Path(execute(recipe, folder / "runs")["run"])
 
@@ -76,6 +81,18 @@ class TestToView:
         with pytest.raises(HomebodyError, match=sentence):
             recommend_to_view(trained, "3", to_view)
         assert entries(trained) == before
+
+    def test_a_run_s_budget_holds_for_lists_too(self, tmp_path: Path) -> None:
+        folder = trained_in(
+            tmp_path,
+            stages=["views:clip=0.5", "view-noise:z=4"],
+            vocabularies={f"{view}.{name}": "0..10" for view in ("hobby", "shop") for name in "xy"},
+            budget="eps=1.2,delta=1e-3,observer=views",
+        )
+        assert len(recommend_to_view(folder, "3", "shop", 2).items) == 2  # with the clip and the noise of its stages
+        with pytest.raises(HomebodyError, match=r"the run's budget is 1\.2: nothing is given to shop"):
+            recommend_to_view(folder, "3", "shop", 2)
+        assert len(entries(folder)) == 1
 
     def test_the_sum_moves_by_the_clip_at_most_and_its_noise_is_normal(self) -> None:
         release, vectors = ToView("a", clip=0.5, z=2.0), torch.full((2, 4000), 3.0)

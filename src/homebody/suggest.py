@@ -16,6 +16,8 @@ from homebody.errors import HomebodyError, unknown_name
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.privacy import Channel
 from homebody.privacy.views import ToView
+from homebody.recipe import Recipe
+from homebody.report.record import RunFolder
 from homebody.report.statement import figure
 from homebody.rng import SystemRng
 from homebody.run import reopen
@@ -94,6 +96,12 @@ def recommend_to_view(path: Path, user: str, to_view: str, k: int = 10, *, trust
     if len(views) == 1:
         raise HomebodyError(f"{release.view} is the only view: there is nothing to hide from it. Leave out --to-view.")
     number = population.user(user)
+    budget = Recipe.from_toml(RunFolder.open(path).recipe_text()).allowed()
+    if budget and not budget.allows(fitted.ledger, release.charges()):
+        raise HomebodyError(
+            f"This list would bring ε to {budget.spent(fitted.ledger, release.charges()):.4g} for {budget.who}, and "
+            f"the run's budget is {budget.epsilon:g}: nothing is given to {release.view}."
+        )
     fitted.ledger.charge(f"prediction of {user} to {release.view}", release.charges(), code="homebody recommend")
     each = [runtime.scores(replace(method, views=name, uplink=Channel()), fitted.shared, number) for name in views]
     scores = release.sum(torch.stack(each), SystemRng())

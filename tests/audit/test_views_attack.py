@@ -16,7 +16,8 @@ from homebody.errors import HomebodyError
 from homebody.fit import Fitted, fit
 from homebody.methods.fedmf import FedMF
 from homebody.methods.fl_mv_dssm import FLMVDSSM
-from homebody.privacy import Channel, Clip, Views, grid, views
+from homebody.privacy import Channel, Views, grid, views
+from homebody.privacy.stages import clip_factor
 from homebody.rng import Rng
 from homebody.simulation import Simulator
 from homebody.testing import described, population
@@ -142,7 +143,10 @@ class TestWithNoise:
         assert guess(found, "opposite", 2, 1)["above"]
 
     def test_a_loose_clip_is_found_out(self, model: Fitted, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(views, "Clip", lambda norm: Clip(2 * norm))
+        def loose(power: Tensor, order: int, norm: float) -> Tensor:
+            return clip_factor(power, order, 2 * norm)
+
+        monkeypatch.setattr(views, "clip_factor", loose)
         assert attacked(model, users=40, sigmas=[2])["contradicted"]
 
     def test_the_same_seed_gives_the_same(self, model: Fitted) -> None:

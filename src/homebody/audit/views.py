@@ -391,7 +391,7 @@ class _Attack:
             own = rng.fold("noise", user).fold(number)
             read = [self._aggregate(raw, channel, own.fold(place)) for place, channel in enumerate(channels)]
             noise = torch.stack(read) - parts[0]
-            errors.append(noise.norm(dim=1) / parts[0].norm())
+            errors.append(noise.norm(dim=1) / parts[0].norm().clamp(min=1e-30))
             clipped += bool(_flat(raw).norm() > self.stage.clip)
             for name, tower in towers.items():
                 expected = parts if name == KNOWN else self._parts(given, tower, batch)

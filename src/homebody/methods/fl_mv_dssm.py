@@ -75,7 +75,7 @@ class FLMVDSSM(Method):
     uplink: Channel = Channel(Views(0.5))
     views: str = param("", "views that train, such as profile,taste; empty: every view of the data")
     aggregate_users: bool = param(True, "whether user towers are aggregated; false: they stay home (SEMI)")
-    gamma: float = param(5.0, "γ: by how much cosines are multiplied", low=0, search=Range(1, 20, log=True))
+    gamma: float = param(4.0, "γ: by how much cosines are multiplied", low=0, search=Range(1, 20, log=True))
     negatives: int = param(10, "negatives drawn for each positive", low=1, search=Range(1, 20, log=True))
     batch_size: int = param(20, "positives in a client's round; 0: all it has", low=0)
     learning_rate: float = param(
