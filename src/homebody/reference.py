@@ -55,7 +55,7 @@ class Histories(NamedTuple):
         [0, 2, 3]
         """
         ends = np.cumsum([0, *map(len, histories)], dtype=np.int64)
-        items = np.array([item for own in histories for item in own], dtype=np.int32)
+        items = np.array([item for history in histories for item in history], dtype=np.int32)
         return cls(ends, items, Catalogue(n_items), np.ones(len(histories), dtype=np.bool_))
 
 

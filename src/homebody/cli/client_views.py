@@ -21,7 +21,7 @@ Dir = Annotated[Path, Argument(help="The device's folder.", metavar="DIR")]
 def add(
     folder: Dir,
     name: Annotated[str, Argument(help="The view that the app holds, as the server calls it.")],
-    uid: Annotated[int, Option("--uid", help="The user that the app's process belongs to; see `id -u`.")],
+    user: Annotated[str, Option("--uid", help="The user that the app's process belongs to, by number or name.")],
     same_user: Annotated[
         bool, Option("--same-user", help="Allow a user who can read this device or another app of it.")
     ] = False,
@@ -36,8 +36,9 @@ def add(
     """Let an app hold a view of this device's people. Its user gets a file with a token."""
     from homebody.federation.device.desk import invite
     from homebody.federation.device.home import Home
+    from homebody.federation.device.views import user_number
 
-    file = invitation or Path(f"{name}.invitation")
+    file, uid = invitation or Path(f"{name}.invitation"), user_number(user)
     with Home(folder) as home:
         first = not home.views.all()
         owned = invite(home, name, uid, file, same_user=same_user, where=socket)

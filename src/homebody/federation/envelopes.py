@@ -124,8 +124,8 @@ def sign_envelope(envelope: Envelope, secret: bytes) -> bytes:
 
     >>> public, secret = signing_keys()
     >>> sent = Envelope("message", bytes(16), os.urandom(16), bytes(2 * REPORT_BYTES))
-    >>> sender, found = open_envelope(sign_envelope(sent, secret))
-    >>> sender == public, found == sent
+    >>> sender, content = open_envelope(sign_envelope(sent, secret))
+    >>> sender == public, content == sent
     (True, True)
     """
     head = _HEAD.pack(_MAGIC, _KINDS.index(envelope.kind), envelope.epoch, envelope.number, envelope.size, secret[32:])

@@ -61,9 +61,9 @@ class FeatureSchema:
         """Refuses, as a malformed letter, what is none: a code beyond its table would be another's row."""
         _, parts = wire.decode_letter(content)
         try:
-            told = json.loads(parts["codes"])
+            read = json.loads(parts["codes"])
             people, items = (
-                {str(name): Code.from_json(one) for name, one in told[whose].items()} for whose in ("people", "items")
+                {str(name): Code.from_json(code) for name, code in read[whose].items()} for whose in ("people", "items")
             )
             numbers = wire.decode_tree(parts["items"])
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError, HomebodyError) as error:
@@ -76,8 +76,8 @@ class FeatureSchema:
 
     def catalogue(self, n_items: int) -> Catalogue:
         """What everyone knows of so many items."""
-        own = {name: torch.from_numpy(self._of_items(name, n_items)) for name in self.items}
-        items = {name: Column(own[name], *_form(code)) for name, code in self.items.items()}
+        values = {name: torch.from_numpy(self._of_items(name, n_items)) for name in self.items}
+        items = {name: Column(values[name], *_form(code)) for name, code in self.items.items()}
         nobody = {name: torch.from_numpy(code.unknown(0)) for name, code in self.people.items()}
         people = {name: Column(nobody[name], *_form(code), code.view) for name, code in self.people.items()}
         return Catalogue(n_items, items, people)
@@ -110,8 +110,8 @@ class FeatureSchema:
         return row, notes
 
     def _of_items(self, name: str, n_items: int) -> Numbers:
-        own = self.numbers[name][:n_items]
-        return np.concatenate([own, self.items[name].unknown(n_items - len(own)).astype(own.dtype)])
+        numbers = self.numbers[name][:n_items]
+        return np.concatenate([numbers, self.items[name].unknown(n_items - len(numbers)).astype(numbers.dtype)])
 
 
 def _form(code: Code) -> tuple[int, Any, bool]:

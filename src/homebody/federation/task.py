@@ -156,8 +156,8 @@ class Task:
     def described(self) -> dict[str, Any]:
         """What says how to compute: it is kept with the model, to rank with where there is no network."""
         names = ("run", "method", "fields", "stages", "seed", "protocol", "held_out", "negatives", "cutoffs")
-        own = [name for name, usual in (("features", ""), ("longest", LONGEST)) if getattr(self, name) != usual]
-        return {name: getattr(self, name) for name in (*names, "measures", "clients_key", "first", *own)}
+        unusual = [name for name, usual in (("features", ""), ("longest", LONGEST)) if getattr(self, name) != usual]
+        return {name: getattr(self, name) for name in (*names, "measures", "clients_key", "first", *unusual)}
 
     @cached_property
     def ask(self) -> str:
@@ -202,8 +202,8 @@ def acting(described: Mapping[str, Any], phase: str) -> Method:
     built = build(name, described["fields"], described["stages"])
     if not isinstance(built, Method):
         raise HomebodyError(f"{name} collects raw data: no device takes part in that.")
-    found = next((one for one in built.phases if one.name == phase), None)
-    method = (found.method if found else None) or built
+    current = next((each for each in built.phases if each.name == phase), None)
+    method = (current.method if current else None) or built
     wire.refuse_unfit(method, proxied=True)  # whether there is one is for the device to say
     return method
 

@@ -120,10 +120,10 @@ def _no_constant(name: str) -> None:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose names stand there once each: of two, readers would take different ones."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         raise ValueError("a name stands there twice")
-    return found
+    return entries
 
 
 def encode_tree(tree: Tree, *, half: bool = False) -> bytes:
@@ -238,11 +238,11 @@ def nothing(method: Method, shared: Tree, catalogue: Catalogue) -> Tree:
 
 
 def _example(method: Method, shared: Tree, catalogue: Catalogue) -> Tree:
-    rng, one = Rng.of(0), torch.zeros(1, dtype=torch.int64)
+    rng, item = Rng.of(0), torch.zeros(1, dtype=torch.int64)
     features = {
         name: torch.zeros(column.values.shape[1:]).to(column.values.dtype) for name, column in catalogue.people.items()
     }
-    data = Data(one, one == 0, one, catalogue, features)
+    data = Data(item, item == 0, item, catalogue, features)
     update, _ = method.client(shared, method.init_local(shared, rng), method.prepare(data, rng))
     return update
 
@@ -305,8 +305,8 @@ def check(update: Tree, wanted: Mapping[str, Expected], largest: float, rows: in
         value = update[name]
         some = isinstance(value, Rows)
         numbers = value.value if some else value
-        found = tuple(numbers.shape[1:] if some else numbers.shape)
-        if some != (size is not None) or found != shape or (some and value.size != size):
+        given = tuple(numbers.shape[1:] if some else numbers.shape)
+        if some != (size is not None) or given != shape or (some and value.size != size):
             raise Malformed(f"'{name}' has another shape than its method's.")
         if some and len(value.index) > _most_rows(value.size):
             raise Malformed(f"'{name}' has more rows than its table.")

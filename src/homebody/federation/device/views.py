@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import pwd
 import re
 import secrets
 from typing import Literal, NamedTuple
@@ -11,7 +12,7 @@ from typing import Literal, NamedTuple
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation.device.store import HomeStore
 
-__all__ = ["OUTCOMES", "KnownView", "KnownViews", "Outcome"]
+__all__ = ["OUTCOMES", "KnownView", "KnownViews", "Outcome", "user_number"]
 
 Outcome = Literal["answered", "away", "slow", "nonsense"]
 OUTCOMES: tuple[Outcome, ...] = ("answered", "away", "slow", "nonsense")
@@ -90,6 +91,20 @@ class KnownViews:
         """Count what came of a question to an app."""
         with self._store.writing() as db:
             db.execute(f"UPDATE view SET {outcome} = {outcome} + 1 WHERE name = ?", (name,))
+
+
+def user_number(user: str) -> int:
+    """The number of a user of this machine, given by number or name.
+
+    >>> user_number("1000")
+    1000
+    """
+    if user.isdecimal():
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise HomebodyError(f"This machine has no user '{user}': give a name or a number.") from None
 
 
 def _digest(token: str) -> str:
