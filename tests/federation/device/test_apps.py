@@ -432,9 +432,12 @@ def test_nobody_poses_as_another_app(room: Room, shared: Tree) -> None:
     assert set(room.desk._seats) == {"taste"}
 
 
-def test_a_user_of_no_app_is_not_listened_to(room: Room) -> None:
+def test_a_user_of_no_app_is_not_listened_to(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     room.tokens["taste"] = room.home.views.add("taste", os.getuid() + 1)
     room.open()
+    assert turned_away(room, hello("taste", room.tokens["taste"]))
+    assert "do not belong together" in room.logs.pop()["reason"]
+    monkeypatch.setattr("homebody.federation.device.desk.peer_user", lambda connection: os.getuid() + 2)
     assert turned_away(room, hello("taste", room.tokens["taste"]))
     (line,) = room.said("view refused")
     assert "belongs to this user" in line["reason"]
