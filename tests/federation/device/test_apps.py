@@ -432,8 +432,9 @@ def test_nobody_poses_as_another_app(room: Room, shared: Tree) -> None:
     assert set(room.desk._seats) == {"taste"}
 
 
-def test_a_user_of_no_app_is_not_listened_to(room: Room) -> None:
+def test_a_user_of_no_app_is_not_listened_to(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     room.tokens["taste"] = room.home.views.add("taste", os.getuid() + 1)
+    monkeypatch.setattr("homebody.federation.device.desk.peer_user", lambda connection: os.getuid() + 2)
     room.open()
     assert turned_away(room, hello("taste", room.tokens["taste"]))
     (line,) = room.said("view refused")
