@@ -32,7 +32,7 @@ class Bags(NamedTuple):
 
 @for_cohort
 def _sum_rows(table: Tensor, blocks: tuple[int, ...], *parts: Tensor) -> Tensors:
-    bags = [Bags(*one) for one in zip(parts[::3], parts[1::3], parts[2::3], blocks, strict=True)]
+    bags = [Bags(*bag) for bag in zip(parts[::3], parts[1::3], parts[2::3], blocks, strict=True)]
     if table.device.type == "cpu":
         sums = [table.new_empty(*row.shape[:2], size, table.shape[2]) for row, _, _, size in bags]
         for (*three, _), out in zip(bags, sums, strict=True):
@@ -42,8 +42,8 @@ def _sum_rows(table: Tensor, blocks: tuple[int, ...], *parts: Tensor) -> Tensors
         return tuple(sums)
     rows = (table.gather(1, row.flatten(1)[:, :, None].expand(-1, -1, table.shape[2])) for row, *_ in bags)
     return tuple(
-        _one_hot(block, size)[:, None] @ (own.reshape(*row.shape, table.shape[2]) * weight[..., None])
-        for (row, weight, block, size), own in zip(bags, rows, strict=True)
+        _one_hot(block, size)[:, None] @ (entries.reshape(*row.shape, table.shape[2]) * weight[..., None])
+        for (row, weight, block, size), entries in zip(bags, rows, strict=True)
     )
 
 

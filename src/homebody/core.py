@@ -214,11 +214,11 @@ class Catalogue:
         >>> Catalogue(3, {}, {"age": age, "taste.1": taste._replace(view="taste")}).views
         {'profile': ('age',), 'taste': ('taste.1',)}
         """
-        found: dict[str, tuple[str, ...]] = {}
+        columns: dict[str, tuple[str, ...]] = {}
         for name, column in self.people.items():
             if column.view:
-                found[column.view] = (*found.get(column.view, ()), name)
-        return found
+                columns[column.view] = (*columns.get(column.view, ()), name)
+        return columns
 
 
 class Data(NamedTuple):

@@ -525,7 +525,7 @@ def diverged(method: Recommender, number: int, what: str) -> Diverged:
     >>> print(diverged(FedIALS(), 3, "the devices' loss"))
     Training diverged in round 3: the devices' loss is no longer finite. Smaller steps help.
     """
-    settings = {one.name: getattr(method, one.name) for one in fields(method)}  # type: ignore[arg-type]
+    settings = {setting.name: getattr(method, setting.name) for setting in fields(method)}  # type: ignore[arg-type]
     rates = [f"{name} ({value:g})" for name, value in settings.items() if name.endswith("rate") and value]
     lower = f"Lower {'one of ' if len(rates) > 1 else ''}{', '.join(rates)}." if rates else "Smaller steps help."
     return Diverged(f"Training diverged in round {number}: {what} is no longer finite. {lower}")

@@ -179,9 +179,9 @@ def label(lower, upper, draw_keys, order_keys, items, valid, excluded, n_items, 
         order = np.empty(n, dtype=np.int64)
         _permutation_of(order_keys[row], source[:n], order)
         for place in range(n):
-            found = marked[order[place]]
-            out[row, place] = found >> 1
-            labels[row, place] = found & 1
+            entry = marked[order[place]]
+            out[row, place] = entry >> 1
+            labels[row, place] = entry & 1
             real[row, place] = True
         for place in range(n, length * step):
             out[row, place] = 0
@@ -203,21 +203,21 @@ def touch(lower, upper, items, valid, n_items, index, slot):
     """Sorted distinct items of each row, and where each position's item stands among them; -1 pads."""
     width = items.shape[1]
     words = (n_items + 63) >> 6
-    one = np.uint64(1)
+    bit = np.uint64(1)
     for row in range(lower, upper):
         seen = np.zeros(words, dtype=np.uint64)
         before = np.empty(words, dtype=np.int64)
         for position in range(width):
             if valid[row, position]:
                 item = items[row, position]
-                seen[item >> 6] |= one << np.uint64(item & 63)
+                seen[item >> 6] |= bit << np.uint64(item & 63)
         n = 0
         for word in range(words):
             before[word] = n
             left = seen[word]
             while left:
-                lowest = left & (~left + one)
-                index[row, n] = (word << 6) + _ones(lowest - one)
+                lowest = left & (~left + bit)
+                index[row, n] = (word << 6) + _ones(lowest - bit)
                 n += 1
                 left ^= lowest
         for i in range(n, index.shape[1]):
@@ -225,7 +225,7 @@ def touch(lower, upper, items, valid, n_items, index, slot):
         for position in range(width):
             if valid[row, position]:
                 item = items[row, position]
-                under = seen[item >> 6] & ((one << np.uint64(item & 63)) - one)
+                under = seen[item >> 6] & ((bit << np.uint64(item & 63)) - bit)
                 slot[row, position] = before[item >> 6] + _ones(under)
             else:
                 slot[row, position] = 0

@@ -58,7 +58,7 @@ class for_cohort:  # noqa: N801
             @staticmethod
             def forward(*arguments: Any) -> Tensor | Tensors:
                 out = cohort(*(a.unsqueeze(0) if isinstance(a, Tensor) else a for a in arguments))
-                return out.squeeze(0) if isinstance(out, Tensor) else tuple(one.squeeze(0) for one in out)
+                return out.squeeze(0) if isinstance(out, Tensor) else tuple(part.squeeze(0) for part in out)
 
             @staticmethod
             def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -146,8 +146,8 @@ def _shuffles(keys: Tensor, valid: Tensor, count: int) -> Tensor:
         kernels.permute_often(keys.numpy(), valid.numpy(), out.numpy())
         return out
     turn = torch.arange(1, count + 1, device=keys.device)
-    own = mix(keys[:, None] + turn * GOLDEN).flatten()
-    return _shuffled.cohort(own, valid.repeat_interleave(count, 0)).to(torch.int32).reshape(len(keys), count, -1)
+    streams = mix(keys[:, None] + turn * GOLDEN).flatten()
+    return _shuffled.cohort(streams, valid.repeat_interleave(count, 0)).to(torch.int32).reshape(len(keys), count, -1)
 
 
 def shuffles(rng: Rng, valid: Tensor, count: int) -> Tensor:
@@ -198,8 +198,8 @@ def _overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: 
     where = torch.full((len(index), n_items + 1), -1, dtype=torch.int64, device=base.device)
     place = torch.arange(index.shape[1], device=base.device).expand_as(index)
     where.scatter_(1, torch.where(index < 0, n_items, index), place)
-    found = where.gather(1, items)
-    return torch.where(found >= 0, over.gather(1, found.clamp(min=0)), base)
+    slot = where.gather(1, items)
+    return torch.where(slot >= 0, over.gather(1, slot.clamp(min=0)), base)
 
 
 def overlay(base: Tensor, items: Tensor, index: Tensor, over: Tensor, n_items: int) -> Tensor:
@@ -288,7 +288,7 @@ def _compiled(value: Tensor) -> bool:
 def _coalesced(index: Tensor, value: Tensor, size: int) -> Tensors:
     if _compiled(value) and kernels.in_order(index.numpy(), value.numpy()):
         return index.view_as(index), value.view_as(value)
-    rows = torch.func.vmap(lambda own, of: Rows(own, of, size).coalesced())(index, value)
+    rows = torch.func.vmap(lambda at, of: Rows(at, of, size).coalesced())(index, value)
     return rows.index, rows.value
 
 
@@ -348,11 +348,11 @@ def scaled(value: Tensor, factor: Tensor) -> Tensor:
 def _weighted_rows(*parts: Tensor) -> Tensors:
     """Of (index, value, factor) of each summand: the rows of their weighted sum."""
     indices, values, factors = parts[::3], parts[1::3], parts[2::3]
-    same = all(one.shape == indices[0].shape and torch.equal(one, indices[0]) for one in indices[1:])
+    same = all(index.shape == indices[0].shape and torch.equal(index, indices[0]) for index in indices[1:])
     total = _scaled.cohort(values[0].flatten(1), factors[0])
     if not same:
         others = (_scaled.cohort(value.flatten(1), by) for value, by in zip(values[1:], factors[1:], strict=True))
-        flat = [one.reshape(value.shape) for one, value in zip((total, *others), values, strict=True)]
+        flat = [part.reshape(value.shape) for part, value in zip((total, *others), values, strict=True)]
         return torch.cat(indices, 1), torch.cat(flat, 1)
     for value, factor in zip(values[1:], factors[1:], strict=True):
         if _compiled(value) and total.dtype == value.dtype:
@@ -370,7 +370,7 @@ def weighted_rows(rows: Sequence[Rows], factors: Sequence[Tensor]) -> Rows:
     >>> table.index.tolist(), table.value.tolist()
     ([2], [[1.5]])
     """
-    given = [part for one, by in zip(rows, factors, strict=True) for part in (one.index, one.value.flatten(1), by)]
+    given = [part for row, by in zip(rows, factors, strict=True) for part in (row.index, row.value.flatten(1), by)]
     index, value = _weighted_rows(*given)
     return Rows(index, value.reshape(len(index), *rows[0].value.shape[1:]), rows[0].size)
 
@@ -474,6 +474,6 @@ def slopes(logit: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, ...]:
         value = logit(*at)
         return torch.where(valid, softplus(value) - label * value, 0.0).sum()
 
-    found, total = grad_and_value(loss, argnums=tuple(range(len(arguments))))(*arguments)
+    slopes, total = grad_and_value(loss, argnums=tuple(range(len(arguments))))(*arguments)
     count = valid.sum().clamp(min=1)
-    return (*(one / count for one in found), total)
+    return (*(slope / count for slope in slopes), total)

@@ -228,7 +228,7 @@ class Recipe:
             del typed["select"]
         words = [
             *typed.pop("data"),
-            *(word for name, own in typed.items() if name not in ("method", "fields") for word in own),
+            *(word for name, words in typed.items() if name not in ("method", "fields") for word in words),
         ]
         for name, value in self.fields.items():
             words += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]

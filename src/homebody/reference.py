@@ -43,7 +43,7 @@ class Histories(NamedTuple):
     """What training negatives avoid, as compressed rows, ascending and distinct: the protocol's choice. None: the
     training items alone."""
     features: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})
-    """What people are like, a row for each, as `catalogue.people` names it."""
+    """The users' features, one row each, in the columns of `catalogue.people`."""
     contexts: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})
     """The circumstances of each of `items`, as `catalogue.contexts` names them."""
 
@@ -55,7 +55,7 @@ class Histories(NamedTuple):
         [0, 2, 3]
         """
         ends = np.cumsum([0, *map(len, histories)], dtype=np.int64)
-        items = np.array([item for own in histories for item in own], dtype=np.int32)
+        items = np.array([item for history in histories for item in history], dtype=np.int32)
         return cls(ends, items, Catalogue(n_items), np.ones(len(histories), dtype=np.bool_))
 
 

@@ -112,17 +112,17 @@ class Rng:
     def _gamma(self, count: int, place: Tensor) -> Tensor:
         """Doubles of Gamma(count), one for each place (Marsaglia and Tsang, 2000): who is refused draws again."""
         d = count - 1.0 / 3.0
-        found = torch.zeros(len(place), dtype=torch.float64, device=place.device)
+        drawn = torch.zeros(len(place), dtype=torch.float64, device=place.device)
         waiting = torch.arange(len(place), device=place.device)
         while len(waiting):
-            own = place[waiting]
-            x, u = self._normal_at(own), self._fine_at(own)
+            at = place[waiting]
+            x, u = self._normal_at(at), self._fine_at(at)
             v = (1.0 + x / math.sqrt(9.0 * d)) ** 3
             # A v that is not positive has no logarithm, and no comparison with one holds.
             accepted = torch.log(u) < 0.5 * x * x + d * (1.0 - v + torch.log(v))
-            found[waiting[accepted]] = d * v[accepted]
+            drawn[waiting[accepted]] = d * v[accepted]
             waiting = waiting[~accepted]
-        return found
+        return drawn
 
     def _normal_at(self, place: Tensor) -> Tensor:
         """As `normal`, in doubles and at these places alone."""
@@ -149,7 +149,7 @@ class DeviceRng(Rng):
 
 
 class SystemRng(Rng):
-    """The operating system's generator: nobody can draw the same again, by whatever name.
+    """The operating system's generator: its draws cannot be repeated, whatever the name.
 
     >>> torch.equal(SystemRng().fold("noise").bits(4), SystemRng().fold("noise").bits(4))
     False

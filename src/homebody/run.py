@@ -216,11 +216,11 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
             raise HomebodyError(f"{recipe.method} learns from public people here, and nobody is: give --public 0.1.")
         # This refuses charges that cannot be stated, and a budget that is smaller than one round.
         planned = _planned(recipe, method, split)
-        told = [charges for charges, _ in planned]
-        run_notes.refuse_found(method, split, told)
+        charged = [charges for charges, _ in planned]
+        run_notes.refuse_found(method, split, charged)
         if (budget := recipe.allowed()) and not recipe.calibrate:
-            before = [charge for own in run_notes.counted(method, split, told).values() for charge in own]
-            for charges in told:
+            before = [charge for counted in run_notes.counted(method, split, charged).values() for charge in counted]
+            for charges in charged:
                 budget.refuse_hopeless([*charges, *before])
     return method, split
 
@@ -273,10 +273,10 @@ def _calibrated(
 
 def cohort_of(recipe: Recipe, method: Method | Reference, split: Split) -> int | None:
     """Clients a round: as the recipe says, else the method's default, but no more than there are."""
-    own = method.about.cohort
-    if recipe.cohort is not None or own is None:
+    usual = method.about.cohort
+    if recipe.cohort is not None or usual is None:
         return recipe.cohort
-    return min(own, int((split.learn & (split.lengths > 0)).sum()))
+    return min(usual, int((split.learn & (split.lengths > 0)).sum()))
 
 
 def _rounds(recipe: Recipe, method: Method | Reference) -> int:
@@ -444,7 +444,7 @@ def _reports(recipe: Recipe, method: Method | Reference, split: Split, rounds: i
     """If devices send randomised reports: their number, their total ε, and their bytes when each is sealed."""
     if not isinstance(method, Method):
         return None
-    found = tally(_planned(recipe, method, split)[0][0], rounds)
-    if found is not None and method.uplink.facts.shuffled:
-        found["sealed_bytes"] = sealed_bytes(int(found["count"]))
-    return found
+    counts = tally(_planned(recipe, method, split)[0][0], rounds)
+    if counts is not None and method.uplink.facts.shuffled:
+        counts["sealed_bytes"] = sealed_bytes(int(counts["count"]))
+    return counts

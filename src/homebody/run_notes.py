@@ -116,8 +116,8 @@ def code_fingerprint() -> str:
 
 def _own_code(method: Method | Reference) -> str:
     """A digest of the files outside this package that a method's classes come from; empty if there are none."""
-    classes = [one for one in type(method).__mro__ if issubclass(one, Recommender)]
-    modules = dict.fromkeys(one.__module__ for one in classes if not one.__module__.startswith("homebody."))
+    classes = [kind for kind in type(method).__mro__ if issubclass(kind, Recommender)]
+    modules = dict.fromkeys(kind.__module__ for kind in classes if not kind.__module__.startswith("homebody."))
     files = [file for name in modules if (file := getattr(sys.modules[name], "__file__", None))]
     parts = {f"file{number or ''}": Path(file).read_bytes() for number, file in enumerate(files)}
     return fingerprint(parts) if parts else ""
@@ -130,9 +130,9 @@ def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.
         yield "ratings", ratings
     for unit, encoded in split.encoded.items():
         yield from ((f"{unit}/{name}", column.values) for name, column in encoded.columns.items())
-        for name, one in _features(split, unit).items():
-            if not isinstance(one, Found):
-                # Its size shapes the model, even if nobody has some of its values.
+        for name, vocabulary in _features(split, unit).items():
+            if not isinstance(vocabulary, Found):
+                # The vocabulary's size shapes the model, even if some values do not occur.
                 text = json.dumps(replace(encoded.codes[name], view="").to_json())
                 yield f"{unit}/{name}/vocabulary", np.frombuffer(text.encode(), dtype=np.uint8)
     if split.shown is not None and (shown := split.population.impressions):
@@ -146,12 +146,12 @@ def notes_of(method: Method | Reference, split: Split) -> list[str]:
     looked_at = {"user features": "users", "item features": "items", "contexts": "contexts"}
     taken = dict.fromkeys((*method.needs, *method.uses))
     features = [note for need in taken if need in looked_at for note in split.encoded[looked_at[need]].notes]
-    found = _found(method, split) if isinstance(method, Method) and method.uplink != Channel() else {}
+    columns = _found(method, split) if isinstance(method, Method) and method.uplink != Channel() else {}
     return [
         *split.population.notes,
         *split.notes,
         *features,
-        *_as_found(found),
+        *_as_found(columns),
         *claimed(method),
         *(phase.note for phase in method.phases if phase.note),
     ]
@@ -159,7 +159,7 @@ def notes_of(method: Method | Reference, split: Split) -> list[str]:
 
 def claimed(method: Method | Reference) -> list[str]:
     """A note for each method or stage that states its own charges, because Homebody does not derive them."""
-    acting = [] if not isinstance(method, Method) else [method, *(one.method for one in method.phases if one.method)]
+    acting = [] if not isinstance(method, Method) else [method, *(each.method for each in method.phases if each.method)]
     return [
         f"{name} states itself what it tells each observer: that is its own claim, kept in the ledger's words. Nothing "
         "derives it, so nothing is certified: ε = ∞."
@@ -217,14 +217,14 @@ def counted(method: Method, split: Split, planned: Sequence[Sequence[Charge]]) -
     The server sees people's values before it adds the noise.
     """
     declared, taken = {**_features(split, "users"), **_features(split, "contexts")}, _taken(method, split)
-    private = {name: one for name, one in declared.items() if name in taken and isinstance(one, Counted)}
+    private = {name: given for name, given in declared.items() if name in taken and isinstance(given, Counted)}
     relations = {charge.event.relation for charges in planned for charge in charges if charge.observer != "server"}
     out = {}
-    for name, one in private.items():
+    for name, vocabulary in private.items():
         # The noise covers two counts that change. If a person is added or removed, only one does.
-        event = PureRelease(one.epsilon, one.delta)
+        event = PureRelease(vocabulary.epsilon, vocabulary.delta)
         if relations == {"add-remove"}:
-            event = PureRelease(one.epsilon / 2, one.delta, "add-remove")
+            event = PureRelease(vocabulary.epsilon / 2, vocabulary.delta, "add-remove")
         raw = NonPrivate(f"the server counts people's values of {name} before it adds noise")
         out[f"{VOCABULARY}{name}"] = [Charge(who, "user", raw if who == "server" else event) for who in OBSERVERS]
     return out
@@ -245,8 +245,8 @@ def _outside(recipe: Recipe, method: Method | Reference, split: Split) -> list[s
     users = population.user_features
     added = recipe.views or {}
     described = users is not None and any(users.views.get(name, "") not in added for name in users.names)
-    own = population.contexts is not None or described
-    if own and recipe.user_features is None and _taken(method, split) and Path(recipe.data).is_file():
+    columns = population.contexts is not None or described
+    if columns and recipe.user_features is None and _taken(method, split) and Path(recipe.data).is_file():
         said.append("Which columns of the file describe people, items or interactions was read off its rows.")
     if recipe.data.partition(":")[0] != "synthetic" or recipe.filters:
         said.append(

@@ -105,7 +105,7 @@ class Kind:
     def __init__(self, hint: Any) -> None:
         options = [hint] if get_origin(hint) in KINDS or hint in KINDS else get_args(hint)
         self.optional = NoneType in options
-        (whole,) = (one for one in options if one is not NoneType)
+        (whole,) = (option for option in options if option is not NoneType)
         self.outer: type = get_origin(whole) or whole
         self.inner: Any = (get_args(whole) or (Any,))[-1]
         """The type of the values in a list or a table; Any where it is not said."""
@@ -119,7 +119,7 @@ def declared(owner: Any) -> dict[str, tuple[Field[Any], Kind]]:
 
 
 def default_of(spec: Field[Any]) -> Any:
-    """The default of a field; MISSING where it has none."""
+    """The default of a field, or MISSING."""
     return spec.default if spec.default_factory is MISSING else spec.default_factory()
 
 

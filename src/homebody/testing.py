@@ -147,10 +147,10 @@ def described() -> Split:
     most = np.argmax(has @ np.eye(8)[kind], axis=1)
     numbers = left[:, :3] * strength[:3]
     about_people = {
-        "kind": [None if user % 10 == 0 else f"k{one}" for user, one in enumerate(most)],
+        "kind": [None if user % 10 == 0 else f"k{number}" for user, number in enumerate(most)],
         **{f"taste.{place + 1}": numbers[:, place] for place in range(3)},
     }
-    about_items = {"kind": [f"k{one}" for one in kind], "title": [f"word{one} item" for one in kind]}
+    about_items = {"kind": [f"k{number}" for number in kind], "title": [f"word{number} item" for number in kind]}
     views = {"kind": "profile", **{f"taste.{place + 1}": "taste" for place in range(3)}}
     kinds = {name: "categorical" if name == "kind" else "numeric" for name in about_people}
     people = Features(pl.DataFrame(about_people), kinds, views=views)  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def chance(split: Split, k: int = 10) -> tuple[float, float]:
 
 
 class MethodContract:
-    """What every method keeps, as tests to inherit.
+    """The contract of every method, as tests to inherit.
 
     >>> from homebody.methods.fedmf import FedMF
     >>> class TestFedMF(MethodContract):
@@ -229,8 +229,8 @@ class MethodContract:
         batches = _prepare(method, stack(self.clients()), _keys(1, len(self.clients())))
         adapted = adapt_many(method, shared, locals_, batches)
         for number in range(len(self.clients())):
-            own = method.adapt(shared, _row(locals_, number), _row(batches, number))
-            self._same(own, _row(adapted, number), f"client {number} after adapting")
+            adapted_alone = method.adapt(shared, _row(locals_, number), _row(batches, number))
+            self._same(adapted_alone, _row(adapted, number), f"client {number} after adapting")
 
     def test_the_vmapped_client_equals_a_loop_over_clients(self) -> None:
         method, shared, locals_ = self._start()
@@ -267,11 +267,11 @@ class MethodContract:
         _identical(batches, _prepare(method, stacked, keys), "prepare, called twice")
         data = self.clients()[3]
         given = {name: value for name, value in data._asdict().items() if name != "catalogue"}
-        _unmoved("prepare", lambda own: method.prepare(data._replace(**own), Rng.of(1)), given)
+        _unmoved("prepare", lambda parts: method.prepare(data._replace(**parts), Rng.of(1)), given)
         _unmoved("cohort", partial(_cohort, method), shared, locals_, batches)
         _unmoved("client", method.client, shared, _row(locals_, 3), _row(batches, 3))
         items = torch.arange(CATALOGUE.n_items)
-        _unmoved("score", lambda s, own: {"": method.score(s, own, data, items)}, shared, _row(locals_, 3))
+        _unmoved("score", lambda s, local: {"": method.score(s, local, data, items)}, shared, _row(locals_, 3))
         _unmoved("init_local", lambda s: method.init_local(s, Rng.of(2)), shared)
 
     def test_updates_are_finite_floats_under_the_same_names(self) -> None:
@@ -325,16 +325,16 @@ class MethodContract:
     def test_the_estimate_of_its_work_holds(self) -> None:
         """A device refuses a task by it, and times its answers by it."""
         method, shared, _ = self._start()
-        data = max(self.clients(), key=lambda one: len(one.items))
+        data = max(self.clients(), key=lambda client: len(client.items))
         bound = method.work(CATALOGUE, len(data.items))
         key = Rng.of(2).key[None]
 
         def ranked() -> Tensor:
-            own = method.adapt(shared, method.init_local(shared, Rng.of(1)), method.prepare(data, Rng.of(2)))
-            return method.score(shared, own, data, torch.arange(CATALOGUE.n_items))
+            local = method.adapt(shared, method.init_local(shared, Rng.of(1)), method.prepare(data, Rng.of(2)))
+            return method.score(shared, local, data, torch.arange(CATALOGUE.n_items))
 
         def trained() -> Tree:
-            locals_ = vmap(lambda one: method.init_local(shared, Rng(one)))(key)
+            locals_ = vmap(lambda stream: method.init_local(shared, Rng(stream)))(key)
             return _cohort(method, shared, locals_, _prepare(method, stack([data]), key))[0]
 
         shared_numbers = sum(value.numel() for value in shared.values())
@@ -372,9 +372,9 @@ class MethodContract:
         count = len(self.clients())
         update, _ = _cohort(method, shared, locals_, _prepare(method, stack(self.clients()), _keys(1, count)))
         total, state = self.total(update), method.init_server(shared)
-        _unmoved("server", lambda s, kept, sums: method.server(s, kept, Total(sums, count)), shared, state, total)
-        after, kept = method.server(shared, state, Total(total, count))
-        for before, now, whose in ((shared, after, "shared"), (state, kept, "the server's")):
+        _unmoved("server", lambda s, held, sums: method.server(s, held, Total(sums, count)), shared, state, total)
+        after, state_after = method.server(shared, state, Total(total, count))
+        for before, now, whose in ((shared, after, "shared"), (state, state_after, "the server's")):
             assert sorted(before) == sorted(now), f"{whose} parameters change their names: {sorted(now)}"
             for name, value in before.items():
                 assert value.shape == now[name].shape, f"'{name}' changes its shape to {tuple(now[name].shape)}"
@@ -415,10 +415,10 @@ class MethodContract:
 
     def test_a_fit_repeats_bit_by_bit(self) -> None:
         for cohort in (None, 70):
-            one, two = (fit(self.method(), Simulator(self.people()), rounds=2, cohort=cohort, seed=4) for _ in range(2))
-            assert one.metrics == two.metrics, "two runs from one seed differ in their metrics"
-            _identical(one.shared, two.shared, "the shared parameters of two runs from one seed")
-            assert one.recommend(user=3) == two.recommend(user=3), "two runs from one seed recommend differently"
+            a, b = (fit(self.method(), Simulator(self.people()), rounds=2, cohort=cohort, seed=4) for _ in range(2))
+            assert a.metrics == b.metrics, "two runs from one seed differ in their metrics"
+            _identical(a.shared, b.shared, "the shared parameters of two runs from one seed")
+            assert a.recommend(user=3) == b.recommend(user=3), "two runs from one seed recommend differently"
 
     def test_someone_who_joins_late_is_served_like_the_others(self) -> None:
         """With few clients a round, some are new, some come back, some are absent."""
@@ -442,19 +442,19 @@ class MethodContract:
     def _serve(self, method: Method, shared: Tree, update: Tree) -> Tree:
         return method.server(shared, method.init_server(shared), Total(self.total(update), len(self.clients())))[0]
 
-    def _same(self, found: Tree, expected: Tree, what: str) -> None:
+    def _same(self, actual: Tree, expected: Tree, what: str) -> None:
         """Equal up to rounding; rows of a table in any order, with any padding."""
-        assert sorted(found) == sorted(expected), f"{what}: {sorted(found)} and {sorted(expected)}"
+        assert sorted(actual) == sorted(expected), f"{what}: {sorted(actual)} and {sorted(expected)}"
         for name in expected:
-            one, other = _whole(found[name]), _whole(expected[name])
+            left, other = _whole(actual[name]), _whole(expected[name])
             scale = float(other.abs().max()) if other.numel() and other.is_floating_point() else 0.0
             near = self.tolerance if other.is_floating_point() else 0.0
-            apart = f"{what}, '{name}': off by up to {_apart(one, other):.3g}, numbers up to {scale:.3g}"
-            assert_close(one, other, rtol=near, atol=near * max(scale, 1e-3), msg=apart)
+            apart = f"{what}, '{name}': off by up to {_apart(left, other):.3g}, numbers up to {scale:.3g}"
+            assert_close(left, other, rtol=near, atol=near * max(scale, 1e-3), msg=apart)
 
 
 class ReferenceContract:
-    """What every centralised reference keeps, as tests to inherit.
+    """The contract of every centralised reference, as tests to inherit.
 
     >>> from homebody.methods.baselines import Popularity
     >>> class TestPopularity(ReferenceContract):
@@ -491,8 +491,8 @@ class ReferenceContract:
         given = self.people().histories()
         indptr, items = given.indptr.copy(), given.items.copy()
         users, every = np.arange(self.people().n_users), torch.arange(self.people().n_items)
-        one, two = (self.reference().trained(given, seed=1)(users, every) for _ in range(2))
-        assert torch.equal(one, two), "two fits from one seed differ"
+        left, right = (self.reference().trained(given, seed=1)(users, every) for _ in range(2))
+        assert torch.equal(left, right), "two fits from one seed differ"
         unchanged = np.array_equal(indptr, given.indptr) and np.array_equal(items, given.items)
         assert unchanged, "fit changes the histories it is given"
 
@@ -500,8 +500,8 @@ class ReferenceContract:
         split = self.people()
         score = self.reference().trained(split.histories())
         mean, error = chance(split)
-        found = measure(split, score).metrics[SELECT]
-        assert found > mean + 4 * error, f"{found:.3f} is no better than chance"
+        reached = measure(split, score).metrics[SELECT]
+        assert reached > mean + 4 * error, f"{reached:.3f} is no better than chance"
 
     def test_late_comers_teach_nothing(self) -> None:
         given = self.people().histories()
@@ -510,19 +510,19 @@ class ReferenceContract:
         first = given.indptr[200]
         other[first:] = (other[first:] + 1) % self.people().n_items
         users, every = np.arange(200), torch.arange(self.people().n_items)
-        one, two = (
+        left, right = (
             self.reference().trained(given._replace(items=items, learn=~late))(users, every)
             for items in (given.items, other)
         )
-        assert torch.equal(one, two), "what late-comers have changes the scores of those who were there"
+        assert torch.equal(left, right), "what late-comers have changes the scores of those who were there"
 
     def test_late_comers_are_scored(self) -> None:
         split, given = self.people(), self.people().histories()
         late = np.arange(split.n_users) % 2 == 0
         score = self.reference().trained(given._replace(learn=~late))
         mean, error = chance(split)
-        found = measure(split, score).metrics[SELECT]
-        assert found > mean + 4 * error, f"with half of the users late, {found:.3f} is no better than chance"
+        reached = measure(split, score).metrics[SELECT]
+        assert reached > mean + 4 * error, f"with half of the users late, {reached:.3f} is no better than chance"
 
     def test_hyper_parameters_cannot_be_assigned_or_senseless(self) -> None:
         _check_fields(self.reference())
@@ -533,12 +533,12 @@ def _keys(number: int, count: int) -> Tensor:
 
 
 def _prepare(method: Method, stacked: tuple[Tensor, ...], keys: Tensor) -> Tree:
-    return vmap(lambda key, *own: method.prepare(data_of(*own), Rng(key)))(keys, *stacked)
+    return vmap(lambda key, *parts: method.prepare(data_of(*parts), Rng(key)))(keys, *stacked)
 
 
 def _scores(method: Method, shared: Tree, locals_: Tree, stacked: tuple[Tensor, ...], items: Tensor) -> Tensor:
-    one: Callable[..., Tensor] = lambda own, *parts: method.score(shared, own, data_of(*parts), items)  # noqa: E731
-    return vmap(one)(locals_, *stacked)
+    score: Callable[..., Tensor] = lambda local, *parts: method.score(shared, local, data_of(*parts), items)  # noqa: E731
+    return vmap(score)(locals_, *stacked)
 
 
 def _cohort(method: Method, shared: Tree, locals_: Tree, batches: Tree) -> tuple[Tree, Tree]:
@@ -570,11 +570,11 @@ def _whole(value: Tensor | Rows) -> Tensor:
         return value
     if value.index.ndim == 1:
         return value.dense()
-    return torch.stack([Rows(*own, value.size).dense() for own in zip(value.index, value.value, strict=True)])
+    return torch.stack([Rows(*row, value.size).dense() for row in zip(value.index, value.value, strict=True)])
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
-    return float((one.double() - other.double()).abs().max()) if one.shape == other.shape and one.numel() else math.nan
+def _apart(a: Tensor, b: Tensor) -> float:
+    return float((a.double() - b.double()).abs().max()) if a.shape == b.shape and a.numel() else math.nan
 
 
 def _flat(tree: Any) -> dict[str, Tensor]:
@@ -620,29 +620,29 @@ def _extreme(method: Any) -> list[Any]:
         if isinstance(spec.default, float):
             low, high = spec.metadata["low"], spec.metadata["high"]
             ends[spec.name] = -LARGE if low is None else float(low), LARGE if high is None else float(high)
-    found = []
+    variants = []
     single = [{name: value} for name, both in ends.items() for value in both]
     for fields in (*single, {name: high for name, (_, high) in ends.items()}):
         try:
-            found.append(replace(method, **fields))
+            variants.append(replace(method, **fields))
         except HomebodyError:
             continue  # a bound that the method leaves out
-    return found
+    return variants
 
 
 def _held(work: Callable[[], Any]) -> int:
     """The most bytes of tensors that were held at once while this worked, beside those that were there before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
-        kept = work()
-    del kept
-    assert found.profiler is not None
-    events = [one for one in found.profiler.kineto_results.events() if one.name() == "[memory]"]
-    changes = [one.nbytes() for one in sorted(events, key=lambda one: one.start_ns())]
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
+        result = work()
+    del result
+    assert profiled.profiler is not None
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return max(0, *accumulate(changes)) if changes else 0
 
 
-def _identical(one: Any, other: Any, what: str) -> None:
-    left, right = _flat(one), _flat(other)
+def _identical(first: Any, other: Any, what: str) -> None:
+    left, right = _flat(first), _flat(other)
     assert sorted(left) == sorted(right), f"{what}: {sorted(left)} and {sorted(right)}"
     for name, value in left.items():
         assert torch.equal(value, right[name]), f"{what}: '{name.strip('/')}' differs"
@@ -652,12 +652,12 @@ def _unmoved(what: str, call: Callable[..., Any], *inputs: Tree) -> None:
     """The call changes none of its inputs, nor what it gave before when it is made again."""
     before = [{path: value.clone() for path, value in _flat(tree).items()} for tree in inputs]
     first = call(*inputs)
-    kept = {path: value.clone() for path, value in _flat(first).items()}
+    copy = {path: value.clone() for path, value in _flat(first).items()}
     second = call(*inputs)
     for tree, old in zip(inputs, before, strict=True):
         _identical(_flat(tree), old, f"{what} changes its input")
-    _identical(_flat(first), kept, f"{what} changes what it gave before")
-    _identical(_flat(second), kept, f"{what}, called twice")
+    _identical(_flat(first), copy, f"{what} changes what it gave before")
+    _identical(_flat(second), copy, f"{what}, called twice")
 
 
 def _check_fields(owner: Any) -> None:

@@ -84,12 +84,12 @@ def _fedials(taken: UserItems, n_items: int, view: MadeView, seed: int) -> Vecto
     method = FedIALS(factors=view.size)
     fitted = fit(method, Simulator(split), rounds=ROUNDS, seed=seed, evaluate_every=0)
     table = fitted.shared["item"]
-    found = []
+    parts = []
     for start in range(0, split.n_users, AT_ONCE):
-        own = split.padded(np.arange(start, min(start + AT_ONCE, split.n_users)), avoided=False)
-        items, valid = torch.from_numpy(own.items), torch.from_numpy(own.valid)
-        found.append(vmap(lambda one, real: method.user_vector(table, one, real))(items, valid))
-    vectors = torch.cat(found)
+        histories = split.padded(np.arange(start, min(start + AT_ONCE, split.n_users)), avoided=False)
+        items, valid = torch.from_numpy(histories.items), torch.from_numpy(histories.valid)
+        parts.append(vmap(lambda history, real: method.user_vector(table, history, real))(items, valid))
+    vectors = torch.cat(parts)
     return (vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12) * view.size**0.5).numpy()
 
 

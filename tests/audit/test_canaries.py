@@ -159,7 +159,7 @@ def test_a_model_that_is_solved_anew_is_not_measured(simulator: Simulator) -> No
 def laid_out(nest: _Nest) -> torch.Tensor:
     """What each canary's device sends of its update, after the clip."""
     assert nest.places is not None
-    return torch.zeros(len(nest.coins), nest.size).scatter_(1, nest.places, nest.kept)
+    return torch.zeros(len(nest.coins), nest.size).scatter_(1, nest.places, nest.clipped)
 
 
 class TestNest:

@@ -139,11 +139,11 @@ def test_pairs_are_what_they_say() -> None:
     places = np.flatnonzero(truth != 9)
     drawn = _drawn(truth, places, 4000, generator)
     assert drawn.same.sum() == 4000
-    assert ((truth[drawn.one] == truth[drawn.two]) == drawn.same).all()
-    assert (drawn.one != drawn.two).all()
-    assert set(truth[drawn.one]) == {3, 7, 20}
+    assert ((truth[drawn.first] == truth[drawn.second]) == drawn.same).all()
+    assert (drawn.first != drawn.second).all()
+    assert set(truth[drawn.first]) == {3, 7, 20}
     # Pairs of one device as often as there are: 2, 20 and 156 of 178.
-    share = np.bincount(truth[drawn.one[drawn.same]], minlength=21)[[3, 7, 20]] / 4000
+    share = np.bincount(truth[drawn.first[drawn.same]], minlength=21)[[3, 7, 20]] / 4000
     assert np.abs(share - np.array([2, 20, 156]) / 178).max() < 4 * math.sqrt(0.25 / 4000)
 
 

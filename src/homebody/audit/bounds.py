@@ -98,9 +98,9 @@ def one_run(scores: Scores, coins: Coins, delta: float, confidence: float = 0.95
     total, ladder = len(scores), _ladder(scores, coins)
     best = Lower(0.0, confidence, "one-run", total, ladder[0][1], total)
     for guesses, right in ladder:
-        found = _largest(total, guesses, right, delta, (1 - confidence) / len(ladder))
-        if found > best.epsilon:
-            best = Lower(found, confidence, "one-run", guesses, right, total)
+        epsilon = _largest(total, guesses, right, delta, (1 - confidence) / len(ladder))
+        if epsilon > best.epsilon:
+            best = Lower(epsilon, confidence, "one-run", guesses, right, total)
     return best
 
 
@@ -242,9 +242,9 @@ def clopper_pearson(scores: Scores, coins: Coins, delta: float, confidence: floa
     tried = np.unique(np.quantile(scores[:half], np.linspace(0, 1, _THRESHOLDS)))
     threshold = tried[int(np.argmax(_of_rates(scores[:half], coins[:half], tried, delta, confidence)))]
     left, truth = scores[half:], coins[half:]
-    found = float(_of_rates(left, truth, np.array([threshold]), delta, confidence)[0])
+    epsilon = float(_of_rates(left, truth, np.array([threshold]), delta, confidence)[0])
     right = int(((left >= threshold) == truth).sum())
-    return Lower(found, confidence, "Clopper–Pearson", len(left), right, len(scores))
+    return Lower(epsilon, confidence, "Clopper–Pearson", len(left), right, len(scores))
 
 
 def _of_rates(scores: Scores, coins: Coins, thresholds: Scores, delta: float, confidence: float) -> Scores:
@@ -258,7 +258,7 @@ def _of_rates(scores: Scores, coins: Coins, thresholds: Scores, delta: float, co
         np.where(wrong < count, stats.beta.ppf(each, wrong + 1, np.maximum(count - wrong, 1)), 1.0)
         for wrong, count in ((missed, len(inside)), (false, len(outside)))
     ]
-    ways = [np.log(np.maximum(1 - delta - one, 1e-300) / other) for one, other in (most, most[::-1])]
+    ways = [np.log(np.maximum(1 - delta - rate, 1e-300) / other) for rate, other in (most, most[::-1])]
     return np.maximum(np.maximum(*ways), 0.0)
 
 
@@ -292,8 +292,8 @@ def _rungs(total: int) -> list[int]:
 def _useful(coins: int, curve: Curve, error: float) -> list[int]:
     """The rungs that could refute a claim if all guesses were right. The others need no share of the error."""
     rungs = _rungs(coins)
-    found = [one for one in rungs if _allowed_by(coins, one, one, curve) <= error / len(rungs)]
-    return found or [coins]
+    useful = [rung for rung in rungs if _allowed_by(coins, rung, rung, curve) <= error / len(rungs)]
+    return useful or [coins]
 
 
 def _allowed_by(coins: int, guesses: int, right: int, curve: Curve) -> float:
@@ -322,7 +322,7 @@ def _noncentral(t: float, freedom: int, error: float) -> float:
     """
     from scipy import special, stats
 
-    first, last = (math.sqrt(float(stats.chi2.ppf(one, freedom)) / freedom) for one in (1e-12, 1 - 1e-12))
+    first, last = (math.sqrt(float(stats.chi2.ppf(share, freedom)) / freedom) for share in (1e-12, 1 - 1e-12))
     s = np.linspace(first, last, 2001)
     weight = np.exp(stats.chi2.logpdf(freedom * s**2, freedom) + np.log(s))
     weight /= weight.sum()

@@ -88,12 +88,12 @@ class Finding:
     relation: Relation = "replace-one"
     """Which two data sets a coin decides between."""
     in_sight: bool = False
-    """Whether it is charged as if sampling hid people whom it sees drawn, which is wrong whatever the guesses say."""
+    """Whether the ledger counts on secret sampling, although this observer sees who is drawn: always a violation."""
 
     @property
     def at_least(self) -> float | None:
         """The largest lower bound on ε."""
-        return max((one.epsilon for one in (self.lower, self.gaussian) if one is not None), default=None)
+        return max((bound.epsilon for bound in (self.lower, self.gaussian) if bound is not None), default=None)
 
     @property
     def contradicted(self) -> bool:
@@ -141,31 +141,31 @@ def plant(
     ledger = Ledger()
     relation: Relation = "replace-one"
     for trial in range(trials):
-        own = Rng.of(seed, "canary", trial)
-        watched = _Watched(simulator, (own.fold("coins").bits(count) & 1).bool(), own)
+        rng = Rng.of(seed, "canary", trial)
+        watched = _Watched(simulator, (rng.fold("coins").bits(count) & 1).bool(), rng)
 
         def tell(line: Round, trial: int = trial) -> None:
             on_round(trial * sum(ends) + line.step, trials * sum(ends))
 
-        key = int(own.fold("training").key)
+        key = int(rng.fold("training").key)
         fitted = fit(
             method, watched, rounds=rounds, cohort=cohort, seed=key, delta=delta, evaluate_every=0, on_round=tell
         )
         ledger, relation = fitted.ledger, watched.nest.relation
         coins.append(watched.coins)
-        for observer, found in {**watched.evidence, "public": watched.in_model(fitted.shared)}.items():
-            if found is not None:
-                scores.setdefault(observer, []).append(found)
+        for observer, evidence in {**watched.evidence, "public": watched.in_model(fitted.shared)}.items():
+            if evidence is not None:
+                scores.setdefault(observer, []).append(evidence)
         if watched.straight is not None:
             straight.append(watched.straight)
     truth = torch.cat(coins).numpy()
     seen = {name: torch.cat(parts).numpy().astype(np.float64) for name, parts in scores.items()}
     sums = torch.cat(straight).numpy().astype(np.float64) if len(straight) == trials else None
-    wanted = (delta, *(one for one in DELTAS if one > delta))
-    curves = [(ledger.epsilons(one), one) for one in wanted]
+    wanted = (delta, *(larger for larger in DELTAS if larger > delta))
+    curves = [(ledger.epsilons(other), other) for other in wanted]
     certified = curves[0][0]
     claims = {
-        name: [(found[name], one) for found, one in curves if math.isfinite(found[name])]
+        name: [(epsilons[name], other) for epsilons, other in curves if math.isfinite(epsilons[name])]
         for name in OBSERVERS
         if name in seen and math.isfinite(certified[name])
     }
@@ -174,14 +174,14 @@ def plant(
     findings = []
     for observer in OBSERVERS:
         charged = _charged(ledger, observer)
-        hidden = any(one.sampling.amplifies for one in charged)
+        hidden = any(event.sampling.amplifies for event in charged)
         # The server draws every cohort.
         finding = Finding(
             observer, certified[observer], None, relation=relation, in_sight=observer == "server" and hidden
         )
         if observer in claims:
-            only_gaussian = bool(charged) and all(isinstance(one, GaussianRelease) for one in charged) and not hidden
-            normal = sums if observer == "clients" and only_gaussian else None
+            gaussian = bool(charged) and all(isinstance(event, GaussianRelease) for event in charged) and not hidden
+            normal = sums if observer == "clients" and gaussian else None
             sure = 1 - error / (2 if normal is None else 3)
             finding = replace(
                 finding,
@@ -215,7 +215,7 @@ class _Nest:
     """(canaries, n) the entries that each canary moves, all different; None: each moves all entries."""
     values: Tensor
     """(canaries, n) by how much it moves them, before the channel."""
-    kept: Tensor
+    clipped: Tensor
     """The same after the clip: the signal that the attacker looks for."""
     coins: Tensor
     tails: int
@@ -245,7 +245,7 @@ class _Nest:
         relations = {event.relation for event in events if not isinstance(event, NonPrivate)}
         values, tails = (scale * signs).float(), 0 if relations == {"add-remove"} else -1
         nest = cls(names, shapes, places, values, values, coins, tails, channel)
-        return replace(nest, kept=nest._clipped()) if clipped else nest
+        return replace(nest, clipped=nest._clipped()) if clipped else nest
 
     @property
     def relation(self) -> Relation:
@@ -282,22 +282,22 @@ class _Nest:
 
     def along(self, flat: Tensor, which: Tensor | None = None) -> Tensor:
         """The share of each canary's update in one flat tree, or in its own row of several; 1 is all of it."""
-        values = self.kept if which is None else self.kept[which]
+        values = self.clipped if which is None else self.clipped[which]
         places = self.places if which is None or self.places is None else self.places[which]
         power = (values * values).sum(1).clamp(min=1e-30)
         if flat.ndim == 1:
-            found = values @ flat if places is None else (values * flat[places]).sum(1)
+            along = values @ flat if places is None else (values * flat[places]).sum(1)
         else:
-            found = (values * (flat if places is None else flat.gather(1, places))).sum(1)
-        return found / power
+            along = (values * (flat if places is None else flat.gather(1, places))).sum(1)
+        return along / power
 
     def factor(self, which: Tensor) -> Tensor:
         """What the coins multiply these canaries' updates by."""
         return torch.where(self.coins[which], 1.0, float(self.tails))
 
-    def told_by(self, found: Tensor) -> Tensor:
+    def told_by(self, share: Tensor) -> Tensor:
         """What a round says of the coins: Laplace noise tells no more beyond what the two sides would send."""
-        return found.clamp(float(self.tails), 1.0) if self.channel.facts.noise == "laplace" else found
+        return share.clamp(float(self.tails), 1.0) if self.channel.facts.noise == "laplace" else share
 
     def beside(self, sums: Tree, known: Tensor) -> list[Tensor]:
         """Tensors released beside the update's own that have the shape of one, laid out in its place.
@@ -308,10 +308,10 @@ class _Nest:
         for other, value in sums.items():
             for name, shape in zip(self.names, self.shapes, strict=True):
                 if other not in self.names and value.shape == shape:
-                    blank = {one: torch.zeros(side) for one, side in zip(self.names, self.shapes, strict=True)}
+                    blank = {each: torch.zeros(side) for each, side in zip(self.names, self.shapes, strict=True)}
                     there = self.flat({**blank, name: torch.ones(shape)}) * known
-                    found = self.flat({**blank, name: value})
-                    out.append(found - there * ((found @ there) / (there @ there).clamp(min=1e-30)))
+                    laid_out = self.flat({**blank, name: value})
+                    out.append(laid_out - there * ((laid_out @ there) / (there @ there).clamp(min=1e-30)))
         return out
 
     def chunks(self, which: Tensor) -> list[Tensor]:
@@ -320,14 +320,14 @@ class _Nest:
 
     def _clipped(self) -> Tensor:
         """The values after every clip of the channel."""
-        kept = []
+        clipped = []
         for some in self.chunks(torch.arange(len(self.values))):
             update = self.tree(self.laid_out(some))
             for clip in self.channel.facts.clips:
-                update = vmap(lambda own, clip=clip: clip.device(own, Rng.of(0)))(update)
+                update = vmap(lambda message, clip=clip: clip.device(message, Rng.of(0)))(update)
             flat = self.flat(update, batched=True)
-            kept.append(flat if self.places is None else flat.gather(1, self.places[some]))
-        return torch.cat(kept)
+            clipped.append(flat if self.places is None else flat.gather(1, self.places[some]))
+        return torch.cat(clipped)
 
 
 class _Joined(Channel):
@@ -400,12 +400,12 @@ class _Watched(Simulator):
             self.evidence["server"][drawn] += seen[drawn]
         shown = nest.flat(got.total.sum) - known
         rate = cohort.size / cohort.population if cohort.sampling == "fixed" else 1.0
-        found = nest.along(shown)
-        self.evidence["clients"] += _evidence(nest.told_by(found), rate, nest.tails)
+        share = nest.along(shown)
+        self.evidence["clients"] += _evidence(nest.told_by(share), rate, nest.tails)
         for flat in nest.beside(got.total.sum, known):
             self.evidence["clients"] += _evidence(nest.along(flat), rate, nest.tails)
         if self.straight is not None:
-            self.straight = self.straight + found if rate == 1 and not nest.random else None
+            self.straight = self.straight + share if rate == 1 and not nest.random else None
         return got
 
     def in_model(self, after: Tree) -> Tensor | None:
@@ -441,7 +441,7 @@ class _Watched(Simulator):
         for some in nest.chunks(drawn):
             update = nest.tree(nest.factor(some)[:, None] * nest.laid_out(some))
             keys = rng.fold(some).key
-            sent = vmap(lambda key, own: channel.device(own, Rng(key)))(keys, update)
+            sent = vmap(lambda key, message: channel.device(message, Rng(key)))(keys, update)
             read = vmap(channel.decoded)(sent)
             notes.append(nest.along(nest.flat(read, batched=True), some))
             if channel.reads:
@@ -511,7 +511,7 @@ def _check(method: Method, simulator: Simulator, canaries: int | None, trials: i
     """How many canaries there are in a training."""
     if canaries is None:
         stages = [phase.method or method for phase in method.phases if not phase.public]
-        models = [(one.uplink, _model(one, simulator, rng)[0]) for one in stages]
+        models = [(stage.uplink, _model(stage, simulator, rng)[0]) for stage in stages]
         rooms = [_room(channel, sum(part.numel() for part in model.values())) for channel, model in models]
         canaries = min(CANARIES, *rooms)
     if canaries < 1 or trials < 1:
@@ -543,8 +543,8 @@ def draw_releases(
         )
     if draws < 100:
         raise HomebodyError(f"So few draws show nothing: take at least 100, better 100,000, not {draws}.")
-    rng, one = Rng.of(seed, "release"), Cohort(np.arange(1), "all", 1, 1)
-    charges = channel.charges(one)
+    rng, alone = Rng.of(seed, "release"), Cohort(np.arange(1), "all", 1, 1)
+    charges = channel.charges(alone)
     relations = {charge.event.relation for charge in charges if not isinstance(charge.event, NonPrivate)}
     coins = (rng.fold("coins").bits(draws) & 1).bool()
     most = min((clip.whole for clip in clips), default=1.0)

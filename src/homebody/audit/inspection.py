@@ -60,8 +60,7 @@ class Request:
     own: int | None
     """How many are items that this person trains on; None where the table has no row for each item."""
     always: tuple[dict[str, Any], ...]
-    """After 1, 2, … rounds with this person: the rows asked for in each, how many are their own, with precision and
-    recall as a guess at their items."""
+    """After 1, 2, … rounds: the rows requested in all of them, how many are own items, precision and recall."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Inspection:
     bytes: int
     observers: dict[str, View]
     tells: tuple[str, ...]
-    """What can be read from it as it is."""
+    """What anyone can read from the message itself."""
     requests: tuple[Request, ...] = ()
     """Empty unless devices ask for rows."""
     reports: ClientReports | None = None
@@ -114,7 +113,7 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     shared = {name: value.to(simulator.device) for name, value in shared.items()}
     update = simulator.message(acting, shared, user, rng.fold("round", 1))
     requests = tuple(_requests(acting, simulator, shared, user, rng)) if acting.uplink.asks_rows else ()
-    sent = {**{f"request for {one.table}": rows for one, rows in requests}, **update}
+    sent = {**{f"request for {request.table}": rows for request, rows in requests}, **update}
     everyone = simulator.available()
     drawn = len(everyone) if cohort is None else cohort
     sampling: Literal["all", "fixed"] = "all" if cohort is None else "fixed"
@@ -122,14 +121,14 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     charged: dict[str, list[str]] = {}
     for charge in releases(acting, planned):
         charged.setdefault(charge.observer, []).append(f"one {charge.unit}: {charge.event}")
-    told = _sees(acting, planned)
+    seen = _sees(acting, planned)
     return Inspection(
         called,
         tuple(_part(name, value) for name, value in sent.items()),
         -(-sum(map(_bits, sent.values())) // 8),
-        {who: View(told[who], tuple(events)) for who, events in charged.items()},
-        (*(_told_by(one) for one, _ in requests), *_told(update, acting.uplink)),
-        tuple(one for one, _ in requests),
+        {who: View(seen[who], tuple(events)) for who, events in charged.items()},
+        (*(_told_by(request) for request, _ in requests), *_given_away(update, acting.uplink)),
+        tuple(request for request, _ in requests),
         take_apart(acting, simulator, shared, user, rng.fold("round", 1), update),
     )
 
@@ -141,21 +140,21 @@ def _sees(method: Method, cohort: Cohort) -> dict[str, str]:
     if cohort.sampling == "fixed":
         people = f"{people}, drawn from {cohort.population:,}"
     summed = "the noised sum" if channel.facts.noise_on_sum else "the sum"
-    told = {
+    texts = {
         "server": _server(channel, cohort, people),
         "clients": f"the shared parameters of the next round, computed from {summed} over {people}; no one's message",
         "public": f"the final model alone, computed from every round's {summed.removeprefix('the ')}; no one's message",
     }
     if (noise := channel.facts.view_noise) is not None:
-        told["views"] = (
+        texts["views"] = (
             f"the samples, its own gradient, and the mean over this person's views with noise of {noise.scale:g} in "
             "every number; no other view's features, tower or gradient"
         )
     else:
-        told["views"] = (
+        texts["views"] = (
             "the samples, and the exact mean over this person's views: who subtracts their own part reads the others'"
         )
-    sentences = {name: f"{text[0].upper()}{text[1:]}." for name, text in told.items()}
+    sentences = {name: f"{text[0].upper()}{text[1:]}." for name, text in texts.items()}
     if channel.asks_rows:
         sentences["server"] += " And before that, which rows this device asks for."
     return sentences
@@ -163,20 +162,20 @@ def _sees(method: Method, cohort: Cohort) -> dict[str, str]:
 
 def _server(channel: Channel, cohort: Cohort, people: str) -> str:
     facts = channel.facts
-    own = ", without the noise, which it adds itself" if facts.noise_on_sum else ""
+    without = ", without the noise, which it adds itself" if facts.noise_on_sum else ""
     if facts.shuffle is not None:
         among = cohort.size if facts.shuffle.users is None else facts.shuffle.users
         whose = several(among, "person", "people")
         return f"single randomised reports without a sender, among those of {whose}, if the proxy is honest"
     if facts.secret:
-        return f"only the sum over {people}{own}, and who they are; not this message"
+        return f"only the sum over {people}{without}, and who they are; not this message"
     if facts.reports is not None:
         return f"this message of {several(facts.reports.k, 'randomised bit')}, and whose it is"
     if facts.responses is not None:
         return f"this message of {cohort.items:,} randomised bits, one for each item, and whose it is"
     if facts.noise_on_device:
         return "this message, with the noise that was added on the device, and whose it is"
-    return f"this message, every number of it, and whose it is{own}"
+    return f"this message, every number of it, and whose it is{without}"
 
 
 def _requests(
@@ -188,8 +187,8 @@ def _requests(
     for _, asked in simulator.requests(method, alone, rng.fold("round", 1)):
         for name, index in asked.items():
             rows, always = index[0][index[0] >= 0].to(torch.int32), read.get(name, [])
-            own = int(always[0].own[0]) if always else None
-            yield Request(name, len(rows), len(shared[name]), own, tuple(one.as_dict() for one in always)), rows
+            count = int(always[0].own[0]) if always else None
+            yield Request(name, len(rows), len(shared[name]), count, tuple(line.as_dict() for line in always)), rows
 
 
 def _told_by(request: Request) -> str:
@@ -231,7 +230,7 @@ def _part(name: str, value: Tensor | Rows) -> MessagePart:
     return MessagePart(name, tuple(numbers.shape), dtype, rows_of, len(data), data[:EXCERPT].hex(" ", 4))
 
 
-def _told(update: Update, channel: Channel) -> list[str]:
+def _given_away(update: Update, channel: Channel) -> list[str]:
     """What a message gives away by its form alone, and how its numbers are to be read."""
     facts, lines = channel.facts, []
     if facts.secret:
@@ -323,10 +322,10 @@ class ClientReports:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, with the bits of each report written out."""
-        told = asdict(self)
-        for line, report in zip(told["reports"], self.reports, strict=True):
+        out = asdict(self)
+        for line, report in zip(out["reports"], self.reports, strict=True):
             line["binary"] = report.binary
-        return told
+        return out
 
 
 def take_apart(
@@ -341,8 +340,8 @@ def take_apart(
     worked_out = {name: summable(value) for name, value in simulator.message(before, shared, user, rng).items()}
     tables = [(parse_counts_name(name)[0], rows.size) for name, rows in sorted(sent.items())]
     starts = np.cumsum([0, *(size for _, size in tables)])
-    pairs, found = report_numbers(sent), []
-    own = set(simulator.split.training(user).tolist())
+    pairs, reports = report_numbers(sent), []
+    items = set(simulator.split.training(user).tolist())
     for pair in pairs.tolist():
         number = int(np.searchsorted(starts, pair, side="right")) - 1
         table, entry = tables[number][0], (pair - int(starts[number])) // 2
@@ -350,7 +349,7 @@ def take_apart(
         value = worked_out[table][place]
         projected = stage.projected(value)
         called = _called(simulator, worked_out[table].shape, place)
-        found.append(
+        reports.append(
             Report(
                 table,
                 place,
@@ -362,10 +361,10 @@ def take_apart(
                 bit=pair % 2,
                 plain=pair.to_bytes(4, "little").hex(),
                 sealed=None,
-                own=called[0] is not None and place[0] in own,
+                own=called[0] is not None and place[0] in items,
             )
         )
-    every = ClientReports(stage.epsilon, stage.k, int(starts[-1]) // 2, tuple(found), None)
+    every = ClientReports(stage.epsilon, stage.k, int(starts[-1]) // 2, tuple(reports), None)
     return _sealed(every, pairs) if channel.facts.shuffled else every
 
 
@@ -378,12 +377,12 @@ def _called(simulator: Simulator, shape: torch.Size, place: tuple[int, ...]) -> 
     return population.item_id(place[0]), title
 
 
-def _sealed(found: ClientReports, pairs: npt.NDArray[np.int64]) -> ClientReports:
+def _sealed(plain: ClientReports, pairs: npt.NDArray[np.int64]) -> ClientReports:
     """The reports as a device would send them, sealed to keys that are generated here and thrown away."""
     try:
         from homebody.federation import envelopes as seals
     except HomebodyError as error:
-        return replace(found, note=f"They are not shown sealed here. {error}")
+        return replace(plain, note=f"They are not shown sealed here. {error}")
     public, secret = seals.epoch_keys()
     _, signing = seals.signing_keys()
     reports = seals.seal_reports(pairs, public)
@@ -391,17 +390,17 @@ def _sealed(found: ClientReports, pairs: npt.NDArray[np.int64]) -> ClientReports
     body = seals.sign_envelope(envelope, signing)
     device, arrived = seals.open_envelope(body)
     opened = seals.unseal_reports(arrived.reports, public, secret)
-    own, others = seals.epoch_keys()
-    elsewhere = seals.unseal_reports(arrived.reports, own, others)
+    other_public, others = seals.epoch_keys()
+    elsewhere = seals.unseal_reports(arrived.reports, other_public, others)
     size = seals.REPORT_BYTES
     places: dict[int, list[int]] = {}
     for place, pair in enumerate(opened.tolist()):
         places.setdefault(pair, []).append(place)
     shown = []
-    for report in found.reports:
+    for report in plain.reports:
         at = size * places[int.from_bytes(bytes.fromhex(report.plain), "little")].pop()
         shown.append(replace(report, sealed=arrived.reports[at : at + size].hex()))
     names = (arrived.epoch.hex(), device.hex(), arrived.number.hex())
     read = tuple((int(pair) // 2, int(pair) % 2) for pair in opened)
     view = Sealed(*names, len(body), size, int((elsewhere != np.uint32(2**32 - 1)).sum()), read)
-    return replace(found, reports=tuple(shown), sealed=view)
+    return replace(plain, reports=tuple(shown), sealed=view)

@@ -122,15 +122,15 @@ def read_interactions(
     if summed:
         seen = [read(total)] * len(attacked)
     padded = simulator.split.padded(attacked)
-    own = [np.unique(items[valid]) for items, valid in zip(padded.items, padded.valid, strict=True)]
+    histories = [np.unique(items[valid]) for items, valid in zip(padded.items, padded.valid, strict=True)]
     by_rule = {
-        rule: [area(score(one.table, one.sent), mine) for one, mine in zip(seen, own, strict=True)]
+        rule: [area(score(message.table, message.sent), mine) for message, mine in zip(seen, histories, strict=True)]
         for rule, score in RULES.items()
     }
-    rule = max(by_rule, key=lambda one: sum(by_rule[one][:helpers]))
+    rule = max(by_rule, key=lambda name: sum(by_rule[name][:helpers]))
     popular = np.bincount(simulator.split.histories().items, minlength=n_items).astype(np.float64)
     reads = f"the sum over a cohort of {len(members):,}" if summed else "each client's own message"
-    by_popularity = np.array([area(popular, mine) for mine in own[helpers:]])
+    by_popularity = np.array([area(popular, mine) for mine in histories[helpers:]])
     reads = f"{reads}, before any noise that the server adds"
     return Reading(reads, seen[0].name, rule, np.array(by_rule[rule][helpers:]), by_popularity)
 
@@ -151,7 +151,7 @@ def _read(method: Method, update: Update, n_items: int) -> Seen:
         raise HomebodyError(
             f"{type(method).__name__} sends nothing with a row for each item, so this attack has nothing to read."
         )
-    name = max(fitting, key=lambda one: fitting[one].numel())
+    name = max(fitting, key=lambda key: fitting[key].numel())
     table = fitting[name].reshape(n_items, -1).to("cpu", torch.float64)
     return Seen(name, table, _named(update.get(name), n_items))
 
@@ -181,7 +181,7 @@ RULES: dict[str, Callable[[Tensor, Tensor | None], Scores]] = {
 """What an item's score may be, given the table and which rows were sent."""
 
 
-def area(scores: Scores, own: npt.NDArray[np.int64]) -> float:
+def area(scores: Scores, items: npt.NDArray[np.int64]) -> float:
     """AUC: how often an own item has a higher score than another one; a tie is half.
 
     >>> area(np.array([3.0, 1.0, 2.0, 1.0]), np.array([0, 1]))
@@ -189,14 +189,14 @@ def area(scores: Scores, own: npt.NDArray[np.int64]) -> float:
     """
     from scipy.stats import rankdata
 
-    mine, others = len(own), len(scores) - len(own)
+    mine, others = len(items), len(scores) - len(items)
     if not others:
         raise HomebodyError("A client has every item of the catalogue: there is nothing to tell apart.")
-    return float((rankdata(scores)[own].sum() - mine * (mine + 1) / 2) / (mine * others))
+    return float((rankdata(scores)[items].sum() - mine * (mine + 1) / 2) / (mine * others))
 
 
 def _named(value: Rows | Tensor | None, n_items: int) -> Tensor | None:
-    """Which rows of the table a message names, as it does where it is rows or exact zeros."""
+    """Which rows of the table a message reveals: those it lists, or those that are not exactly zero."""
     if isinstance(value, Rows) and value.size == n_items:
         named = torch.zeros(n_items, dtype=torch.bool)
         named[value.index[value.index >= 0].cpu()] = True
@@ -215,7 +215,7 @@ class Always:
     rows: Counts
     """(people,) how many."""
     own: Counts
-    """(people,) how many of these are items of theirs."""
+    """(people,) how many of these are the person's own items."""
     items: Counts
     """(people,) how many items they train on."""
 
@@ -231,7 +231,7 @@ class Always:
 
     @property
     def read(self) -> float:
-        """The share of people of whom these rows are the history, exactly."""
+        """The share of people whose history is exactly these rows."""
         return float(((self.own == self.items) & (self.rows == self.items)).mean())
 
     def as_dict(self) -> dict[str, Any]:
@@ -265,16 +265,16 @@ def _always(
     n_items = simulator.catalogue.n_items
     place = np.full(simulator.split.n_users, -1)
     place[users] = np.arange(len(users))
-    own = torch.zeros(len(users), n_items, dtype=torch.bool)
+    theirs = torch.zeros(len(users), n_items, dtype=torch.bool)
     padded = simulator.split.padded(users)
     who, entry = np.nonzero(padded.valid)
-    own[torch.from_numpy(who), torch.from_numpy(padded.items[who, entry].astype(np.int64))] = True
+    theirs[torch.from_numpy(who), torch.from_numpy(padded.items[who, entry].astype(np.int64))] = True
     times: dict[str, Tensor] = {}
-    found: dict[str, list[Always]] = {}
+    out: dict[str, list[Always]] = {}
     for number in range(1, max(rounds) + 1):
         for some, request in simulator.requests(method, users, rng.fold("round", number)):
             where = torch.from_numpy(place[some])
-            for name in (one for one in tables if one in request):
+            for name in (table for table in tables if table in request):
                 counts = times.setdefault(name, torch.zeros(len(users), n_items + 1, dtype=torch.int16))
                 # Padding is counted in a column of its own.
                 rows = torch.where(request[name] < 0, n_items, request[name]).cpu()
@@ -282,11 +282,11 @@ def _always(
         if number in rounds:
             for name, counts in times.items():
                 always = counts[:, :-1] == number
-                sums = (always.sum(1), (always & own).sum(1), own.sum(1))
-                found.setdefault(name, []).append(Always(number, *(one.numpy() for one in sums)))
-    return found
+                sums = (always.sum(1), (always & theirs).sum(1), theirs.sum(1))
+                out.setdefault(name, []).append(Always(number, *(counts.numpy() for counts in sums)))
+    return out
 
 
 def _together(some: Sequence[Always]) -> Always:
     names = ("rows", "own", "items")
-    return Always(some[0].rounds, *(np.concatenate([getattr(one, name) for one in some]) for name in names))
+    return Always(some[0].rounds, *(np.concatenate([getattr(part, name) for part in some]) for name in names))

@@ -124,8 +124,8 @@ def linkage(
     marks = [np.repeat(np.arange(len(view)), sizes), place, np.repeat([batch.arrived for batch in view], sizes)]
 
     def columns(drawn: _Pairs) -> list[Floats]:
-        apart = [np.abs(mark[drawn.one] - mark[drawn.two]).astype(np.float64) for mark in marks]
-        return [content(said[drawn.one], said[drawn.two]), *apart]
+        apart = [np.abs(mark[drawn.first] - mark[drawn.second]).astype(np.float64) for mark in marks]
+        return [content(said[drawn.first], said[drawn.second]), *apart]
 
     score, measured = _learnt(columns(learnt), learnt.same, generator), columns(asked)
     every, alone = (_Ranked(scores, asked.same) for scores in (score(measured), measured[0]))
@@ -179,8 +179,8 @@ def _entries(update: Update, stage: OneBit) -> npt.NDArray[np.float32]:
 
 
 class _Pairs(NamedTuple):
-    one: Longs
-    two: Longs
+    first: Longs
+    second: Longs
     same: npt.NDArray[np.bool_]
 
 
@@ -193,11 +193,11 @@ def _drawn(truth: Longs, places: Longs, count: int, generator: np.random.Generat
     owner = generator.choice(len(sizes), size=count, p=odds / odds.sum())
     first = generator.integers(sizes[owner])
     second = (first + 1 + generator.integers(sizes[owner] - 1)) % sizes[owner]
-    one, two = (generator.integers(len(places), size=4 * count) for _ in range(2))
-    other = np.flatnonzero(truth[places[one]] != truth[places[two]])[:count]
+    left, right = (generator.integers(len(places), size=4 * count) for _ in range(2))
+    other = np.flatnonzero(truth[places[left]] != truth[places[right]])[:count]
     return _Pairs(
-        places[np.concatenate([starts[owner] + first, one[other]])],
-        places[np.concatenate([starts[owner] + second, two[other]])],
+        places[np.concatenate([starts[owner] + first, left[other]])],
+        places[np.concatenate([starts[owner] + second, right[other]])],
         np.arange(count + len(other)) < count,
     )
 
@@ -209,12 +209,12 @@ class _Content:
         self._known, self._mean = worked_out.T.copy(), worked_out.mean(0, dtype=np.float64)
         self._bias = np.tanh(epsilon / 2)
 
-    def __call__(self, one: Longs, two: Longs) -> Floats:
-        out = np.empty(len(one))
-        for start in range(0, len(one), AT_ONCE):
+    def __call__(self, first: Longs, second: Longs) -> Floats:
+        out = np.empty(len(first))
+        for start in range(0, len(first), AT_ONCE):
             part = slice(start, start + AT_ONCE)
-            a, b = (self._bias * (2.0 * (report[part] % 2) - 1) for report in (one, two))
-            x, y = one[part] // 2, two[part] // 2
+            a, b = (self._bias * (2.0 * (report[part] % 2) - 1) for report in (first, second))
+            x, y = first[part] // 2, second[part] // 2
             both = np.einsum("ij,ij->i", self._known[x], self._known[y]) / self._known.shape[1]
             alone = (1 + a * self._mean[x]) * (1 + b * self._mean[y])
             out[part] = np.log((1 + a * self._mean[x] + b * self._mean[y] + a * b * both) / alone)
@@ -269,7 +269,7 @@ def _logistic(rows: Floats, same: npt.NDArray[np.bool_]) -> Floats:
 
 def _resampled(drawn: _Pairs, truth: Longs, generator: np.random.Generator) -> Iterator[Floats]:
     """Weights of the pairs: as they are, then with devices drawn anew, again and again."""
-    there, both = np.unique(truth[np.stack([drawn.one, drawn.two])], return_inverse=True)
+    there, both = np.unique(truth[np.stack([drawn.first, drawn.second])], return_inverse=True)
     first, second = both.reshape(2, -1)
     yield np.ones(len(first))
     for _ in range(BOOTSTRAPS):
@@ -292,6 +292,6 @@ class _Ranked:
         return float((mine * below).sum() / (mine.sum() * others.sum()))
 
 
-def _area(found: Floats) -> Figure:
-    low, high = np.quantile(found[1:], [0.025, 0.975])
-    return Figure(float(found[0]), float(low), float(high))
+def _area(areas: Floats) -> Figure:
+    low, high = np.quantile(areas[1:], [0.025, 0.975])
+    return Figure(float(areas[0]), float(low), float(high))

@@ -96,7 +96,7 @@ def attack(
     private = np.sort(np.concatenate([groups.members, groups.others]))
     target = lab.trained(groups.members, "target") if released is None else lab.as_released(released)
     asked, members = _asked(groups, people, lab.generator("asked"))
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "target": "trained for the audit" if released is None else "the run's model",
         "members": int(members.sum()),
         "others": int((~members).sum()),
@@ -127,12 +127,12 @@ def attack(
         "auc": list(delong(scores, members)),
         "auc_without_shadows": list(delong(seen, members)),
         "auc_took_part": list(delong(scores[traced], members[traced])) if members[traced].any() else None,
-        "rates": [{"false_positives": one.at, "true": list(one.true), "false": list(one.false)} for one in rates],
+        "rates": [{"false_positives": rate.at, "true": list(rate.true), "false": list(rate.false)} for rate in rates],
     }
     alarms.append(delong(scores, members, ALARM).low > bound.auc)
     alarms += [_exceeds(rate_at(scores, members, rate.at, ALARM), bound) for rate in rates]
     return {
-        **found,
+        **facts,
         "lists": lists,
         "likelihood_ratio": ratio,
         "allowed": {
@@ -175,15 +175,15 @@ def likelihood_ratio(seen: Floats, known: Floats, took: Bools) -> Floats:
             ((means[1] - means[0])[both], 1 / counts[0][both] + 1 / counts[1][both]),
         )
     )
-    own = ((left**2).sum(1) + PRIOR * noise) / (freedom + PRIOR)
+    variance = ((left**2).sum(1) + PRIOR * noise) / (freedom + PRIOR)
     # The posterior of the two, given the shadow models: precision [[a, b], [b, c]], weighted sums u and v.
-    a, b, c = 1 / level + took.shape[1] / own, counts[1] / own, 1 / extra + counts[1] / own
+    a, b, c = 1 / level + took.shape[1] / variance, counts[1] / variance, 1 / extra + counts[1] / variance
     above = known - shift * took
-    u, v = above.sum(1) / own, np.where(took, above, 0.0).sum(1) / own
+    u, v = above.sum(1) / variance, np.where(took, above, 0.0).sum(1) / variance
     area = a * c - b * b
     without, more = (c * u - b * v) / area, (a * v - b * u) / area
-    spread = own + c / area
-    inside, wider = without + shift + more, own + (a + c - 2 * b) / area
+    spread = variance + c / area
+    inside, wider = without + shift + more, variance + (a + c - 2 * b) / area
     return _log_normal(seen - inside, wider) - _log_normal(seen - without, spread)
 
 
@@ -196,12 +196,13 @@ def _log_normal(apart: Floats, variance: Floats) -> Floats:
 
 
 def _from_lists(lab: Lab, target: ShadowModel, shadow: Users, asked: Users) -> tuple[Bools, npt.NDArray[np.int64], int]:
-    """The forest's guesses about these people; which of them are told the same about; and whom the shadow has."""
+    """The forest's guesses, groups of people with equal inputs, and how many people trained the shadow model."""
     from sklearn.ensemble import RandomForestClassifier
 
     inside = lab.generator("shadow").permutation(shadow)[: round(IN_SHADOW * len(shadow))]
     model = lab.trained(np.sort(inside), "lists' shadow")
-    lists = [lab.outsider(one).lists(one.shared, who, LISTED) for one, who in ((model, shadow), (target, asked))]
+    pairs = ((model, shadow), (target, asked))
+    lists = [lab.outsider(trained).lists(trained.shared, who, LISTED) for trained, who in pairs]
     everyone = replace(lab.split, learn=lab.split.lengths > 0)
     reader = Outsider(everyone, target.method, lab.rng)
     items = np.unique(np.concatenate(lists))
@@ -216,8 +217,8 @@ def _from_lists(lab: Lab, target: ShadowModel, shadow: Users, asked: Users) -> t
     )
     forest.fit(tables[0], np.isin(shadow, inside))
     guesses = np.asarray(forest.predict(tables[1]), dtype=np.bool_)
-    told = np.concatenate([tables[1], lists[1]], axis=1)
-    return guesses, np.unique(told, axis=0, return_inverse=True)[1].reshape(-1), len(inside)
+    seen = np.concatenate([tables[1], lists[1]], axis=1)
+    return guesses, np.unique(seen, axis=0, return_inverse=True)[1].reshape(-1), len(inside)
 
 
 def _ratios(lab: Lab, target: ShadowModel, private: Users, asked: Users, shadows: int) -> tuple[Floats, Floats]:
@@ -239,18 +240,18 @@ def _divided(split: Split, released: Released | None, shadow: int, generator: np
     there = (split.lengths > 0) & ~split.public
     members, others = (generator.permutation(np.flatnonzero(there & kind)) for kind in (split.learn, ~split.learn))
     if released is None:
-        own = min(shadow, len(members) // 3)
-        half = own + (len(members) - own) // 2
-        own_people, members, others = members[:own], members[own:half], members[half:]
+        size = min(shadow, len(members) // 3)
+        half = size + (len(members) - size) // 2
+        own_people, members, others = members[:size], members[size:half], members[half:]
     else:
-        own = min(shadow, len(others) // 2)
-        own_people, others = others[:own], others[own:]
+        size = min(shadow, len(others) // 2)
+        own_people, others = others[:size], others[size:]
     if min(len(members), len(others)) < FEWEST:
         raise HomebodyError(
             f"Members are told from others among at least {FEWEST} of each, and here are {len(members):,} and "
             f"{len(others):,}: use more people."
         )
-    return _People(*(np.sort(one) for one in (own_people, members, others)))
+    return _People(*(np.sort(group) for group in (own_people, members, others)))
 
 
 def leaves_some_out(split: Split) -> bool:
@@ -262,7 +263,7 @@ def leaves_some_out(split: Split) -> bool:
 def _asked(groups: _People, people: int | None, generator: np.random.Generator) -> tuple[Users, Bools]:
     """Who is asked about, and whether they are members."""
     most = max(len(groups.members), len(groups.others)) if people is None else people // 2
-    some = [np.sort(generator.permutation(one)[:most]) for one in (groups.members, groups.others)]
+    some = [np.sort(generator.permutation(group)[:most]) for group in (groups.members, groups.others)]
     return np.concatenate(some), np.arange(sum(map(len, some))) < len(some[0])
 
 
@@ -271,7 +272,7 @@ def _relation(method: Method, split: Split, size: int | None) -> str:
     who = np.flatnonzero(split.learn & (split.lengths > 0))
     cohort = choose(who, None if size is None else min(size, len(who)), Rng.of(0), split.n_items)
     acting = [phase.method or method for phase in method.phases]
-    events = [charge.event for one in acting for charge in releases(one, cohort)]
+    events = [charge.event for stage in acting for charge in releases(stage, cohort)]
     relations = {event.relation for event in events if not isinstance(event, NonPrivate)}
     return "add-remove" if relations == {"add-remove"} else "replace-one"
 

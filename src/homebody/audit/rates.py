@@ -169,10 +169,10 @@ def balanced(guesses: Members, members: Members, error: float = ERROR) -> Figure
         clopper_pearson_interval(int((guesses[kind] == members[kind]).sum()), int(kind.sum()), error)
         for kind in (members, ~members)
     ]
-    value = sum(one.value for one in shares) / 2
+    value = sum(share.value for share in shares) / 2
     # Zou and Donner: distances to the limits of each share add up as deviations do.
-    low = math.hypot(*(one.value - one.low for one in shares)) / 2
-    high = math.hypot(*(one.high - one.value for one in shares)) / 2
+    low = math.hypot(*(share.value - share.low for share in shares)) / 2
+    high = math.hypot(*(share.high - share.value for share in shares)) / 2
     return Figure(value, value - low, value + high)
 
 

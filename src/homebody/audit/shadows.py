@@ -188,12 +188,12 @@ class Outsider(Simulator):
             if locals_:
                 locals_ = self._adapted(self._method, shared, some, locals_, data)
             keys = self._streams(self._own(self._draws), some).key
-            found = vmap(lambda local, key, *own: self._preferred(shared, local, key, *own))(locals_, keys, *data)
-            out[order[np.searchsorted(users, some, sorter=order)]] = found.double().cpu().numpy()
+            preferred = vmap(lambda local, key, *part: self._preferred(shared, local, key, *part))(locals_, keys, *data)
+            out[order[np.searchsorted(users, some, sorter=order)]] = preferred.double().cpu().numpy()
         return out
 
-    def _preferred(self, shared: Tree, local: Tree, key: Tensor, *own: Tensor) -> Tensor:
-        data, method = self._client_data(*own), self._method
+    def _preferred(self, shared: Tree, local: Tree, key: Tensor, *columns: Tensor) -> Tensor:
+        data, method = self._client_data(*columns), self._method
         drawn = ops.negatives(Rng(key), data, len(data.items) * NEGATIVES).reshape(-1, NEGATIVES)
         real = data.valid[:, None] & (drawn >= 0)
         items = torch.cat([data.items[:, None], drawn.clamp(min=0)], 1)
@@ -236,7 +236,7 @@ class Outsider(Simulator):
         # Without history: only what the model makes of features.
         items, valid, excluded, *rest = self._data(users)
         features, others = rest[: len(self._features)], rest[len(self._features) :]
-        data = (items[:, :0], valid[:, :0], excluded[:, :0], *features, *(one[:, :0] for one in others))
+        data = (items[:, :0], valid[:, :0], excluded[:, :0], *features, *(values[:, :0] for values in others))
         now = {name: values[:, None] for name, values in self._latest(users).items()}
         scores = self._scores(self._method, shared, users, data, everything, now or None)
         scores = scores[:, 0] if now else scores
@@ -249,8 +249,8 @@ class Outsider(Simulator):
 
     def _seen(self, users: Users) -> list[npt.NDArray[np.generic]]:
         """What the model reads of each person: features, and the last context."""
-        own = [values[self._tensor(users)] for values in self._features.values()]
-        return [values.cpu().numpy() for values in (*own, *self._latest(users).values())]
+        features = [values[self._tensor(users)] for values in self._features.values()]
+        return [values.cpu().numpy() for values in (*features, *self._latest(users).values())]
 
     def _holdings(
         self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...]

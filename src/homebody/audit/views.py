@@ -203,7 +203,7 @@ def read_view(
     }
 
 
-class _Answers(NamedTuple):
+class _ViewAnswers(NamedTuple):
     """What decides one question: for each message, products of the candidates' parts with what the attacker expects.
 
     The nearest candidate is the one with the largest (part + noise) · expected − |expected|² / 2.
@@ -216,18 +216,18 @@ class _Answers(NamedTuple):
     noise: Floats
     """(σ, messages, K) the noise times what is expected; (1, messages, K) where a σ is chosen."""
 
-    def of(self, candidates: Sequence[int]) -> _Answers:
+    def of(self, candidates: Sequence[int]) -> _ViewAnswers:
         """The question which of these it is."""
         some = list(candidates)
-        return _Answers(self.cross[:, some][:, :, some], self.own[:, some], self.noise[:, :, some])
+        return _ViewAnswers(self.cross[:, some][:, :, some], self.own[:, some], self.noise[:, :, some])
 
-    def opposite(self) -> _Answers:
+    def opposite(self) -> _ViewAnswers:
         """The question whether it is the last candidate's part or the opposite of it."""
         signs = np.array([1.0, -1.0])
         cross = self.cross[:, -1:, -1:] * np.outer(signs, signs)
-        return _Answers(cross, self.own[:, [-1, -1]], self.noise[:, :, -1:] * signs)
+        return _ViewAnswers(cross, self.own[:, [-1, -1]], self.noise[:, :, -1:] * signs)
 
-    def blocks(self, sigma: int, length: int) -> _Answers:
+    def blocks(self, sigma: int, length: int) -> _ViewAnswers:
         """With one σ, and with messages summed by so many, which are guessed from together."""
         count = len(self.own) // length
 
@@ -235,12 +235,12 @@ class _Answers(NamedTuple):
             total: Floats = values[: count * length].reshape(count, length, *values.shape[1:]).sum(1)
             return total
 
-        return _Answers(summed(self.cross), summed(self.own), summed(self.noise[sigma])[None])
+        return _ViewAnswers(summed(self.cross), summed(self.own), summed(self.noise[sigma])[None])
 
 
 def _guess(
     of: tuple[str, str, float, int],
-    blocks: Sequence[_Answers],
+    blocks: Sequence[_ViewAnswers],
     clip: float,
     error: float,
     generator: np.random.Generator,
@@ -260,7 +260,7 @@ def _guess(
     )
 
 
-def _right(answers: _Answers, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
+def _right(answers: _ViewAnswers, generator: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Whether each guess is right. The truth is drawn among the candidates."""
     count, candidates = answers.own.shape
     truth = generator.integers(candidates, size=count)
@@ -269,7 +269,7 @@ def _right(answers: _Answers, generator: np.random.Generator) -> npt.NDArray[np.
     return right
 
 
-def _computed(some: Sequence[_Answers], scale: float) -> float | None:
+def _computed(some: Sequence[_ViewAnswers], scale: float) -> float | None:
     """The share of right guesses between two candidates, from how far apart their parts are."""
     if some[0].own.shape[1] != 2:
         return None
@@ -284,7 +284,7 @@ def _computed(some: Sequence[_Answers], scale: float) -> float | None:
 class _Seen(NamedTuple):
     """What was read of one person."""
 
-    answers: dict[str, dict[str, _Answers]]
+    answers: dict[str, dict[str, _ViewAnswers]]
     """By what the attacker has of the tower, and by question."""
     errors: Floats
     """(σ, messages) relative errors of the part that was read."""
@@ -399,9 +399,9 @@ class _Attack:
         found = {name: self._answers(one, len(given), name) for name, one in lines.items()}
         return _Seen(found, torch.stack(errors, 1).cpu().numpy(), clipped / count)
 
-    def _answers(self, lines: Sequence[tuple[Tensor, ...]], given: int, tower: str) -> dict[str, _Answers]:
+    def _answers(self, lines: Sequence[tuple[Tensor, ...]], given: int, tower: str) -> dict[str, _ViewAnswers]:
         cross, own, noise = (torch.stack(one).cpu().numpy() for one in zip(*lines, strict=True))
-        whole = _Answers(cross, own, noise.transpose(1, 0, 2))
+        whole = _ViewAnswers(cross, own, noise.transpose(1, 0, 2))
         profiles = given - bool(self.feature)
         found = {self.feature: whole.of([0, profiles])} if self.feature else {}
         found["profile"] = whole.of(range(profiles))

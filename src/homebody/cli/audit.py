@@ -380,7 +380,7 @@ def _reason(finding: Finding) -> str:
 
 
 def _would_be_found(visible: Visible) -> str:
-    """The smallest violation that would have shown."""
+    """The smallest violation that this audit would have detected."""
     if visible.share is None:
         return "so large an ε allows every guess to be right, so that nothing could be"
     noise = "" if visible.noise is None else f"noise of {visible.noise:.2f} × the stated scale, or "
@@ -391,7 +391,7 @@ def _would_be_found(visible: Visible) -> str:
 
 
 def _print_membership(result: dict[str, Any], method: str) -> None:
-    """A line for each attack, beside what any could reach."""
+    """A line for each attack, beside the most that any attack could reach."""
     _print(
         f"{method}: who was in the training? {result['members']:,} members, {result['others']:,} others",
         ("attack", "reached", "95 %", "any attack,\nby certified ε"),

@@ -90,8 +90,7 @@ class Given:
 
 
 def from_settings(owner: Any, *names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option for every setting of a dataclass that has a panel, or for those of these names. The
-    command gets them as `given`."""
+    """Give a command, as `given`, an option for each setting of a dataclass that has a panel, or is named here."""
     typed = [(spec, kind) for spec, kind in _typed(owner) if not names or spec.name in names]
     shared = [parameter for spec, kind in typed for parameter in _parameters(spec, kind)]
 

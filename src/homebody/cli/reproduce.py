@@ -87,7 +87,7 @@ def reproduce(
 
 
 def _complain(result: dict[str, Any], command: str) -> None:
-    """A reproduction with holes does not end as if it had none."""
+    """Fail if a run of this command failed: a reproduction with missing figures is no success."""
     errors = [
         (study["label"], data, row["name"], error)
         for study in result["studies"]
@@ -103,7 +103,7 @@ def _complain(result: dict[str, Any], command: str) -> None:
 
 
 def _errors(row: dict[str, Any]) -> list[str]:
-    """What went wrong, and not because the recipe shows that it does."""
+    """The errors of a row, without divergences that the recipe declares."""
     from homebody.report.reproduction import diverged_as_known
 
     groups = [row, *row.get("points", [])]

@@ -78,23 +78,23 @@ def ledger(
     from homebody.federation.app.folder import AppFolder
 
     with AppFolder(folder) as app:
-        found = disclosure(app, person, delta)
-    running = "running" if found["running"] else "not running"
-    nobody = [] if found["people"] else ["It knows nobody yet: bring features in with `homebody view import`."]
+        shown = disclosure(app, person, delta)
+    running = "running" if shown["running"] else "not running"
+    nobody = [] if shown["people"] else ["It knows nobody yet: bring features in with `homebody view import`."]
     options.answer(
-        found,
+        shown,
         as_json,
-        f"The app of the view '{found['view']}' in {folder}: {running}",
+        f"The app of the view '{shown['view']}' in {folder}: {running}",
         *nobody,
-        *(partial(_print_person, one, found["delta"]) for one in found["people"]),
+        *(partial(_print_person, who, shown["delta"]) for who in shown["people"]),
     )
 
 
-def _print_person(one: dict[str, Any], delta: float) -> None:
+def _print_person(who: dict[str, Any], delta: float) -> None:
     from homebody.report.statement import figure
 
-    echo(f"{one['person']}: {several(len(one['features']), 'feature')}")
-    for line in one["seen"]:
+    echo(f"{who['person']}: {several(len(who['features']), 'feature')}")
+    for line in who["seen"]:
         rounds = line["first"] if line["first"] == line["last"] else f"{line['first']} to {line['last']}"
         what = "samples to learn from" if line["what"] == "gradient" else "all items, to rank them"
         echo(
@@ -102,8 +102,8 @@ def _print_person(one: dict[str, Any], delta: float) -> None:
             f"{several(line['items'], 'item')} of this person named, {several(line['received'], 'byte')} seen, "
             f"{several(line['sent'], 'byte')} sent"
         )
-    if one["charged"]:
+    if who["charged"]:
         echo(
-            f"  {several(one['charged'], 'round')} charged: ε = {figure(one['epsilon'])} about this person's other "
+            f"  {several(who['charged'], 'round')} charged: ε = {figure(who['epsilon'])} about this person's other "
             f"views, at δ = {delta:g}"
         )

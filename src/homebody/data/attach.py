@@ -1,4 +1,4 @@
-"""What other files say of a population's users and items, and what its users were shown."""
+"""Attach files about a population's users, items and impressions."""
 
 from __future__ import annotations
 
@@ -126,15 +126,15 @@ def with_view(population: Population, name: str, features: Features) -> Populati
             f"The view '{name}' has the column '{again[0]}', which {population.name} has already: give the view "
             "another name."
         )
-    own = replace(features, views=dict.fromkeys(features.names, name))
+    joined = replace(features, views=dict.fromkeys(features.names, name))
     if old is not None:
-        own = Features(
-            old.table.hstack(own.table),
-            {**old.kinds, **own.kinds},
-            {**old.declared, **own.declared},
-            {**old.views, **own.views},
+        joined = Features(
+            old.table.hstack(joined.table),
+            {**old.kinds, **joined.kinds},
+            {**old.declared, **joined.declared},
+            {**old.views, **joined.views},
         )
-    return replace(population, user_features=own)
+    return replace(population, user_features=joined)
 
 
 def _described(
@@ -192,7 +192,7 @@ def _guessed(path: Path, table: pl.DataFrame, wanted: Mapping[str, Kind], role: 
 def _matched(
     path: Path, table: pl.DataFrame, ids: pl.Series, known: pl.Series | None, count: int, role: Role, say: Say
 ) -> pl.DataFrame:
-    """The table's rows in the population's order, nulls where it has none."""
+    """The table's rows in the population's order; null for a user or item without a row."""
     place = _places(ids, known, count)
     strangers = place.null_count()
     if strangers == len(place):
@@ -237,7 +237,7 @@ def _of_kinds(features: Features | None, wanted: Mapping[str, Kind]) -> Features
         for name in features.names
         if kinds[name] != features.kinds[name]
     )
-    # What was declared for another kind does not fit.
+    # A vocabulary declared for another kind does not fit.
     declared = {name: given for name, given in features.declared.items() if kinds[name] == features.kinds[name]}
     return Features(table, kinds, declared, features.views)
 
@@ -277,7 +277,7 @@ def _attach_impressions(population: Population, path: Path, say: Say) -> Populat
 
 
 def _places(ids: pl.Series, known: pl.Series | None, count: int) -> pl.Series:
-    """Which user (or item) of the population each id is; null where it is none. 7 is '7' but not '007'.
+    """The number of the user (or item) with each id; null for an unknown id. 7 matches '7' but not '007'.
 
     >>> _places(pl.Series(["7", "007", "x"]), pl.Series([5, 7]), 2).to_list()
     [1, None, None]

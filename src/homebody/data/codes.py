@@ -38,8 +38,8 @@ def trigrams(texts: pl.Series) -> Pairs:
 
     Words are runs of letters and digits, as in DSSM's word hashing (Huang et al. 2013).
 
-    >>> found = trigrams(pl.Series(["A cat!"]))
-    >>> found.distinct.gather(found.value).to_list()
+    >>> grams = trigrams(pl.Series(["A cat!"]))
+    >>> grams.distinct.gather(grams.value).to_list()
     ['#a#', '#ca', 'cat', 'at#']
     """
     words = listed(texts.cast(pl.String).str.to_lowercase().str.extract_all(WORDS))
@@ -220,7 +220,7 @@ class Code:
 
     @classmethod
     def from_json(cls, record: Any) -> Code:
-        """Refuses, in a sentence, what is none.
+        """Read a code from JSON; an invalid one is refused in a sentence.
 
         >>> amount = Code("number", scale=Scale(8.0, 0.5, 0.25))
         >>> Code.from_json(amount.to_json()) == amount

@@ -41,9 +41,9 @@ FEW = 32
 LONG = 12
 """Characters from which on a text, on average, is something to read rather than a label."""
 EXACT = 2.0**53
-"""Above it, floats are not all the whole numbers there are."""
+"""Above this, floats cannot hold every whole number."""
 TITLES = ("title", "name")
-"""What the column is called that says what items are called."""
+"""The name of the column of item names."""
 # Numbers are not written like this, codes are: 01234.
 PADDED = r"^[+-]?0\d"
 
@@ -164,7 +164,7 @@ class FileColumn:
         counted = _as_numbers(values)
         if values.dtype == pl.String and counted.null_count():
             dated = _as_dates(values)
-            # What most rows are is what the column is meant to be; the others are the mistakes.
+            # The column has the type of most rows; the other rows are mistakes.
             if dated.null_count() < counted.null_count():
                 counted = dated
         self.refuse(counted.cast(pl.Int64, strict=False).is_null(), "numbers (of 64 bits) or ISO dates")
@@ -207,7 +207,7 @@ class FileColumn:
         return "text" if kind == "categorical" and usual([self.values.name], TITLES) else kind
 
     def as_kind(self, kind: Kind) -> pl.Series:
-        """The values as `Features` holds that kind; a value that is none is refused, with its row.
+        """The values as `Features` holds that kind; an invalid value is refused, with its row.
 
         >>> genres = FileColumn(pl.Series("genres", ["War|Drama|War", None]), "item", Path("a.csv"))
         >>> genres.as_kind("multi-hot").to_list()
@@ -235,7 +235,7 @@ def usual(present: list[str], names: Collection[str]) -> list[str]:
 
 
 def single(path: Path, role: str, matches: list[str], remedy: str) -> str | None:
-    """The column of a role, if there is any; several that could be it are refused."""
+    """The column of a role, or None; several candidates are refused."""
     if len(matches) > 1:
         raise HomebodyError(f"{path} has several columns that could be the {role} ({listed(matches)}); {remedy}.")
     return matches[0] if matches else None
@@ -309,7 +309,7 @@ def names_of_items(rows: pl.DataFrame, known: pl.Series | None) -> pl.Series | N
 
 
 def known_kinds(given: Mapping[str, str]) -> dict[str, Kind]:
-    """The kinds that columns are said to be of, if there are such kinds."""
+    """The declared kinds of columns; an unknown kind is refused."""
     for kind in given.values():
         if kind not in KINDS:
             raise unknown_name("kind of feature", kind, KINDS)

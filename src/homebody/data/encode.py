@@ -68,10 +68,10 @@ def encode(
     what noise on counts is drawn from.
 
     >>> jobs = Features(pl.DataFrame({"job": ["cook", "vet", None, "spy"]}), {"job": "categorical"})
-    >>> found = encode(jobs, np.array([True, True, True, False]), unit="users")
-    >>> found.columns["job"].values.tolist(), found.columns["job"].size
+    >>> encoded = encode(jobs, np.array([True, True, True, False]), unit="users")
+    >>> encoded.columns["job"].values.tolist(), encoded.columns["job"].size
     ([1, 2, 0, 0], 3)
-    >>> found.notes
+    >>> encoded.notes
     ("1 of 4 users has no 'job'; it counts as unknown.",
      "1 of 4 users has a 'job' that none in training has; it counts as unknown.")
     """

@@ -204,7 +204,7 @@ class _Left:
         users, items = self._user_counts() > 0, self._item_counts() > 0
         shown = None
         if whole.impressions is not None:
-            # Someone without any history may still be shown things, unless it is the filters that took it.
+            # A user without history may still have impressions, unless the filters removed the history.
             may = self.user_ok & (users | (whole.lengths == 0))
             shown = _shown(whole.impressions, may, self.item_ok)
             users[shown.users] = True
@@ -259,7 +259,7 @@ def _shown(impressions: Impressions, users: Mask, items: Mask) -> Impressions:
 
 
 def kept_impressions(impressions: Impressions, keep: Mask) -> Impressions:
-    """The impressions with these of their items, where one that was clicked and one that was not are left."""
+    """The impressions with only these items; each keeps at least one clicked and one unclicked item."""
     which = np.repeat(np.arange(len(impressions.users)), np.diff(impressions.indptr))
     clicks = np.bincount(which[keep & impressions.clicked], minlength=len(impressions.users))
     others = np.bincount(which[keep & ~impressions.clicked], minlength=len(impressions.users))

@@ -114,7 +114,7 @@ def leave_one_out(
 
 
 def everything(population: Population, *, seed: int = 0) -> Split:
-    """Nothing is held out and nobody is asked: what a device learns from when it does not measure itself.
+    """A split that holds nothing out: what a device trains on when it does not measure itself.
 
     >>> toy = Population("toy", np.array([0, 3]), np.array([2, 0, 2], dtype=np.int32), n_items=4)
     >>> everything(toy).part(0, "train").tolist(), everything(toy).asked().tolist()
@@ -275,7 +275,7 @@ def _parse(way: str) -> tuple[str, dict[str, float]]:
             settings[key] = float(text)
         except ValueError:
             raise HomebodyError(f"The split takes {key} as a share such as {key}=0.2, not '{setting}'.") from None
-        # All may be for test: then the last round is kept, for there is nothing to choose one by.
+        # valid may be 0: without validation, the last round is kept.
         fewest = settings[key] >= 0 if key == "valid" and name != "impressions" else settings[key] > 0
         if key == "above":
             if not math.isfinite(settings[key]):
@@ -354,7 +354,7 @@ def _by_part(kept: Kept, part: Longs, learn: Bools, items: Longs) -> Parts:
 
 
 def _left_out(done: Split) -> list[str]:
-    """What a split left someone without; refused where nothing can be learnt or asked."""
+    """A note about users without training items; a split that leaves nothing to train on or evaluate is refused."""
     name, way = done.population.name, done.way
     if not (done.learn & (done.lengths > 0)).any():
         raise HomebodyError(f"The split {way} leaves nobody of {name} with anything to train on.")

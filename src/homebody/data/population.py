@@ -42,7 +42,7 @@ class Features:
     table: pl.DataFrame
     kinds: Mapping[str, Kind]
     declared: Mapping[str, Declaration] = field(default_factory=dict)
-    """Where the vocabulary of a column, or the scale of its numbers, comes from; without one, from those who train."""
+    """Where a column's vocabulary or scale comes from; an unlisted column takes it from the training users."""
     views: Mapping[str, str] = field(default_factory=dict)
     """The view of each column that is in one: which app of a person's holds it."""
 
@@ -99,7 +99,7 @@ class UserItems(NamedTuple):
 
     @property
     def owners(self) -> npt.NDArray[np.int64]:
-        """Whose each of `items` is."""
+        """The user of each entry of `items`."""
         return np.repeat(np.arange(len(self.indptr) - 1), np.diff(self.indptr))
 
 
@@ -111,7 +111,7 @@ class Impressions:
     """
 
     users: npt.NDArray[np.int64]
-    """Whose impression it was, ascending; a user's own in time order, where it is known."""
+    """The user of each impression, ascending; one user's impressions are in time order if times are known."""
     indptr: npt.NDArray[np.int64]
     items: npt.NDArray[np.int32]
     clicked: npt.NDArray[np.bool_]
@@ -144,7 +144,7 @@ class Population:
     """When each interaction happened, in the source's unit (dates: seconds since 1970)."""
     ratings: npt.NDArray[np.float32] | None = None
     user_ids: pl.Series | None = None
-    """What the source calls user u, in row u; None where a number is all there is."""
+    """The source's id of user u, in row u; None if users are only numbered."""
     item_ids: pl.Series | None = None
     item_names: pl.Series | None = None
     """A name for display (a title), in row i."""

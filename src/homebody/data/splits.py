@@ -79,21 +79,21 @@ class Split:
     learn: Bools
     """Who takes part in training; the others are known by what they have, if anything, when they are asked."""
     absent: Ints = field(default_factory=lambda: NOTHING)
-    """Items that do not exist yet in training, ascending: nobody's negatives."""
+    """Items that do not exist in training, ascending; they are never drawn as negatives."""
     unasked: Mapping[Held, Ints] | None = None
-    """Items that a part does not ask about, ascending, where it asks about some alone: new items are ranked among
-    new ones, for what training never met is never pushed down either."""
+    """Items that a part does not rank, ascending, if it ranks only some: new items are ranked among new items,
+    because training never lowers the score of an item it never met."""
     shown: Mapping[Held, Longs] | None = None
-    """Numbers of the impressions that are asked, where those and not held-out items are the question."""
+    """Numbers of the impressions to evaluate, if impressions are evaluated instead of held-out items."""
     public: Bools = field(default_factory=lambda: np.zeros(1, dtype=np.bool_))
-    """Whose data is public: they neither train with the others nor are asked. One for all, or one for each."""
+    """Users whose data is public: they neither train with others nor are evaluated. One flag for all, or one each."""
     numbers: Longs | None = None
-    """Each user's number where randomness is drawn, if that is not the position: on a device, as the server counts."""
+    """Each user's number for drawing randomness, if it is not the position: on a device, the server's number."""
     notes: tuple[str, ...] = ()
     coded: Mapping[str, Encoded] | None = None
-    """Features that others encoded, as `encoded` gives them: of somebody whom training never met."""
+    """Features that are encoded already, in the form of `encoded`: of a user who was not in training."""
     _avoid: tuple[Longs, Ints] | None = field(default=None, repr=False)
-    """What training negatives avoid where that is more than the history: compressed sorted rows."""
+    """The items that training negatives avoid, if they are more than the history: compressed sorted rows."""
 
     @cached_property
     def items(self) -> Ints:

@@ -87,11 +87,11 @@ class Summary:
 
 
 def summarise(population: Population) -> Summary:
-    """Count what there is to count, in one pass over blocks of users.
+    """Compute all counts in one pass over blocks of users.
 
     >>> two = Population("toy", np.array([0, 2, 5]), np.array([0, 1, 1, 1, 0], dtype=np.int32), n_items=2)
-    >>> found = summarise(two)
-    >>> found.duplicates, found.sparsity, found.median, found.longest
+    >>> summary = summarise(two)
+    >>> summary.duplicates, summary.sparsity, summary.median, summary.longest
     (1, 0.0, 2.5, 3)
     """
     if population.n_users == 0 or population.n_items == 0:
@@ -131,9 +131,9 @@ def summarise(population: Population) -> Summary:
 
 
 def _activity(lengths: npt.NDArray[np.int64]) -> list[Bin]:
-    """All bins up to the longest history; one for nobody's only where there are such people.
+    """All bins up to the longest history; a bin for empty histories only if there are any.
 
-    >>> [(one.least, one.most, one.users) for one in _activity(np.array([1, 4, 5, 6]))]
+    >>> [(each.least, each.most, each.users) for each in _activity(np.array([1, 4, 5, 6]))]
     [(1, 1, 1), (2, 4, 1), (5, 9, 2)]
     """
     longest = max(1, int(lengths.max()))

@@ -33,7 +33,7 @@ USUAL_NAMES = {
 Longs = npt.NDArray[np.int64]
 Owner = Literal["users", "items", "interactions"]
 MUCH_MORE = 10
-"""So many times as many rows must speak for items where a column could be of users too."""
+"""A column that fits users and items belongs to items if this many times as many rows support it."""
 
 
 def read_table(
@@ -265,8 +265,8 @@ def describe(
 
     >>> two = Population("toy", np.array([0, 2, 4]), np.array([0, 1, 0, 1], dtype=np.int32), 2)
     >>> more = pl.DataFrame({"job": ["cook", "cook", "vet", "cook"], "hour": [9.5, 8.5, 9.5, 7.5], "id": [1, 2, 3, 4]})
-    >>> found = describe(two, more, Path("a.csv"), np.arange(4), wanted={})
-    >>> found.contexts.names, found.notes[-1]
+    >>> described = describe(two, more, Path("a.csv"), np.arange(4), wanted={})
+    >>> described.contexts.names, described.notes[-1]
     (['job', 'hour'], 'a.csv: left out id (different in every row); --feature-cols NAMES takes it all the same.')
     """
     holders: dict[Owner, _Holders] = {
@@ -288,7 +288,7 @@ def describe(
         except HomebodyError as error:
             if insist:
                 raise
-            # What nobody asked for must not keep them from what they did.
+            # A bad column that nobody asked for must not stop the others.
             refused.append(f"{str(error).rstrip('.')}; until then it is left out.")
             continue
         if isinstance(feature, str):
@@ -370,7 +370,7 @@ def _whose(looks: pl.Series, holders: Mapping[Owner, _Holders]) -> _Whose:
         elif confirmed and (alike | ~known).all():
             nearly.append((confirmed, _Whose(owner, picks, int((~known & known[picks[of]]).sum()))))
     if nearly and looks.drop_nulls().n_unique() == 1:
-        # A mark in some rows agrees with itself wherever it is: where it is missing is what it says.
+        # A mark in some rows is constant wherever it is set: its information is where it is missing.
         nearly = []
     fit = same or nearly
     if not fit:

@@ -107,7 +107,7 @@ class Counted:
         _, first = np.unique(people[order], return_index=True)
         counts = np.bincount(values[order][first], minlength=count)
         noise = discrete_laplace(self.scale, count, rng.fold("noise"))
-        # A value that nobody contributed is no candidate: it would otherwise tell that somebody has it.
+        # A value that nobody contributed is no candidate: choosing it would reveal that somebody has it.
         return np.asarray((counts > 0) & (counts + noise >= self.threshold))
 
 
@@ -181,8 +181,8 @@ def declare(population: Population, vocabularies: Mapping[str, str]) -> Populati
 
     >>> import polars as pl
     >>> job = Features(pl.DataFrame({"job": ["cook"]}), {"job": "categorical"})
-    >>> one = Population("toy", np.array([0, 1]), np.array([0], dtype=np.int32), 1, user_features=job)
-    >>> declare(one, {"job": "hash:64"}).user_features.declared["job"].size
+    >>> toy = Population("toy", np.array([0, 1]), np.array([0], dtype=np.int32), 1, user_features=job)
+    >>> declare(toy, {"job": "hash:64"}).user_features.declared["job"].size
     65
     """
     if not vocabularies:

@@ -18,7 +18,7 @@ __all__ = ["PATIENCE", "Conflict", "Cursor", "Database", "connect", "statements"
 
 
 def connect(where: Path | str | None, *, what: str = "database", name: str | None = None) -> Database:
-    """A SQLite file, made where there is none; a PostgreSQL database by its URL; None: one in memory alone.
+    """A SQLite file, created if missing; a PostgreSQL database by its URL; None for one in memory.
 
     what, name: what it is called in sentences; a file goes by its path there, unless another name is given.
 

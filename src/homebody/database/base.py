@@ -1,4 +1,4 @@
-"""What both databases have in common: transactions, schemas and the sentences where they fail."""
+"""The common part of both databases: transactions, schemas and error messages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["PATIENCE", "Conflict", "Cursor", "Database"]
 PATIENCE = 30.0
 """Seconds to wait for others who write."""
 Conflict = sqlite3.IntegrityError
-"""What both databases raise where a row breaks a rule of its table."""
+"""Raised by both databases if a row breaks a rule of its table."""
 _VERSIONS = "CREATE TABLE IF NOT EXISTS homebody_schema (component TEXT PRIMARY KEY, version INTEGER NOT NULL)"
 
 
 class Cursor(Protocol):
-    """What a statement gave."""
+    """The result of a statement."""
 
     @property
     def rowcount(self) -> int:
@@ -102,7 +102,7 @@ class Database(ABC):
         return _Step(self, self._begin)
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Everything read within it stands as it stood at one moment; nobody who writes is held up."""
+        """All reads within it see the state of one moment; writers are not blocked."""
         return _Step(self, self._begin_reading)
 
     def migrate(
@@ -132,7 +132,7 @@ class Database(ABC):
                 self.put("homebody_schema", "component", component=component, version=len(steps))
 
     def version(self, component: str, *, header: bool = False) -> int:
-        """The schema that a component's tables have; 0 where there are none."""
+        """The schema version of a component's tables; 0 if there are none."""
         if header and self.dialect == "sqlite":
             return int(self.one("PRAGMA user_version")[0])
         if not self._has_versions():

@@ -24,7 +24,7 @@ _PASSING = re.compile(r"08|40|53|57|58|25006|25P0[34]|55P03")
 """How error codes begin that say nothing against what was asked: connection lost, serialisation, resources, stopped or
 cancelled by an operator, system errors, read-only (a standby, or a disk that an operator protects), timeouts, locks."""
 _NOT_NOW = re.compile(r"the database system is|too many (clients|connections)|connection slots")
-"""What a server says that takes no connection just now. At this stage libpq gives no code."""
+"""Messages of a server that takes no connection at the moment. At this stage libpq gives no code."""
 
 
 class PostgreSQL(Database):
@@ -84,7 +84,7 @@ class PostgreSQL(Database):
             why = " ".join(str(error).split()).removeprefix("connection failed: ").rstrip(".")
             if (secret := self._settings.get("password")) and secret in why:
                 why = "it refused the connection"
-            # Nobody answered, or it takes nobody just now: that passes.
+            # No answer, or no connection is accepted at the moment: that passes.
             kind = Unavailable if "FATAL" not in why or _NOT_NOW.search(why) else HomebodyError
             raise kind(f"The {self._what} {self.name} cannot be opened: {why}.") from None
         return db

@@ -83,7 +83,7 @@ class SQLite(Database):
         try:
             self._db.execute(sql)
         except sqlite3.DatabaseError as error:
-            # It says no more than that there is no transaction, where an earlier statement lost it.
+            # The error says only that there is no transaction if an earlier statement lost it.
             if self._depth and not self._db.in_transaction and error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
                 raise self._undone() from error
             raise self._sentence(error) from error

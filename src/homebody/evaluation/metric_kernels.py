@@ -44,7 +44,7 @@ def _in_catalogue(lower, upper, scores, owner, relevant, seen, above, tied, othe
 
 
 @nb.njit
-def _listed_row(own, relevant, listed, above, tied):
+def _listed_row(scores, relevant, listed, above, tied):
     others = 0
     for item in listed:
         if item < 0:
@@ -52,9 +52,9 @@ def _listed_row(own, relevant, listed, above, tied):
         others += 1
         for j in range(len(relevant)):
             if relevant[j] >= 0:
-                target = own[relevant[j]]
-                above[j] += 0 if own[item] < target else 1
-                tied[j] += 1 if own[item] == target else 0
+                target = scores[relevant[j]]
+                above[j] += 0 if scores[item] < target else 1
+                tied[j] += 1 if scores[item] == target else 0
     return others
 
 
@@ -63,11 +63,11 @@ FEW = 24
 
 
 @nb.njit
-def _one(own, target):
+def _one(scores, target):
     above, tied = 0, 0
-    for item in range(len(own)):
-        above += 0 if own[item] < target else 1
-        tied += 1 if own[item] == target else 0
+    for item in range(len(scores)):
+        above += 0 if scores[item] < target else 1
+        tied += 1 if scores[item] == target else 0
     return above, tied
 
 
@@ -83,41 +83,41 @@ def _not_above(ascending, score):
 
 
 @nb.njit
-def _catalogue_row(own, relevant, seen, above, tied):
+def _catalogue_row(scores, relevant, seen, above, tied):
     count, left_out = 0, 0
     for item in relevant:
         count += item >= 0
-    while left_out < len(seen) and seen[left_out] < len(own):
+    while left_out < len(seen) and seen[left_out] < len(scores):
         left_out += 1
     if count <= FEW:
-        _one_by_one(own, relevant, seen[:left_out], above, tied)
+        _one_by_one(scores, relevant, seen[:left_out], above, tied)
     else:
-        _all_at_once(own, relevant, seen[:left_out], count, above, tied)
-    return len(own) - left_out - count
+        _all_at_once(scores, relevant, seen[:left_out], count, above, tied)
+    return len(scores) - left_out - count
 
 
 @nb.njit
-def _one_by_one(own, relevant, seen, above, tied):
+def _one_by_one(scores, relevant, seen, above, tied):
     for j in range(len(relevant)):
         if relevant[j] < 0:
             continue
-        target = own[relevant[j]]
-        above[j], tied[j] = _one(own, target)
+        target = scores[relevant[j]]
+        above[j], tied[j] = _one(scores, target)
         for items in (seen, relevant):
             for item in items:
                 if item >= 0:
-                    above[j] -= 0 if own[item] < target else 1
-                    tied[j] -= 1 if own[item] == target else 0
+                    above[j] -= 0 if scores[item] < target else 1
+                    tied[j] -= 1 if scores[item] == target else 0
 
 
 @nb.njit
-def _all_at_once(own, relevant, seen, count, above, tied):
+def _all_at_once(scores, relevant, seen, count, above, tied):
     """One pass over the catalogue: between which of the relevant scores, in ascending order, does each one lie?"""
-    ascending = np.empty(count, dtype=own.dtype)
+    ascending = np.empty(count, dtype=scores.dtype)
     n = 0
     for item in relevant:
         if item >= 0:
-            score = own[item] if own[item] == own[item] else -np.inf
+            score = scores[item] if scores[item] == scores[item] else -np.inf
             place = n
             while place > 0 and ascending[place - 1] > score:  # an insertion sort: numpy's takes seconds to compile
                 ascending[place] = ascending[place - 1]
@@ -126,21 +126,21 @@ def _all_at_once(own, relevant, seen, count, above, tied):
             n += 1
     passed = np.zeros(count + 1, dtype=np.int64)
     equal = np.zeros(count + 1, dtype=np.int64)
-    for score in own:
+    for score in scores:
         step = _not_above(ascending, score)
         passed[step] += 1
         equal[step] += step > 0 and ascending[step - 1] == score
     for items in (seen, relevant):
         for item in items:
             if item >= 0:
-                step = _not_above(ascending, own[item])
+                step = _not_above(ascending, scores[item])
                 passed[step] -= 1
-                equal[step] -= step > 0 and ascending[step - 1] == own[item]
+                equal[step] -= step > 0 and ascending[step - 1] == scores[item]
     for step in range(count - 1, -1, -1):
         passed[step] += passed[step + 1]
     for j in range(len(relevant)):
         if relevant[j] >= 0:
-            target = own[relevant[j]]
+            target = scores[relevant[j]]
             bound = target if target == target else -np.inf
             last = _not_above(ascending, bound)
             first = last

@@ -81,16 +81,16 @@ class _Plain:
 
     @staticmethod
     def among(scores: Tensor, owner: Tensor, relevant: Tensor, listed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        own = scores[owner]
-        others, there = own.gather(1, listed.clamp(min=0)), listed >= 0
-        return _Plain._count(own.gather(1, relevant.clamp(min=0)), others, there)
+        asked = scores[owner]
+        others, there = asked.gather(1, listed.clamp(min=0)), listed >= 0
+        return _Plain._count(asked.gather(1, relevant.clamp(min=0)), others, there)
 
     @staticmethod
     def in_catalogue(scores: Tensor, owner: Tensor, relevant: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        own = scores[owner]
-        there = torch.ones(own.shape[0], own.shape[1] + 1, dtype=torch.bool, device=own.device)
-        there.scatter_(1, torch.where(relevant < 0, own.shape[1], relevant), False).scatter_(1, seen, False)
-        return _Plain._count(own.gather(1, relevant.clamp(min=0)), own, there[:, :-1])
+        asked = scores[owner]
+        there = torch.ones(asked.shape[0], asked.shape[1] + 1, dtype=torch.bool, device=asked.device)
+        there.scatter_(1, torch.where(relevant < 0, asked.shape[1], relevant), False).scatter_(1, seen, False)
+        return _Plain._count(asked.gather(1, relevant.clamp(min=0)), asked, there[:, :-1])
 
     @staticmethod
     def _count(target: Tensor, others: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -192,8 +192,8 @@ def errors(scores: Tensor, question: Question) -> Tensor:
     assert question.rated is not None
     assert question.ratings is not None
     there = question.rated >= 0
-    found = scores[question.owner].gather(1, question.rated.clamp(min=0)).double()
-    wrong = torch.where(there, found - question.ratings.double(), 0.0)
+    predicted = scores[question.owner].gather(1, question.rated.clamp(min=0)).double()
+    wrong = torch.where(there, predicted - question.ratings.double(), 0.0)
     return torch.stack([(wrong**2).sum(1), wrong.abs().sum(1), there.sum(1).double()], 1)
 
 

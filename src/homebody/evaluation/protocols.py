@@ -117,10 +117,10 @@ def sliced(population: Population, slices: Sequence[str]) -> dict[str, npt.NDArr
     """
     groups = {}
     for text in slices:
-        found = re.fullmatch(r"(\d*)-(\d*)", str(text))
-        if not found or not any(found.groups()):
+        match = re.fullmatch(r"(\d*)-(\d*)", str(text))
+        if not match or not any(match.groups()):
             raise HomebodyError(f"A slice of users is a range of interactions such as 20-30, -20 or 50-, not '{text}'.")
-        low, high = (int(end or default) for end, default in zip(found.groups(), (0, 2**62), strict=True))
+        low, high = (int(end or default) for end, default in zip(match.groups(), (0, 2**62), strict=True))
         inside = (population.lengths >= low) & (population.lengths < high)
         if not inside.any():
             raise HomebodyError(f"No user of {population.name} has {text} interactions.")
@@ -139,7 +139,7 @@ def measure(split: Split, score: Score, cutoffs: Sequence[int] = CUTOFFS, slices
     if isinstance(score, ScoreNow) and split.encoded["contexts"].columns and split.shown is None:
         most = max(1, int(max(split.sizes(held).max(initial=0) for held in HELD)))
         size = max(1, size // most)
-        return summarise(sound(_told(split, score, asked, size)), cutoffs, groups)
+        return summarise(sound(_in_context(split, score, asked, size)), cutoffs, groups)
     blocks = (
         Block(users, score(users, everything), questions(split, users))
         for users in (asked[start : start + size] for start in range(0, len(asked), size))
@@ -147,7 +147,7 @@ def measure(split: Split, score: Score, cutoffs: Sequence[int] = CUTOFFS, slices
     return summarise(sound(blocks), cutoffs, groups)
 
 
-def _told(split: Split, score: ScoreNow, asked: Users, size: int) -> Iterator[Block]:
+def _in_context(split: Split, score: ScoreNow, asked: Users, size: int) -> Iterator[Block]:
     """Blocks of questions, each asked in its own circumstances."""
     everything = torch.arange(split.n_items)
     columns = split.encoded["contexts"].columns

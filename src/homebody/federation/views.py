@@ -22,7 +22,7 @@ from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.schema import FeatureSchema
 
-__all__ = ["Question", "Vanished", "ViewMethod", "hello", "hide_memory", "peer_user", "receive", "send", "views_of"]
+__all__ = ["AppQuestion", "Vanished", "ViewMethod", "hello", "hide_memory", "peer_user", "receive", "send", "views_of"]
 
 PROTOCOL = 1
 HELLO_BYTES = 4096
@@ -78,7 +78,7 @@ def views_of(method: Method) -> ViewMethod | None:
 
 
 @dataclass(frozen=True)
-class Question:
+class AppQuestion:
     """What a device asks an app: its gradient for some samples, or its scores of all items."""
 
     do: str

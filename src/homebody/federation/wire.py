@@ -62,7 +62,7 @@ _DTYPES = {kind: dtype for dtype, kind in _KINDS.items()}
 
 
 class Malformed(ValueError):
-    """What arrived is not what it should be; the sentence says how, and nothing of its contents: it is counted."""
+    """A malformed message; the sentence says what is wrong and nothing of the contents. Such messages are counted."""
 
 
 class OtherVersion(Malformed):
@@ -120,10 +120,10 @@ def _no_constant(name: str) -> None:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose names stand there once each: of two, readers would take different ones."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         raise ValueError("a name stands there twice")
-    return found
+    return entries
 
 
 def encode_tree(tree: Tree, *, half: bool = False) -> bytes:
@@ -209,12 +209,12 @@ def _halved(tensor: Tensor) -> Tensor:
 
 
 def digest(data: bytes) -> str:
-    """What a device and the server call the same bytes by."""
+    """The digest by which a device and the server name the same bytes."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
 class Expected(NamedTuple):
-    """What one tensor of an update must be like."""
+    """The type and shape that one tensor of an update must have."""
 
     shape: tuple[int, ...]
     """Of the whole tensor, or of one row."""
@@ -225,7 +225,7 @@ class Expected(NamedTuple):
 
 
 def expected(method: Method, shared: Tree, catalogue: Catalogue) -> dict[str, Expected]:
-    """What a client's update looks like after its half of the channel: seen from one round of nobody's data."""
+    """The form of a client's update after its half of the channel, from one round on empty data."""
     return shapes(method.uplink.device(_example(method, shared, catalogue), Rng.of(0)))
 
 
@@ -238,17 +238,17 @@ def nothing(method: Method, shared: Tree, catalogue: Catalogue) -> Tree:
 
 
 def _example(method: Method, shared: Tree, catalogue: Catalogue) -> Tree:
-    rng, one = Rng.of(0), torch.zeros(1, dtype=torch.int64)
+    rng, item = Rng.of(0), torch.zeros(1, dtype=torch.int64)
     features = {
         name: torch.zeros(column.values.shape[1:]).to(column.values.dtype) for name, column in catalogue.people.items()
     }
-    data = Data(one, one == 0, one, catalogue, features)
+    data = Data(item, item == 0, item, catalogue, features)
     update, _ = method.client(shared, method.init_local(shared, rng), method.prepare(data, rng))
     return update
 
 
 def shapes(update: Tree) -> dict[str, Expected]:
-    """What updates like this one look like."""
+    """The form of updates like this one."""
     return {
         name: Expected(tuple(value.value.shape[1:]), value.size, value.value.dtype)
         if isinstance(value, Rows)
@@ -305,8 +305,8 @@ def check(update: Tree, wanted: Mapping[str, Expected], largest: float, rows: in
         value = update[name]
         some = isinstance(value, Rows)
         numbers = value.value if some else value
-        found = tuple(numbers.shape[1:] if some else numbers.shape)
-        if some != (size is not None) or found != shape or (some and value.size != size):
+        given = tuple(numbers.shape[1:] if some else numbers.shape)
+        if some != (size is not None) or given != shape or (some and value.size != size):
             raise Malformed(f"'{name}' has another shape than its method's.")
         if some and len(value.index) > _most_rows(value.size):
             raise Malformed(f"'{name}' has more rows than its table.")
@@ -321,7 +321,7 @@ def check(update: Tree, wanted: Mapping[str, Expected], largest: float, rows: in
 
 
 def decode_update(part: bytes, wanted: Mapping[str, Expected], largest: float, rows: int | None = None) -> Tree:
-    """What one person sent, if `check` finds it right; whatever is too long is not even decoded."""
+    """One person's update, if it passes `check`; a message that is too long is not decoded."""
     if len(part) > longest(wanted):
         raise Malformed("The update is larger than any of its method's.")
     update = decode_tree(part)

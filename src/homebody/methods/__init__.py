@@ -107,15 +107,15 @@ def build(name: str, given: Mapping[str, Any], stages: Sequence[str] = ()) -> Me
 
 
 def own_channel(name: str) -> Channel:
-    """What updates of a method pass where no stages are given; of a reference, nothing."""
+    """The channel of a method if no stages are given; an empty one for a reference."""
     return getattr(find(name), "uplink", Channel())
 
 
 def no_field(method: str, name: str, known: Iterable[str]) -> HomebodyError:
     """The error for an unknown field; it says where a setting of the method's own channel belongs."""
-    own = own_channel(method)
-    if any(spec.name == name and not spec.kw_only for stage in own.stages for spec in fields(stage)):  # type: ignore[arg-type]
-        texts = " ".join(f"--stage {text}" for text in stage_texts(own))
+    channel = own_channel(method)
+    if any(spec.name == name and not spec.kw_only for stage in channel.stages for spec in fields(stage)):  # type: ignore[arg-type]
+        texts = " ".join(f"--stage {text}" for text in stage_texts(channel))
         return HomebodyError(
             f"{name} is no field of {method} but a setting of its channel: give all its stages, as in {texts}."
         )
@@ -203,17 +203,17 @@ def _from_file(path: Path, attribute: str) -> type[Method] | type[Reference]:
     return _checked(classes[attribute])
 
 
-def _checked(found: Any) -> type[Method] | type[Reference]:
+def _checked(kind: Any) -> type[Method] | type[Reference]:
     """The class, if it can run; otherwise it is refused before anything else is done."""
-    if not isinstance(found, type) or not issubclass(found, Method | Reference):
-        raise HomebodyError(f"{found!r} is not a class of a method or of a reference.")
-    name = found.__name__
-    if not is_dataclass(cast(object, found)):
+    if not isinstance(kind, type) or not issubclass(kind, Method | Reference):
+        raise HomebodyError(f"{kind!r} is not a class of a method or of a reference.")
+    name = kind.__name__
+    if not is_dataclass(cast(object, kind)):
         raise HomebodyError(f"{name} must be a dataclass: put @dataclass(frozen=True) above it.")
-    federated = issubclass(found, Method)
-    if federated and not hasattr(found, "uplink"):
+    federated = issubclass(kind, Method)
+    if federated and not hasattr(kind, "uplink"):
         raise HomebodyError(f"{name} must name its way out: uplink: Channel = Channel().")
     for function in SIX if federated else ("fit",):
-        if getattr(found, function) in (getattr(Method, function, None), getattr(Reference, function, None)):
+        if getattr(kind, function) in (getattr(Method, function, None), getattr(Reference, function, None)):
             raise HomebodyError(f"{name} must define {function}(); CONTRIBUTING.md shows how.")
-    return found
+    return kind

@@ -76,8 +76,8 @@ class PrivatePopularity(Method):
         return {"taken": absent.scatter(0, items, 1.0)[:-1]}, local
 
     def server(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
-        told = total.told.get("taken", total.mean["taken"])
-        kept = {"sum": state["sum"] + told, "rounds": state["rounds"] + 1}
+        taken = total.told.get("taken", total.mean["taken"])
+        kept = {"sum": state["sum"] + taken, "rounds": state["rounds"] + 1}
         return {"taken": kept["sum"] / kept["rounds"]}, kept
 
     def score(self, shared: Tree, local: Tree, data: Data, items: Tensor) -> Tensor:

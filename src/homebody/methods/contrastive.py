@@ -162,12 +162,12 @@ class Contrastive(Method):
 
         span = (length // 2).clamp(1, self.segment)
         first = _below(rng.uniform(*shape), length - span + 1)[..., None]
-        own = start[..., None] + first
-        true = _at(data, own + inside, inside < span)
+        begin = start[..., None] + first
+        true = _at(data, begin + inside, inside < span)
         # Elsewhere in the history, before it or behind it, without a common place.
-        before, behind = (own - span + 1).clamp(min=0), (held - own - 2 * span + 1).clamp(min=0)
+        before, behind = (begin - span + 1).clamp(min=0), (held - begin - 2 * span + 1).clamp(min=0)
         chosen = _below(rng.uniform(*shape, self.segment_negatives), before + behind)
-        other = torch.where(chosen < before, chosen, own + span + chosen - before)
+        other = torch.where(chosen < before, chosen, begin + span + chosen - before)
         elsewhere = _at(data, other[..., None] + inside, inside < span)
         invented = _drawn(rng, data, *shape, self.segment_negatives, self.segment)
         false = torch.where((before + behind > 0)[..., None], elsewhere, torch.where(inside < span, invented, -1))
@@ -225,8 +225,8 @@ def _below(uniform: Tensor, count: Tensor) -> Tensor:
 def _at(data: Data, place: Tensor, real: Tensor) -> Tensor:
     """The items at these positions of the history; -1 outside it."""
     items = torch.cat([data.items, data.items.new_zeros(1)])  # a history may be empty
-    found = ops.take_rows(items[:, None], place.clamp(max=len(data.items)).flatten()).reshape(place.shape)
-    return torch.where(real, found, -1)
+    picked = ops.take_rows(items[:, None], place.clamp(max=len(data.items)).flatten()).reshape(place.shape)
+    return torch.where(real, picked, -1)
 
 
 def _drawn(rng: Rng, data: Data, *shape: int) -> Tensor:

@@ -81,8 +81,8 @@ class DPPrivRec(PrivRec):
     def sequences(self) -> Contrastive:
         """Stage 1."""
         channel = self.uplink if self.pretraining == "private" else Channel()
-        own = {"learning_rate": self.pretrain_rate, "steps": self.pretrain_steps}
-        return Contrastive(uplink=channel, **{**common_params(self, Contrastive), **own})
+        changed = {"learning_rate": self.pretrain_rate, "steps": self.pretrain_steps}
+        return Contrastive(uplink=channel, **{**common_params(self, Contrastive), **changed})
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         shared = super().init_shared(catalogue, rng)
@@ -92,12 +92,12 @@ class DPPrivRec(PrivRec):
         return super().shared_numbers(catalogue) + (self.sequences.encoder_numbers if self.joint else 0)
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
-        found = super().work(catalogue, longest)
+        work = super().work(catalogue, longest)
         if not self.joint:
-            return found
+            return work
         tables = Work(memory=24 * self.shared_numbers(catalogue), operations=20 * self.shared_numbers(catalogue))
         each = replace(tables, operations=self.epochs * tables.operations)
-        return found + self.sequences.sequence_work(self.epochs) + each
+        return work + self.sequences.sequence_work(self.epochs) + each
 
     def prepare(self, data: Data, rng: Rng) -> Batch:
         batch = super().prepare(data, rng)

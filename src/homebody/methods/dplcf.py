@@ -66,9 +66,9 @@ class DPLCF(Method):
 
     @property
     def response(self) -> RandomisedResponse:
-        found = self.uplink.facts.responses
-        assert found is not None
-        return found
+        responses = self.uplink.facts.responses
+        assert responses is not None
+        return responses
 
     def init_shared(self, catalogue: Catalogue, rng: Rng) -> Tree:
         room = max(1, min(self.neighbours, catalogue.n_items - 1))
@@ -128,10 +128,10 @@ class DPLCF(Method):
 @ops.for_cohort
 def _near(owned: Tensor, items: Tensor, neighbour: Tensor, weight: Tensor) -> Tensor:
     """For each person and item, the sum of the weights of the item's neighbours that the person has."""
-    own = (owned, items, neighbour, weight)
-    if len(owned) > 1 and any(part.stride(0) for part in own[1:]):  # not all ask the same
-        return torch.cat([_near.cohort(*(part[one : one + 1] for part in own)) for one in range(len(owned))])
-    common = [part[0].contiguous() for part in own[1:]]
+    given = (owned, items, neighbour, weight)
+    if len(owned) > 1 and any(part.stride(0) for part in given[1:]):  # not all ask the same
+        return torch.cat([_near.cohort(*(part[client : client + 1] for part in given)) for client in range(len(owned))])
+    common = [part[0].contiguous() for part in given[1:]]
     if owned.device.type == "cpu":
         out = torch.empty(len(owned), items.shape[1])
         kernels.add_up_neighbours(*(part.numpy() for part in (*common, owned.T.contiguous(), out)))

@@ -115,9 +115,9 @@ class FedGNN(Method):
         now, total = start, torch.zeros_like(samples)
         for _ in range(self.steps):
             slopes, value = grad_and_value(loss, argnums=tuple(range(len(now))))(*now)
-            now = tuple(one - self.learning_rate * slope for one, slope in zip(now, slopes, strict=True))
+            now = tuple(value - self.learning_rate * slope for value, slope in zip(now, slopes, strict=True))
             total = total + value
-        _, mine, theirs, transform, attention = (one - begun for one, begun in zip(now, start, strict=True))
+        _, mine, theirs, transform, attention = (value - begun for value, begun in zip(now, start, strict=True))
         item = Rows(torch.cat([own, drawn]), torch.cat([mine, theirs]), len(table))
         kept = {"user": now[0], "loss": total / self.steps}
         return {"item": item, "transform": transform, "attention": attention}, kept
@@ -168,10 +168,10 @@ def _logits(
     # Taken off the sums, any item but the strongest leaves about 1 or more; without that one they are formed anew. The
     # bounds are for people without items alone: at 1, rounding would meet them and cut the slope.
     strongest = torch.arange(len(mine), device=mine.device) == strength.argmax()
-    told = weight[:, None] * (mine @ transform.T)
+    passed = weight[:, None] * (mine @ transform.T)
     others = torch.where(strongest, 1.0, weight.sum() - weight).clamp(min=0.5)
     second = _message(_weights(torch.where(strongest, -torch.inf, strength)), mine, transform)
-    without = torch.where(strongest[:, None], second, (told.sum(0) - told) / others[:, None])
+    without = torch.where(strongest[:, None], second, (passed.sum(0) - passed) / others[:, None])
     heard = transform @ user
     taken = ((user + without) * (mine + heard)).sum(1)
     return taken, (theirs + heard) @ (user + _message(weight, mine, transform))

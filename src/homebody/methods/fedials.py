@@ -90,8 +90,8 @@ class FedIALS(Method):
 
     def user_vector(self, table: Tensor, items: Tensor, valid: Tensor) -> Tensor:
         """x_u, from the server's table and the person's items; zeros if the system has no solution."""
-        own = table[items] * valid[:, None]
-        x = self._solve(table.T @ table, own.T @ own, own.sum(0), valid.sum(), len(table))
+        seen = table[items] * valid[:, None]
+        x = self._solve(table.T @ table, seen.T @ seen, seen.sum(0), valid.sum(), len(table))
         return torch.where(torch.isfinite(x).all(), x, 0.0)
 
     def ridge(self, members: Tensor, others: int) -> Tensor:
@@ -105,8 +105,8 @@ class FedIALS(Method):
         """
         ridge = self.ridge(members, others)[..., None, None] * torch.eye(self.factors, device=gram.device)
         system = gram + self.confidence * squares + ridge
-        found, info = torch.linalg.solve_ex(system, (1.0 + self.confidence) * vectors)
-        return torch.where((info == 0)[..., None], found, torch.nan)
+        solution, info = torch.linalg.solve_ex(system, (1.0 + self.confidence) * vectors)
+        return torch.where((info == 0)[..., None], solution, torch.nan)
 
 
 def _upper(size: int) -> tuple[Tensor, Tensor]:

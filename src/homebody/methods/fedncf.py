@@ -58,8 +58,8 @@ class FedNCF(ItemTable):
         return {**super().init_shared(catalogue, rng), **start}
 
     def init_local(self, shared: Tree, rng: Rng) -> Tree:
-        own = {"layers": shared["layers"]} if self.dual else {}
-        return {"user": shared["user"], **own, **self.untuned(shared, rng)}
+        layers = {"layers": shared["layers"]} if self.dual else {}
+        return {"user": shared["user"], **layers, **self.untuned(shared, rng)}
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         base = rows = shared["item"][batch["index"]]

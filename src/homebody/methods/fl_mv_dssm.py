@@ -54,9 +54,10 @@ from homebody.core import (
     Work,
     param,
 )
-from homebody.errors import HomebodyError, unknown_name
+from homebody.errors import HomebodyError
 from homebody.models.networks import read_widths
 from homebody.models.towers import Tower, bags_of, cosine, first_layer, input_width, inputs, item_rows, row_count
+from homebody.models.views import item_columns, view_columns
 from homebody.privacy import OBSERVERS, Channel, Charge, NonPrivate, Views
 from homebody.rng import Rng
 from homebody.settings import Range
@@ -123,28 +124,19 @@ class FLMVDSSM(Method):
 
     def people(self, catalogue: Catalogue) -> dict[str, dict[str, Column]]:
         """The features of people in each view that trains."""
-        known = catalogue.views
-        if not known:
-            raise HomebodyError("No feature of people is in a view: give one with --view NAME=FILE.csv.")
-        for name in self.named:
-            if name not in known:
-                raise unknown_name("view of this data", name, known)
-        if "item" in known:
+        columns = view_columns(catalogue, self.views)
+        if "item" in catalogue.views:
             raise HomebodyError("A view cannot be called item, which is what the common tower is called: rename it.")
-        return {name: {one: catalogue.people[one] for one in known[name]} for name in self.named or known}
+        return columns
 
     def items(self, catalogue: Catalogue) -> dict[str, Column]:
         """The features of items that the item tower reads."""
-        names = [name.strip() for name in self.features.split(",")] if self.features.strip() else []
-        for name in names:
-            if name not in catalogue.items:
-                raise unknown_name("feature of items", name, catalogue.items)
-        names = names or [name for name, column in catalogue.items.items() if column.kind != "number"]
-        if not names:
+        columns = item_columns(catalogue, self.features)
+        if not columns:
             raise HomebodyError(
                 "Items have no features, such as a title or genres, and an item tower reads nothing else."
             )
-        return {name: catalogue.items[name] for name in names}
+        return columns
 
     def takes_in(self, catalogue: Catalogue) -> tuple[str, ...]:
         return tuple(name for columns in self.people(catalogue).values() for name in columns)

@@ -84,9 +84,9 @@ class FMFLDP(Method):
         if self.decoder == "published":
             return {}
         # Rounds are counted for each item: one that comes later is averaged over fewer.
-        none, one = torch.zeros_like(V[:, 0]), torch.zeros(())
+        none, zero = torch.zeros_like(V[:, 0]), torch.zeros(())
         tastes = torch.zeros_like(V[:, 1:])
-        return {"told": none, "asked": none, "tastes": tastes, "tasted": none, "noise": torch.zeros(2), "rounds": one}
+        return {"told": none, "asked": none, "tastes": tastes, "tasted": none, "noise": torch.zeros(2), "rounds": zero}
 
     def work(self, catalogue: Catalogue, longest: int) -> Work:
         F, n_items = self.factors, catalogue.n_items
@@ -120,14 +120,14 @@ class FMFLDP(Method):
     def _sketch(self, shared: Tree, state: Tree, total: Total) -> tuple[Tree, Tree]:
         """Update popularity and the sketch of the items' covariance, and choose the next V."""
         m, V, kept = total.mean["item"], shared["item"], dict(state)
-        told = {"item": m, **total.told}["item"]
+        mean = {"item": m, **total.told}["item"]
         popular = bool((V - self.scale).abs().max() == 0)
         if popular:
-            kept["told"], kept["asked"] = state["told"] + told.sum(1), state["asked"] + self.factors
-            kept["noise"] = state["noise"] + torch.stack([told.var(1).mean(), m.var(1).mean()])
+            kept["told"], kept["asked"] = state["told"] + mean.sum(1), state["asked"] + self.factors
+            kept["noise"] = state["noise"] + torch.stack([mean.var(1).mean(), m.var(1).mean()])
             kept["rounds"] = state["rounds"] + 1
         else:
-            kept["told"], kept["asked"] = state["told"] + told[:, 0], state["asked"] + 1
+            kept["told"], kept["asked"] = state["told"] + mean[:, 0], state["asked"] + 1
             kept["tastes"], kept["tasted"] = state["tastes"] + m[:, 1:], state["tasted"] + 1
         q = 0.5 * (1.0 + kept["told"] / kept["asked"])
         # Of half of what one round says at an entry, over its reports and as a plain mean: copies differ by it alone.
@@ -159,12 +159,12 @@ class FMFLDP(Method):
     def user_vector(self, V: Tensor, items: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """r, how often each item is in the person's history, and x, which solves for it against V."""
         r = torch.zeros(len(V), device=V.device).scatter_add(0, items, valid.to(V.dtype))
-        whole, own = V.double(), V[items].double() * valid[:, None]
+        whole, seen = V.double(), V[items].double() * valid[:, None]
         ridge = self.regularisation * torch.eye(self.factors, dtype=whole.dtype, device=V.device)
-        system = whole.T @ whole + self.confidence * (own.T @ own) + ridge
+        system = whole.T @ whole + self.confidence * (seen.T @ seen) + ridge
         # An item that is there r times adds (1 + αr) v in all.
         # Nothing is raised where there is no solution: whether a client fails would tell what it has.
-        x, _ = torch.linalg.solve_ex(system, (self.confidence + 1.0 / r[items].clamp(min=1)).double() @ own)
+        x, _ = torch.linalg.solve_ex(system, (self.confidence + 1.0 / r[items].clamp(min=1)).double() @ seen)
         x = x.to(V.dtype)
         return r, torch.where(torch.isfinite(x).all(), x, 0.0)
 

@@ -112,8 +112,8 @@ class ItemTable(Method):
         if not self.dual:
             return common
         tuned = local["item"]
-        own = self.logit(shared, local, shared["item"][tuned.index.clamp(min=0)] + tuned.value)
-        return ops.overlay(common, items, tuned.index, own, tuned.size)
+        adapted = self.logit(shared, local, shared["item"][tuned.index.clamp(min=0)] + tuned.value)
+        return ops.overlay(common, items, tuned.index, adapted, tuned.size)
 
     def linear_score(self, shared: Tree, local: Tree, weight: Tensor, items: Tensor) -> Tensor:
         """`score` if the logit is a product: the change of a row then adds to its score."""

@@ -99,7 +99,7 @@ class NNSelf(PrivRec):
         support = self._part(batch, "support", batch["negative"][:, : self.epochs].flatten(1))
         query = self._part(batch, "query", batch["query/negative"])
         items, real = (
-            torch.cat([getattr(one, name).flatten() for one in (support, query)]) for name in ("item", "real")
+            torch.cat([getattr(part, name).flatten() for part in (support, query)]) for name in ("item", "real")
         )
         index, slot = ops.touched(items, real, n_items)
         cut = support.item.numel()
@@ -116,10 +116,10 @@ class NNSelf(PrivRec):
     def _part(self, batch: Batch, part: str, drawn: Tensor) -> Samples:
         """The interactions of the support or query set, with the negatives of each pass."""
         place, valid = batch[f"{part}/place"], batch[f"{part}/valid"]
-        own = take(batch["item"], place)[:, None, None]
+        positive = take(batch["item"], place)[:, None, None]
         drawn = ops.take_rows(drawn, place).reshape(len(place), -1, self.negatives)
-        own = own.expand(-1, drawn.shape[1], -1)
-        item = torch.cat([own, drawn], -1) if self.output == "implicit" else own
+        positive = positive.expand(-1, drawn.shape[1], -1)
+        item = torch.cat([positive, drawn], -1) if self.output == "implicit" else positive
         real = valid[:, None, None] & (item >= 0)
         label = take(batch["rating"], place)[:, None] if self.output == "explicit" else self._labels(place)
         return Samples(place, torch.where(real, item, 0), real, label, slot=item)
@@ -147,7 +147,7 @@ class NNSelf(PrivRec):
         """The mean loss of some samples; `tree["item"]` holds the touched rows alone."""
         person, around, items = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
         given = (person, _some(around, samples.place), _some(items, samples.item.flatten()))
-        who, where, what = (vectors(tree["feature"], one) for one in given)
+        who, where, what = (vectors(tree["feature"], part) for part in given)
         network = self.network(items.block.shape[0], person.block.shape[0] + around.block.shape[0])
         beside = torch.cat([who.expand(len(samples.place), -1), where], -1).repeat_interleave(self.per_item, 0)
         rows = torch.cat([tree["item"][samples.slot.flatten()], what], -1)

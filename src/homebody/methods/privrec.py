@@ -140,7 +140,7 @@ class PrivRec(Method):
         drawn = ops.negatives(rng, data, length * epochs * self.negatives)
         known = Vocabulary.of(data.catalogue, self.features)
         parts = (known.person(data.features), known.around(data.contexts, length), known.items(data.catalogue.items))
-        described = {name: one.on(data.items.device) for name, one in zip(PARTS, parts, strict=True)}
+        described = {name: part.on(data.items.device) for name, part in zip(PARTS, parts, strict=True)}
         batch = {
             "item": data.items,
             "valid": data.valid,
@@ -151,7 +151,7 @@ class PrivRec(Method):
             batch["rating"] = (
                 torch.zeros_like(data.items, dtype=torch.float32) if data.ratings is None else data.ratings
             )
-        return batch | {f"{name}/{part}": one for name, d in described.items() for part, one in d._asdict().items()}
+        return batch | {f"{name}/{part}": value for name, d in described.items() for part, value in d._asdict().items()}
 
     def client(self, shared: Tree, local: Tree, batch: Batch) -> tuple[Update, Tree]:
         mine, loss = self.stepped(shared, batch, self.epochs, self.learning_rate, batch["valid"])
@@ -169,15 +169,15 @@ class PrivRec(Method):
         mine = {**shared, **{name: local[name] for name in shared if name in local}}
         known = Vocabulary.of(data.catalogue, self.features)
         person, around, described = (
-            one.on(items.device)
-            for one in (known.person(data.features), known.around(data.now), known.items(data.catalogue.items))
+            part.on(items.device)
+            for part in (known.person(data.features), known.around(data.now), known.items(data.catalogue.items))
         )
         network = self.network_for(known)
         if items.device.type == "cpu" and not data.now:  # many moments are a vmap of their own
             return kernels.scores(network, mine, person, around, described, items)
-        beside = torch.cat([vectors(mine["feature"], one) for one in (person, around)])
-        own = vectors(mine["feature"], described._replace(row=described.row[items], weight=described.weight[items]))
-        return network.logit(mine["layers"], torch.cat([mine["item"][items], own], -1), beside)
+        beside = torch.cat([vectors(mine["feature"], part) for part in (person, around)])
+        about = vectors(mine["feature"], described._replace(row=described.row[items], weight=described.weight[items]))
+        return network.logit(mine["layers"], torch.cat([mine["item"][items], about], -1), beside)
 
     @property
     def adapt_passes(self) -> int:
@@ -196,7 +196,7 @@ class PrivRec(Method):
         """The parameters after so many passes of SGD, and the mean loss of the last pass."""
         n_items, table = len(start["item"]), torch.cat([start["item"], start["feature"]])
         described = (Described(*(batch[f"{name}/{part}"] for part in Described._fields)) for name in PARTS)
-        person, around, items = (one._replace(row=one.row + n_items) for one in described)
+        person, around, items = (part._replace(row=part.row + n_items) for part in described)
         network = self.network(len(items.block), len(person.block) + len(around.block))
         parts = network.parts(start["layers"])
         whose = _bags(person._replace(row=person.row[None], weight=person.weight[None]))
@@ -207,24 +207,24 @@ class PrivRec(Method):
             place = batch["order"][epoch].long()
             sample, label, real = self._samples(batch, place, epoch, valid)
             there = [taken(column, place) for column in where[:2]]
-            own = [taken(column, sample.flatten()).reshape(*sample.shape, -1) for column in what[:2]]
+            about = [taken(column, sample.flatten()).reshape(*sample.shape, -1) for column in what[:2]]
             loss = torch.zeros_like(loss)
-            for label_, real_, *now in ops.minibatches(size, label, real, *there, *own):
+            for label_, real_, *now in ops.minibatches(size, label, real, *there, *about):
                 given = [whose, what._replace(row=now[2].flatten(0, 1), weight=now[3].flatten(0, 1))]
                 if where.blocks:  # otherwise the same for all samples
                     given.append(where._replace(row=now[0], weight=now[1]))
-                table, parts, one = self._step(network, table, parts, given, label_, real_, rate)
-                loss = loss + one
+                table, parts, step = self._step(network, table, parts, given, label_, real_, rate)
+                loss = loss + step
             loss = loss / real.sum().clamp(min=1)
         layers = torch.cat([part.flatten() for part in parts])
         return {"item": table[:n_items], "feature": table[n_items:], "layers": layers}, loss
 
     def _samples(self, batch: Batch, place: Tensor, epoch: int, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The interactions at these places with their negatives, the label of each, and which are real."""
-        own, real = batch["item"].gather(0, place)[:, None], valid.gather(0, place)[:, None]
+        item, real = batch["item"].gather(0, place)[:, None], valid.gather(0, place)[:, None]
         if self.output == "explicit":
-            return own, batch["rating"].gather(0, place)[:, None], real
-        sample = torch.cat([own, taken(batch["negative"][:, epoch], place)], 1)
+            return item, batch["rating"].gather(0, place)[:, None], real
+        sample = torch.cat([item, taken(batch["negative"][:, epoch], place)], 1)
         real = real & (sample >= 0)
         label = torch.zeros(sample.shape, device=place.device)
         label[:, 0] = 1.0
@@ -269,8 +269,8 @@ class PrivRec(Method):
 
     def _rates(self, what: Tensor) -> Tensor:
         """(blocks, 1): the relative step of each block; the first block is an item's own row."""
-        own = torch.arange(what.shape[1], device=what.device) == 0
-        return torch.where(own, float(ops.single(self.item_rate)), 1.0)[:, None]
+        first = torch.arange(what.shape[1], device=what.device) == 0
+        return torch.where(first, float(ops.single(self.item_rate)), 1.0)[:, None]
 
     @property
     def per_item(self) -> int:

@@ -69,8 +69,8 @@ class PrivRecCEN(Reference):
     @property
     def task(self) -> PrivRec:
         """The method by which each person adapts the network."""
-        own = {"learning_rate": self.adapt_rate, "epochs": 1, "batch_size": self.adapt_batch}
-        return PrivRec(**{**common_params(self, PrivRec), **own, "adapt_epochs": max(1, self.adapt_epochs)})
+        changed = {"learning_rate": self.adapt_rate, "epochs": 1, "batch_size": self.adapt_batch}
+        return PrivRec(**{**common_params(self, PrivRec), **changed, "adapt_epochs": max(1, self.adapt_epochs)})
 
     def fit(self, histories: Histories, seed: int) -> Iterator[Score]:
         rng = Rng.of(seed, "privrec-cen")
@@ -101,18 +101,18 @@ class PrivRecCEN(Reference):
             given = (at(everyone.people, who), at(everyone.around, place), at(everyone.described, flat))
             layers = learnt["layers"].value[0].clone().requires_grad_()
             item = learnt["item"].value[flat].requires_grad_()
-            rows = [learnt["feature"].value[one.row].requires_grad_() for one in given]
-            person, around, own = (
-                (one.block @ (part * one.weight[..., None])).flatten(-2) for one, part in zip(given, rows, strict=True)
+            rows = [learnt["feature"].value[part.row].requires_grad_() for part in given]
+            person, around, about = (
+                (part.block @ (row * part.weight[..., None])).flatten(-2) for part, row in zip(given, rows, strict=True)
             )
             beside = torch.cat([person, around], -1).repeat_interleave(1 + self.negatives, 0)
-            value = network.logit(layers, torch.cat([item, own], -1), beside).reshape(label.shape)
+            value = network.logit(layers, torch.cat([item, about], -1), beside).reshape(label.shape)
             loss = binary_cross_entropy_with_logits(value, label, weight=real, reduction="sum") / real.sum()
             slopes = torch.autograd.grad(loss, [layers, item, *rows])
             steps += 1
             learnt["layers"].step(ONLY, slopes[0][None], self.learning_rate, steps)
             learnt["item"].step(flat, slopes[1], self.learning_rate, steps)
-            index = torch.cat([one.row.flatten() for one in given])
+            index = torch.cat([part.row.flatten() for part in given])
             change = torch.cat([slope.flatten(0, -2) for slope in slopes[2:]])
             learnt["feature"].step(index, change, self.learning_rate, steps)
         return steps
@@ -134,7 +134,7 @@ class Everyone:
             for columns in (histories.features, histories.contexts)
         )
         people = self.known.person(self.features)
-        # Of whom nothing is known there is one description for all.
+        # Users without features share one description.
         row, weight = (part.expand(len(self.lengths), -1) for part in people[:2])
         self.people = people._replace(row=row, weight=weight)
         self.around = self.known.around(self.contexts, len(self.items))
@@ -196,24 +196,24 @@ class Adapted:
             for first in range(0, len(asked), questions):
                 now = asked[first : first + questions]
                 whose = place[now]
-                own = {name: value[whose] for name, value in mine.items()}
+                trees = {name: value[whose] for name, value in mine.items()}
                 around = {name: values[now] for name, values in circumstances.items()}
-                out[now] = self._scores(own, items, around, *(part[whose] for part in data))
+                out[now] = self._scores(trees, items, around, *(part[whose] for part in data))
         return out
 
     def _mine(self, users: Users, data: tuple[Tensor, ...]) -> Tree:
         if not self.adapts:
             return {}
 
-        def prepare(key: Tensor, *own: Tensor) -> Batch:
-            return self.method.prepare(self.everyone.one(*own), Rng(key))
+        def prepare(key: Tensor, *parts: Tensor) -> Batch:
+            return self.method.prepare(self.everyone.one(*parts), Rng(key))
 
         batches = vmap(prepare)(self.rng.fold(torch.from_numpy(users)).key, *data)
         return adapt_many(self.method, self.shared, {}, batches)
 
     def _scores(self, mine: Tree, items: Tensor, now: Mapping[str, Tensor], *data: Tensor) -> Tensor:
-        def score(own: Tree, around: Mapping[str, Tensor], *parts: Tensor) -> Tensor:
-            return self.method.score(self.shared, own, self.everyone.one(*parts)._replace(now=around), items)
+        def score(mine: Tree, around: Mapping[str, Tensor], *parts: Tensor) -> Tensor:
+            return self.method.score(self.shared, mine, self.everyone.one(*parts)._replace(now=around), items)
 
         return vmap(score)(mine, dict(now), *data)
 

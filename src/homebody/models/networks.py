@@ -62,8 +62,8 @@ class ScoreFunction(_Flat):
     `beside` numbers of the input are the person's own, the same for every item. Without hidden layers and without
     them it is a linear function with an offset.
 
-    >>> one = ScoreFunction(factors=2)
-    >>> one.logit(torch.tensor([0.5, -1.0, 3.0]), torch.tensor([[2.0, 1.0], [0.0, 0.0]])).tolist()
+    >>> network = ScoreFunction(factors=2)
+    >>> network.logit(torch.tensor([0.5, -1.0, 3.0]), torch.tensor([[2.0, 1.0], [0.0, 0.0]])).tolist()
     [3.0, 3.0]
     >>> ScoreFunction(factors=32, hidden=(32, 16, 8), beside=32).size
     2753

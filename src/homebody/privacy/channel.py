@@ -235,7 +235,7 @@ before it.
         >>> import numpy as np
         >>> from homebody.privacy import ViewNoise, Views
         >>> cohort = Cohort(np.arange(1), "all", size=1, population=1)
-        >>> [(one.observer, one.event.kind) for one in Channel(Views(0.5), ViewNoise(z=1)).charges(cohort)]
+        >>> [(charge.observer, charge.event.kind) for charge in Channel(Views(0.5), ViewNoise(z=1)).charges(cohort)]
         [('views', 'gaussian'), ('server', 'not-private'), ('clients', 'not-private'), ('public', 'not-private')]
         """
         charged: dict[Observer, list[Charge]] = {}

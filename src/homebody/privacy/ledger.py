@@ -93,13 +93,13 @@ class Ledger:
     >>> ledger = Ledger()
     >>> ledger.epsilon("server").epsilon
     0.0
-    >>> told = [
+    >>> charges = [
     ...     Charge("server", "user", NonPrivate("plain updates")),
     ...     Charge("public", "user", GaussianRelease(4, "replace-one")),
     ... ]
-    >>> ledger.charge("train/1", told, digest="factors=8")
-    >>> ledger.charge("train/1", told, digest="factors=8", repeat=True)
-    >>> ledger.charge("train/1", told, digest="factors=9", repeat=True)
+    >>> ledger.charge("train/1", charges, digest="factors=8")
+    >>> ledger.charge("train/1", charges, digest="factors=8", repeat=True)
+    >>> ledger.charge("train/1", charges, digest="factors=9", repeat=True)
     >>> [entry.release for entry in ledger.entries() if entry.observer == "public"]
     ['train/1', 'train/1#2']
     >>> {who: round(value, 2) for who, value in ledger.epsilons(delta=1e-5).items()}
@@ -255,7 +255,7 @@ class Ledger:
         return [frozenset((counts + Counter([event])).items()) for event in single]
 
     def _caught_up(self, observer: Observer, unit: Unit) -> _Counts:
-        """Count the rows that were added since; they are never changed, but they may be undone until they are kept."""
+        """Count the rows added since. They are never changed, but can be rolled back until they are committed."""
         if self._undone != self._db.undone:
             self._undone = self._db.undone
             self._counts.clear()

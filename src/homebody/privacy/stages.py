@@ -216,7 +216,7 @@ _PROMISES = {
     "samples": ("device", "devices"),
     "noise_adds_up": ("device", "before_noise", "noise_of_many"),
 }
-"""What each promise of a stage is about: it ends where a subclass changes one of these."""
+"""The functions that each promise of a stage is about: a subclass that changes one of them loses the promise."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Views(Stage):
 
     >>> parts = {"a/item/w": torch.tensor([3.0, 4.0]), "b/item/w": torch.tensor([0.0, 0.5]), "b/user/w": torch.ones(1)}
     >>> joined = Views(clip=1.0).device(parts, Rng.of(0))
-    >>> {name: [round(one, 2) for one in value.tolist()] for name, value in joined.items()}
+    >>> {name: [round(number, 2) for number in value.tolist()] for name, value in joined.items()}
     {'b/user/w': [1.0], 'item/w': [0.3, 0.65]}
     """
 

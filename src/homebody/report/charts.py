@@ -70,7 +70,7 @@ def sweep_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, Any]]:
             views = {}
             for protocol in study["protocols"]:
                 series = [
-                    one for place, row in enumerate(part["rows"]) for one in _swept(row, place, protocol, metric, scale)
+                    line for n, row in enumerate(part["rows"]) for line in _swept(row, n, protocol, metric, scale)
                 ]
                 ticks = _ticks(series)
                 views[protocol] = {"x": escape(axis), "y": _axis(metric, scale), "series": series, "ticks": ticks}
@@ -82,21 +82,21 @@ def sweep_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, Any]]:
 
 def _swept(row: Mapping[str, Any], place: int, protocol: str, metric: str, scale: float) -> Iterator[dict[str, Any]]:
     """What was obtained, as a line; what was published, as loose points."""
-    found = [(_place(point), _at(point, protocol, metric)) for point in row.get("points", [])]
-    known = [(value, one) for value, one in found if one is not None and math.isfinite(float(one["mean"]))]
+    points = [(_place(point), _at(point, protocol, metric)) for point in row.get("points", [])]
+    known = [(x, figures) for x, figures in points if figures is not None and math.isfinite(float(figures["mean"]))]
     if known:
         curve = {
-            "mean": [one["mean"] for _, one in known],
-            "low": [min(one["values"]) for _, one in known],
-            "high": [max(one["values"]) for _, one in known],
-            "n": max(len(one["values"]) for _, one in known),
+            "mean": [figures["mean"] for _, figures in known],
+            "low": [min(figures["values"]) for _, figures in known],
+            "high": [max(figures["values"]) for _, figures in known],
+            "n": max(len(figures["values"]) for _, figures in known),
         }
         yield _series(row["name"], place, [value for value, _ in known], curve, metric, scale)
     given = [(_place(point), point["published"][metric]) for point in row["points"] if metric in point["published"]]
     if given:
         curve = {"mean": [figure_ for _, figure_ in given], "n": 0}
-        one = _series(f"{row['name']}, published", place, [value for value, _ in given], curve, metric, scale)
-        yield {**one, "loose": True}
+        published = _series(f"{row['name']}, published", place, [value for value, _ in given], curve, metric, scale)
+        yield {**published, "loose": True}
 
 
 def _place(point: Mapping[str, Any]) -> Any:
@@ -110,8 +110,8 @@ def _at(point: Mapping[str, Any], protocol: str, metric: str) -> Any:
 
 
 def _ticks(series: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Texts and truths have no place on a scale: they stand side by side."""
-    values = list(dict.fromkeys(value for one in series for value in one["x"]))
+    """Texts and booleans have no numeric position, so they are spaced evenly."""
+    values = list(dict.fromkeys(value for line in series for value in line["x"]))
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return {"at": values, "text": [f"{value:g}" for value in values]} if len(values) < 9 else None
     return {"at": values, "text": [escape(str(value)) for value in values]}
@@ -125,14 +125,14 @@ def _series(
     banded = curve["n"] > 1
     low = [value * scale for value in curve["low"]] if banded else None
     high = [value * scale for value in curve["high"]] if banded else None
-    told = [figure(metric, value, scale) for value in curve["mean"]]
+    texts = [figure(metric, value, scale) for value in curve["mean"]]
     if low is not None:
         limits = zip(curve["low"], curve["high"], strict=True)
-        told = [
+        texts = [
             f"{text} ({figure(metric, a, scale)} to {figure(metric, b, scale)}, {several(curve['n'], 'seed')})"
-            for text, (a, b) in zip(told, limits, strict=True)
+            for text, (a, b) in zip(texts, limits, strict=True)
         ]
-    return {"name": escape(name), "place": place, "x": list(x), "mean": mean, "low": low, "high": high, "told": told}
+    return {"name": escape(name), "place": place, "x": list(x), "mean": mean, "low": low, "high": high, "told": texts}
 
 
 def privacy_chart(result: Mapping[str, Any], metric: str = "ndcg@10") -> dict[str, Any]:
@@ -170,17 +170,17 @@ def _privacy_view(rows: Sequence[Mapping[str, Any]], observer: str, metric: str)
     }
     points = []
     for row in sorted(rows, key=lambda r: _mean(r, metric)):
-        value, found = values[row["name"]], row["metrics"][metric]
+        value, figures = values[row["name"]], row["metrics"][metric]
         x = places.get(row["name"], math.log10(max(value, 1e-3)) if math.isfinite(value) else 0.0)
-        told = f"<b>{escape(row['name'])}</b> ({row['kind']})<br>{metric_name(metric)} {spread(found)}<br>"
+        tip = f"<b>{escape(row['name'])}</b> ({row['kind']})<br>{metric_name(metric)} {spread(figures)}<br>"
         points.append(
             {
                 "name": escape(row["name"]),
                 "kind": row["kind"],
                 "x": x,
-                "y": found["mean"],
-                "sd": found["sd"] or 0.0,
-                "told": f"{told}ε, {escape(observer)}: {epsilon(value)}",
+                "y": figures["mean"],
+                "sd": figures["sd"] or 0.0,
+                "told": f"{tip}ε, {escape(observer)}: {epsilon(value)}",
                 # Above and below are error bars; at the right end there is no room on the right.
                 "side": "middle left" if x > zone[0] + 0.6 * (zone[1] - zone[0]) else "middle right",
             }
@@ -217,17 +217,17 @@ def swap_charts(study: Mapping[str, Any], anchor: str) -> list[dict[str, Any]]:
             bars = []
             for line in part["rows"]:
                 for protocol in study["protocols"]:
-                    found = [(point["label"], _at(point, protocol, metric)) for point in line["points"]]
-                    known = {label: one for label, one in found if one is not None}
+                    labelled = [(point["label"], _at(point, protocol, metric)) for point in line["points"]]
+                    known = {label: figures for label, figures in labelled if figures is not None}
                     name = protocol if len(part["rows"]) == 1 else f"{line['name']}, {protocol}"
                     if known:
                         bars.append(
                             {
                                 "name": escape(name),
                                 "x": [escape(label) for label in known],
-                                "y": [one["mean"] * scale for one in known.values()],
-                                "sd": [(one["sd"] or 0.0) * scale for one in known.values()],
-                                "told": [spread(one, scale) for one in known.values()],
+                                "y": [figures["mean"] * scale for figures in known.values()],
+                                "sd": [(figures["sd"] or 0.0) * scale for figures in known.values()],
+                                "told": [spread(figures, scale) for figures in known.values()],
                             }
                         )
             views = {"all": {"x": escape(study["axis"]), "y": _axis(metric, scale), "bars": bars}}
@@ -262,7 +262,8 @@ def _view(panel: Mapping[str, Any] | None, names: list[str]) -> dict[str, Any]:
         {"name": name, "place": place, "at": [n for n, mark in enumerate(panel["mark"]) if mark == place]}
         for place, name in enumerate(GROUPS)
     ]
-    own = panel["separation"]
-    told = f"separation: training {own['training']:.2f}, test item {own['held_out']:.2f} · table: {table_name(panel)}"
-    view = {"x": panel["x"], "y": panel["y"], "groups": [group for group in groups if group["at"]], "told": told}
+    apart = panel["separation"]
+    figures = f"training {apart['training']:.2f}, test item {apart['held_out']:.2f}"
+    summary = f"separation: {figures} · table: {table_name(panel)}"
+    view = {"x": panel["x"], "y": panel["y"], "groups": [group for group in groups if group["at"]], "told": summary}
     return view if panel["names"] == names else {**view, "names": [escape(name) for name in panel["names"]]}

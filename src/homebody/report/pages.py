@@ -100,10 +100,10 @@ def listed(notes: Sequence[str]) -> str:
     return f"<ul class=soft>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>" if notes else ""
 
 
-def origin(made: Mapping[str, Any]) -> str:
+def origin(source: Mapping[str, Any]) -> str:
     return (
-        f"<dt>Homebody</dt><dd>{escape(made['version'])}, commit {escape(made['commit'])}</dd>"
-        f"<dt>machine</dt><dd>{escape(made['machine'])}</dd><dt>date</dt><dd>{escape(made['date'])}</dd>"
+        f"<dt>Homebody</dt><dd>{escape(source['version'])}, commit {escape(source['commit'])}</dd>"
+        f"<dt>machine</dt><dd>{escape(source['machine'])}</dd><dt>date</dt><dd>{escape(source['date'])}</dd>"
     )
 
 
@@ -114,7 +114,7 @@ def quiet(text: str) -> str:
 
 def leaderboard_page(result: Mapping[str, Any]) -> str:
     """Methods side by side, and a plot of privacy against utility."""
-    observers, made, count = result["observers"], result["made"], several(len(result["seeds"]), "seed")
+    observers, source, count = result["observers"], result["made"], several(len(result["seeds"]), "seed")
     chart = privacy_chart(result)
     header = (
         f'<p class="eyebrow">Leaderboard</p><h1>{escape(result["data"])}</h1>'
@@ -124,9 +124,9 @@ def leaderboard_page(result: Mapping[str, Any]) -> str:
     cells = [[column.cell(row) for column in columns] for row in result["methods"]]
     heads = '<th scope="col" class="left">method</th>'
     heads += "".join(f'<th scope="col">{escape(column.heading)}</th>' for column in columns)
-    best = [_largest([row[place] for row in cells]) if one.best else "" for place, one in enumerate(columns)]
+    best = [_largest([row[place] for row in cells]) if column.best else "" for place, column in enumerate(columns)]
     rows = "".join(_leader(row, texts, best) for row, texts in zip(result["methods"], cells, strict=True))
-    skipped = listed([f"{one['name']}: {one['reason']}" for one in result["skipped"]])
+    skipped = listed([f"{method['name']}: {method['reason']}" for method in result["skipped"]])
     board = (
         '<section><h2>Accuracy, privacy, costs</h2><div class="scroll" tabindex="0" role="region" '
         'aria-label="Leaderboard"><table><caption class="small soft">Mean ± standard deviation over '
@@ -143,8 +143,8 @@ def leaderboard_page(result: Mapping[str, Any]) -> str:
     )
     made_of = (
         '<section id="made"><h2>How it was made</h2><dl>'
-        f"<dt>command</dt><dd><code>{escape(made['command'])}</code></dd>{origin(made)}"
-        f"<dt>wall time</dt><dd>{duration(made['seconds'])}</dd></dl></section>"
+        f"<dt>command</dt><dd><code>{escape(source['command'])}</code></dd>{origin(source)}"
+        f"<dt>wall time</dt><dd>{duration(source['seconds'])}</dd></dl></section>"
     )
     left_out = f"<section><h2>Not in the table</h2>{skipped}</section>" if skipped else ""
     return page(f"Leaderboard: {result['data']}", header, [board, plot, left_out, made_of], [chart])

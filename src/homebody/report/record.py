@@ -69,7 +69,7 @@ class Result(TypedDict):
     seed: int
     rounds: int
     chosen_round: int
-    """The round whose model is kept: the best on validation."""
+    """The round with the best validation metric; its model is kept."""
     metrics: dict[str, float]
     """On test."""
     validation: dict[str, float]
@@ -139,7 +139,7 @@ class RunFolder:
         try:
             if not (path / "recipe.toml").is_file():
                 raise HomebodyError(f"There is no run in {path}: a run's folder holds a recipe.toml.")
-            links = sorted(one.name for one in path.iterdir() if one.is_symlink())
+            links = sorted(file.name for file in path.iterdir() if file.is_symlink())
         except OSError as error:
             raise HomebodyError(f"The run in {path} cannot be opened: {error.strerror}.") from error
         if links:
@@ -334,8 +334,8 @@ def packed(progress: Progress) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors |= _prefixed(best_shared=best.shared, best_clients=best.clients)
     chosen = None
     if best is not None:
-        found = best.evaluated
-        chosen = {"step": best.step, "metrics": found.metrics, "errors": found.errors, "unclipped": found.unclipped}
+        measured = {name: getattr(best.evaluated, name) for name in ("metrics", "errors", "unclipped")}
+        chosen = {"step": best.step, **measured}
     return {"step": progress.step, "best": chosen, "digest": progress.digest}, _own_storage(tensors)
 
 

@@ -109,10 +109,10 @@ class ResultTable:
         ['HR']
         """
         same = [place for place in range(1, self.left) if len({row[place] for row in self.rows}) == 1]
-        kept = [place for place in range(len(self.columns)) if place not in same]
-        rows = [[row[place] for place in kept] for row in self.rows]
-        groups = [self.groups[place] for place in kept] if self.groups else []
-        table = ResultTable([self.columns[place] for place in kept], self.left - len(same), rows, groups)
+        varied = [place for place in range(len(self.columns)) if place not in same]
+        rows = [[row[place] for place in varied] for row in self.rows]
+        groups = [self.groups[place] for place in varied] if self.groups else []
+        table = ResultTable([self.columns[place] for place in varied], self.left - len(same), rows, groups)
         return table, [self.rows[0][place] for place in same]
 
     def by_metric(self) -> ResultTable:
@@ -121,8 +121,8 @@ class ResultTable:
         rows = []
         for row in self.rows:
             for group in dict.fromkeys(self.groups[1:]):
-                own = {self.columns[n]: row[n] for n in range(1, len(row)) if self.groups[n] == group}
-                rows.append([row[0], group, *(own.get(name, "–") for name in names)])
+                cells = {self.columns[n]: row[n] for n in range(1, len(row)) if self.groups[n] == group}
+                rows.append([row[0], group, *(cells.get(name, "–") for name in names)])
         return ResultTable(["method", "metric", *names], 2, rows)
 
 
@@ -215,35 +215,35 @@ def remarks(study: Study, line: Line) -> list[str]:
     """Why a row was not run or failed, and what the recipe says of it."""
     said = [f"not run: {line['missing']}."] if line["missing"] and not line.get("improvement") else []
     for protocol in study["protocols"]:
-        found = [group["obtained"][protocol] for group in _groups(line) if protocol in group.get("obtained", {})]
+        figures = [group["obtained"][protocol] for group in _groups(line) if protocol in group.get("obtained", {})]
         failures = {
-            error: "diverged, as it is known to" if diverged_as_known(line, one) else "failed"
-            for one in found
-            for error in one["errors"]
+            error: "diverged, as it is known to" if diverged_as_known(line, outcome) else "failed"
+            for outcome in figures
+            for error in outcome["errors"]
         }
         said += [f"{how} ({protocol}): {error}" for error, how in failures.items()]
     said += [f"failed: {error}" for error in line.get("errors", [])]
     return [*said, *([line["note"]] if line["note"] else [])]
 
 
-def diverged_as_known(line: Line, found: Mapping[str, Any]) -> bool:
+def diverged_as_known(line: Line, outcome: Mapping[str, Any]) -> bool:
     """Whether training diverged just as the recipe says: that is a result, not a failure."""
-    return bool(line.get("diverges") and found.get("diverged"))
+    return bool(line.get("diverges") and outcome.get("diverged"))
 
 
 def data_notes(result: Mapping[str, Any]) -> dict[str, list[str]]:
     """By data set, each note on its runs once; behind it the studies, where it does not hold for all of them."""
-    found: dict[str, dict[str, list[str]]] = {}
+    notes_of: dict[str, dict[str, list[str]]] = {}
     labels: dict[str, list[str]] = {}
     for study in result["studies"]:
         for data, part in study["data"].items():
             if part["notes"]:
                 labels.setdefault(data, []).append(study["label"])
             for note in part["notes"]:
-                found.setdefault(data, {}).setdefault(note, []).append(study["label"])
+                notes_of.setdefault(data, {}).setdefault(note, []).append(study["label"])
     return {
         data: [note if where == labels[data] else f"{note} ({', '.join(where)})" for note, where in notes.items()]
-        for data, notes in found.items()
+        for data, notes in notes_of.items()
     }
 
 
@@ -275,10 +275,10 @@ def metric_table(study: Study, part: Part, metrics: Sequence[str] = ()) -> Resul
         row = [line["name"]]
         for metric in metrics or _metrics(study):
             for column, protocol in _metric_columns(study, part, metric).items():
-                found = line["obtained"].get(protocol, {}).get("metrics", {}).get(metric)
-                if found is not None and found["values"]:
+                result = line["obtained"].get(protocol, {}).get("metrics", {}).get(metric)
+                if result is not None and result["values"]:
                     scale = 100 if line.get("improvement") else study["scale"]
-                    seeds = ", ".join(figure(metric, value, scale) for value in found["values"])
+                    seeds = ", ".join(figure(metric, value, scale) for value in result["values"])
                     titles[len(rows), len(row)] = f"seeds: {seeds}"
                 row.append(_cell(study, part, line, metric, column, protocol))
         rows.append(row)
@@ -311,14 +311,14 @@ def _headline_first(metrics: Sequence[str]) -> list[str]:
     >>> _headline_first(["hr@5", "hr@10", "ndcg@10", "epsilon"])
     ['hr@10', 'ndcg@10', 'hr@5', 'epsilon']
     """
-    cutoffs = sorted({int(found[1]) for metric in metrics if (found := re.search(r"@(\d+)$", metric))})
+    cutoffs = sorted({int(cut[1]) for metric in metrics if (cut := re.search(r"@(\d+)$", metric))})
     main = f"@{main_cutoff(cutoffs)}" if cutoffs else "@"
     return sorted(metrics, key=lambda metric: not metric.endswith(main))
 
 
 def _metric_columns(study: Study, part: Part, metric: str) -> dict[str, str]:
     """The columns of a metric, and the protocol of each that has one."""
-    ran = {name for line in part["rows"] for name, one in line["obtained"].items() if one["n"]}
+    ran = {name for line in part["rows"] for name, outcome in line["obtained"].items() if outcome["n"]}
     ours = {under(name): name for name in study["protocols"] if name in part["protocols"] or name in ran}
     lines = [line for other in study["data"].values() for line in other["rows"]]
     if not any(metric in line["published"] for line in lines):
@@ -333,9 +333,9 @@ def _cell(study: Study, part: Part, line: Line, metric: str, column: str, protoc
         gap = points(line["difference"].get(metric))
         return f"{SHORT} {gap}" if metric in line["short"] else gap
     text = _obtained(study, part, line, protocol, metric)
-    found = line["obtained"].get(protocol, {})
-    partly = metric in found.get("metrics", {}) and found["n"] < part["seeds"]
-    return f"{text} ({found['n']} of {part['seeds']})" if partly else text
+    outcome = line["obtained"].get(protocol, {})
+    partly = metric in outcome.get("metrics", {}) and outcome["n"] < part["seeds"]
+    return f"{text} ({outcome['n']} of {part['seeds']})" if partly else text
 
 
 def _groups(line: Line) -> list[Mapping[str, Any]]:
@@ -354,10 +354,10 @@ def _published(study: Study, line: Line, metric: str) -> str:
 def _obtained(study: Study, part: Part, line: Line, protocol: str, metric: str) -> str:
     """What was obtained, or why there is nothing."""
     group = line["obtained"].get(protocol)
-    found = (group or {}).get("metrics", {}).get(metric)
-    if found is not None:
+    result = (group or {}).get("metrics", {}).get(metric)
+    if result is not None:
         improvement = line.get("improvement")
-        return percent(found["mean"], found["sd"]) if improvement else spread(found, study["scale"], metric)
+        return percent(result["mean"], result["sd"]) if improvement else spread(result, study["scale"], metric)
     if line["missing"] or group is None:
         return "not run"
     if group["errors"]:
@@ -385,16 +385,16 @@ def _sources(study: Study, part: Part, line: Line, metric: str) -> Iterator[tupl
     points_ = line["points"]
     if any(metric in point["published"] for point in points_):
         yield "published", [_published(study, point, metric) for point in points_]
-    found = {
+    sources = {
         protocol: [_marked(study, part, {**line, **point}, protocol, metric) for point in points_]
         for protocol in study["protocols"]
         if protocol in part["protocols"] or any(point["obtained"].get(protocol, {}).get("n") for point in points_)
     }
-    first = next(iter(found.values()), [])
-    if len(found) > 1 and metric in QUANTITIES and all(texts == first for texts in found.values()):
+    first = next(iter(sources.values()), [])
+    if len(sources) > 1 and metric in QUANTITIES and all(texts == first for texts in sources.values()):
         yield "obtained", first
     else:
-        yield from ((under(protocol), texts) for protocol, texts in found.items())
+        yield from ((under(protocol), texts) for protocol, texts in sources.items())
 
 
 def _marked(study: Study, part: Part, line: Line, protocol: str, metric: str) -> str:
@@ -428,7 +428,7 @@ def _table(part: Part, columns: list[str], rows: Callable[[Line], Iterable[list[
 def rounds_table(study: Study, part: Part, shares: Sequence[float] = SHARES) -> ResultTable:
     """Curves at some of their rounds, the same for all, and where they are best."""
     scale = study["scale"]
-    known = [one for line in part["rows"] for curves in line["curves"].values() for one in curves.values()]
+    known = [curve for line in part["rows"] for curves in line["curves"].values() for curve in curves.values()]
     last = max((curve["round"][-1] for curve in known), default=0)
     steps = sorted({max(1, round(last * share)) for share in shares}) if last else []
     columns = ["method", "protocol", "metric", *(f"round {step}" for step in steps), "best", "in round"]
@@ -458,17 +458,17 @@ def panel_table(study: Study, part: Part) -> ResultTable:
     """How well a person's own items separate from the others, for the person that is shown and on average."""
     panels = [panel for line in part["rows"] for panel in line["panels"].values()]
     users, counts = ({panel[name] for panel in panels} for name in ("user", "count"))
-    one = f"user {users.pop()}" if len(users) == 1 else "one user"
+    person = f"user {users.pop()}" if len(users) == 1 else "one user"
     mean = f"mean of {counts.pop()}" if len(counts) == 1 else "mean"
-    columns = ["method", "protocol", "item table", *(f"{who}: {what}" for who in (one, mean) for what in SEPARATED)]
+    columns = ["method", "protocol", "item table", *(f"{who}: {what}" for who in (person, mean) for what in SEPARATED)]
 
     def figures(line: Line) -> Iterator[list[str]]:
         for protocol in study["protocols"]:
             panel = line["panels"].get(protocol)
             if panel is not None:
                 texts = [f"{panel['separation'][name]:.3f}" for name in SEPARATED.values()]
-                people = [panel["people"][name] for name in SEPARATED.values()]
-                texts += [f"{one['mean']:.3f}" + ("" if one["sd"] is None else f" ± {one['sd']:.3f}") for one in people]
+                people = [(panel["people"][name]["mean"], panel["people"][name]["sd"]) for name in SEPARATED.values()]
+                texts += [f"{mean:.3f}" + ("" if sd is None else f" ± {sd:.3f}") for mean, sd in people]
                 yield [line["name"], protocol, table_name(panel), *texts]
             elif protocol in part["protocols"]:
                 yield [line["name"], protocol, "failed" if line["errors"] else "not finished", *("–",) * 4]
@@ -507,11 +507,12 @@ def picture(result: Mapping[str, Any]) -> str | None:
 def _dots(study: Study, part: Part, metric: str) -> list[DotRow]:
     rows = []
     for line in part["rows"]:
-        found = line["obtained"].get(study["against"], {}).get("metrics", {}).get(metric)
+        result = line["obtained"].get(study["against"], {}).get("metrics", {}).get(metric)
         published = line["published"].get(metric)
-        if found is None and published is None:
+        if result is None and published is None:
             continue
-        scale, sd = study["scale"], (found and found["sd"]) or 0.0
+        scale, sd = study["scale"], (result and result["sd"]) or 0.0
         printed = None if published is None else published * scale
-        rows.append(DotRow(line["name"], printed, None if found is None else float(found["mean"]) * scale, sd * scale))
+        measured = None if result is None else float(result["mean"]) * scale
+        rows.append(DotRow(line["name"], printed, measured, sd * scale))
     return rows

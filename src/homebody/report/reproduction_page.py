@@ -54,7 +54,7 @@ def reproduction_page(result: Mapping[str, Any]) -> str:
     )
     shown = reproduction.picture(result)
     first = [f'<section><div class="scroll">{shown}</div></section>'] if shown else []
-    last = [_notes(notes, result), _made(result), _meanings(result)]
+    last = [_notes(notes, result), _commands(result), _meanings(result)]
     return page(f"{result['title']}: reproduction", header, [*first, *sections, *last], charts)
 
 
@@ -78,17 +78,17 @@ def _study(study: Mapping[str, Any], anchor: str, charts: Charts, tolerance: flo
 def _figure(study: Mapping[str, Any], anchor: str, charts: Charts, notes: Footnotes) -> list[str]:
     """The choice of protocol, the charts, and their figures as a table for those who cannot see or draw them."""
     make, drawing = DRAWN[study["kind"]]
-    own = make(study, anchor)
-    charts += own
+    drawings = make(study, anchor)
+    charts += drawings
     parts = [
         f'<p class="soft">{escape(" ".join(filter(None, (reproduction.explanation(study), drawing))))}</p>',
         *(_state(study, part) for part in study["data"].values()),
     ]
     protocols = study["protocols"]
-    if len(protocols) > 1 and any(chart["choice"] for chart in own):
+    if len(protocols) > 1 and any(chart["choice"] for chart in drawings):
         parts.append(choice("Protocol", choice_of(anchor), {protocol: protocol for protocol in protocols}))
     parts.append('<noscript><p class="down">The charts need JavaScript; their figures are below.</p></noscript>')
-    parts.append(f'<div class="charts">{"".join(map(drawn, own))}</div>')
+    parts.append(f'<div class="charts">{"".join(map(drawn, drawings))}</div>')
     tables = "".join("".join(_tables(study, data, part, notes)) for data, part in study["data"].items())
     parts.append(f"<details><summary>The figures of the charts</summary>{tables}</details>")
     said = dict.fromkeys(note for part in study["data"].values() for note in part.get("footnotes", []))
@@ -158,31 +158,31 @@ def _body(table: ResultTable, marks: Mapping[str, Sequence[int]], kinds: Mapping
 
 
 def _notes(notes: Footnotes, result: Mapping[str, Any]) -> str:
-    own = "".join(f'<li id="note-{number}">{escape(text)}</li>' for number, text in enumerate(notes.texts, 1))
+    lines = "".join(f'<li id="note-{number}">{escape(text)}</li>' for number, text in enumerate(notes.texts, 1))
     runs = "".join(
         f"<details><summary>Notes on the runs on {escape(data)}</summary>{listed(said)}</details>"
         for data, said in reproduction.data_notes(result).items()
     )
-    return f'<section id="notes"><h2>Notes</h2><ol class=soft>{own}</ol>{runs}</section>' if own or runs else ""
+    return f'<section id="notes"><h2>Notes</h2><ol class=soft>{lines}</ol>{runs}</section>' if lines or runs else ""
 
 
-def _made(result: Mapping[str, Any]) -> str:
+def _commands(result: Mapping[str, Any]) -> str:
     entries = "".join(
-        f"<dl><dt>command</dt><dd><code>{escape(made['command'])}</code></dd>"
-        f"<dt>made</dt><dd>{escape(made['parts'])}</dd>{origin(made)}"
-        f"<dt>wall time</dt><dd>{duration(made['seconds'])}; its {several(made['runs'], 'run')} took "
-        f"{duration(made['run_seconds'])} (those finished before are not run again)</dd></dl>"
-        for made in result["invocations"]
+        f"<dl><dt>command</dt><dd><code>{escape(run['command'])}</code></dd>"
+        f"<dt>made</dt><dd>{escape(run['parts'])}</dd>{origin(run)}"
+        f"<dt>wall time</dt><dd>{duration(run['seconds'])}; its {several(run['runs'], 'run')} took "
+        f"{duration(run['run_seconds'])} (those finished before are not run again)</dd></dl>"
+        for run in result["invocations"]
     )
     return f'<section id="made"><h2>How it was made</h2>{entries}</section>'
 
 
 def _meanings(result: Mapping[str, Any]) -> str:
     gap = f"Obtained less published, in points (hundredths). {SHORT} marks one that falls short by more than"
-    found = {
+    meanings = {
         "published": "The figure in the paper.",
         **{reproduction.under(name): meaning for name, meaning in reproduction.meanings(result).items()},
         "difference": f"{gap} {result['tolerance']:g} points.",
     }
-    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(meaning)}</dd>" for name, meaning in found.items())
+    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(meaning)}</dd>" for name, meaning in meanings.items())
     return f'<section id="meanings"><h2>What the columns mean</h2><dl>{lines}</dl></section>'

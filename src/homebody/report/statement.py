@@ -91,7 +91,7 @@ def statement(folder: RunFolder, delta: float | None = None) -> dict[str, Any]:
 
 
 def recipe_of(folder: RunFolder) -> dict[str, Any]:
-    """What was run, as it was written down."""
+    """The recipe of the run, as it was recorded."""
     try:
         recipe = tomllib.loads(folder.recipe_text())
     except tomllib.TOMLDecodeError as error:
@@ -114,13 +114,13 @@ def stated_at(recipe: Mapping[str, Any]) -> float:
 
 
 def figure(value: float | str) -> str:
-    """ε with four digits that say something.
+    """ε with four significant digits.
 
     >>> figure("inf"), figure(5000.0), figure(2.44595)
     ('∞', '5,000', '2.446')
     """
-    found = float(value)
-    return "∞" if math.isinf(found) else f"{found:,.0f}" if found >= 1000 else f"{found:.4g}"
+    number = float(value)
+    return "∞" if math.isinf(number) else f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
 
 
 def _gathered(
@@ -131,13 +131,13 @@ def _gathered(
     result = folder.read_json("result.json") if complete else {}
     central = any(entry.release == "collection" for entry in entries)
     releases = list(releases_of(entries))
-    kinds = list({release.told: release for release in releases}.values())
+    kinds = list({release.rows: release for release in releases}.values())
     rows = _observed(ledger, releases, kinds, delta)
     simulated = str(environment.get("randomness", "simulated")).startswith("simulated")
     outside = [SELECTION, *([] if central else [MEMBERSHIP, *environment.get("outside", [UNRECORDED])])]
     outside += [SIMULATED] if simulated and not central else []
     outside += [FOLDER]
-    found = {
+    stated = {
         "schema": SCHEMA_VERSION,
         "document": "homebody privacy statement",
         "run": {
@@ -171,16 +171,16 @@ def _gathered(
         "assumptions": list(dict.fromkeys(_assumptions(rows))),
         "outside": outside,
     }
-    return cast(dict[str, Any], jsonable(found))
+    return cast(dict[str, Any], jsonable(stated))
 
 
 def _is_file(data: str) -> bool:
-    """A dataset's name has no slash and no ending of a table."""
+    """Whether the data are a file: a dataset's name has no slash and no suffix such as .csv."""
     return "/" in data or "\\" in data or Path(data).suffix in (".csv", ".parquet") or Path(data).is_file()
 
 
 def _insist_on_charges(folder: RunFolder, recipe: Mapping[str, Any], entries: Sequence[Entry]) -> None:
-    """The chain cannot tell that its end is missing; the recorded rounds can."""
+    """Refuse a ledger that was cut off at its end: each recorded round must have its charge."""
     charged = {entry.release for entry in entries}
     lines = folder.rounds()
     silent = _silent(recipe) if any("charged" not in line for line in lines) else set()
@@ -205,8 +205,8 @@ def _silent(recipe: Mapping[str, Any]) -> set[str]:
         method = find(recipe["method"])(**recipe.get("fields", {}))
         if isinstance(method, Reference):
             return set() if method.reads else {"fit"}
-        one = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, 1)
-        return {phase.name for phase in method.phases if phase.public or not releases(phase.method or method, one)}
+        anyone = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, 1)
+        return {phase.name for phase in method.phases if phase.public or not releases(phase.method or method, anyone)}
     except (HomebodyError, TypeError):  # a recipe that was changed: then every round is due
         return set()
 
@@ -215,7 +215,7 @@ def _observed(
     ledger: Ledger, releases: Sequence[Release], kinds: Sequence[Release], delta: float
 ) -> list[dict[str, Any]]:
     """A row for each observer and each unit that was charged: ε in total and of one round, and what gave it."""
-    there = {(who, unit) for release in kinds for _, who, unit, _ in release.told}
+    there = {(who, unit) for release in kinds for _, who, unit, _ in release.rows}
     return [
         _certified(ledger, releases, kinds, observer, unit, delta)
         for observer in get_args(Observer)
@@ -237,7 +237,7 @@ def _certified(
     events = {
         text: event_from_json(text)
         for release in kinds
-        for _, who, charged, text in release.told
+        for _, who, charged, text in release.rows
         if who == observer and charged == unit
     }
     bounds = {name: value for name, value in total.bounds.items() if name != total.accountant}
@@ -252,7 +252,7 @@ def _certified(
         "accountant": total.accountant,
         "other_bounds": bounds,
         "epsilon_of_one_round": max((bound.epsilon for bound in each), default=0.0),
-        "releases": sum(any(who == observer for _, who, _, _ in release.told) for release in releases),
+        "releases": sum(any(who == observer for _, who, _, _ in release.rows) for release in releases),
         "mechanisms": list(dict.fromkeys(str(event) for event in events.values())),
         "sampling": list(dict.fromkeys(str(event.sampling) for event in events.values())),
         "notes": list(total.notes),
@@ -260,17 +260,17 @@ def _certified(
 
 
 def _total(ledger: Ledger, kinds: Iterable[Release], observer: Observer, unit: Unit, delta: float) -> Bound:
-    """Over everything that was released."""
+    """ε over all releases."""
     missing = [charge for release in kinds for charge in _unstated(release, observer, unit)]
     return ledger.epsilon(observer, unit, delta=delta, also=missing)
 
 
 def _unstated(release: Release, observer: Observer, unit: Unit) -> list[Charge]:
-    """What was charged for a part of a person alone bounds nothing about the person."""
+    """Charges without a bound, for releases charged for a part of a person's data only."""
     if unit != "user":
         return []
     about: dict[str, set[str]] = {}
-    for part, who, charged, _ in release.told:
+    for part, who, charged, _ in release.rows:
         if who == observer:
             about.setdefault(part, set()).add(charged)
     reason = "a release was charged for a part of a person's data alone, which says nothing about the whole"
@@ -296,55 +296,55 @@ def _stages(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
             out.append({"stage": name, "settings": {}, "means": _means(name, {})})
             continue
         stage = next(stages)
-        own = {one.name: getattr(stage, one.name) for one in fields(cast(Any, stage)) if one.compare}
-        settings = {name: value for name, value in own.items() if value is not None}
+        values = {field.name: getattr(stage, field.name) for field in fields(cast(Any, stage)) if field.compare}
+        settings = {name: value for name, value in values.items() if value is not None}
         if "sensitivity" in settings and hasattr(stage, "scale"):
             settings["scale"] = stage.scale
         out.append({"stage": name, "settings": settings, "means": _means(name, settings)})
     return out
 
 
-def _means(name: str, own: Mapping[str, Any]) -> str:
+def _means(name: str, values: Mapping[str, Any]) -> str:
     """A stage in a sentence."""
     if name == "clip":
-        norm = own["norm"]
+        norm = values["norm"]
         most = f"{norm:g}" if not isinstance(norm, Mapping) else ", ".join(f"{n} {v:g}" for n, v in norm.items())
         what = "each tensor of its update" if isinstance(norm, Mapping) else "its update"
-        return f"Each device scales {what} down to an ℓ{own['order']} norm of at most {most}."
+        return f"Each device scales {what} down to an ℓ{values['order']} norm of at most {most}."
     if name == "gaussian":
         return (
-            f"The server adds Gaussian noise of standard deviation {own['scale']:g} to every coordinate of the sum: "
-            f"{own['z']:g} × the ℓ2 sensitivity of {own['sensitivity']:g} ({own['relation']})."
+            f"The server adds Gaussian noise of standard deviation {values['scale']:g} to every coordinate of the sum: "
+            f"{values['z']:g} × the ℓ2 sensitivity of {values['sensitivity']:g} ({values['relation']})."
         )
     if name == "laplace":
-        who = "Each device adds" if own["where"] == "device" else "The server adds"
-        to = "its update" if own["where"] == "device" else "the sum"
+        who = "Each device adds" if values["where"] == "device" else "The server adds"
+        to = "its update" if values["where"] == "device" else "the sum"
         against = (
             "nothing bounds what it hides"
-            if own["unbounded"]
-            else f"the ℓ1 sensitivity is {own['sensitivity']:g} ({own['relation']})"
+            if values["unbounded"]
+            else f"the ℓ1 sensitivity is {values['sensitivity']:g} ({values['relation']})"
         )
-        return f"{who} Laplace noise of scale {own['b']:g} to every coordinate of {to}; {against}."
+        return f"{who} Laplace noise of scale {values['b']:g} to every coordinate of {to}; {against}."
     if name == "one-bit":
         return (
-            f"Each device sends {several(own['k'], 'report')} of one bit instead of its update, "
-            f"each randomised on the device with ε = {own['epsilon']:g}."
+            f"Each device sends {several(values['k'], 'report')} of one bit instead of its update, "
+            f"each randomised on the device with ε = {values['epsilon']:g}."
         )
     if name == "shuffle":
-        among = f"at least {several(own['users'], 'person', 'people')}" if "users" in own else "the whole cohort"
+        among = f"at least {several(values['users'], 'person', 'people')}" if "users" in values else "the whole cohort"
         return (
             f"A proxy passes single reports on in random order, mixed with those of {among}; a simulation declares it."
         )
     if name == "views":
-        drawn = f"{own['sample']} views, drawn in each round" if own["sample"] else "all views"
+        drawn = f"{values['sample']} views, drawn in each round" if values["sample"] else "all views"
         return (
-            f"Each device scales the part of each view of a person down to an ℓ2 norm of at most {own['clip']:g}, and "
-            f"sends the mean over {drawn}; the device does so, not the app."
+            f"Each device scales the part of each view of a person down to an ℓ2 norm of at most {values['clip']:g}, "
+            f"and sends the mean over {drawn}; the device does so, not the app."
         )
     if name == "view-noise":
         return (
-            f"Each device adds Gaussian noise to the mean over the views of a person, {own['z']:g} × what one view can "
-            f"change in it ({own['relation']}); it covers what the views share, and nothing else."
+            f"Each device adds Gaussian noise to the mean over the views of a person, {values['z']:g} × what one view "
+            f"can change in it ({values['relation']}); it covers what the views share, and nothing else."
         )
     if name == "secure-sum":
         return (
@@ -363,15 +363,15 @@ def _budget(
     budget = Budget.parse(recipe["budget"])
     spent = _total(ledger, kinds, budget.observer, budget.unit, budget.delta).epsilon
     stopped = result.get("stopped")
-    told = f"ε = {figure(spent)} of {budget.epsilon:g} is spent for {budget.who}"
+    spending = f"ε = {figure(spent)} of {budget.epsilon:g} is spent for {budget.who}"
     if central:
-        state = f"A centralised reference collects raw data, so the budget does not hold for it: {told}."
+        state = f"A centralised reference collects raw data, so the budget does not hold for it: {spending}."
     elif spent > budget.epsilon:
-        state = f"The budget is broken: {told}."
+        state = f"The budget is broken: {spending}."
     elif stopped:
         state = str(stopped)
     else:
-        state = f"All rounds ran within it: {told}." if result else f"The run is not complete: {told} so far."
+        state = f"All rounds ran within it: {spending}." if result else f"The run is not complete: {spending} so far."
     return {
         **{name: getattr(budget, name) for name in ("epsilon", "delta", "unit", "observer")},
         "spent": spent,
@@ -384,10 +384,10 @@ def _paper(method: str, ledger: Ledger, kinds: Sequence[Release]) -> dict[str, A
     """What the method's paper claims, beside what its mechanism and this run certify at the same δ."""
     if method not in PAPERS:
         return None
-    found = paper(method)
-    observers = {who for release in kinds for _, who, _, _ in release.told}
+    published = paper(method)
+    observers = {who for release in kinds for _, who, _, _ in release.rows}
     rows = []
-    for claim in found.claims:
+    for claim in published.claims:
         bound = claim.certified()
         here = _total(ledger, kinds, claim.observer, claim.unit, claim.delta).epsilon
         rows.append(
@@ -399,15 +399,15 @@ def _paper(method: str, ledger: Ledger, kinds: Sequence[Release]) -> dict[str, A
                 "why": claim.why,
             }
         )
-    return {"id": found.id, "title": found.title, "rows": rows}
+    return {"id": published.id, "title": published.title, "rows": rows}
 
 
 @dataclass(frozen=True)
 class Release:
-    """All rows of one release; two that told the same have the same `told`."""
+    """All rows of one release; two that disclosed the same have the same `rows`."""
 
     name: str
-    told: tuple[tuple[str, str, str, str], ...]
+    rows: tuple[tuple[str, str, str, str], ...]
     """Part, observer, unit and event."""
     code: str | None
 
@@ -415,7 +415,7 @@ class Release:
         """The rows, as they were charged."""
         return [
             Charge(cast(Observer, who), cast(Unit, unit), event_from_json(event), part)
-            for part, who, unit, event in self.told
+            for part, who, unit, event in self.rows
         ]
 
 
@@ -424,9 +424,9 @@ def releases_of(entries: Iterable[Entry]) -> Iterator[Release]:
     rows: dict[str, list[Entry]] = {}
     for entry in entries:
         rows.setdefault(entry.release, []).append(entry)
-    for name, own in rows.items():
-        told = tuple((entry.part, entry.observer, entry.unit, entry.event) for entry in own)
-        yield Release(name, told, own[0].code)
+    for name, charges in rows.items():
+        disclosed = tuple((entry.part, entry.observer, entry.unit, entry.event) for entry in charges)
+        yield Release(name, disclosed, charges[0].code)
 
 
 def lines_of(releases: Sequence[Release], delta: float) -> list[dict[str, Any]]:
@@ -436,7 +436,7 @@ def lines_of(releases: Sequence[Release], delta: float) -> list[dict[str, Any]]:
     for release in releases:
         match = _ROUND.fullmatch(release.name)
         phase, number, again = (match["phase"], int(match["round"]), match["again"]) if match else ("", 0, None)
-        key = (phase, again, release.told, release.code)
+        key = (phase, again, release.rows, release.code)
         if match and last == (*key, number - 1):
             lines[-1]["last"], lines[-1]["count"] = number, lines[-1]["count"] + 1
         else:
@@ -449,7 +449,7 @@ def lines_of(releases: Sequence[Release], delta: float) -> list[dict[str, Any]]:
                     "time": int(again) if again else 1,
                     "count": 1,
                     "code": release.code,
-                    "told": _told(release, delta),
+                    "told": _disclosed(release, delta),
                 }
             )
         last = (*key, number)
@@ -467,10 +467,10 @@ def _rounds(line: Mapping[str, Any]) -> str:
     return text if line["time"] == 1 else f"{text}, released again (time {line['time']})"
 
 
-def _told(release: Release, delta: float) -> list[dict[str, Any]]:
+def _disclosed(release: Release, delta: float) -> list[dict[str, Any]]:
     """What one release tells, once for all observers who are told the same."""
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for part, who, unit, text in release.told:
+    for part, who, unit, text in release.rows:
         groups.setdefault((part, unit, text), []).append(who)
     out = []
     for (part, unit, text), observers in groups.items():

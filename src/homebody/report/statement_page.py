@@ -26,11 +26,11 @@ WHY = "why ∞, or what it assumes"
 COLLECTED = "Nothing stays on a device: a centralised reference collects everyone's history."
 
 
-def write_statement(found: Mapping[str, Any], into: Path) -> tuple[Path, Path]:
+def write_statement(stated: Mapping[str, Any], into: Path) -> tuple[Path, Path]:
     """statement.json and statement.html in a folder, each all or nothing; both are made before either is written."""
     texts = {
-        "statement.json": json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
-        "statement.html": statement_page(found),
+        "statement.json": json.dumps(stated, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+        "statement.html": statement_page(stated),
     }
     try:
         into.mkdir(parents=True, exist_ok=True)
@@ -40,13 +40,13 @@ def write_statement(found: Mapping[str, Any], into: Path) -> tuple[Path, Path]:
     return into / "statement.json", into / "statement.html"
 
 
-def heading(found: Mapping[str, Any]) -> str:
-    return f"{found['run']['method']} on {found['run']['data']}"
+def heading(stated: Mapping[str, Any]) -> str:
+    return f"{stated['run']['method']} on {stated['run']['data']}"
 
 
-def state(found: Mapping[str, Any]) -> str:
+def state(stated: Mapping[str, Any]) -> str:
     """How far the run is, in a sentence."""
-    run = found["run"]
+    run = stated["run"]
     rounds = several(run["rounds"], "round")
     if run["kind"] == "centralised":
         done = "" if run["complete"] else " It is not complete."
@@ -82,27 +82,27 @@ def _to(observers: Sequence[str]) -> str:
     return observers[0] if len(observers) == 1 else f"{', '.join(observers[:-1])} and {observers[-1]}"
 
 
-def _each(line: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+def _each(line: Mapping[str, Any], charge: Mapping[str, Any]) -> str:
     each = "each" if line["count"] > 1 else "once"
-    return f"ε = {figure(told['epsilon_of_one'])} {each}"
+    return f"ε = {figure(charge['epsilon_of_one'])} {each}"
 
 
-def statement_page(found: Mapping[str, Any]) -> str:
+def statement_page(stated: Mapping[str, Any]) -> str:
     """The statement as a page, to be handed on."""
-    simulated = " The devices were simulated." if found["run"]["simulated"] else ""
+    simulated = " The devices were simulated." if stated["run"]["simulated"] else ""
     header = (
-        f'<p class="eyebrow">Privacy statement</p><h1>{escape(heading(found))}</h1>'
-        f'<p class="soft">{escape(state(found))} ε is derived from the run’s ledger, never typed in.{simulated}</p>'
+        f'<p class="eyebrow">Privacy statement</p><h1>{escape(heading(stated))}</h1>'
+        f'<p class="soft">{escape(state(stated))} ε is derived from the run’s ledger, never typed in.{simulated}</p>'
     )
-    body = [_certified(found), _way_out(found), _ledger(found)]
-    if found["budget"]:
-        body.append(_section("Budget", f"<p>{escape(found['budget']['state'])}</p>"))
-    if found["paper"]:
-        body.append(_claims(found["paper"]))
-    body.append(_section("What it assumes", _list(found["assumptions"])))
-    body.append(_section("Outside the guarantee", _list(found["outside"])))
-    body.append(_origin(found))
-    return page(f"Privacy statement: {heading(found)}", header, body, [])
+    body = [_certified(stated), _way_out(stated), _ledger(stated)]
+    if stated["budget"]:
+        body.append(_section("Budget", f"<p>{escape(stated['budget']['state'])}</p>"))
+    if stated["paper"]:
+        body.append(_claims(stated["paper"]))
+    body.append(_section("What it assumes", _list(stated["assumptions"])))
+    body.append(_section("Outside the guarantee", _list(stated["outside"])))
+    body.append(_origin(stated))
+    return page(f"Privacy statement: {heading(stated)}", header, body, [])
 
 
 def _section(title: str, inner: str) -> str:
@@ -133,9 +133,9 @@ def _table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], 
     )
 
 
-def _certified(found: Mapping[str, Any]) -> str:
+def _certified(stated: Mapping[str, Any]) -> str:
     rows = []
-    for row in found["certified"]:
+    for row in stated["certified"]:
         unbounded = row["epsilon"] == "inf"
         shown = figure(row["epsilon"]) if row["releases"] else "nothing released"
         rows.append(
@@ -151,7 +151,8 @@ def _certified(found: Mapping[str, Any]) -> str:
             )
         )
     columns = ("observer", "unit", "ε in total", "ε of one round", "releases", "by", "other valid bounds", WHY)
-    caption = f"Certified ε at δ = {found['delta']:g}; {', '.join(sorted({r['relation'] for r in found['certified']}))}"
+    relations = sorted({row["relation"] for row in stated["certified"]})
+    caption = f"Certified ε at δ = {stated['delta']:g}; {', '.join(relations)}"
     note = (
         '<p class="soft small">ε = ∞ means that nothing bounds what this observer learns. The smallest valid bound '
         "counts; the others hold too. ε of one round is that of the worst one.</p>"
@@ -159,11 +160,11 @@ def _certified(found: Mapping[str, Any]) -> str:
     return _section("What is certified", _table(caption, columns, rows, (1, 6, 7)) + note)
 
 
-def _way_out(found: Mapping[str, Any]) -> str:
+def _way_out(stated: Mapping[str, Any]) -> str:
     title = "How a message leaves a device"
-    if not found["stages"]:
-        return _section(title, f"<p>{COLLECTED if found['run']['kind'] == 'centralised' else NO_STAGES}</p>")
-    rows = [(escape(stage["stage"]), escape(stage["means"]), escape(_settings(stage))) for stage in found["stages"]]
+    if not stated["stages"]:
+        return _section(title, f"<p>{COLLECTED if stated['run']['kind'] == 'centralised' else NO_STAGES}</p>")
+    rows = [(escape(stage["stage"]), escape(stage["means"]), escape(_settings(stage))) for stage in stated["stages"]]
     table = _table("Stages, as the message travels", ("stage", "what it does", "settings"), rows, (1, 2))
     return _section(title, table)
 
@@ -174,22 +175,22 @@ def _settings(stage: Mapping[str, Any]) -> str:
 
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {_plain(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {_plain(part)}" for name, part in value.items()) + "}"
     return f"{value:g}" if type(value) is float else str(value)
 
 
-def _ledger(found: Mapping[str, Any]) -> str:
-    ledger = found["ledger"]
+def _ledger(stated: Mapping[str, Any]) -> str:
+    ledger = stated["ledger"]
     rows = [
         (
             escape(line["rounds"]).replace("–", "&#8288;–&#8288;"),  # a span does not break
-            escape(_to(told["observers"])),
-            escape(told["unit"] + (f", {told['part']}" if told["part"] else "")),
-            escape(told["what"]),
-            escape(_each(line, told)),
+            escape(_to(charge["observers"])),
+            escape(charge["unit"] + (f", {charge['part']}" if charge["part"] else "")),
+            escape(charge["what"]),
+            escape(_each(line, charge)),
         )
         for line in ledger["lines"]
-        for told in line["told"]
+        for charge in line["told"]
     ]
     code = f"<code>{ledger['hash']}</code>"  # which may break where a narrow page ends
     intro = f"<p>{escape(chain(ledger)).replace(ledger['hash'] or code, code)}</p>"
@@ -229,8 +230,8 @@ def _claims(claims: Mapping[str, Any]) -> str:
     return _section("What the paper claims", f"{intro}{_table('Claimed and certified', columns, rows)}<ol>{why}</ol>")
 
 
-def _origin(found: Mapping[str, Any]) -> str:
-    run, versions, ledger = found["run"], found["versions"], found["ledger"]
+def _origin(stated: Mapping[str, Any]) -> str:
+    run, versions, ledger = stated["run"], stated["versions"], stated["ledger"]
     parts = {
         "method": run["method"],
         "data": run["data"] + (f", fingerprint {run['data_fingerprint']}" if run["data_fingerprint"] else ""),
@@ -246,7 +247,7 @@ def _origin(found: Mapping[str, Any]) -> str:
     return _section("What it was made from", f"<dl>{inner}{check}</dl>")
 
 
-def print_statement(found: Mapping[str, Any], console: Console | None = None) -> None:
+def print_statement(stated: Mapping[str, Any], console: Console | None = None) -> None:
     """The same on a terminal, line by line."""
     console = console or Console()
     say = partial(words.say, console)
@@ -255,42 +256,43 @@ def print_statement(found: Mapping[str, Any], console: Console | None = None) ->
         say("")
         console.print(text, style="bold", highlight=False, markup=False)
 
-    say(f"{heading(found)}. {state(found)}")
+    say(f"{heading(stated)}. {state(stated)}")
     title("How a message leaves a device")
-    for number, stage in enumerate(found["stages"], start=1):
+    for number, stage in enumerate(stated["stages"], start=1):
         say(f"  {number}. {stage['stage']}: {stage['means']}")
-    if not found["stages"]:
-        say(f"  {COLLECTED if found['run']['kind'] == 'centralised' else NO_STAGES}")
+    if not stated["stages"]:
+        say(f"  {COLLECTED if stated['run']['kind'] == 'centralised' else NO_STAGES}")
     title("What the ledger says")
-    say(f"  {chain(found['ledger'])}")
-    for line in found["ledger"]["lines"]:
+    say(f"  {chain(stated['ledger'])}")
+    for line in stated["ledger"]["lines"]:
         say(f"  {line['rounds']}{f' ({code})' if (code := line['code']) else ''}:")
-        for told in line["told"]:
-            part = f", {told['part']}" if told["part"] else ""
-            say(f"    to {_to(told['observers'])}, about one {told['unit']}{part}: {told['what']}; {_each(line, told)}")
-    title(f"What is certified, at δ = {found['delta']:g}")
+        for charge in line["told"]:
+            part = f", {charge['part']}" if charge["part"] else ""
+            about = f"about one {charge['unit']}{part}: {charge['what']}; {_each(line, charge)}"
+            say(f"    to {_to(charge['observers'])}, {about}")
+    title(f"What is certified, at δ = {stated['delta']:g}")
     table = Table("observer", "unit", "ε in total", "by", "ε of one round", "other valid bounds", box=box.SIMPLE_HEAD)
-    for row in found["certified"]:
+    for row in stated["certified"]:
         if not row["releases"]:
             table.add_row(row["observer"], row["unit"], "nothing released", "", "", "")
             continue
         by = row["accountant"] if row["accountant"] != "none" else ""
-        one = figure(row["epsilon_of_one_round"])
-        table.add_row(row["observer"], row["unit"], figure(row["epsilon"]), by, one, others(row))
+        each = figure(row["epsilon_of_one_round"])
+        table.add_row(row["observer"], row["unit"], figure(row["epsilon"]), by, each, others(row))
     console.print(table)
-    for row in found["certified"]:
+    for row in stated["certified"]:
         say(f"  {' '.join([sentence(row).rstrip('.') + '.', *(row['notes'] if row['releases'] else [])])}")
-    if found["budget"]:
+    if stated["budget"]:
         title("Budget")
-        say(f"  {found['budget']['state']}")
-    if found["paper"]:
-        title(f"What the paper claims: `homebody account --paper {found['paper']['id']}` has the whole table")
-        say(f"  {found['paper']['title']}: claimed, certified as published, and certified for this run at the same δ:")
-        for row in found["paper"]["rows"]:
+        say(f"  {stated['budget']['state']}")
+    if stated["paper"]:
+        title(f"What the paper claims: `homebody account --paper {stated['paper']['id']}` has the whole table")
+        say(f"  {stated['paper']['title']}: claimed, certified as published, and certified for this run at the same δ:")
+        for row in stated["paper"]["rows"]:
             here = "nothing released" if row["this_run"] is None else figure(row["this_run"])
             figures = f"{claimed_text(row['claimed'])}, {figure(row['certified'])}, {here}"
             say(f"  {row['what']}; {row['observer']}, {row['unit']}, δ = {row['delta']:g}: {figures}")
-    for name, texts in (("What it assumes", found["assumptions"]), ("Outside the guarantee", found["outside"])):
+    for name, texts in (("What it assumes", stated["assumptions"]), ("Outside the guarantee", stated["outside"])):
         title(name)
         for text in texts:
             say(f"  - {text}")

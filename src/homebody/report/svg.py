@@ -37,7 +37,7 @@ class DotRow(NamedTuple):
 
     name: str
     published: float | None
-    obtained: float | None
+    measured: float | None
     sd: float = 0.0
 
 
@@ -85,7 +85,7 @@ def _described(panel: DotPanel) -> str:
     """A panel's figures as a sentence, for readers who do not see them."""
     rows = []
     for row in panel.rows:
-        ours = "not run" if row.obtained is None else _short(row.obtained)
+        ours = "not run" if row.measured is None else _short(row.measured)
         rows.append(f"{row.name} {ours}" + ("" if row.published is None else f" (published {_short(row.published)})"))
     return f"{panel.title}: {', '.join(rows)}."
 
@@ -116,12 +116,12 @@ def _panel(panel: DotPanel, left: float, top: float, wide: float) -> Iterator[st
     for place, row in enumerate(panel.rows):
         y = top + HEAD + ROW * (place + 0.5)
         yield _text(left, y + 4, _fitting(row.name, names))
-        if row.obtained is not None:
+        if row.measured is not None:
             if row.sd:
-                ends = f"M{at(max(low, row.obtained - row.sd)):.1f} {y:.1f}H{at(min(high, row.obtained + row.sd)):.1f}"
+                ends = f"M{at(max(low, row.measured - row.sd)):.1f} {y:.1f}H{at(min(high, row.measured + row.sd)):.1f}"
                 yield f'<path class="sd" d="{ends}"/>'
-            yield f'<circle class="ours" cx="{at(row.obtained):.1f}" cy="{y:.1f}" r="4.5"/>'
-            yield _text(left + wide, y + 4, _short(row.obtained), anchor="end")
+            yield f'<circle class="ours" cx="{at(row.measured):.1f}" cy="{y:.1f}" r="4.5"/>'
+            yield _text(left + wide, y + 4, _short(row.measured), anchor="end")
         if row.published is not None:
             yield f'<circle class="theirs" cx="{at(row.published):.1f}" cy="{y:.1f}" r="6.5"/>'
 
@@ -129,8 +129,8 @@ def _panel(panel: DotPanel, left: float, top: float, wide: float) -> Iterator[st
 def _ends(row: DotRow) -> Iterator[float]:
     if row.published is not None:
         yield row.published
-    if row.obtained is not None:
-        yield from (row.obtained - row.sd, row.obtained + row.sd)
+    if row.measured is not None:
+        yield from (row.measured - row.sd, row.measured + row.sd)
 
 
 def _ticks(values: Sequence[float]) -> list[float]:

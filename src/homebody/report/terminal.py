@@ -42,7 +42,7 @@ def print_result(result: Mapping[str, Any], console: Console | None = None) -> N
             users = f", users of {group.rstrip('/')}" if group else ""
             for name in _informative(metrics, prefix, cuts):
                 asked = [prefix + name + cut for cut in cuts]
-                shown = (words.with_error(metrics[one], errors.get(one)) if one in metrics else "" for one in asked)
+                shown = (words.with_error(metrics[key], errors.get(key)) if key in metrics else "" for key in asked)
                 table.add_row(f"{TITLES[name]}, {label}{users}", *shown)
     if metrics:
         console.print(table)
@@ -268,8 +268,8 @@ def _print_ledger(folder: RunFolder, delta: float, console: Console) -> None:
 
 def _slices(metrics: Mapping[str, float]) -> list[str]:
     """Prefixes of the metrics of some users."""
-    found = (name.removesuffix("auc") for name in metrics if name.endswith("/auc"))
-    return [prefix for prefix in found if not prefix.endswith("full/")]
+    prefixes = (name.removesuffix("auc") for name in metrics if name.endswith("/auc"))
+    return [prefix for prefix in prefixes if not prefix.endswith("full/")]
 
 
 def _informative(metrics: Mapping[str, float], prefix: str, cuts: list[str]) -> list[str]:

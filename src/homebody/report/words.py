@@ -131,7 +131,7 @@ def figure(metric: str, value: float | str | None, scale: float = 1.0) -> str:
     return text if metric == "seconds" else text.removesuffix(".0")
 
 
-def spread(found: Mapping[str, Any] | None, scale: float = 1.0, metric: str = "") -> str:
+def spread(figures: Mapping[str, Any] | None, scale: float = 1.0, metric: str = "") -> str:
     """Mean and deviation over seeds, and an interval where there is one; a quantity that no seed changes has none.
 
     >>> spread({"mean": 0.729, "sd": 0.0012}, 100), spread({"mean": 0.5, "sd": None}), spread(None)
@@ -141,17 +141,17 @@ def spread(found: Mapping[str, Any] | None, scale: float = 1.0, metric: str = ""
     >>> spread({"mean": 0.531, "sd": None, "interval": [0.512, 0.55]}, metric="lira/auc")
     '0.5310 [0.5120, 0.5500]'
     """
-    if found is None:
+    if figures is None:
         return "–"
-    mean = figure(metric, found["mean"], scale)
-    if found["sd"] is not None and (found["sd"] or metric not in QUANTITIES):
-        mean = f"{mean} ± {figure(metric, found['sd'], scale)}"
-    ends = [figure(metric, end, scale) for end in found.get("interval") or ()]
+    mean = figure(metric, figures["mean"], scale)
+    if figures["sd"] is not None and (figures["sd"] or metric not in QUANTITIES):
+        mean = f"{mean} ± {figure(metric, figures['sd'], scale)}"
+    ends = [figure(metric, end, scale) for end in figures.get("interval") or ()]
     return f"{mean} [{', '.join(ends)}]" if ends else mean
 
 
 def percent(part: float | None, sd: float | None = None) -> str:
-    """A change, of what it was, and its deviation; of more than doubling nobody needs hundredths.
+    """A relative change and its deviation, in percent; a change above 100 % is printed without decimals.
 
     >>> percent(0.0993), percent(-0.2, 0.0125), percent(3.614, 0.099), percent(None)
     ('+9.93 %', '−20.00 % ± 1.25', '+361 % ± 10', '–')
@@ -198,8 +198,8 @@ def epsilon(value: float | str) -> str:
     >>> epsilon("inf"), epsilon(2.446), epsilon(4512.3)
     ('∞', '2.45', '4,512')
     """
-    found = float(value)
-    return "∞" if found == math.inf else f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
+    number = float(value)
+    return "∞" if number == math.inf else f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def behind_proxy(results: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -218,9 +218,9 @@ def behind_proxy(results: Iterable[Mapping[str, Any]]) -> list[str]:
         return []
     added = {name: " to ".join(dict.fromkeys(map(epsilon, (min(of), max(of))))) for name, of in totals.items()}
     alike = len(set(added.values())) == 1
-    told = next(iter(added.values())) if alike else ", ".join(f"{value} ({name})" for name, value in added.items())
+    sums = next(iter(added.values())) if alike else ", ".join(f"{value} ({name})" for name, value in added.items())
     whose = f"ε of {', '.join(totals)}"
-    return [f"{whose} holds behind a proxy that does not collude with the observer; by addition it is {told}"]
+    return [f"{whose} holds behind a proxy that does not collude with the observer; by addition it is {sums}"]
 
 
 def kilobytes(count: float) -> str:

@@ -64,16 +64,16 @@ class Borrowing(Simulator):
     ) -> Iterator[tuple[slice | Tensor, Tree, Tree]]:
         for chosen, tree, local in super()._holdings(method, shared, users, data):
             if self._lender is None:
-                own = local[ITEM]
-                unchanged = Rows(own.index[:, :0], own.value[:, :0], own.size)
+                table = local[ITEM]
+                unchanged = Rows(table.index[:, :0], table.value[:, :0], table.size)
                 yield chosen, {**tree, ITEM: shared[ITEM]}, {**local, ITEM: unchanged}
                 continue
             place = _positions(chosen, len(users))
             rest = {name: value for name, value in local.items() if name != ITEM}
             for lent in item_tables(self, method, shared, self._lender[users[place]]):
                 some = self._tensor(lent.place)
-                own = tree_map(lambda leaf, some=some: leaf[some], rest)
-                yield self._tensor(place[lent.place]), {**tree, ITEM: lent.base}, {**own, ITEM: lent.change}
+                states = tree_map(lambda leaf, some=some: leaf[some], rest)
+                yield self._tensor(place[lent.place]), {**tree, ITEM: lent.base}, {**states, ITEM: lent.change}
 
 
 class Unadapted(Simulator):

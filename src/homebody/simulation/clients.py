@@ -70,7 +70,7 @@ class Clients:
         self.fused = fused
         self.catalogue = split.catalogue(self.device)
         self._features, self._contexts = (
-            {name: torch.from_numpy(one.values).to(self.device) for name, one in split.encoded[unit].columns.items()}
+            {name: torch.from_numpy(col.values).to(self.device) for name, col in split.encoded[unit].columns.items()}
             for unit in ("users", "contexts")
         )
         self._members = np.flatnonzero(split.learn & (split.lengths > 0))
@@ -136,28 +136,28 @@ class Clients:
         batches = self._batches(method, streams, data)
         with _threads_for(data[0].numel()):
             locals_ = self._locals(method, shared, users)
-            update, kept = train_many(method, shared, locals_, batches, fused=self.fused)
+            update, state = train_many(method, shared, locals_, batches, fused=self.fused)
         if update and not method.about.sends:
             raise HomebodyError(
                 f"{type(method).__name__} says that it sends nothing, and is charged so; its update is not empty."
             )
         channel = method.uplink
         update = self._leave(channel, update, streams, summed=summed) if channel.stages else written(update)
-        return update, kept, vmap(method.asks)(batches) if channel.asks_rows else {}
+        return update, state, vmap(method.asks)(batches) if channel.asks_rows else {}
 
     def _leave(self, channel: Channel, update: Update, streams: Rng, *, summed: bool) -> Update:
         """The updates of these clients after the device half of the channel."""
-        own = streams.private.fold("uplink")
-        if channel.samples and any(not isinstance(one, Tensor | Rows) for one in update.values()):
-            return channel.devices(update, own)
+        stream = streams.private.fold("uplink")
+        if channel.samples and any(not isinstance(value, Tensor | Rows) for value in update.values()):
+            return channel.devices(update, stream)
         half = channel.for_sum if summed else channel.device
-        return vmap(lambda key, one: half(one, Rng(key)))(own.key, written(update))
+        return vmap(lambda key, message: half(message, Rng(key)))(stream.key, written(update))
 
     def _batches(self, method: Method, streams: Rng, data: tuple[Tensor, ...]) -> Batch:
         """One batch per client, to train or to adapt."""
 
-        def prepare(key: Tensor, *own: Tensor) -> Batch:
-            return method.prepare(self._client_data(*own), self.stream(key))
+        def prepare(key: Tensor, *columns: Tensor) -> Batch:
+            return method.prepare(self._client_data(*columns), self.stream(key))
 
         return vmap(prepare)(streams.key, *data)
 
@@ -168,7 +168,8 @@ class Clients:
         """Everyone's scores with their held-out items. With contexts, each question is scored in its own."""
         everything = torch.arange(self.catalogue.n_items, device=self.device)
         for users, data, asked in self._question_groups():
-            if not (self._contexts and "contexts" in self._uses) or any(one.rows is None for one in asked.values()):
+            without = any(question.rows is None for question in asked.values())
+            if without or not (self._contexts and "contexts" in self._uses):
                 yield Block(users, self._scores(method, shared, users, data, everything), asked)
                 continue
             owner = torch.cat([question.owner for question in asked.values()])
@@ -180,15 +181,15 @@ class Clients:
             most = int(place.max()) + 1
             size = max(1, 4 * SCORES_AT_ONCE // (most * self.catalogue.n_items))
             for start in range(0, len(users), size):
-                own, some = tuple(part[start : start + size] for part in data), users[start : start + size]
+                columns, some = tuple(part[start : start + size] for part in data), users[start : start + size]
                 inside = (owner >= start) & (owner < start + size)
                 where = (owner[inside] - start, place[inside])
                 now = {name: _laid_out(v[rows[inside]], where, len(some), most) for name, v in self._contexts.items()}
-                scores = self._scores(method, shared, some, own, everything, now)
+                scores = self._scores(method, shared, some, columns, everything, now)
                 for number, (name, question) in enumerate(asked.items()):
                     chosen = inside[held == number]
-                    told = held[inside] == number
-                    at = where[0][told], where[1][told]
+                    theirs = held[inside] == number
+                    at = where[0][theirs], where[1][theirs]
                     order = torch.arange(len(at[0]), device=self.device)
                     picked = question.taken(chosen, order)
                     yield Block(some[at[0].cpu().numpy()], scores[at], {name: picked})
@@ -207,8 +208,8 @@ class Clients:
         population = self.split.population
         scores[torch.from_numpy(population.history(user).astype(np.int64))] = -torch.inf
         if (elsewhere := population.elsewhere) is not None:
-            own = elsewhere.items[elsewhere.indptr[user] : elsewhere.indptr[user + 1]]
-            scores[torch.from_numpy(own.astype(np.int64))] = -torch.inf
+            items = elsewhere.items[elsewhere.indptr[user] : elsewhere.indptr[user + 1]]
+            scores[torch.from_numpy(items.astype(np.int64))] = -torch.inf
         return best_of(scores, k)
 
     def scores(self, method: Method, shared: Tree, user: int, now: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -221,14 +222,14 @@ class Clients:
 
     def recommend_in(self, method: Method, shared: Tree, user: int, k: int, now: Mapping[str, object]) -> Recommended:
         """A client's best new items in a context, given by the names and values of the data source."""
-        found = moment(method, self.split, now)
-        return Recommended(self.recommend(method, shared, user, k, self._here(found.now)), found.notes)
+        given = moment(method, self.split, now)
+        return Recommended(self.recommend(method, shared, user, k, self._here(given.now)), given.notes)
 
     def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
-        found = newcomer_split(method, self.split, newcomer)
-        one = Clients(found.split, device=str(self.device), fused=self.fused)
-        one.begin(method, self._rng)
-        return Recommended(one.recommend(method, shared, 0, k, self._here(found.now)), found.notes)
+        encoded = newcomer_split(method, self.split, newcomer)
+        client = Clients(encoded.split, device=str(self.device), fused=self.fused)
+        client.begin(method, self._rng)
+        return Recommended(client.recommend(method, shared, 0, k, self._here(encoded.now)), encoded.notes)
 
     def _here(self, now: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
         return now and {name: value.to(self.device) for name, value in now.items()}
@@ -253,13 +254,13 @@ class Clients:
     def _data(self, users: Users, width: int | None = None, *, avoided: bool = True) -> tuple[Tensor, ...]:
         """The data on these clients' devices: their interactions, then one column per feature."""
         padded = (torch.from_numpy(part).to(self.device) for part in self.split.padded(users, width, avoided=avoided))
-        own = (values[self._tensor(users)] for values in self._features.values())
+        features = (values[self._tensor(users)] for values in self._features.values())
         contexts, rated = self._taken
         if not contexts and not rated:
-            return (*padded, *own)
+            return (*padded, *features)
         rows = torch.from_numpy(self.split.padded_rows(users, width)).to(self.device)
         of_rows = [*contexts.values(), *([self._ratings] if rated else [])]
-        return (*padded, *own, *(_at(values, rows) for values in of_rows))
+        return (*padded, *features, *(_at(values, rows) for values in of_rows))
 
     @property
     def _taken(self) -> tuple[dict[str, Tensor], bool]:
@@ -310,14 +311,14 @@ class Clients:
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
         out = torch.empty(0)
         for chosen, tree, locals_ in self._holdings(method, shared, users, data):
-            own = [part[chosen] for part in data]
+            columns = [part[chosen] for part in data]
             asked = {name: values[chosen] for name, values in (now or {}).items()}
             for number, chunk in enumerate(chunks):
-                values: Tensor = vmap(partial(self._score_one, method, tree, chunk))(locals_, asked, *own)
+                values: Tensor = vmap(partial(self._score_one, method, tree, chunk))(locals_, asked, *columns)
                 if values.shape[-1:] != chunk.shape or values.ndim != (3 if now else 2):
-                    name, found = type(method).__name__, tuple(values.shape[2 if now else 1 :])
+                    name, shape = type(method).__name__, tuple(values.shape[2 if now else 1 :])
                     raise HomebodyError(
-                        f"{name}.score() must give one number for each of {len(chunk)} items, not {found}."
+                        f"{name}.score() must give one number for each of {len(chunk)} items, not {shape}."
                     )
                 if isinstance(chosen, slice) and len(chunks) == 1:
                     return values
@@ -326,12 +327,12 @@ class Clients:
         return out
 
     def _score_one(
-        self, method: Method, tree: Tree, items: Tensor, local: Tree, now: Mapping[str, Tensor], *own: Tensor
+        self, method: Method, tree: Tree, items: Tensor, local: Tree, now: Mapping[str, Tensor], *columns: Tensor
     ) -> Tensor:
-        data = self._client_data(*own)
+        data = self._client_data(*columns)
         if not now:
             return method.score(tree, local, data, items)
-        return vmap(lambda one: method.score(tree, local, data._replace(now=one), items))(dict(now))
+        return vmap(lambda around: method.score(tree, local, data._replace(now=around), items))(dict(now))
 
     def _holdings(
         self, method: Method, shared: Tree, users: Users, data: tuple[Tensor, ...]
@@ -367,7 +368,7 @@ class Clients:
         if self._kept is not None:
             yield from self._kept
             return
-        kept: list[QuestionGroup] = []
+        groups: list[QuestionGroup] = []
         size = 0
         most = max(USERS_AT_ONCE, SCORES_AT_ONCE // self.split.n_items)
         for users, width in self._store.groups(self.split.asked(), SAMPLES_AT_ONCE, most):
@@ -378,10 +379,10 @@ class Clients:
             size += sum(part.nbytes for part in block.data)
             size += sum(part.nbytes for question in block.questions.values() for part in question if part is not None)
             if size <= CACHED_BYTES:
-                kept.append(block)
+                groups.append(block)
             yield block
         if size <= CACHED_BYTES:
-            self._kept = kept
+            self._kept = groups
 
 
 def best_of(scores: Tensor, k: int) -> list[tuple[int, float]]:

@@ -50,9 +50,9 @@ def moment(method: Method, training: Split, said: Mapping[str, object]) -> Momen
 def _around(method: Method, training: Split, said: Mapping[str, object]) -> Moment:
     """The context of one person, if the method reads it, with notes on unknown values."""
     _refuse_misplaced(training, "contexts", said)
-    found, unheard = encode_one(training.encoded["contexts"].codes, said, what="circumstance")
+    codes, unheard = encode_one(training.encoded["contexts"].codes, said, what="circumstance")
     heard = said and "contexts" in (*method.needs, *method.uses)
-    now = {name: torch.from_numpy(one[None, None]) for name, one in found.items()} if heard else None
+    now = {name: torch.from_numpy(code[None, None]) for name, code in codes.items()} if heard else None
     return Moment(now, tuple(unheard))
 
 
@@ -63,8 +63,8 @@ def newcomer_split(method: Method, training: Split, newcomer: Newcomer) -> Newco
     known = training.encoded
     _refuse_misplaced(training, "users", newcomer.features)
     now, unheard = _around(method, training, newcomer.now)
-    own, strange = encode_one(known["users"].codes, newcomer.features, what="feature of people")
-    people = known["users"].rows({name: numbers[None] for name, numbers in own.items()})
+    codes, strange = encode_one(known["users"].codes, newcomer.features, what="feature of people")
+    people = known["users"].rows({name: numbers[None] for name, numbers in codes.items()})
     around = known["contexts"]
     contexts = around.rows({name: code.unknown(len(items)) for name, code in around.codes.items()})
     population = Population("newcomer", np.array([0, len(items)]), items, training.n_items, ratings=ratings)
@@ -84,8 +84,8 @@ WHOSE = {"users": "belongs to people", "items": "belongs to items", "contexts": 
 
 def _refuse_misplaced(training: Split, unit: str, said: Iterable[str]) -> None:
     """Refuse a name that belongs to another kind of column, exactly or nearly, and say to which."""
-    known = {one: list(encoded.codes) for one, encoded in training.encoded.items()}
-    owner = {name: one for one, names in known.items() for name in names}
+    known = {kind: list(encoded.codes) for kind, encoded in training.encoded.items()}
+    owner = {name: kind for kind, names in known.items() for name in names}
     what, have = {
         "users": ("feature of people", "people have"),
         "contexts": ("circumstance", "circumstances are"),
@@ -120,10 +120,10 @@ def _ratings(method: Method, newcomer: Newcomer) -> Numbers | None:
             f"Each item needs a rating: {several(count, 'item was', 'items were')} given, and "
             f"{several(len(ratings), 'rating')}."
         )
-    found = np.array(ratings, dtype=np.float32)
-    if not np.isfinite(found).all():
+    values = np.array(ratings, dtype=np.float32)
+    if not np.isfinite(values).all():
         raise HomebodyError("A rating must be a finite number.")
-    return found
+    return values
 
 
 def _unheeded(method: Method, newcomer: Newcomer) -> list[str]:

@@ -58,10 +58,10 @@ class Simulator(Clients):
         most = max(1, DENSE_BYTES // max(1, wide)) if dense else None
         together = FORMULAS_AT_ONCE if formulas else SAMPLES_AT_ONCE
         for users, width in self._store.groups(cohort.users, together, most):
-            update, kept, request = self._work(method, shared, users, width, rng, summed=summed)
-            self._store.put(users, kept)
-            if "loss" in kept:
-                losses.append(kept["loss"].sum())
+            update, state, request = self._work(method, shared, users, width, rng, summed=summed)
+            self._store.put(users, state)
+            if "loss" in state:
+                losses.append(state["loss"].sum())
             bytes_up += _add(update, {} if reads else sums, whole=method.uplink.fills)
             if reads:
                 method.uplink.read(update, sums)

@@ -26,7 +26,7 @@ from homebody.run import QUIET, Watcher, execute, resume
 from homebody.run_notes import PACKAGE, code_fingerprint
 from homebody.studies import probes as looking
 
-__all__ = ["CellProgress", "cell_key", "check_jobs", "code_version", "commit", "kept", "run_cell", "run_cells"]
+__all__ = ["CellProgress", "cell_key", "check_jobs", "code_version", "commit", "count_done", "run_cell", "run_cells"]
 
 
 PATIENCE = 100
@@ -76,10 +76,10 @@ def run_cells(
         return _Cells(recipes, root, watch or _ignore, _once(say or _ignore), on_error, keep_state, probes).run(jobs)
 
 
-def kept(recipes: Sequence[Recipe], root: Path, probes: Sequence[Sequence[str]] = ()) -> int:
-    """How many of the recipes `root` holds finished, so that `run_cells` would not run them again."""
+def count_done(recipes: Sequence[Recipe], root: Path, probes: Sequence[Sequence[str]] = ()) -> int:
+    """How many of the recipes are finished in `root`; `run_cells` does not run them again."""
     wanted = probes or [()] * len(recipes)
-    return sum(_needs_nothing(root / cell_key(recipe), own) for recipe, own in zip(recipes, wanted, strict=True))
+    return sum(_needs_nothing(root / cell_key(recipe), asked) for recipe, asked in zip(recipes, wanted, strict=True))
 
 
 def run_cell(
@@ -167,10 +167,10 @@ def _own_files(recipe: Recipe) -> dict[str, bytes]:
 
 def code_version(recipe: Recipe | None = None) -> str:
     """A fingerprint of this package's code, and of the recipe's method where it is a file of one's own."""
-    own, colon, _ = (recipe.method if recipe else "").rpartition(":")
-    if not (colon and own.endswith(".py") and Path(own).is_file()):
+    file, colon, _ = (recipe.method if recipe else "").rpartition(":")
+    if not (colon and file.endswith(".py") and Path(file).is_file()):
         return code_fingerprint()
-    return fingerprint({"package": code_fingerprint().encode(), "method": Path(own).read_bytes()})
+    return fingerprint({"package": code_fingerprint().encode(), "method": Path(file).read_bytes()})
 
 
 @cache
@@ -281,8 +281,8 @@ class _Cells:
             raise error
         recipe = self._recipe(key)
         named = {"method": recipe.method, "data": recipe.data, "protocol": recipe.protocol, "seed": recipe.seed}
-        told = {"error": str(error), "diverged": isinstance(error, Diverged)}
-        self._finish(key, {**told, **named, "run": str(self.root / key)})
+        failure = {"error": str(error), "diverged": isinstance(error, Diverged)}
+        self._finish(key, {**failure, **named, "run": str(self.root / key)})
 
     def _finish(self, key: str, result: dict[str, Any]) -> None:
         self.results[key] = result
@@ -306,7 +306,7 @@ def _trusted(recipe: Recipe) -> str:
 
 
 def _needs_nothing(path: Path, probes: Sequence[str]) -> bool:
-    """Whether a cell diverged, and would again, or has its result and the answers of these probes."""
+    """Whether a cell need not run: it diverged before, or it has its result and these probes' answers."""
     return (path / "error.json").exists() or ((path / "result.json").exists() and not unprobed(path, probes))
 
 

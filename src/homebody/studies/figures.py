@@ -71,8 +71,8 @@ def pairs(runs: Runs) -> list[dict[str, Any]]:
     lines = {line["name"]: line for line in table(runs)}
     out = []
     for without, with_ in runs.study.pairs:
-        one, other = lines[without], lines[with_]
-        out += [one, other, _improvement(runs, one, other)]
+        first, other = lines[without], lines[with_]
+        out += [first, other, _improvement(runs, first, other)]
     return out
 
 
@@ -94,8 +94,8 @@ def convergence(runs: Runs) -> list[dict[str, Any]]:
     """A line a row, with a curve for each protocol and metric."""
 
     def curves(row: Row, results: Results) -> dict[str, Any]:
-        found = [runs.rounds(str(result["run"])) for result in results]
-        return {metric: _curve(found, row.metric_on(runs.data, metric)) for metric in runs.study.metrics}
+        histories = [runs.rounds(str(result["run"])) for result in results]
+        return {metric: _curve(histories, row.metric_on(runs.data, metric)) for metric in runs.study.metrics}
 
     return _by_protocol(runs, "curves", curves)
 
@@ -118,7 +118,7 @@ def view_attack(runs: Runs) -> list[dict[str, Any]]:
 
 
 def ordered(study: Study, lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each two rows that the paper puts in an order, in which metrics that is found and in which not.
+    """For each pair of rows that the paper orders, the metrics in which our figures have that order or not.
 
     The order is that of the published figures; without them, the first row is above the second.
     """
@@ -128,14 +128,14 @@ def ordered(study: Study, lines: Sequence[Mapping[str, Any]]) -> list[str]:
         pair = [by_name[name] for name in names]
         ours = [line["obtained"].get(study.against, {}).get("metrics", {}) for line in pair]
         printed = [line["published"] for line in pair]
-        found: dict[bool, list[str]] = {True: [], False: []}
-        for metric in (one for one in study.metrics if all(one in own for own in ours)):
-            mean, other = (float(own[metric]["mean"]) for own in ours)
-            above = printed[0][metric] > printed[1][metric] if all(metric in own for own in printed) else True
-            scaled = (number(one, study.scale) for one in (mean, other))
-            found[(mean > other) == above].append(f"{metric_name(metric)} {' to '.join(scaled)}")
+        verdicts_on: dict[bool, list[str]] = {True: [], False: []}
+        for metric in (name for name in study.metrics if all(name in figures for figures in ours)):
+            mean, other = (float(figures[metric]["mean"]) for figures in ours)
+            above = printed[0][metric] > printed[1][metric] if all(metric in figures for figures in printed) else True
+            scaled = (number(value, study.scale) for value in (mean, other))
+            verdicts_on[(mean > other) == above].append(f"{metric_name(metric)} {' to '.join(scaled)}")
         verdicts = {True: "in the paper's order", False: "NOT in the paper's order"}
-        texts = [f"{verdicts[kind]}: {', '.join(some)}" for kind, some in found.items() if some]
+        texts = [f"{verdicts[kind]}: {', '.join(some)}" for kind, some in verdicts_on.items() if some]
         if texts:
             said.append(f"{names[0]} and {names[1]}, {'; '.join(texts)}.")
     return said
@@ -145,23 +145,23 @@ def embedding(runs: Runs) -> list[dict[str, Any]]:
     """A line a row, with a panel for each protocol: the picture of the first seed, its figures over all seeds."""
 
     def panel(row: Row, results: Results) -> dict[str, Any]:
-        found = [result["probe"] for result in results]
+        panels = [result["probe"] for result in results]
         return {
-            **{name: value for name, value in found[0].items() if name not in ("schema", "people")},
-            "n": len(found),
-            "count": found[0]["people"]["count"],
-            "people": {n: _spread([one["people"][n] for one in found]) for n in ("training", "held_out")},
+            **{name: value for name, value in panels[0].items() if name not in ("schema", "people")},
+            "n": len(panels),
+            "count": panels[0]["people"]["count"],
+            "people": {n: _spread([shown["people"][n] for shown in panels]) for n in ("training", "held_out")},
         }
 
     return _by_protocol(_probed(runs, lambda answer, _: {}), "panels", panel)
 
 
 def _probed(runs: Runs, change: Callable[[Mapping[str, Any], int], dict[str, Any]]) -> Runs:
-    """The same runs, whose results are changed by what the study's probe found in them, at a point."""
+    """The same runs, with their results updated by the answer of the study's probe at a point."""
 
     def of(row: Row, protocol: str, point: int) -> Results:
         answers = probes.probed(runs.study.probe, runs.of(row, protocol, point))
-        return [one if "error" in one else {**one, **change(one["probe"], point)} for one in answers]
+        return [answer if "error" in answer else {**answer, **change(answer["probe"], point)} for answer in answers]
 
     return replace(runs, of=of)
 
@@ -170,13 +170,13 @@ def _by_protocol(runs: Runs, name: str, make: Callable[[Row, Results], dict[str,
     """A line a row, with what is made of the results under each protocol that has any, under this name."""
     lines = []
     for row in runs.study.rows:
-        found, errors = {}, []
+        parts, errors = {}, []
         for protocol in runs.study.protocols if row.method is not None else ():
             results = runs.of(row, protocol, 0)
             errors += _errors(results)
             if whole := [result for result in results if "error" not in result]:
-                found[protocol] = make(row, whole)
-        lines.append({**_named(row, runs.data), name: found, "errors": list(dict.fromkeys(errors))})
+                parts[protocol] = make(row, whole)
+        lines.append({**_named(row, runs.data), name: parts, "errors": list(dict.fromkeys(errors))})
     return lines
 
 
@@ -209,9 +209,9 @@ class NoisyRelease:
         for name in ("noise", *(("cohort", "population") if drawn else ())):
             if name not in given:
                 raise HomebodyError(f"release.{name} is missing: give it to the table or to this row.")
-        found = cls(**given)
-        found.event()
-        return found
+        release = cls(**given)
+        release.event()
+        return release
 
     def event(self) -> GaussianRelease:
         size = (1, 1) if self.sampling == "none" else (self.cohort, self.population)
@@ -281,14 +281,14 @@ def binned(counts: npt.NDArray[np.int64], least: Sequence[int]) -> list[int]:
     >>> binned(np.array([1, 9, 10, 25, 400]), [1, 10, 20])
     [2, 1, 2]
     """
-    found = np.histogram(counts, [*least, max(int(counts.max(initial=0)), least[-1]) + 1])[0]
-    return [int(count) for count in found]
+    sizes = np.histogram(counts, [*least, max(int(counts.max(initial=0)), least[-1]) + 1])[0]
+    return [int(count) for count in sizes]
 
 
-def _point(value: Any, label: str, source: str, metric: str, found: float) -> dict[str, Any]:
-    spread = {"mean": found, "sd": None, "values": [found]}
-    obtained = {source: {"n": 1, "metrics": {metric: spread}, "errors": [], "cells": []}}
-    return {"value": value, "label": label, "obtained": obtained, "difference": {}, "short": []}
+def _point(value: Any, label: str, source: str, metric: str, mean: float) -> dict[str, Any]:
+    spread = {"mean": mean, "sd": None, "values": [mean]}
+    figures = {source: {"n": 1, "metrics": {metric: spread}, "errors": [], "cells": []}}
+    return {"value": value, "label": label, "obtained": figures, "difference": {}, "short": []}
 
 
 LINES: dict[str, Callable[[Runs], list[dict[str, Any]]]] = {
@@ -319,14 +319,14 @@ def _figures(runs: Runs, row: Row, point: int = 0) -> dict[str, Any]:
     given = published(study, row, data, point)
     names = {metric: row.metric_on(data, metric) for metric in (*study.metrics, *study.also)}
     protocols = [] if row.method is None else study.protocols
-    found = {protocol: _obtained(runs.of(row, protocol, point), names) for protocol in protocols}
-    ours = found.get(study.against, {}).get("metrics", {})
+    outcomes = {protocol: _obtained(runs.of(row, protocol, point), names) for protocol in protocols}
+    ours = outcomes.get(study.against, {}).get("metrics", {})
     compared = [name for name in given if name in ours and name not in QUANTITIES]
     gaps = {name: 100 * (ours[name]["mean"] - given[name]) for name in compared}
     return {
         "published": given,
         "published_sd": deviations(study, row, data, point),
-        "obtained": found,
+        "obtained": outcomes,
         "difference": gaps,
         "short": [name for name, gap in gaps.items() if gap < -TOLERANCE],
     }
@@ -335,18 +335,18 @@ def _figures(runs: Runs, row: Row, point: int = 0) -> dict[str, Any]:
 def _obtained(results: Results, names: Mapping[str, str]) -> dict[str, Any]:
     """Mean and deviation over seeds. names: what a run's result calls each metric."""
     runs = [result for result in results if "error" not in result]
-    found = {}
+    figures = {}
     for metric, name in names.items() if runs else ():
         if metric not in OF_RUNS and name not in runs[0]["metrics"]:
             raise unknown_name("metric", name, runs[0]["metrics"])
         values = [_quantity(run, metric) if metric in OF_RUNS else float(run["metrics"][name]) for run in runs]
         if not any(map(math.isnan, values)):
-            found[metric] = {**_spread(values), **_interval([run.get("intervals", {}).get(name) for run in runs])}
+            figures[metric] = {**_spread(values), **_interval([run.get("intervals", {}).get(name) for run in runs])}
     return {
         "n": len(runs),
-        "metrics": found,
+        "metrics": figures,
         "errors": list(dict.fromkeys(_errors(results))),
-        "diverged": len(runs) < len(results) and all(one.get("diverged") for one in results if "error" in one),
+        "diverged": len(runs) < len(results) and all(result.get("diverged") for result in results if "error" in result),
         "seconds": statistics.fmean(float(run["seconds"]) for run in runs) if runs else None,
         "chosen_rounds": [run["chosen_round"] for run in runs],
         "cells": [Path(run["run"]).name for run in runs],
@@ -384,9 +384,9 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": mean, "sd": sd, "values": list(values)}
 
 
-def _interval(found: Sequence[Sequence[float] | None]) -> dict[str, Any]:
-    """Of several seeds from the lowest end to the highest."""
-    known = [ends for ends in found if ends is not None]
+def _interval(intervals: Sequence[Sequence[float] | None]) -> dict[str, Any]:
+    """One interval for several seeds, from the lowest end to the highest."""
+    known = [ends for ends in intervals if ends is not None]
     return {"interval": [min(low for low, _ in known), max(high for _, high in known)]} if known else {}
 
 
@@ -394,30 +394,30 @@ def _errors(results: Results) -> list[str]:
     return [without_paths(str(result["error"])) for result in results if "error" in result]
 
 
-def _improvement(runs: Runs, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _improvement(runs: Runs, first: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """What the second of a pair gains on the first: of the means, as papers count it, with the deviation over seeds."""
     metrics = [metric for metric in runs.study.metrics if metric not in QUANTITIES]
-    obtained = {}
-    for protocol in runs.study.protocols if one["obtained"] and other["obtained"] else ():
-        before, after = (line["obtained"][protocol] for line in (one, other))
+    gained = {}
+    for protocol in runs.study.protocols if first["obtained"] and other["obtained"] else ():
+        before, after = (line["obtained"][protocol] for line in (first, other))
         gains = {m: _gains(before["metrics"].get(m), after["metrics"].get(m), runs.study.seeds) for m in metrics}
-        obtained[protocol] = {
+        gained[protocol] = {
             "n": min(before["n"], after["n"]),
             "metrics": {metric: gain for metric, gain in gains.items() if gain},
             "errors": [],
             "cells": [],
         }
-    printed = [(m, one["published"].get(m), other["published"].get(m)) for m in metrics]
+    printed = [(m, first["published"].get(m), other["published"].get(m)) for m in metrics]
     given = {m: after / before - 1 for m, before, after in printed if before and after is not None}
-    ours = obtained.get(runs.study.against, {}).get("metrics", {})
+    ours = gained.get(runs.study.against, {}).get("metrics", {})
     return {
-        "name": f"improvement on {one['name']}",
+        "name": f"improvement on {first['name']}",
         "note": "",
-        "missing": "" if obtained else one["missing"] or other["missing"],
+        "missing": "" if gained else first["missing"] or other["missing"],
         "improvement": True,
         "published": given,
         "published_sd": {},
-        "obtained": obtained,
+        "obtained": gained,
         "difference": {m: 100 * (ours[m]["mean"] - gain) for m, gain in given.items() if m in ours},
         "short": [],
     }
@@ -439,8 +439,8 @@ def _curve(runs: Sequence[Sequence[Mapping[str, Any]]], metric: str) -> dict[str
     series = [{line["step"]: line["metrics"][metric] for line in lines if metric in line["metrics"]} for lines in runs]
     if not all(series):
         raise HomebodyError(f"No round was evaluated for {metric}: a convergence figure needs a metric of every round.")
-    rounds = sorted(set.intersection(*(set(one) for one in series)))
-    at = [[float(one[step]) for one in series] for step in rounds]
+    rounds = sorted(set.intersection(*(set(curve) for curve in series)))
+    at = [[float(curve[step]) for curve in series] for step in rounds]
     return {
         "n": len(series),
         "round": rounds,

@@ -37,9 +37,9 @@ def fitting(population: Population, methods: Sequence[str] = ()) -> Entrants:
     """The methods and references that this data has enough for: those named, or all but diagnostics."""
     fit, skipped = [], []
     for name in methods or METHODS:
-        found = find(name)
-        absent = population.lacks(found.needs)
-        if not methods and found.about.diagnostic:
+        method = find(name)
+        absent = population.lacks(method.needs)
+        if not methods and method.about.diagnostic:
             skipped.append({"name": _short(name), "reason": "is a diagnostic: name it with --methods"})
         elif absent:
             skipped.append({"name": _short(name), "reason": f"needs {absent}, which this data lacks"})
@@ -69,11 +69,11 @@ def leaderboard(
         raise unknown_name("protocol", recipe.protocol, PROTOCOLS)
     entrants = fitting(population, methods)
     if not entrants.methods:
-        reasons = "; ".join(f"{one['name']} {one['reason']}" for one in entrants.skipped)
+        reasons = "; ".join(f"{method['name']} {method['reason']}" for method in entrants.skipped)
         raise HomebodyError(f"No method fits this data: {reasons}.")
     cells = [replace(recipe, method=name, seed=seed) for name in entrants.methods for seed in range(seeds)]
     results = run_cells(cells, out / "cells", jobs=jobs, watch=watch, say=say, on_error="keep", keep_state=False)
-    failed = {str(one["method"]): without_paths(str(one["error"])) for one in results if "error" in one}
+    failed = {str(result["method"]): without_paths(str(result["error"])) for result in results if "error" in result}
     whole = [result for result in results if str(result["method"]) not in failed]
     if not whole:
         raise HomebodyError(f"No method got through: {next(iter(failed.values()))}")

@@ -62,11 +62,11 @@ def places() -> list[Path]:
 
 def list_papers() -> list[Path]:
     """The folders of all papers that are known by name; the first place that has a name wins."""
-    found: dict[str, Path] = {}
+    papers: dict[str, Path] = {}
     for place in places():
         for file in sorted(place.glob(f"*/{FILE}")):
-            found.setdefault(file.parent.name, file.parent)
-    return [found[name] for name in sorted(found)]
+            papers.setdefault(file.parent.name, file.parent)
+    return [papers[name] for name in sorted(papers)]
 
 
 def find_paper(name: str) -> Path:
@@ -126,8 +126,8 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study], lo
     identity, computed = reader.identity(), COMPUTED.get(kind)
     if kind == "accounting" and reader.take("observer", str, "public") == "views":
         computed = ("epsilon_views", "certified for views")
-    found = {"membership": list(ATTACKS), "view-attack": list(VIEW_ATTACK)}
-    metrics = found[kind] if kind in found else like("metrics")
+    attacks = {"membership": list(ATTACKS), "view-attack": list(VIEW_ATTACK)}
+    metrics = attacks[kind] if kind in attacks else like("metrics")
     study = Study(
         form=form,
         kind=kind,
@@ -149,9 +149,9 @@ def _study(reader: Reader, folder: Path, form: Form, tables: Sequence[Study], lo
         orders=_pairs(reader, "orders") if kind == "table" and "orders" in reader.values else [],
         **VARIED[kind](reader) if kind in VARIED else {},
     )
-    for data, own in like("run_on", {}).items():
+    for data, changes in like("run_on", {}).items():
         if data in study.data:
-            study.run_on[data] = {**own, **study.run_on.get(data, {})}
+            study.run_on[data] = {**changes, **study.run_on.get(data, {})}
     study.optional.extend(name for name in like("optional", []) if name in study.data and name not in study.optional)
     study.rows.extend(_rows(reader, folder, study, base))
     reader.done()
@@ -183,16 +183,17 @@ def _varied(reader: Reader) -> dict[str, Any]:
 def _adapted(reader: Reader) -> dict[str, Any]:
     """What devices adapt by: a field of the method, and whole numbers; 0 is a model that no device has adapted."""
     varied = _varied(reader)
-    if not varied["vary"].startswith("fields.") or not all(type(one) is int and one >= 0 for one in varied["values"]):
+    whole = all(type(value) is int and value >= 0 for value in varied["values"])
+    if not varied["vary"].startswith("fields.") or not whole:
         raise reader.error("an adaptation varies fields.NAME, of the method, over whole numbers from 0")
     return varied
 
 
 def _accounted(reader: Reader) -> dict[str, Any]:
-    deltas = [float(one) if type(one) is int else one for one in reader.take("deltas", list)]
-    if not deltas or not all(type(one) is float and 0 <= one < 1 for one in deltas):
+    deltas = [float(delta) if type(delta) is int else delta for delta in reader.take("deltas", list)]
+    if not deltas or not all(type(delta) is float and 0 <= delta < 1 for delta in deltas):
         raise reader.error(f"deltas must be numbers from 0 to under 1, at least one, not {deltas!r}")
-    labels = [f"δ = {_short(one)}" for one in deltas]
+    labels = [f"δ = {_short(delta)}" for delta in deltas]
     return {"values": deltas, "labels": labels, "axis": "δ", "release": reader.take("release", dict, {})}
 
 
@@ -207,11 +208,11 @@ def _short(number: float) -> str:
 
 def _lengths(reader: Reader) -> dict[str, Any]:
     least = reader.take("from", list, LENGTHS)
-    rising = all(type(one) is int for one in least) and sorted(set(least)) == least
+    rising = all(type(number) is int for number in least) and sorted(set(least)) == least
     if not least or not rising or least[0] < 0:
         raise reader.error(f"'from' must be rising whole numbers, the least of each group, not {least!r}")
-    ends = [f"–{after - 1:,}" if after - 1 > one else "" for one, after in pairwise(least)]
-    labels = [f"{one:,}{end}" for one, end in zip(least, [*ends, " or more"], strict=True)]
+    ends = [f"–{after - 1:,}" if after - 1 > number else "" for number, after in pairwise(least)]
+    labels = [f"{number:,}{end}" for number, end in zip(least, [*ends, " or more"], strict=True)]
     return {"values": least, "labels": labels, "axis": "interactions a person"}
 
 
@@ -245,7 +246,7 @@ def _pairs(reader: Reader, name: str = "pairs") -> list[tuple[str, str]]:
             raise reader.error(f"{name} must be lists of two rows, {which}, not {pair!r}")
     if not pairs:
         raise reader.error(f"{name} must name at least one pair of rows")
-    return [(one, other) for one, other in pairs]
+    return [(without, other) for without, other in pairs]
 
 
 def _rows(reader: Reader, folder: Path, study: Study, base: Study | None) -> list[Row]:
@@ -255,10 +256,10 @@ def _rows(reader: Reader, folder: Path, study: Study, base: Study | None) -> lis
     for number, row in enumerate(reader.tables("row"), 1):
         called = f"'{row['name']}'" if isinstance(row.get("name"), str) else number
         written.append(_row(Reader(row, f"{reader.where}, row {called}"), folder, study, known))
-    own = {row.name: row for row in written}
+    here = {row.name: row for row in written}
     if study.kind == "pairs":
         names = list(dict.fromkeys(name for pair in study.pairs for name in pair))
-        return [*written, *_taken(reader, [name for name in names if name not in own], known, study, published=True)]
+        return [*written, *_taken(reader, [name for name in names if name not in here], known, study, published=True)]
     if base is None:
         return written
     return [*written, *_taken(reader, reader.texts("rows", [] if written else list(known)), known, study)]
@@ -275,14 +276,14 @@ def _taken(
 
 
 def _here(row: Row, study: Study, *, published: bool = False) -> Row:
-    def kept(by_data: Mapping[str, Any]) -> dict[str, Any]:
+    def part(by_data: Mapping[str, Any]) -> dict[str, Any]:
         return {data: value for data, value in by_data.items() if data in study.data}
 
-    row = replace(row, on=kept(row.on), slice=kept(row.slice), values=[])
+    row = replace(row, on=part(row.on), slice=part(row.slice), values=[])
     if not published:
-        said = (row.note, kept(row.notes)) if study.form == "table" else ("", {})
+        said = (row.note, part(row.notes)) if study.form == "table" else ("", {})
         return replace(row, published={}, published_sd={}, note=said[0], notes=said[1])
-    return replace(row, published=kept(row.published), published_sd=kept(row.published_sd), notes=kept(row.notes))
+    return replace(row, published=part(row.published), published_sd=part(row.published_sd), notes=part(row.notes))
 
 
 def _release(reader: Reader, study: Study) -> Row:
@@ -295,7 +296,7 @@ def _release(reader: Reader, study: Study) -> Row:
     figures = reader.take("published", dict, {})
     row = Row(
         *(reader.take("name", str), None, {}, {}, {}, reader.take("rounds", int, None)),
-        {data: [[one] for one in own] if isinstance(own, list) else own for data, own in figures.items()},
+        {data: [[n] for n in numbers] if isinstance(numbers, list) else numbers for data, numbers in figures.items()},
         *(reader.take("note", str, ""), reader.take("notes", dict, {}), ""),
         release=given,
     )
@@ -316,8 +317,8 @@ def _row(reader: Reader, folder: Path, study: Study, known: Mapping[str, Row]) -
         row = _new_row(reader, folder, name)
     # What is no table of fields is refused when the whole study is checked.
     on = {
-        data: {**row.on.get(data, {}), **own} if isinstance(own, dict) else own
-        for data, own in reader.take("on", dict, {}).items()
+        data: {**row.on.get(data, {}), **fields} if isinstance(fields, dict) else fields
+        for data, fields in reader.take("on", dict, {}).items()
     }
     row = replace(
         row,

@@ -95,7 +95,7 @@ def plan(
 
 def _probes(paper: Paper, asked: Collection[str], every: _Numbered, seeds: int | None) -> list[list[str]]:
     """The probes of each recipe, including cheap ones of figures that were not asked for: the model exists now."""
-    found: list[list[str]] = [[] for _ in every.recipes]
+    wanted: list[list[str]] = [[] for _ in every.recipes]
     for study in paper.studies:
         unasked = study.label not in asked
         if not study.probe or (unasked and (study.kind not in probes.CHEAP or probes.lacks(study.probe))):
@@ -103,9 +103,9 @@ def _probes(paper: Paper, asked: Collection[str], every: _Numbered, seeds: int |
         for name, row, protocol in product(study.data, study.rows, study.protocols):
             for seed in range(seeds or study.seeds) if row.method is not None else ():
                 place = every.known(study.recipe(row, name, protocol, seed))
-                if place is not None and study.probe not in found[place]:
-                    found[place].append(study.probe)
-    return found
+                if place is not None and study.probe not in wanted[place]:
+                    wanted[place].append(study.probe)
+    return wanted
 
 
 class _Numbered:
@@ -143,9 +143,9 @@ class _Numbered:
 def _named(kind: str, wanted: str | None, studies: Sequence[Study], otherwise: bool) -> list[Study]:
     if wanted is None:
         return list(studies) if otherwise else []
-    found = [study for study in studies if study.id == wanted]
+    named = [study for study in studies if study.id == wanted]
     # A figure of several parts, as 3-rounds and 3-epochs, is asked for by its number too.
-    found = found or [study for study in studies if study.id.startswith(f"{wanted}-")]
-    if not found:
+    named = named or [study for study in studies if study.id.startswith(f"{wanted}-")]
+    if not named:
         raise unknown_name(kind, wanted, [study.id for study in studies])
-    return found
+    return named

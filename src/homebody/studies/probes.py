@@ -101,12 +101,12 @@ def take(path: Path, probes: Sequence[str], step: Step = nothing) -> dict[str, s
         for name in probes:
             kind, _, settings = name.partition(":")
             try:
-                found = PROBES[kind](ProbedRun(fitted, population, recipe, settings, step))
+                answer = PROBES[kind](ProbedRun(fitted, population, recipe, settings, step))
             except HomebodyError as error:
                 refused[name] = str(error)
                 folder.write_json(file_of(path, name).name, {"schema": SCHEMA_VERSION, "refused": str(error)})
             else:
-                folder.write_json(file_of(path, name).name, {"schema": SCHEMA_VERSION, **found})
+                folder.write_json(file_of(path, name).name, {"schema": SCHEMA_VERSION, **answer})
     finally:
         fitted.ledger.close()
     return refused
@@ -114,16 +114,16 @@ def take(path: Path, probes: Sequence[str], step: Step = nothing) -> dict[str, s
 
 def probed(probe: str, results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The results of runs with the probe's answer, or the reason it refused; runs never probed are left out."""
-    found: list[Mapping[str, Any]] = []
+    out: list[Mapping[str, Any]] = []
     for result in results:
         if "error" in result:
-            found.append(result)
+            out.append(result)
         elif why := result.get("refused", {}).get(probe):
-            found.append({**result, "error": why})
+            out.append({**result, "error": why})
         elif (file := file_of(Path(str(result["run"])), probe)).exists():
             answer = RunFolder.open(file.parent).read_json(file.name)
-            found.append({**result, "error": answer["refused"]} if "refused" in answer else {**result, "probe": answer})
-    return found
+            out.append({**result, "error": answer["refused"]} if "refused" in answer else {**result, "probe": answer})
+    return out
 
 
 def probe_of(kind: str, vary: str, values: Sequence[int], attack: Mapping[str, Any]) -> str:
@@ -202,8 +202,8 @@ def tables(fitted: Fitted, population: Population, seed: int) -> dict[str, Any]:
     lender = np.arange(runtime.split.n_users)
     lender[asked] = others(asked, Rng.of(seed, "probe", "tables"))
     runtimes = {"own": runtime, "global": Borrowing(runtime, None), "other": Borrowing(runtime, lender)}
-    metrics = {name: _tested(one.evaluate(fitted.method, fitted.shared).metrics) for name, one in runtimes.items()}
-    return {"clients": len(asked), "metrics": metrics}
+    measured = {name: clients.evaluate(fitted.method, fitted.shared) for name, clients in runtimes.items()}
+    return {"clients": len(asked), "metrics": {name: _tested(value.metrics) for name, value in measured.items()}}
 
 
 def _tested(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -218,9 +218,9 @@ def others(users: Users, rng: Rng) -> Users:
     True
     """
     circle = _order(len(users), rng)
-    found = np.empty_like(users)
-    found[circle] = users[np.roll(circle, -1)]
-    return found
+    drawn = np.empty_like(users)
+    drawn[circle] = users[np.roll(circle, -1)]
+    return drawn
 
 
 def _order(count: int, rng: Rng) -> npt.NDArray[np.int64]:
@@ -288,11 +288,11 @@ def _marks(split: Split, user: int, touched: npt.NDArray[np.int64] | None) -> np
 
 def _shown(mark: npt.NDArray[np.int64], rng: Rng) -> npt.NDArray[np.int64]:
     """The person's own items and others drawn at random, ascending."""
-    own, rest = np.flatnonzero(mark >= 2), np.flatnonzero((mark == 0) | (mark == 1))
-    room = max(SHOWN - len(own), len(own))
+    theirs, rest = np.flatnonzero(mark >= 2), np.flatnonzero((mark == 0) | (mark == 1))
+    room = max(SHOWN - len(theirs), len(theirs))
     if len(rest) > room:
         rest = rest[_order(len(rest), rng)][:room]
-    return np.sort(np.concatenate([own, rest]))
+    return np.sort(np.concatenate([theirs, rest]))
 
 
 def _flat(table: npt.NDArray[np.float32], seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -326,8 +326,8 @@ def separations(runtime: Simulator, fitted: Fitted, people: Users) -> tuple[Tens
         near = _nearness(table, items, valid)
         asked = torch.from_numpy(split.relevant(some, "test")).to(table.device)
         rest = _strangers(split, some).to(table.device)
-        found = torch.stack([_auc(near, items, valid, rest), _auc(near, asked.clamp(min=0), asked >= 0, rest)])
-        answers[:, torch.from_numpy(held.place)] = found.cpu()
+        areas = torch.stack([_auc(near, items, valid, rest), _auc(near, asked.clamp(min=0), asked >= 0, rest)])
+        answers[:, torch.from_numpy(held.place)] = areas.cpu()
     return answers[0], answers[1]
 
 
@@ -344,8 +344,8 @@ def _nearness(table: Tensor, items: Tensor, valid: Tensor) -> Tensor:
 def _strangers(split: Split, users: Users) -> Tensor:
     """(B, M) which items a person has nothing to do with."""
     rest = np.ones((len(users), split.n_items + 1), dtype=np.bool_)  # the last column takes what pads
-    for own in (split.seen(users, "test"), split.relevant(users, "test")):
-        np.put_along_axis(rest, own, False, axis=1)
+    for items in (split.seen(users, "test"), split.relevant(users, "test")):
+        np.put_along_axis(rest, items, False, axis=1)
     return torch.from_numpy(rest[:, :-1].copy())
 
 
@@ -417,7 +417,7 @@ def membership(fitted: Fitted, split: Split, recipe: Recipe, settings: str, step
         )
     method = federated(recipe.build(), recipe.method)
     assert recipe.rounds is not None, "a run's recipe has its rounds"
-    found = attack(
+    findings = attack(
         method,
         split,
         rounds=trained_for(method, recipe.rounds, fitted.chosen),
@@ -431,20 +431,20 @@ def membership(fitted: Fitted, split: Split, recipe: Recipe, settings: str, step
         fused=recipe.fused,
         step=step,
     )
-    return {**membership_figures(found), "found": found}
+    return {**membership_figures(findings), "found": findings}
 
 
-def membership_figures(found: Mapping[str, Any]) -> dict[str, Any]:
+def membership_figures(findings: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of a table, with an interval where there is one; nan for an attack that could not be tried."""
-    lists, ratio = found["lists"], found["likelihood_ratio"]
+    lists, ratio = findings["lists"], findings["likelihood_ratio"]
     nothing_tried = [math.nan] * 3
-    rate = next((one["true"] for one in ratio["rates"] if one["false_positives"] == 0.01), nothing_tried)
+    rate = next((point["true"] for point in ratio["rates"] if point["false_positives"] == 0.01), nothing_tried)
     figures = {"attack/accuracy": lists.get("accuracy", nothing_tried), "lira/auc": ratio["auc"], "lira/tpr@1%": rate}
     return {
         "metrics": {
             **{name: value for name, (value, _, _) in figures.items()},
             "attack/ceiling": lists.get("ceiling", math.nan),
-            "attack/allowed": found["allowed"]["accuracy"],
+            "attack/allowed": findings["allowed"]["accuracy"],
         },
         "intervals": {name: [low, high] for name, (_, low, high) in figures.items()},
     }
@@ -456,7 +456,7 @@ def _attack_settings(given: Mapping[str, Any]) -> dict[str, list[float]]:
             raise unknown_name("setting of the attack", name, VIEW_DEFAULTS)
         numbers = value if isinstance(value, list) else [value]
         whole = int if name != "sigmas" else (int, float)
-        if isinstance(value, list) != (name != "users") or not all(isinstance(one, whole) for one in numbers):
+        if isinstance(value, list) != (name != "users") or not all(isinstance(number, whole) for number in numbers):
             raise HomebodyError(f"attack.{name} must be like {VIEW_DEFAULTS[name]}, not {value!r}.")
     every = {**VIEW_DEFAULTS, **given}
     return {name: value if isinstance(value, list) else [value] for name, value in every.items()}
@@ -483,12 +483,12 @@ def view_probe(attack: Mapping[str, Any]) -> str:
     ('view:sigmas=0/1/4,participations=1/10/100,users=5', [0, 1, 4])
     """
     chosen = _attack_settings(attack)
-    return "view:" + ",".join(f"{name}={'/'.join(f'{one:g}' for one in some)}" for name, some in chosen.items())
+    return "view:" + ",".join(f"{name}={'/'.join(f'{number:g}' for number in some)}" for name, some in chosen.items())
 
 
 def _read_view_attack(settings: str) -> dict[str, list[float]]:
     parts = (part.partition("=") for part in settings.split(","))
-    return {name: [int(one) if one.isdigit() else float(one) for one in some.split("/")] for name, _, some in parts}
+    return {name: [int(text) if text.isdigit() else float(text) for text in some.split("/")] for name, _, some in parts}
 
 
 def view_attack(fitted: Fitted, runtime: Simulator, settings: str, seed: int, step: Step) -> dict[str, Any]:
@@ -496,36 +496,37 @@ def view_attack(fitted: Fitted, runtime: Simulator, settings: str, seed: int, st
     from homebody.audit.views import FIRST, KNOWN, MEAN, read_view
 
     chosen = _read_view_attack(settings)
-    found = read_view(
+    findings = read_view(
         fitted.method,
         runtime,
         fitted.shared,
         sigmas=chosen["sigmas"],
-        participations=[int(one) for one in chosen["participations"]],
+        participations=[int(number) for number in chosen["participations"]],
         users=int(chosen["users"][0]),
         seed=seed,
         step=step,
     )
-    guesses = {(one["question"], one["tower"], one["sigma"], one["participations"]): one for one in found["guesses"]}
-    errors = {one["sigma"]: one["median"] for one in found["errors"]}
+    keys = ("question", "tower", "sigma", "participations")
+    guesses = {tuple(guess[key] for key in keys): guess for guess in findings["guesses"]}
+    errors = {error["sigma"]: error["median"] for error in findings["errors"]}
     asked = {
-        "view/feature": (found["feature"], KNOWN),
-        "view/feature, first tower": (found["feature"], FIRST),
-        "view/feature, mean tower": (found["feature"], MEAN),
+        "view/feature": (findings["feature"], KNOWN),
+        "view/feature, first tower": (findings["feature"], FIRST),
+        "view/feature, mean tower": (findings["feature"], MEAN),
         "view/profile": ("profile", KNOWN),
         "view/opposite": ("opposite", KNOWN),
     }
     limits = {"view/most": "opposite", "view/profile, most": "profile"}
     points = {}
     for name, sigma, length in attacked_points({name: chosen[name] for name in ("sigmas", "participations")}):
-        own = {metric: guesses.get((*of, sigma, length)) for metric, of in asked.items()}
+        answers = {metric: guesses.get((*of, sigma, length)) for metric, of in asked.items()}
         most = {metric: guesses[question, KNOWN, sigma, length]["most"] for metric, question in limits.items()}
-        metrics = {metric: math.nan if one is None else one["accuracy"] for metric, one in own.items()}
+        metrics = {metric: math.nan if guess is None else guess["accuracy"] for metric, guess in answers.items()}
         points[name] = {
             "metrics": {**metrics, **most, "view/error": errors[sigma]},
-            "intervals": {metric: one["interval"] for metric, one in own.items() if one is not None},
+            "intervals": {metric: guess["interval"] for metric, guess in answers.items() if guess is not None},
         }
-    return {"points": points, "found": found}
+    return {"points": points, "found": findings}
 
 
 PROBES: dict[str, Callable[[ProbedRun], dict[str, Any]]] = {

@@ -52,8 +52,8 @@ def _processor() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    name = found[1] if found else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    name = match[1] if match else platform.processor() or platform.machine()
     return " ".join(re.sub(r"\((R|TM)\)|\bCPU\b|\bProcessor\b|@.*", " ", name).split())
 
 
@@ -66,7 +66,7 @@ def command_text(words: str, options: Mapping[str, Any]) -> str:
     parts = [words]
     for name, value in options.items():
         given = value if isinstance(value, list | tuple) else [value]
-        parts += [f"--{name} {shlex.quote(str(one))}" for one in given if one is not None]
+        parts += [f"--{name} {shlex.quote(str(text))}" for text in given if text is not None]
     return " ".join(parts)
 
 

@@ -16,7 +16,7 @@ from homebody.report.pages import has_plotly
 from homebody.report.reproduction import picture
 from homebody.report.reproduction_page import reproduction_page
 from homebody.report.words import behind_proxy
-from homebody.studies.cells import CellProgress, cell_key, kept, run_cells
+from homebody.studies.cells import CellProgress, cell_key, count_done, run_cells
 from homebody.studies.figures import LINES, MEANINGS, TOLERANCE, Runs, ordered
 from homebody.studies.papers import Paper
 from homebody.studies.plan import Plan, plan
@@ -42,7 +42,7 @@ EVERY = 2.0
 
 def work(planned: Plan, out: Path) -> str:
     """How many runs a plan has and how many are finished, as a sentence."""
-    total, before = len(planned.recipes), kept(planned.recipes, out / "cells", planned.probes)
+    total, before = len(planned.recipes), count_done(planned.recipes, out / "cells", planned.probes)
     if not total:
         return ""
     done = "all of them finished before" if before == total else f"{before:,} of them finished before"
@@ -113,7 +113,7 @@ class _Book:
         self.lines: dict[str, list[dict[str, Any]]] = {}
         self.cores: dict[str, int] = {}
         self.computed: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        self.made = provenance_of(planned.command)
+        self.provenance = provenance_of(planned.command)
         self.began = time.monotonic()
 
     def add(self, run: int, result: Mapping[str, Any]) -> None:
@@ -135,7 +135,7 @@ class _Book:
     def result(self) -> dict[str, Any]:
         paper = self.planned.paper
         finished = [result for result in self._ours() if "error" not in result]
-        self.made |= {
+        self.provenance |= {
             "seconds": time.monotonic() - self.began,
             "runs": len(self._ours()),
             "run_seconds": sum(float(result["seconds"]) for result in finished),
@@ -153,10 +153,10 @@ class _Book:
 
     def _study(self, study: Study) -> dict[str, Any]:
         parts = dict(self.before.get(study.label, {}))
-        for own, names in self.planned.studies:
-            if own.label == study.label:
+        for chosen, names in self.planned.studies:
+            if chosen.label == study.label:
                 for name in names:
-                    part = self._part(own, name)
+                    part = self._part(chosen, name)
                     if part["finished"] or not part["planned"] or name not in parts:
                         parts[name] = part
         shown = {name: getattr(study, name) for name in SHOWN}
@@ -170,7 +170,7 @@ class _Book:
         whole = [self.results[n] for n in sorted(mine) if n in self.results and "error" not in self.results[n]]
         rows = self._rows(study, data)
         return {
-            "made": self.made,
+            "made": self.provenance,
             "seeds": 0 if computed else study.seeds,
             "rounds": None if computed else self.planned.rounds,
             "protocols": [name for name in study.protocols if computed or name in self.planned.protocols],
@@ -264,16 +264,16 @@ def _meaning(result: Mapping[str, Any]) -> str:
 
 def _invocations(studies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The commands that the parts come from, the latest first, each with what it made."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    commands: dict[tuple[str, str], dict[str, Any]] = {}
     for study in studies:
         for name, part in study["data"].items():
             key = (part["made"]["date"], part["made"]["command"])
-            entry = found.setdefault(key, {**part["made"], "made_parts": {}})
+            entry = commands.setdefault(key, {**part["made"], "made_parts": {}})
             entry["made_parts"].setdefault(study["label"], []).append(name)
-    for entry in found.values():
+    for entry in commands.values():
         parts = entry.pop("made_parts")
         entry["parts"] = "; ".join(f"{label}: {', '.join(names)}" for label, names in parts.items())
-    return [found[key] for key in sorted(found, reverse=True)]
+    return [commands[key] for key in sorted(commands, reverse=True)]
 
 
 def _read(path: Path, paper: Paper) -> dict[str, dict[str, Any]]:

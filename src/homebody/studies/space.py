@@ -17,12 +17,12 @@ __all__ = ["Space", "parse_search", "points", "search_space", "space_text"]
 Space = Mapping[str, Range | tuple[Any, ...]]
 """For each field that is varied, a range or the values to try."""
 FACTOR = 10.0
-"""How far around its default a number is searched whose method says nothing."""
+"""How far around its default a number is searched if the method declares no range."""
 REPEATS = 1_000
-"""Draws in a row that bring nothing new before a space counts as tried out."""
+"""Draws in a row without a new point, after which a space counts as exhausted."""
 
 
-def search_space(found: type[Recommender]) -> tuple[Space, bool]:
+def search_space(method: type[Recommender]) -> tuple[Space, bool]:
     """The ranges a method declares, and True; one that declares none gets ranges around its defaults, and False.
 
     >>> from homebody.methods import find
@@ -30,11 +30,11 @@ def search_space(found: type[Recommender]) -> tuple[Space, bool]:
     >>> space_text(space["learning_rate"]), declared
     ('0.01:1:log', True)
     """
-    searched = [spec for spec in params(found) if spec.metadata["search"] is not None]
+    searched = [spec for spec in params(method) if spec.metadata["search"] is not None]
     declared = {spec.name: _typed(spec, spec.metadata["search"]) for spec in searched}
     if declared:
         return declared, True
-    guessed = {spec.name: _around(spec) for spec in params(found)}
+    guessed = {spec.name: _around(spec) for spec in params(method)}
     return {name: space for name, space in guessed.items() if space is not None}, False
 
 
@@ -49,21 +49,21 @@ def space_text(space: Range | tuple[Any, ...]) -> str:
     return ",".join(str(value).lower() if isinstance(value, bool) else str(value) for value in space)
 
 
-def parse_search(found: type[Recommender], texts: Sequence[str]) -> Space:
+def parse_search(method: type[Recommender], texts: Sequence[str]) -> Space:
     """`field=low:high`, `field=low:high:log` and `field=a,b,c` as where to look.
 
     >>> from homebody.methods import find
     >>> parse_search(find("fedmf"), ["factors=8,16", "learning_rate=0.1:1:log"])
     {'factors': (8, 16), 'learning_rate': Range(low=0.1, high=1.0, log=True)}
     """
-    known = {spec.name: spec for spec in params(found)}
+    known = {spec.name: spec for spec in params(method)}
     space: dict[str, Range | tuple[Any, ...]] = {}
     for text in texts:
         name, equals, where = text.partition("=")
         if not equals or not where:
             raise HomebodyError(f"--search takes field=low:high, field=low:high:log or field=a,b,c, not '{text}'.")
         if name not in known:
-            raise unknown_name(f"field of {found.__name__}", name, known)
+            raise unknown_name(f"field of {method.__name__}", name, known)
         space[name] = _parse(known[name], where)
     return space
 

@@ -79,8 +79,7 @@ class Study:
 
     form: Form
     kind: str
-    """One of `KINDS`: a plain table, pairs of rows with their improvement, a sweep over values, curves over rounds,
-    what a probe found in models, or what is computed without a run."""
+    """One of `KINDS`: a table, pairs with their improvement, a sweep, curves over rounds, a probe, or a computation."""
     id: str
     title: str
     metrics: list[str]
@@ -125,7 +124,7 @@ class Study:
 
     @property
     def against(self) -> str:
-        """The protocol whose figures are set against the published ones."""
+        """The protocol under which our figures are compared with the published ones."""
         return "published" if "published" in self.protocols else self.protocols[0]
 
     def points(self, row: Row) -> list[Any]:
@@ -137,18 +136,18 @@ class Study:
     def recipe(self, row: Row, data: str, protocol: str, seed: int, value: Any = None) -> Recipe:
         """One cell: what is run for one row, data set, protocol, seed and (in a sweep) value."""
         assert row.method is not None
-        own = {**row.fields, **row.on.get(data, {})}
+        fields = {**row.fields, **row.on.get(data, {})}
         run = {**self.run, **self.run_on.get(data, {}), **row.run}
         rounds = row.rounds if row.rounds is not None else self.rounds
         if self.vary == "run.rounds" and not row.fixed:
             rounds = value
         elif self.kind == "sweep" and not row.fixed:
             place, _, name = self.vary.partition(".")
-            (own if place == "fields" else run)[name] = value
-        lengths = {int(found[1]) for metric in self.metrics if (found := re.search(r"@(\d+)$", metric))}
+            (fields if place == "fields" else run)[name] = value
+        lengths = {int(match[1]) for metric in self.metrics if (match := re.search(r"@(\d+)$", metric))}
         if "cutoffs" not in run and not lengths <= set(DEFAULTS["cutoffs"]):
             run["cutoffs"] = sorted(lengths.union(DEFAULTS["cutoffs"]))
-        return Recipe(row.method, data, fields=own, rounds=rounds, seed=seed, protocol=protocol, **run)
+        return Recipe(row.method, data, fields=fields, rounds=rounds, seed=seed, protocol=protocol, **run)
 
 
 def published(study: Study, row: Row, data: str, point: int = 0) -> dict[str, float]:
@@ -250,7 +249,7 @@ def _check_figures(study: Study, name: str, given: Sequence[Any], where: str) ->
     if study.kind in LISTED and len(given) != len(study.values):
         raise HomebodyError(f"{where}: {name} must have {len(study.values)} lists, one for each value.")
     for figures in lists:
-        if not isinstance(figures, list) or not all(type(one) in (int, float) for one in figures):
+        if not isinstance(figures, list) or not all(type(number) in (int, float) for number in figures):
             raise HomebodyError(f"{where}: {name} must be a list of {wanted}, not {figures!r}.")
         if len(figures) != len(study.metrics):
             raise HomebodyError(f"{where}: {name} has {len(figures)} figures, and the {study.form} {wanted}.")

@@ -27,7 +27,7 @@ from homebody.recipe import Recipe, fingerprint
 from homebody.report import RunFolder
 from homebody.run import Watcher, prepare
 from homebody.settings import params
-from homebody.studies.cells import CellProgress, cell_key, check_jobs, code_version, commit, kept, run_cells
+from homebody.studies.cells import CellProgress, cell_key, check_jobs, code_version, commit, count_done, run_cells
 from homebody.studies.space import Space, points, space_text
 
 __all__ = ["Search", "command", "tune"]
@@ -47,7 +47,7 @@ class Search:
 
     @property
     def name(self) -> str:
-        """A folder's name. More trials are the same search, so that it can go on."""
+        """The folder's name. It does not depend on the number of trials, so a search can be extended."""
         asked = {"recipe": self.recipe.to_toml(), "space": _texts(self.space), "seeds": self.seeds}
         short = (self.recipe.short_method, Path(self.recipe.data).stem)
         readable = "-".join(re.sub(r"[^\w.-]+", "_", part)[:40] for part in short)
@@ -81,7 +81,7 @@ def tune(
     path = out / search.name
     settings = search.settings()
     recipes = [recipe for setting in settings for recipe in search.recipes(setting)]
-    if kept(recipes, path / "trials") < len(recipes):
+    if count_done(recipes, path / "trials") < len(recipes):
         prepare(recipes[0], watcher)
     if len(settings) < search.trials:
         watcher.say(f"There are only {len(settings)} different settings to try.")
@@ -165,7 +165,7 @@ def _record(
         if None not in results:
             part = slice(top["trial"] * search.seeds, (top["trial"] + 1) * search.seeds)
             tested = [result["metrics"] for result in results[part] if result]
-            best["test"] = {name: statistics.fmean(one[name] for one in tested) for name in tested[0]}
+            best["test"] = {name: statistics.fmean(metrics[name] for metrics in tested) for name in tested[0]}
     known = {name: value for name, value in asdict(search.recipe).items() if value is not None}
     return {
         "schema": SCHEMA_VERSION,

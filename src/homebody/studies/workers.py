@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 __all__ = ["Pool", "cores", "main"]
 
 ATTEMPTS = 2
-"""How often a cell is begun whose worker dies."""
+"""How often a cell is started before its worker's death counts as an error."""
 POLL_SECONDS = 1.0
 """How often the parent looks for Ctrl-C: a signal that arrives just before a wait does not end the wait."""
 REPORT_SECONDS = 0.25
@@ -141,11 +141,11 @@ class _Worker:
             self.input.flush()
 
     def read(self) -> list[dict[str, Any]] | None:
-        """The whole lines there are; None when it has ended."""
-        found = os.read(self.output.fileno(), 1 << 16)
-        if not found:
+        """The complete lines received so far, or None after the worker has ended."""
+        received = os.read(self.output.fileno(), 1 << 16)
+        if not received:
             return None
-        *lines, self._rest = (self._rest + found).split(b"\n")
+        *lines, self._rest = (self._rest + received).split(b"\n")
         return [json.loads(line) for line in lines]
 
     def close(self) -> str:
@@ -164,12 +164,12 @@ class _Worker:
 
 def _environment(threads: int) -> dict[str, str]:
     """A worker imports what this process would import, and shares the processors with the others."""
-    own = os.environ
+    given = os.environ
     limits = {}
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
-        limits[name] = str(min(threads, int(own[name])) if own.get(name, "").isdigit() else threads)
+        limits[name] = str(min(threads, int(given[name])) if given.get(name, "").isdigit() else threads)
     path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path)
-    return {**own, **limits, "POLARS_MAX_THREADS": str(threads), "PYTHONPATH": path}
+    return {**given, **limits, "POLARS_MAX_THREADS": str(threads), "PYTHONPATH": path}
 
 
 def main() -> None:

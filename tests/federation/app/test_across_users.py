@@ -25,7 +25,7 @@ from homebody.federation.app.process import App
 from homebody.federation.device.desk import Desk, usual_socket
 from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
-from homebody.federation.views import Question, hello, hide_memory, receive, send
+from homebody.federation.views import AppQuestion, hello, hide_memory, receive, send
 from homebody.rng import Rng
 
 pytestmark = [
@@ -221,7 +221,7 @@ def test_a_malicious_app_obtains_the_noised_aggregate_alone(
         update = one_user.update_of(answer)
         # The server of one device: what all views get is the item tower that its noised mean moves.
         shared = {name: value - 0.1 * update[name] if name in update else value for name, value in shared.items()}
-    asked = [Question.read(letter) for letter in children["taste"].ask("asked")]
+    asked = [AppQuestion.read(letter) for letter in children["taste"].ask("asked")]
     assert [question.step for question in asked] == [1, 2]
     for question in asked:
         assert set(question.shared) == {"item/first", "item/layers", "taste/user/first", "taste/user/layers"}

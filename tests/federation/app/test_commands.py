@@ -15,7 +15,7 @@ from homebody.cli import app
 from homebody.data.codes import Code
 from homebody.errors import HomebodyError
 from homebody.federation.app.features import read_features
-from homebody.federation.app.folder import AppFolder, AppSettings, Seen
+from homebody.federation.app.folder import AppFolder, AppSettings, SeenQuestion
 from homebody.federation.device.home import Home
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.admin import make, opened
@@ -85,7 +85,9 @@ def test_the_ledger_of_an_app_shows_what_it_saw(tmp_path: Path) -> None:
             charge = [Charge("views", "user", GaussianRelease(4.0, "add-remove"))]
             for _ in range(2):
                 folder.charge("ann", f"run/train/{step}@x", charge, f"digest {step}")
-                folder.note("ann", f"gradient {step}", Seen("cafe" * 8, f"train/{step}", "gradient", 20, 1000, 10, 5))
+                folder.note(
+                    "ann", f"gradient {step}", SeenQuestion("cafe" * 8, f"train/{step}", "gradient", 20, 1000, 10, 5)
+                )
     text = call("view", "ledger", tmp_path / "app", "--delta", 1e-3)
     assert "not running" in text
     assert "train/1 to train/2 of cafecafe: 2 questions" in text

@@ -29,7 +29,7 @@ from homebody.federation.device.device import Device
 from homebody.federation.device.home import Home
 from homebody.federation.device.household import recommend
 from homebody.federation.schema import FeatureSchema
-from homebody.federation.views import Question, hello, receive, send
+from homebody.federation.views import AppQuestion, hello, receive, send
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.privacy.specs import parse_channel
 from homebody.rng import Rng
@@ -241,11 +241,11 @@ def test_the_device_works_on_a_view_that_is_no_app(room: Room, shared: Tree) -> 
 
 
 def test_an_app_sees_the_item_tower_its_own_tower_and_the_samples_alone(room: Room, shared: Tree) -> None:
-    seen: list[Question] = []
+    seen: list[AppQuestion] = []
 
     class Curious(App):
         def answer(self, letter: bytes) -> bytes:
-            seen.append(Question.read(letter))
+            seen.append(AppQuestion.read(letter))
             return super().answer(letter)
 
     room.add("profile", "taste")
@@ -434,6 +434,7 @@ def test_nobody_poses_as_another_app(room: Room, shared: Tree) -> None:
 
 def test_a_user_of_no_app_is_not_listened_to(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     room.tokens["taste"] = room.home.views.add("taste", os.getuid() + 1)
+    monkeypatch.setattr("homebody.federation.device.desk.peer_user", lambda connection: os.getuid() + 2)
     room.open()
     assert turned_away(room, hello("taste", room.tokens["taste"]))
     assert "do not belong together" in room.logs.pop()["reason"]

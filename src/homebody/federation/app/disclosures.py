@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any, cast
 
 from homebody.errors import unknown_name
-from homebody.federation.app.folder import AppFolder, Seen
+from homebody.federation.app.folder import AppFolder, SeenQuestion
 from homebody.privacy.budget import check_delta
 from homebody.report import jsonable
 
@@ -32,7 +32,7 @@ def _of_person(app: AppFolder, person: str, delta: float) -> dict[str, Any]:
     ledger, seen = app.ledger(person), app.seen(person)
     charged = ledger.releases()
 
-    def series(one: Seen) -> tuple[str, str]:
+    def series(one: SeenQuestion) -> tuple[str, str]:
         return one.run, one.what
 
     lines = []

@@ -22,7 +22,7 @@ from homebody.federation.service.text import one_line
 from homebody.files import is_held
 from homebody.privacy import Charge, Ledger
 
-__all__ = ["AppFolder", "AppSettings", "Seen"]
+__all__ = ["AppFolder", "AppSettings", "SeenQuestion"]
 
 FILE = "app.sqlite"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
@@ -83,7 +83,7 @@ class AppSettings(NamedTuple):
         return settings
 
 
-class Seen(NamedTuple):
+class SeenQuestion(NamedTuple):
     """One question of the device."""
 
     run: str
@@ -197,7 +197,7 @@ class AppFolder:
                 [(number, run, one) for one in steps if one not in wanted],
             )
 
-    def note(self, person: str, digest: str, seen: Seen) -> None:
+    def note(self, person: str, digest: str, seen: SeenQuestion) -> None:
         """Write down what the device showed; the same question once."""
         with self._database.transaction():
             self._database.execute(
@@ -206,14 +206,14 @@ class AppFolder:
                 (self._number(person), seen.run, seen.release, digest, *seen[2:]),
             )
 
-    def seen(self, person: str) -> list[Seen]:
+    def seen(self, person: str) -> list[SeenQuestion]:
         """What the device showed of a person, in order."""
         rows = self._database.execute(
             "SELECT s.run, s.release, s.what, s.items, s.received, s.sent, s.at FROM seen s "
             "JOIN person p ON p.number = s.person WHERE p.name = ? ORDER BY s.rowid",
             (person,),
         )
-        return [Seen(*row) for row in rows.fetchall()]
+        return [SeenQuestion(*row) for row in rows.fetchall()]
 
     def charge(self, person: str, release: str, charges: list[Charge], digest: str) -> None:
         """Charge what a round shows this app of the person's other views; the same question once."""

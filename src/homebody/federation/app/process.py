@@ -22,14 +22,14 @@ from torch import Tensor
 from homebody.core import Catalogue, Cohort, Column, Data, Method, Tree, releases
 from homebody.errors import HomebodyError
 from homebody.federation import wire
-from homebody.federation.app.folder import AppFolder, Seen, now
+from homebody.federation.app.folder import AppFolder, SeenQuestion, now
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.service.logs import log
 from homebody.federation.task import acting
 from homebody.federation.views import (
     HELLO_BYTES,
     QUESTION_BYTES,
-    Question,
+    AppQuestion,
     Vanished,
     ViewMethod,
     hello,
@@ -136,7 +136,7 @@ class App:
     def answer(self, letter: bytes) -> bytes:
         """The letter to send back; a refusal says why."""
         try:
-            question = Question.read(letter)
+            question = AppQuestion.read(letter)
             own = self.folder.settings.view
             if question.view != own:
                 raise wire.Malformed(f"This is the app of the view '{own}'.")
@@ -147,12 +147,14 @@ class App:
             reason = str(error) if known else f"The question cannot be worked on ({type(error).__name__})."
             self._log("refused", reason=reason)
             return wire.encode_letter({"to": wire.digest(letter), "refused": reason[:300]})
-        seen = Seen(question.run, question.release, question.do, _items(question.batch), len(letter), len(reply), now())
+        seen = SeenQuestion(
+            question.run, question.release, question.do, _items(question.batch), len(letter), len(reply), now()
+        )
         self.folder.note(question.person, f"{question.do} {question.ask}", seen)
         self._log("answered", do=question.do, release=question.release, bytes=len(reply))
         return reply
 
-    def _answer(self, question: Question, letter: bytes) -> Tree:
+    def _answer(self, question: AppQuestion, letter: bytes) -> Tree:
         method = self._method(question)
         views = views_of(method)
         if views is None:
@@ -177,7 +179,7 @@ class App:
             self.folder.put_tower(person, run, question.step, views.stepped(name, local, gradient), question.keep)
         return {part: value for part, value in gradient.items() if part in question.parts}
 
-    def _charge(self, method: Method, question: Question, letter: bytes) -> None:
+    def _charge(self, method: Method, question: AppQuestion, letter: bytes) -> None:
         """What the rounds tell this app of the other views, before it sees more of it."""
         cohort = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, question.n_items)
         charges = [one for one in releases(method, cohort) if one.observer == "views"]
@@ -185,7 +187,7 @@ class App:
         if charges:
             self.folder.charge(question.person, release, charges, wire.digest(letter))
 
-    def _method(self, question: Question) -> Method:
+    def _method(self, question: AppQuestion) -> Method:
         about = f"{question.method} {question.fields} {question.stages} {question.phase}"
         if about not in self._methods:
             described = {"method": question.method, "fields": question.fields, "stages": question.stages}

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from homebody.core import Batch, Catalogue, Method, Tree, Update
 from homebody.federation import wire
-from homebody.federation.device.desk import Desk, Query, Relay, Reply, usual_socket
+from homebody.federation.device.desk import AppReply, Desk, Query, Relay, usual_socket
 from homebody.federation.device.home import Home
 from homebody.federation.device.views import KnownView
 from homebody.federation.schema import FeatureSchema
-from homebody.federation.views import Question, views_of
+from homebody.federation.views import AppQuestion, views_of
 
 __all__ = ["Apps", "asking"]
 
@@ -75,7 +75,7 @@ class Apps:
         for name in self.names(method, schema.catalogue(0)):
             silence = views.silence(name, shared)
             quiet[name] = {part: value for part, value in silence.items() if f"{name}/{part}" in leaves}
-            question = Question(
+            question = AppQuestion(
                 **about,
                 do="gradient",
                 view=name,
@@ -96,7 +96,7 @@ class Apps:
         alike = torch.full((n_items,), 1.0 / n_items)
         queries = {}
         for name in self.names(method, schema.catalogue(0)):
-            question = Question(
+            question = AppQuestion(
                 **about,
                 do="scores",
                 view=name,
@@ -109,10 +109,10 @@ class Apps:
         replies = self._ask(queries)
         return {name: replies[name].update["scores"] if name in replies else alike for name in queries}
 
-    def _ask(self, queries: Mapping[str, Query]) -> dict[str, Reply]:
+    def _ask(self, queries: Mapping[str, Query]) -> dict[str, AppReply]:
         """The answers of those who answered; what came of every question is counted."""
         known: list[KnownView] = self._home.views.all()
-        away = {name: Reply("away", {}, "Its app is not there.") for name in queries}
+        away = {name: AppReply("away", {}, "Its app is not there.") for name in queries}
         replies = self._desk.ask(queries, known) if self._desk is not None else away
         for name, reply in replies.items():
             self._home.views.count(name, reply.outcome)

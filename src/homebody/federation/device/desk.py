@@ -31,7 +31,7 @@ from homebody.federation.device.views import KnownView, KnownViews, Outcome
 from homebody.federation.views import HELLO_BYTES, QUESTION_BYTES, Vanished, peer_user, read_hello, receive, send
 from homebody.files import write_synced
 
-__all__ = ["LARGEST", "Desk", "Query", "Relay", "Reply", "invite", "usual_socket"]
+__all__ = ["LARGEST", "AppReply", "Desk", "Query", "Relay", "invite", "usual_socket"]
 
 SECONDS = 5.0
 """How long an app may take, unless the device says otherwise."""
@@ -87,7 +87,7 @@ class Query(NamedTuple):
         """Bytes that no answer exceeds."""
         return wire.HEADER_BYTES + wire.longest(self.wanted)
 
-    def read(self, letter: bytes) -> Reply:
+    def read(self, letter: bytes) -> AppReply:
         """An answer, checked: names, shapes, kinds, and numbers that are finite and not too large."""
         header, parts = wire.decode_letter(letter)
         if header.get("to") != wire.digest(self.letter):
@@ -95,7 +95,7 @@ class Query(NamedTuple):
         if "refused" in header:
             raise wire.Malformed(f"The app refused: {str(header['refused'])[:300]}")
         update = wire.decode_update(parts.get("update", b""), self.wanted, LARGEST)
-        return Reply("answered", {name: _as(value, self.wanted[name].kind) for name, value in update.items()})
+        return AppReply("answered", {name: _as(value, self.wanted[name].kind) for name, value in update.items()})
 
 
 class Relayed(NamedTuple):
@@ -104,11 +104,11 @@ class Relayed(NamedTuple):
     letter: bytes
     longest: int
 
-    def read(self, letter: bytes) -> Reply:
-        return Reply("answered", {}, letter=letter)
+    def read(self, letter: bytes) -> AppReply:
+        return AppReply("answered", {}, letter=letter)
 
 
-class Reply(NamedTuple):
+class AppReply(NamedTuple):
     """What came of a question: an answer, or why there is none."""
 
     outcome: Outcome
@@ -251,7 +251,7 @@ class Desk:
             send(connection, wire.encode_letter({"refused": refusal}), HELLO_SECONDS)
         connection.close()
 
-    def ask(self, queries: Mapping[str, Query | Relayed], known: Sequence[KnownView]) -> dict[str, Reply]:
+    def ask(self, queries: Mapping[str, Query | Relayed], known: Sequence[KnownView]) -> dict[str, AppReply]:
         """Ask these views' apps, all at once, and wait until the time is up.
 
         known: the apps as they are registered now. An app that was removed or added anew since it came is away.
@@ -259,9 +259,11 @@ class Desk:
         with self._asking:
             return self._ask_all(queries, {view.name: view for view in known})
 
-    def _ask_all(self, queries: Mapping[str, Query | Relayed], registered: Mapping[str, KnownView]) -> dict[str, Reply]:
+    def _ask_all(
+        self, queries: Mapping[str, Query | Relayed], registered: Mapping[str, KnownView]
+    ) -> dict[str, AppReply]:
         until = time.monotonic() + self.seconds
-        replies: dict[str, Reply] = {}
+        replies: dict[str, AppReply] = {}
 
         def one(name: str) -> None:
             replies[name] = self._ask(queries[name], registered[name], until)
@@ -273,7 +275,7 @@ class Desk:
             thread.join()
         return replies
 
-    def _ask(self, query: Query | Relayed, view: KnownView, until: float) -> Reply:
+    def _ask(self, query: Query | Relayed, view: KnownView, until: float) -> AppReply:
         while (seat := self._seat(view, until)) is not None:
             try:
                 send(seat.connection, query.letter, until - time.monotonic())
@@ -282,11 +284,11 @@ class Desk:
                 self._leave(seat)  # killed in the round: it is asked again if it comes back in time
             except TimeoutError:
                 self._leave(seat)
-                return Reply("slow", {}, f"Its app took longer than {self.seconds:g} seconds.")
+                return AppReply("slow", {}, f"Its app took longer than {self.seconds:g} seconds.")
             except wire.Malformed as error:
                 self._leave(seat)
-                return Reply("nonsense", {}, str(error))
-        return Reply("away", {}, "Its app is not there.")
+                return AppReply("nonsense", {}, str(error))
+        return AppReply("away", {}, "Its app is not there.")
 
     def _seat(self, view: KnownView, until: float) -> _Seat | None:
         """The app of a view, waited for unless it was missed before."""
@@ -352,7 +354,7 @@ class Relay:
     def __init__(self, where: Path, seconds: float = 60.0) -> None:
         self._where, self._seconds = where, seconds
 
-    def ask(self, queries: Mapping[str, Query], known: Sequence[KnownView]) -> dict[str, Reply]:
+    def ask(self, queries: Mapping[str, Query], known: Sequence[KnownView]) -> dict[str, AppReply]:
         """As `Desk.ask`; the desk looks up which apps there are."""
         parts = {name: query.letter for name, query in queries.items()}
         asked = wire.encode_letter({"longest": {name: query.longest for name, query in queries.items()}}, parts)
@@ -371,13 +373,13 @@ class Relay:
             ) from error
         return {name: self._read(query, header["outcomes"][name], answers[name]) for name, query in queries.items()}
 
-    def _read(self, query: Query, outcome: tuple[Outcome, str], letter: bytes) -> Reply:
+    def _read(self, query: Query, outcome: tuple[Outcome, str], letter: bytes) -> AppReply:
         if outcome[0] != "answered":
-            return Reply(outcome[0], {}, outcome[1])
+            return AppReply(outcome[0], {}, outcome[1])
         try:
             return query.read(letter)
         except wire.Malformed as error:
-            return Reply("nonsense", {}, str(error))
+            return AppReply("nonsense", {}, str(error))
 
 
 def _as(value: Rows | Tensor, kind: torch.dtype) -> Rows | Tensor:

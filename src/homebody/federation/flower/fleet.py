@@ -152,10 +152,10 @@ class Fleet(Peer):
             self._wire.close()
 
     def _letter(self, message: Message) -> Letter | None:
-        metadata, found = message.metadata, decode_message(message)
-        if found is None:
+        metadata, content = message.metadata, decode_message(message)
+        if content is None:
             return None
-        nonce, body = found
+        nonce, body = content
         return Letter(
             message=metadata.message_id,
             kind=metadata.message_type,

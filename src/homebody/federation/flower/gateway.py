@@ -280,8 +280,8 @@ class Gateway:
                 del self._held[whose]
 
     def _wake(self, whose: set[int]) -> None:
-        for one in whose & self._held.keys():
-            for held in self._held[one]:
+        for node in whose & self._held.keys():
+            for held in self._held[node]:
                 held.news.set()
 
 

@@ -152,9 +152,9 @@ class Link(Peer):
 
     def nodes(self) -> dict[str, int]:
         """The nodes that count as online, by their keys' fingerprints; one that was killed, for twice its heartbeat."""
-        found = self._runtime("get-nodes", runtime.GetNodesRequest(), runtime.GetNodesResponse)
-        self._since = {node.node_id: node.last_activated_at for node in found.nodes}
-        return {fingerprint(node.public_key): node.node_id for node in found.nodes}
+        answer = self._runtime("get-nodes", runtime.GetNodesRequest(), runtime.GetNodesResponse)
+        self._since = {node.node_id: node.last_activated_at for node in answer.nodes}
+        return {fingerprint(node.public_key): node.node_id for node in answer.nodes}
 
     def send(self, letters: Mapping[int, tuple[str, bytes]], deadline: float) -> dict[str, int]:
         """Send each node a kind (train, evaluate or query, or such as query.hello) and a body, to be answered within
@@ -209,18 +209,18 @@ class Link(Peer):
             # Only one request can be held: with more, none is, for long.
             hold = min(left, 20.0) if len(pieces) == 1 else 0.0
             begun = time.monotonic()
-            found: list[Reply] = []
+            replies: list[Reply] = []
             for piece in pieces:
                 try:
-                    found += self._pull(piece, hold)
+                    replies += self._pull(piece, hold)
                 except (LinkDown, Refused):
                     # What was fetched is nowhere else any more; the next call fails as well.
-                    if not found:
+                    if not replies:
                         raise
                     break
             left = end - time.monotonic()
-            if found or left <= 0:
-                return found or self._lost(numbers)
+            if replies or left <= 0:
+                return replies or self._lost(numbers)
             if time.monotonic() - begun < hold - 0.5 or not hold:
                 # A SuperLink of somebody else's holds nothing: ask again, ever more slowly.
                 time.sleep(min(pause, left))
@@ -320,10 +320,10 @@ def _reply(number: str, sent: _Sent, message: Message) -> Reply:
     if message.HasField("error"):
         error = _ERRORS.get(message.error.code, f"The device could not answer (Flower's error {message.error.code}).")
         return Reply(number, sent.node, None, error)
-    found = decode_message(message)
-    if found is None:
+    content = decode_message(message)
+    if content is None:
         return Reply(number, sent.node, None, "The answer is no message of Homebody's.")
-    nonce, body = found
+    nonce, body = content
     if message.metadata.src_node_id != sent.node or not hmac.compare_digest(nonce, sent.nonce):
         return Reply(number, sent.node, None, "The answer is not from the device that was asked.")
     return Reply(number, sent.node, body, "")

@@ -78,9 +78,9 @@ def fingerprint(public_key: bytes) -> str:
     >>> from cryptography.hazmat.primitives.asymmetric import ec
     >>> from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
     >>> key = ec.generate_private_key(ec.SECP384R1()).public_key()
-    >>> one = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" somebody@somewhere"
+    >>> first = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b" somebody@somewhere"
     >>> other = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    >>> fingerprint(one) == fingerprint(other), len(fingerprint(one))
+    >>> fingerprint(first) == fingerprint(other), len(fingerprint(first))
     (True, 64)
     """
     return _fingerprint(bytes(public_key))
@@ -254,9 +254,9 @@ def decode_message(message: Message) -> tuple[bytes, bytes] | None:
     if len(message.content.items) != 1:
         return None
     (record,) = message.content.items
-    found = {item.key: item.value for item in record.config_record.items}
-    if record.key != "homebody" or found.keys() != {"nonce", "body"}:
+    values = {item.key: item.value for item in record.config_record.items}
+    if record.key != "homebody" or values.keys() != {"nonce", "body"}:
         return None
-    if any(value.WhichOneof("value") != "bytes" for value in found.values()):
+    if any(value.WhichOneof("value") != "bytes" for value in values.values()):
         return None
-    return found["nonce"].bytes, found["body"].bytes
+    return values["nonce"].bytes, values["body"].bytes

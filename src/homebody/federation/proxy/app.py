@@ -108,12 +108,12 @@ class Proxy:
         if not re.fullmatch(r"[0-9a-f]{32}", name):
             raise web.Refusal(404, "unknown epoch", "An epoch is named by 32 hexadecimal digits.")
         try:
-            found = await self._book.find(bytes.fromhex(name))
+            epoch = await self._book.find(bytes.fromhex(name))
         except web.Refusal:
             raise
         except Exception:
             raise _cannot_keep() from None
-        return web.answer(200, found.to_json())
+        return web.answer(200, epoch.to_json())
 
     async def _health(self, _: web.Request) -> web.Response:
         if self._writer.failing:

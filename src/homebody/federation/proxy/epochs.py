@@ -59,12 +59,12 @@ class Book:
                     raise _overload()
                 asked[epoch] = asyncio.create_task(self._in_turn(epoch, known))
                 asked[epoch].add_done_callback(lambda task: self._answered(epoch, known, task))
-            found = await asyncio.shield(asked[epoch])
+            described = await asyncio.shield(asked[epoch])
         else:
-            found = self._epochs[epoch]
-        if found is None or epoch in self._writer.closed or self._clock() >= found.closes:
+            described = self._epochs[epoch]
+        if described is None or epoch in self._writer.closed or self._clock() >= described.closes:
             raise epoch_closed()
-        return found
+        return described
 
     def _answered(self, epoch: bytes, known: bool, task: asyncio.Task[Epoch | None]) -> None:
         del self._asked[known][epoch]
@@ -109,11 +109,11 @@ class Book:
         finally:
             hop.close()
         self._trouble.say("")
-        found: Epoch | None = await self._writer.call(lambda store: store.open_epoch(described, self._clock()))
-        self._epochs[epoch] = found
-        if found is not None:
-            log("epoch opened", epoch=epoch.hex(), closes=found.closes)
-        return found
+        opened: Epoch | None = await self._writer.call(lambda store: store.open_epoch(described, self._clock()))
+        self._epochs[epoch] = opened
+        if opened is not None:
+            log("epoch opened", epoch=epoch.hex(), closes=opened.closes)
+        return opened
 
     def _say_unknown(self, epoch: bytes) -> None:
         """Log it from time to time only: strangers may ask for any number of epochs."""

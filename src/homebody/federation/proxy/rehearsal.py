@@ -23,19 +23,19 @@ Longs = npt.NDArray[np.int64]
 
 
 def rehearse_reports(messages: Sequence[Longs], batch: int = 4096) -> tuple[list[Longs], Longs]:
-    """What the server opens of these devices' reports, batch by batch; and, in the same order, whose each was.
+    """The reports of these devices as the server opens them, batch by batch; and the device of each, in that order.
 
     >>> batches, whose = rehearse_reports([np.array([4, 7]), np.array([9])], batch=2)
     >>> opened = np.concatenate(batches)
-    >>> [len(one) for one in batches], sorted(zip(opened.tolist(), whose.tolist()))
+    >>> [len(batch) for batch in batches], sorted(zip(opened.tolist(), whose.tolist()))
     ([2, 1], [(4, 0), (7, 0), (9, 1)])
     """
     public, secret = epoch_keys()
     sealed = [seal_reports(message, public) for message in messages]
     owner = {report: device for device, message in enumerate(sealed) for report in _single(message)}
     batches = rehearse(sealed, batch)
-    whose = [owner[report] for one in batches for report in _single(one)]
-    return [unseal_reports(one, public, secret).astype(np.int64) for one in batches], np.array(whose)
+    whose = [owner[report] for part in batches for report in _single(part)]
+    return [unseal_reports(part, public, secret).astype(np.int64) for part in batches], np.array(whose)
 
 
 def _single(reports: bytes) -> list[bytes]:
@@ -47,7 +47,7 @@ def rehearse(messages: Sequence[bytes], batch: int = 4096) -> list[bytes]:
     release.
 
     >>> batches = rehearse([bytes([device]) * (3 * REPORT_BYTES) for device in range(4)], batch=5)
-    >>> [len(one) // REPORT_BYTES for one in batches], sorted(set(b"".join(batches)))
+    >>> [len(batch) // REPORT_BYTES for batch in batches], sorted(set(b"".join(batches)))
     ([5, 5, 2], [0, 1, 2, 3])
     """
     epoch, now = os.urandom(EPOCH_BYTES), time.time()

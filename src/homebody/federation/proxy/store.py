@@ -239,8 +239,8 @@ class ProxyStore:
         return keyed(self._secret, key)
 
     def senders(self) -> dict[bytes, Sender]:
-        found = self._db.execute("SELECT mark, proxy, people FROM senders").fetchall()
-        return {mark: Sender(bool(proxy), people) for mark, proxy, people in found}
+        rows = self._db.execute("SELECT mark, proxy, people FROM senders").fetchall()
+        return {mark: Sender(bool(proxy), people) for mark, proxy, people in rows}
 
     def allow(self, key: bytes, sender: Sender) -> None:
         self._db.put("senders", "mark", mark=self.mark(key), proxy=int(sender.proxy), people=sender.people)
@@ -262,10 +262,10 @@ class ProxyStore:
         """Store the next hop's description of an epoch, unless there is one; None if the epoch is closed."""
         if not self._db.one("SELECT 1 FROM epochs WHERE epoch = ?", epoch.id):
             left = epoch.closes - now
-            own = replace(epoch, closes=epoch.closes - min(self._settings.lead, max(0.0, left) / 10))
+            earlier = replace(epoch, closes=epoch.closes - min(self._settings.lead, max(0.0, left) / 10))
             self._secrets.make(epoch.id)
-            facts = json.dumps(own.to_json())
-            self._db.put("epochs", epoch=own.id, facts=facts, k=own.k, closes=own.closes, state=0)
+            facts = json.dumps(earlier.to_json())
+            self._db.put("epochs", epoch=earlier.id, facts=facts, k=earlier.k, closes=earlier.closes, state=0)
         return self.epochs()[epoch.id]
 
     def close_epoch(self, epoch: bytes, reason: str) -> int:
@@ -306,8 +306,8 @@ class ProxyStore:
         for message in messages:
             epoch = message.envelope.epoch
             if epoch not in epochs:
-                found = self._db.one("SELECT id, closes, k FROM epochs WHERE epoch = ?", epoch)
-                epochs[epoch] = found and (found[0], self._secrets.read(epoch), *found[1:])
+                stored = self._db.one("SELECT id, closes, k FROM epochs WHERE epoch = ?", epoch)
+                epochs[epoch] = stored and (stored[0], self._secrets.read(epoch), *stored[1:])
             row = epochs[epoch]
             if row is None:
                 outcomes.append("unknown")
@@ -333,9 +333,9 @@ class ProxyStore:
         epoch, secret, _, k = row
         envelope, size = message.envelope, message.envelope.size
         mark, content = keyed(secret, message.key, envelope.number), keyed(secret, envelope.reports)
-        found = self._db.one("SELECT content FROM accepted WHERE epoch = ? AND mark = ?", epoch, mark)
-        if found:
-            return "repeated" if found[0] == content else "conflict"
+        before = self._db.one("SELECT content FROM accepted WHERE epoch = ? AND mark = ?", epoch, mark)
+        if before:
+            return "repeated" if before[0] == content else "conflict"
         who = keyed(secret, message.key)
         quota = self._db.one("SELECT used, pool FROM quotas WHERE epoch = ? AND mark = ?", epoch, who)
         used, last = quota or (0, 0)
@@ -360,8 +360,8 @@ class ProxyStore:
 
     def _open_heap(self, epoch: int, now: float) -> tuple[int, int]:
         """The open pool of an epoch, and its open heap."""
-        found = self._db.one("SELECT pool FROM pools WHERE epoch = ? AND state = ?", epoch, _OPEN)
-        pool = int(found[0]) if found else 0
+        row = self._db.one("SELECT pool FROM pools WHERE epoch = ? AND state = ?", epoch, _OPEN)
+        pool = int(row[0]) if row else 0
         if not pool:
             pool = self._inserted("pools", epoch=epoch, first=now, devices=0, reports=0, low=b"\0", state=_OPEN)
         (heap,) = self._db.one("SELECT max(heap) FROM heaps WHERE pool = ?", pool)
@@ -398,8 +398,8 @@ class ProxyStore:
     def tick(self, now: float) -> Ticked:
         """Release pools that are due, and close epochs that have ended."""
         ticked = Ticked([], {}, {})
-        found = self._db.execute("SELECT id, epoch, closes, k, facts FROM epochs WHERE state = 0").fetchall()
-        for row, epoch, closes, k, facts in found:
+        rows = self._db.execute("SELECT id, epoch, closes, k, facts FROM epochs WHERE state = 0").fetchall()
+        for row, epoch, closes, k, facts in rows:
             lasted = time.monotonic() >= self._ends.setdefault(epoch, time.monotonic() + closes - now)
             over, few, why = now >= closes or lasted or not self._secrets.read(epoch), "too few devices", ""
             query = "SELECT pool, first, devices, reports FROM pools WHERE epoch = ? AND state = ?"
@@ -425,16 +425,16 @@ class ProxyStore:
 
     def cut(self) -> SealedBatch | None:
         """Cut the next batch off a released pool, in one transaction; None if there is none."""
-        found = self._db.one(
+        next_heap = self._db.one(
             "SELECT pools.pool, pools.epoch, epochs.epoch FROM pools JOIN epochs ON epochs.id = pools.epoch "
             "WHERE pools.state = ? AND (SELECT count(*) FROM batches WHERE batches.epoch = pools.epoch) < ? "
             "ORDER BY pools.pool LIMIT 1",
             _RELEASED,
             WINDOW,
         )
-        if found is None:
+        if next_heap is None:
             return None
-        pool, row, epoch = found
+        pool, row, epoch = next_heap
         last, number = self._lowest(pool, self._settings.batch), os.urandom(16)
         # Bytes put together as text stay the bytes they are; the table checks the length.
         self._db.execute(
@@ -502,8 +502,8 @@ class ProxyStore:
     def _delete_some(self, table: str, group: str, key: str, which: int) -> int:
         """Delete the first rows of a group, at most `SWEEP`; returns how many."""
         query = f"SELECT {key} FROM {table} WHERE {group} = ? ORDER BY {key} LIMIT 1 OFFSET ?"
-        found = self._db.one(query, which, SWEEP - 1)
-        last = found[0] if found else _LAST
+        row = self._db.one(query, which, SWEEP - 1)
+        last = row[0] if row else _LAST
         return self._db.execute(f"DELETE FROM {table} WHERE {group} = ? AND {key} <= ?", (which, last)).rowcount
 
     def count(self, name: str, amount: int) -> None:

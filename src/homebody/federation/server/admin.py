@@ -76,7 +76,7 @@ def make(
         host = address.rpartition(":")[0].strip("[]")
         if not plan.tls and not is_loopback(host):
             raise HomebodyError(f"{host} is not on this machine alone: leave out --no-tls.")
-    found, of_items, of_people = ([], None, None) if items is None else read_catalogue(items)
+    catalogue, of_items, of_people = ([], None, None) if items is None else read_catalogue(items)
     schema = _schema(method, plan, of_items, of_people, people, views)
     if folder.exists() and not folder.is_dir():
         raise HomebodyError(f"{folder} is a file: a server gets a folder of its own.")
@@ -90,7 +90,7 @@ def make(
             file.write(text)
         try:
             with opened(folder) as (_, records):
-                return _furnish(folder, plan, records, found, schema, hosts)
+                return _furnish(folder, plan, records, catalogue, schema, hosts)
         except BaseException:
             (folder / FILE).unlink(missing_ok=True)
             raise
@@ -109,15 +109,15 @@ def _furnish(
     if (folder / plan.database).is_file():
         (folder / plan.database).chmod(0o600)
     records.add_items(items)
-    made = {"folder": str(folder), "run": plan.run, "items": records.n_items(), "listen": plan.listen}
+    summary = {"folder": str(folder), "run": plan.run, "items": records.n_items(), "listen": plan.listen}
     if schema.digest:
         records.put_features(schema.content)
-        made["features"] = {"people": list(schema.people), "items": list(schema.items)}
+        summary["features"] = {"people": list(schema.people), "items": list(schema.items)}
     if plan.reports:
         host, _, port = plan.reports.rpartition(":")
         host = next(iter(hosts), host) if host in ("0.0.0.0", "[::]") else host
-        made |= {"next": f"{'https' if plan.tls else 'http'}://{host}:{port}", "shuffled_among": plan.shuffled_among}
-    return made
+        summary |= {"next": f"{'https' if plan.tls else 'http'}://{host}:{port}", "shuffled_among": plan.shuffled_among}
+    return summary
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def _schema(
     given: Sequence[str],
     views: Sequence[str],
 ) -> FeatureSchema:
-    """What of features goes to devices: of a method that takes none in, nothing."""
+    """The features that go to devices; none for a method that takes no features."""
     if not {"user features", "item features"} & {*method.needs, *method.uses}:
         if given or views:
             option = "--person-feature" if given else "--view"
@@ -206,13 +206,13 @@ def person_code(text: str) -> tuple[str, Code]:
     """
     name, equals, said = (part.strip() for part in text.partition("="))
     try:
-        found = parse(name, said) if equals and name else None
+        code = parse(name, said) if equals and name else None
     except HomebodyError:
         if said.rpartition("file:")[1]:
             raise
-        found = None
-    if isinstance(found, Code) and not found.text:
-        return name, found
+        code = None
+    if isinstance(code, Code) and not code.text:
+        return name, code
     raise HomebodyError(
         f"--person-feature takes NAME=VALUE,VALUE, NAME=many:VALUE,VALUE, NAME=hash:SIZE, NAME=number:MEAN:SPREAD or "
         f"NAME=range:LOW:HIGH, not '{text}'."
@@ -227,8 +227,8 @@ def features_of_items(
     kinds = {
         column.values.name: "text" if column.values.name in texts else column.guess_of_items() for column in columns
     }
-    made = {column.values.name: column.as_kind(kinds[column.values.name]) for column in columns}
-    return Features(pl.DataFrame(made), kinds) if made else None
+    values = {column.values.name: column.as_kind(kinds[column.values.name]) for column in columns}
+    return Features(pl.DataFrame(values), kinds) if values else None
 
 
 def _encoded(features: Features | None, unit: str, texts: bool) -> Encoded:
@@ -250,14 +250,14 @@ def read_catalogue(source: str) -> tuple[list[tuple[str, str]], Features | None,
     path = Path(source)
     people = None
     if path.is_file():
-        found, features = _items_of(path)
+        rows, features = _items_of(path)
     else:
         from homebody.data import load
 
         population = load(source)
-        found = [(population.item_id(item), population.item_name(item)) for item in range(population.n_items)]
+        rows = [(population.item_id(item), population.item_name(item)) for item in range(population.n_items)]
         features, people = population.item_features, population.user_features
-    items = [(one_line(item, "An item's id", LONGEST), name.strip() or item.strip()) for item, name in found]
+    items = [(one_line(item, "An item's id", LONGEST), name.strip() or item.strip()) for item, name in rows]
     first = {item: number for number, (item, _) in reversed(list(enumerate(items)))}
     places = np.array(sorted(first.values()), dtype=np.int64)
     return items, None if features is None else features.rows(places), people
@@ -313,8 +313,8 @@ def report(plan: ServerPlan, records: Records) -> dict[str, Any]:
             "selects": plan.recipe.selects(),
             "epsilon": ledger.epsilons(plan.recipe.stated_at),
             "delta": plan.recipe.stated_at,
-            "devices": [{name: getattr(one, name) for name in STATUS} for one in records.devices()],
-            "proxies": [{"name": one.name, "added": one.added} for one in records.proxies()],
+            "devices": [{name: getattr(device, name) for name in STATUS} for device in records.devices()],
+            "proxies": [{"name": proxy.name, "added": proxy.added} for proxy in records.proxies()],
             "resting": resting(records.notes()),
             "counters": records.counters(),
         }
@@ -340,7 +340,7 @@ def restored(folder: Path, file: Path) -> int:
 
 
 def backup(records: Records, to: Path) -> None:
-    """Write everything as it stands at one moment into a new file; nobody who writes is held up."""
+    """Write the state of one moment into a new file; writers are not blocked."""
     if to.exists():
         raise HomebodyError(f"{to} is there already: a backup is not written over another.")
     records.ledger().close()  # its tables are there, and its chain is whole

@@ -79,8 +79,8 @@ class LetterRoute:
                     sums[name].index_add_(0, value.index[there], value.value[there].to(sums[name].dtype))
                 else:
                     sums[name] += value
-        kinds = {name: torch.promote_types(one.kind, torch.float32) for name, one in self._wanted.items()}
-        return {name: one if one.dtype == torch.int64 else one.to(kinds[name]) for name, one in sums.items()}, 0
+        kinds = {name: torch.promote_types(form.kind, torch.float32) for name, form in self._wanted.items()}
+        return {name: value if value.dtype == torch.int64 else value.to(kinds[name]) for name, value in sums.items()}, 0
 
 
 class ProxyRoute:
@@ -136,7 +136,7 @@ class ProxyRoute:
 
     @property
     def _entries(self) -> int:
-        return sum(_size(one) for one in self._wanted.values()) // 2
+        return sum(_size(form) for form in self._wanted.values()) // 2
 
     def _tree(self, counts: npt.NDArray[np.int64], needed: int, asked: int) -> Tree:
         """The inverse of `wire.report_numbers` for counts. Refused where too few arrived, or far more than the people
@@ -156,16 +156,16 @@ class ProxyRoute:
                 "somebody send too much, or makes reports up."
             )
         tree, start = {}, 0
-        for name, one in sorted(self._wanted.items()):
-            end = start + _size(one)
+        for name, form in sorted(self._wanted.items()):
+            end = start + _size(form)
             tree[name] = torch.from_numpy(counts[start:end].astype(np.float32))
             start = end
         return tree
 
 
-def _size(one: wire.Expected) -> int:
-    assert one.size is not None
-    return one.size
+def _size(form: wire.Expected) -> int:
+    assert form.size is not None
+    return form.size
 
 
 def bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
@@ -180,7 +180,7 @@ def bounds(channel: Channel, otherwise: float) -> tuple[float, int | None]:
 
 
 def largest(updates: Mapping[int, Tree]) -> int | None:
-    """Whose update has the largest number; None where nobody sent any.
+    """The person whose update has the largest number; None if nobody sent one.
 
     >>> largest({4: {"w": torch.ones(2)}, 7: {"w": torch.tensor([0.0, -3.0])}})
     7
@@ -188,7 +188,7 @@ def largest(updates: Mapping[int, Tree]) -> int | None:
 
     def most(number: int) -> float:
         tensors = [value.value if isinstance(value, Rows) else value for value in updates[number].values()]
-        return max((float(one.to(torch.float64).abs().max()) for one in tensors if one.numel()), default=-1.0)
+        return max((float(tensor.to(torch.float64).abs().max()) for tensor in tensors if tensor.numel()), default=-1.0)
 
     number = max(updates, key=most, default=None)
     return None if number is None or most(number) < 0 else number

@@ -53,7 +53,7 @@ class Answer:
     holds: frozenset[str] = frozenset()
     """Shared parameters, and feature schemas, that it has already."""
     lacks: str = ""
-    """What it must be sent before it can answer."""
+    """What the device must receive before it can answer."""
     refused: str | None = None
     """Why it does not answer at all, in its own words."""
     declined: frozenset[int] = frozenset()
@@ -61,7 +61,7 @@ class Answer:
     updates: Mapping[int, Tree] = field(default_factory=lambda: MappingProxyType({}))
     """What people sent, by their numbers."""
     faults: Mapping[int, wire.Malformed] = field(default_factory=lambda: MappingProxyType({}))
-    """What is wrong with what others sent."""
+    """The errors of the other people's parts."""
 
 
 def read(
@@ -133,16 +133,16 @@ def read(
 
 def _numbers(said: Any) -> TypeGuard[list[int]]:
     """Whether it is a list of whole numbers from 0, each once."""
-    return isinstance(said, list) and all(type(one) is int and one >= 0 for one in said) and len(set(said)) == len(said)
+    return isinstance(said, list) and all(type(n) is int and n >= 0 for n in said) and len(set(said)) == len(said)
 
 
 def _names(said: Any) -> TypeGuard[list[str]]:
     few = isinstance(said, list) and len(said) <= MOST_HELD
-    return few and all(type(one) is str and len(one) <= LONGEST_NAME for one in said)
+    return few and all(type(name) is str and len(name) <= LONGEST_NAME for name in said)
 
 
 def _number(name: str) -> int:
-    """A person's number as a part is called by it: written in one way alone, so that nobody is there twice."""
+    """The person's number in the name of a part. Only one spelling is valid, so nobody is there twice."""
     plain = name.isascii() and name.isdecimal() and len(name) < 19
     return int(name) if plain and str(int(name)) == name else -1
 

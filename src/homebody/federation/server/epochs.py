@@ -67,7 +67,7 @@ class EpochRecord(Epoch):
 
 
 class Added(NamedTuple):
-    """What became of a batch."""
+    """The outcome of a batch."""
 
     accepted: int
     refused: dict[str, int]
@@ -77,7 +77,7 @@ class Added(NamedTuple):
 
 
 class EpochResult(NamedTuple):
-    """What came of an epoch."""
+    """The outcome of an epoch."""
 
     counts: Counts
     people: int
@@ -112,12 +112,12 @@ class Epochs:
         """The epoch of this name, new if there is none; the others are closed then. Raises `Over` where the epoch of
         this name takes no more reports, or is not about this."""
         with self._db.transaction():
-            found = self.named(name)
-            if found is not None:
-                about = (found.asks, found.k, found.entries, found.among)
-                if about != (asks, k, entries, among) or not self.takes(found):
+            epoch = self.named(name)
+            if epoch is not None:
+                about = (epoch.asks, epoch.k, epoch.entries, epoch.among)
+                if about != (asks, k, entries, among) or not self.takes(epoch):
                     raise Over("The epoch is over, or about something else.")
-                return found
+                return epoch
             for (other,) in self._db.execute("SELECT name FROM epoch WHERE people IS NULL").fetchall():
                 self.close(other, people=0)
             self._forget()
@@ -147,18 +147,18 @@ class Epochs:
         return epoch.closes - self._clock()
 
     def secret(self, epoch: EpochRecord) -> bytes | None:
-        """What opens its reports, for as long as it is open."""
+        """The key that opens its reports, for as long as it is open."""
         try:
             return None if epoch.people is not None else self._file(epoch.id).read_bytes()
         except FileNotFoundError:
             return None
 
     def repeated(self, identity: bytes, number: bytes) -> Added | None:
-        """What was answered to a batch of this number."""
-        found = self._db.one("SELECT answer FROM epoch_batch WHERE epoch = ? AND number = ?", identity, number)
-        if found is None:
+        """The earlier answer to a batch of this number."""
+        row = self._db.one("SELECT answer FROM epoch_batch WHERE epoch = ? AND number = ?", identity, number)
+        if row is None:
             return None
-        accepted, refused = json.loads(found[0])
+        accepted, refused = json.loads(row[0])
         return Added(accepted, refused, again=True)
 
     def add(
@@ -189,8 +189,8 @@ class Epochs:
 
     def arrived(self, name: str) -> int:
         """How many reports were taken so far."""
-        found = self.named(name)
-        return 0 if found is None else found.arrived
+        epoch = self.named(name)
+        return 0 if epoch is None else epoch.arrived
 
     def close(self, name: str, people: int) -> EpochResult:
         """Take no more of an epoch's reports, and forget what opens them; what came of it stays for a while."""
@@ -207,16 +207,16 @@ class Epochs:
         return EpochResult(counts, people)
 
     def closed(self, name: str) -> EpochResult | None:
-        """What came of an epoch that is closed, for as long as that is remembered."""
+        """The outcome of a closed epoch, for as long as it is stored."""
         epoch = self.named(name)
         if epoch is None or epoch.people is None:
             return None
-        (kept,) = self._db.one("SELECT COUNT(*) FROM epoch_counts WHERE epoch = ?", epoch.id)
-        return self.close(name, epoch.people) if kept else None
+        (counts,) = self._db.one("SELECT COUNT(*) FROM epoch_counts WHERE epoch = ?", epoch.id)
+        return self.close(name, epoch.people) if counts else None
 
     def _one(self, column: str, value: bytes | str) -> EpochRecord | None:
-        found = self._db.one(f"SELECT {_COLUMNS} FROM epoch WHERE {column} = ?", value)
-        return None if found is None else EpochRecord(*found)
+        row = self._db.one(f"SELECT {_COLUMNS} FROM epoch WHERE {column} = ?", value)
+        return None if row is None else EpochRecord(*row)
 
     def _counts(self, epoch: EpochRecord) -> Counts:
         """Folded or not."""

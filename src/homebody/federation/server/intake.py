@@ -178,7 +178,7 @@ class Intake:
     def _opened(self, reports: bytes, public: bytes, secret: bytes) -> npt.NDArray[np.uint32]:
         step = SLICE * REPORT_BYTES
         slices = [reports[at : at + step] for at in range(0, len(reports), step)]
-        return np.concatenate(list(self._openers.map(lambda one: unseal_reports(one, public, secret), slices)))
+        return np.concatenate(list(self._openers.map(lambda part: unseal_reports(part, public, secret), slices)))
 
     def count(self, reason: str) -> None:
         """A request that was refused."""

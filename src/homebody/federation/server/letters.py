@@ -34,7 +34,7 @@ MOST_RESTS = 8
 REST_SECONDS = 600.0
 """How long somebody is not asked who had nothing to answer with, or whose answer was refused."""
 GREET_SECONDS = 30.0
-"""How long a device is not greeted again of which nobody takes part, or whose answer to a greeting was refused."""
+"""How long a device is not greeted again if nobody on it takes part or its answer to a greeting was refused."""
 AWAY_SECONDS = 1.0
 """How long a device may be away in a round that can do without it, once that is known: one that joins anew is away for
 a moment."""
@@ -48,7 +48,7 @@ PAUSE = 0.2
 
 
 def resting(notes: Mapping[str, str]) -> dict[str, Any] | None:
-    """How many people a server leaves alone, and until when at most, by its notes; None where it does nobody.
+    """How many people a server leaves alone, and until when at most, by its notes; None if there are none.
 
     >>> resting({"resting": '{"60": 3, "32503680000": 2}'})
     {'people': 2, 'until': '3000-01-01 00:00 UTC'}
@@ -64,7 +64,7 @@ def moment(seconds: float) -> str:
 
 @dataclass
 class Node:
-    """What is known of a device that is there."""
+    """What the server knows about a connected device."""
 
     device: RegisteredDevice
     active: list[int]
@@ -105,14 +105,14 @@ class Correspondence:
         now = time.monotonic()
         self._left_alone = {node: until for node, until in self._left_alone.items() if until > now and node in online}
         greeted = {node for node, until in self._greeted.values() if until > now} | self._left_alone.keys()
-        # Also those of whom nobody took part: somebody may by now.
-        present = {node for node, one in self.known.items() if one.active}
+        # Also devices on which nobody took part: somebody may by now.
+        present = {node for node, state in self.known.items() if state.active}
         strangers = [node for node in online if node not in present and node not in greeted]
         if strangers:
             letter = (greeting.kind, wire.encode_letter(greeting.header()))
             sent = self._link.send(dict.fromkeys(strangers, letter), HELLO_SECONDS)
             self._greeted.update({message: (node, now + HELLO_SECONDS) for message, node in sent.items()})
-        self._greeted = {message: one for message, one in self._greeted.items() if one[1] > now and one[0] in online}
+        self._greeted = {message: to for message, to in self._greeted.items() if to[1] > now and to[0] in online}
         if not self._greeted:
             return
         for reply in self._link.receive(set(self._greeted), PAUSE):
@@ -121,17 +121,17 @@ class Correspondence:
                 continue
             self._left_alone[node] = time.monotonic() + GREET_SECONDS
             known = self.known.get(node)
-            one = self.known[node] = Node(online[node], [], 0)
+            state = self.known[node] = Node(online[node], [], 0)
             try:
-                answer = answers.read(reply.body, one.device)
+                answer = answers.read(reply.body, state.device)
             except wire.Malformed as error:
                 self.refuse(node, error)
                 self.known.pop(node, None)
                 continue
             if not self._learn(node, answer):
                 del self.known[node]
-            elif known is None or one.active:
-                self._log("joined", device=one.device.fingerprint[:12], people=len(one.active))
+            elif known is None or state.active:
+                self._log("joined", device=state.device.fingerprint[:12], people=len(state.active))
 
     def present(self) -> list[int]:
         """The numbers of all people who are there and not resting."""
@@ -142,8 +142,8 @@ class Correspondence:
     def homes(self, users: list[int], only: set[int] | None) -> dict[int, list[int]]:
         """Which of these people are where."""
         wanted = set(users)
-        nodes = {node: one for node, one in self.known.items() if only is None or node in only}
-        where = {node: [number for number in one.active if number in wanted] for node, one in nodes.items()}
+        nodes = {node: state for node, state in self.known.items() if only is None or node in only}
+        where = {node: [number for number in state.active if number in wanted] for node, state in nodes.items()}
         return {node: theirs for node, theirs in where.items() if theirs or only is not None}
 
     def letters(
@@ -178,15 +178,15 @@ class Correspondence:
         def write(nodes: Collection[int]) -> None:
             letters = {}
             for node in nodes:
-                one, asked[node] = self.known[node], asked[node] + 1
-                lacking = min(ITEMS_AT_ONCE, task.n_items - one.items)
-                news = self._records.items(one.items)[:lacking] if lacking > 0 else []
-                parts = {"items": json.dumps([one.items, list(news)]).encode()} if news else {}
-                if task.shared not in one.holds:
+                state, asked[node] = self.known[node], asked[node] + 1
+                lacking = min(ITEMS_AT_ONCE, task.n_items - state.items)
+                news = self._records.items(state.items)[:lacking] if lacking > 0 else []
+                parts = {"items": json.dumps([state.items, list(news)]).encode()} if news else {}
+                if task.shared not in state.holds:
                     parts["shared"] = shared
-                if task.features and task.features not in one.holds:
+                if task.features and task.features not in state.holds:
                     parts["features"] = schema
-                header = replace(task, first=one.device.first, people=where[node]).header()
+                header = replace(task, first=state.device.first, people=where[node]).header()
                 letters[node] = (task.kind, wire.encode_letter(header, parts))
                 digests[node] = wire.digest(letters[node][1])
                 traffic[1] += len(letters[node][1])
@@ -276,14 +276,14 @@ class Correspondence:
 
     def suspect(self, number: int | None) -> None:
         """Blame a round whose total broke the server's step on this person's device: its people are left alone."""
-        for node, one in list(self.known.items()):
-            if number in one.active:
-                self.refuse(node, wire.Malformed("it spoiled a round"), one.active)
+        for node, state in list(self.known.items()):
+            if number in state.active:
+                self.refuse(node, wire.Malformed("it spoiled a round"), state.active)
                 self._tell_rests()
 
     def _devices(self) -> dict[str, RegisteredDevice]:
         """Whoever may take part; the network is told of those who are new, and of those who are no more."""
-        devices = {one.fingerprint: one for one in self._records.devices() if not one.removed}
+        devices = {device.fingerprint: device for device in self._records.devices() if not device.removed}
         for mark in devices.keys() - self._registered.keys():
             self._link.register(devices[mark].public_key, devices[mark].name)
         for mark in self._registered.keys() - devices.keys():
@@ -294,16 +294,16 @@ class Correspondence:
     def _learn(self, node: int, answer: Answer) -> bool:
         """What a device says of itself; False where it refuses. Its words are logged, never counted: it could say
         anything."""
-        one = self.known[node]
+        state = self.known[node]
         if answer.refused is not None:
             self._records.count("refused: the device refuses")
             said = {"reason": "the device refuses", "said": answer.refused[:200]}
-            self._log("refused", device=one.device.fingerprint[:12], **said)
+            self._log("refused", device=state.device.fingerprint[:12], **said)
             return False
-        if answer.unregistered and not one.active:  # said once, when it is greeted
-            people = {"people": len(answer.people) + answer.unregistered, "registered": one.device.people}
-            self._log("more people than registered", device=one.device.fingerprint[:12], **people)
-        one.active, one.items, one.holds = list(answer.people), answer.items, set(answer.holds)
+        if answer.unregistered and not state.active:  # said once, when it is greeted
+            people = {"people": len(answer.people) + answer.unregistered, "registered": state.device.people}
+            self._log("more people than registered", device=state.device.fingerprint[:12], **people)
+        state.active, state.items, state.holds = list(answer.people), answer.items, set(answer.holds)
         return True
 
     def _rest(self, people: Collection[int]) -> None:
@@ -327,10 +327,10 @@ class Correspondence:
 
     def _forget(self, node: int, why: str) -> None:
         """It must answer a greeting before it counts again: one that is gone costs a deadline, not each."""
-        one = self.known.pop(node, None)
+        state = self.known.pop(node, None)
         self._records.count("answers_missing")
-        if one is not None:
-            mark = one.device.fingerprint
+        if state is not None:
+            mark = state.device.fingerprint
             times = self._silent[mark] = min(self._silent.get(mark, 0) + 1, MOST_RESTS)
             # At first it is greeted at once: it may have been killed and come back.
             if times >= SILENT_TIMES:

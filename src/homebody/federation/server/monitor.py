@@ -28,7 +28,7 @@ _PAGE = 1000
 
 @dataclass(frozen=True)
 class _Sum:
-    """What some rounds come to."""
+    """Totals of some rounds."""
 
     rounds: int = 0
     bytes_up: int = 0
@@ -48,7 +48,7 @@ class _Sum:
 
 
 class RoundSums:
-    """What all recorded rounds come to. Each is read once: an answer costs the same however many there are. The last is
+    """Totals of all recorded rounds. Each is read once: an answer costs the same however many there are. The last is
     read every time, since it may be measured after it is recorded."""
 
     def __init__(self, records: Records) -> None:
@@ -127,7 +127,7 @@ def _app(records: Records) -> web.Starlette:
 
 
 def health(rounds: RoundSums) -> dict[str, Any]:
-    """That it is there, and what it does."""
+    """Whether the server runs, and what it does."""
     doing = rounds.records.notes().get("doing", "starting")
     return {"status": "ok", "doing": doing, "rounds": rounds.sum().rounds}
 
@@ -139,12 +139,12 @@ def exposition(rounds: RoundSums) -> str:
     def tell(name: str, kind: str, helped: str, values: dict[str, float]) -> None:
         out.extend(samples(name, kind, helped, values))
 
-    devices = [one for one in records.devices() if not one.removed]
+    devices = [device for device in records.devices() if not device.removed]
     tell("rounds_total", "counter", "RoundSums done.", {"": done.rounds})
-    aside = sum(one.set_aside is not None for one in devices)
+    aside = sum(device.set_aside is not None for device in devices)
     tell("devices", "gauge", "Devices that may take part.", {"": len(devices) - aside})
     tell("devices_aside", "gauge", "Devices that are set aside for broken answers.", {"": aside})
-    tell("people", "gauge", "People of those devices.", {"": sum(one.people for one in devices)})
+    tell("people", "gauge", "People of those devices.", {"": sum(device.people for device in devices)})
     tell("items", "gauge", "Items of the catalogue.", {"": records.n_items()})
     tell("bytes_up_total", "counter", "Bytes that came from devices, in rounds.", {"": done.bytes_up})
     tell("bytes_down_total", "counter", "Bytes that went to devices, in rounds.", {"": done.bytes_down})

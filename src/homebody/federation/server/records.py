@@ -34,7 +34,7 @@ PART = 1 << 24
 LONGEST = 500
 """Characters of a name or an id: PostgreSQL finds no longer ones again."""
 MOST_PEOPLE = 1_000_000
-"""On one device; it is there to catch a slip."""
+"""The most people on one device, to catch a typing mistake."""
 _SCHEMA = """
 CREATE TABLE device (
     fingerprint TEXT PRIMARY KEY, public_key BLOB NOT NULL, name TEXT NOT NULL, first INTEGER NOT NULL UNIQUE,
@@ -184,20 +184,20 @@ class Records:
     def _device(self, which: str) -> RegisteredDevice:
         """By its name or its key's fingerprint; of several of a name, the one that takes part."""
         known = self.devices()
-        found = [one for one in known if one.name == which and not one.removed]
-        found = found or [one for one in known if which in (one.fingerprint, one.name)]
-        if not found:
+        matches = [device for device in known if device.name == which and not device.removed]
+        matches = matches or [device for device in known if which in (device.fingerprint, device.name)]
+        if not matches:
             raise HomebodyError(f"There is no device '{which}': give its name or its key's fingerprint.")
-        return found[-1]
+        return matches[-1]
 
     def add_proxy(self, public_key: bytes, name: str) -> None:
         """Let a proxy bring reports."""
         check_text("A proxy's name", name)
         with self.database.transaction():
-            for one in self.proxies():
-                if one.public_key == public_key:
-                    raise HomebodyError(f"The key of '{name}' is registered already, as '{one.name}'.")
-                if one.name == name:
+            for proxy in self.proxies():
+                if proxy.public_key == public_key:
+                    raise HomebodyError(f"The key of '{name}' is registered already, as '{proxy.name}'.")
+                if proxy.name == name:
                     raise HomebodyError(f"There is a proxy '{name}' already; give this one another name.")
             self.database.put("proxy", public_key=public_key, name=name, added=now())
 
@@ -260,10 +260,10 @@ class Records:
 
         from homebody.core import Cohort
 
-        found = self.database.one("SELECT users, sampling, size, population FROM open_round WHERE release = ?", release)
-        if found is None:
+        row = self.database.one("SELECT users, sampling, size, population FROM open_round WHERE release = ?", release)
+        if row is None:
             return None
-        users, sampling, size, population = found
+        users, sampling, size, population = row
         return Cohort(np.frombuffer(users, dtype="<i8").astype(np.int64), sampling, size, population)
 
     def due(self) -> bool:
@@ -332,8 +332,8 @@ class Records:
     def rounds(self, since: int = -1, most: int | None = None) -> list[dict[str, Any]]:
         """The recorded rounds after this one: all of them, or the first so many."""
         end = "" if most is None else f" LIMIT {most}"
-        found = self.database.rows(f"SELECT line FROM round WHERE step > ? ORDER BY step{end}", (since,))
-        return [json.loads(line) for (line,) in found]
+        rows = self.database.rows(f"SELECT line FROM round WHERE step > ? ORDER BY step{end}", (since,))
+        return [json.loads(line) for (line,) in rows]
 
     def count(self, name: str, amount: int = 1) -> None:
         self.database.put("counter", "name", add=True, name=name, value=amount)
@@ -381,7 +381,7 @@ class Records:
 
 
 def database_in(folder: Path, named: str) -> Path | str:
-    """What to connect to: a file in the folder, an address, or env:NAME for one that the environment holds."""
+    """The database to connect to: a file in the folder, an address, or env:NAME for one that the environment holds."""
     if named.startswith("env:"):
         name = named.removeprefix("env:")
         if not os.environ.get(name):

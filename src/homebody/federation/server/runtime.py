@@ -50,7 +50,7 @@ class _Answers(NamedTuple):
     up: int = 0
     down: int = 0
     updates: Mapping[int, Tree] = MappingProxyType({})
-    """What each person sent, where that came in letters."""
+    """The update of each person, if updates came in letters."""
 
 
 class Flower:
@@ -125,7 +125,7 @@ class Flower:
         return opened
 
     def _attempt(self) -> str:
-        """What the round is called: after it was given up it is another release."""
+        """The name of the round's release; a round that was abandoned is another release."""
         base, _, attempts = self._records.notes().get("abandoned", "").partition("#")
         return f"{self._release}#{int(attempts) + 1}" if base == self._release else self._release
 
@@ -183,20 +183,20 @@ class Flower:
         task = route.open(task)
         end = time.monotonic() + min(self._plan.deadline, route.left())
         self._await(users, needed, end)
-        found: dict[int, Tree] = {}
+        updates: dict[int, Tree] = {}
         traffic = [0, 0]
         for _, answer in self._letters.letters(
             task, body, users, end, schema=self._schema.content, traffic=traffic, update=route.read, needed=needed
         ):
-            found.update(answer.updates)
-        if len(found) < needed:
+            updates.update(answer.updates)
+        if len(updates) < needed:
             declined = len(self._letters.declined)
             raise Abandoned(
-                f"{len(found)} of {len(users)} clients answered within {self._plan.deadline:g} s"
+                f"{len(updates)} of {len(users)} clients answered within {self._plan.deadline:g} s"
                 f"{f', {declined} declined' if declined else ''}, and {needed} must"
                 f"{': does the proxy run, and do devices reach it?' if declined and route.proxied else '.'}"
             )
-        updates = dict(sorted(found.items()))  # summed in the order of people's numbers
+        updates = dict(sorted(updates.items()))  # summed in the order of people's numbers
         tree, beside = route.sum(updates, needed, len(users))
         return _Answers(tree, len(updates), traffic[0] + beside, traffic[1], updates)
 
@@ -219,8 +219,8 @@ class Flower:
         asked, names = float(sums["asked"]), metric_names(task.cutoffs)
         if not asked >= 1:
             return Evaluated({})
-        found = {name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)}
-        return within_range(found, method.uplink.deviation(len(names) + 1, got.answered) / asked)
+        metrics = {name: float(value) / asked for name, value in zip(names, sums["metrics"], strict=True)}
+        return within_range(metrics, method.uplink.deviation(len(names) + 1, got.answered) / asked)
 
     def recommend(self, method: Method, shared: Tree, user: int, k: int) -> list[tuple[int, float]]:
         raise HomebodyError("Rankings stay on the devices: ask there, with homebody client recommend.")
@@ -245,11 +245,11 @@ class Flower:
         before, self.catalogue = self.catalogue, self._catalogue()
         known = known if self.catalogue is before else set()
         self._letters.look_around(self._greeting())
-        there = {node: one for node, one in self._letters.known.items() if one.device.fingerprint not in known}
+        there = {node: state for node, state in self._letters.known.items() if state.device.fingerprint not in known}
         if not there:
             return known
         task = self._task("adapt", step, Rng.of(0))
-        numbers = [number for one in there.values() for number in one.active]
+        numbers = [number for state in there.values() for number in state.active]
         had, end = set(known), time.monotonic() + self._plan.deadline
         body = wire.encode_tree(shared, half=self._plan.half)
         for node, _ in self._letters.letters(task, body, numbers, end, schema=self._schema.content, only=set(there)):
@@ -259,7 +259,7 @@ class Flower:
         return known
 
     def _task(self, do: str, step: int, rng: Rng) -> Task:
-        """What letters of this kind ask, whoever gets them."""
+        """The task of letters of this kind, without a recipient."""
         return Task(
             do=do,
             release=self._release,
@@ -304,10 +304,10 @@ def within_range(estimates: Mapping[str, float], deviation: float) -> Evaluated:
 
     deviation: of the noise of a sum, over the sum that is divided by.
 
-    >>> found = within_range({"hr@10": 0.5, "ndcg@10": -0.25}, 0.25)
-    >>> found.metrics, found.unclipped
+    >>> clipped = within_range({"hr@10": 0.5, "ndcg@10": -0.25}, 0.25)
+    >>> clipped.metrics, clipped.unclipped
     ({'hr@10': 0.5, 'ndcg@10': 0.0}, {'ndcg@10': -0.25})
-    >>> {name: round(error, 3) for name, error in found.errors.items()}
+    >>> {name: round(error, 3) for name, error in clipped.errors.items()}
     {'hr@10': 0.28, 'ndcg@10': 0.25}
     """
     metrics = {name: min(1.0, max(0.0, value)) for name, value in estimates.items()}

@@ -94,17 +94,17 @@ class Guard:
         """Count a connection for its key, or for its address."""
         self.connections[connection] = None
         groups, name = self._group(connection)
-        own = groups.setdefault(name, {})
-        own[connection] = None
-        if len(own) > (self.limits.of_an_address if connection.key is None else self.limits.of_a_key):
-            self._give_way(own)
+        group = groups.setdefault(name, {})
+        group[connection] = None
+        if len(group) > (self.limits.of_an_address if connection.key is None else self.limits.of_a_key):
+            self._give_way(group)
 
     def leave(self, connection: Connection) -> None:
         self.connections.pop(connection, None)
         groups, name = self._group(connection)
-        if (own := groups.get(name)) is not None:
-            own.pop(connection, None)
-            if not own:
+        if (group := groups.get(name)) is not None:
+            group.pop(connection, None)
+            if not group:
                 del groups[name]
 
     def _group(self, connection: Connection) -> tuple[dict[Any, dict[Connection, None]], str | bytes]:
@@ -120,8 +120,8 @@ class Guard:
 
 def connection_of(scope: Mapping[str, Any]) -> Connection | None:
     """The connection of an ASGI request; None if it is not guarded."""
-    found: Connection | None = scope.get("state", {}).get("connection")
-    return found
+    connection: Connection | None = scope.get("state", {}).get("connection")
+    return connection
 
 
 def _address(host: str) -> str:
@@ -130,14 +130,14 @@ def _address(host: str) -> str:
     ('192.0.2.7', '2001:db8:1:2::', '192.0.2.7')
     """
     try:
-        found = ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return host
-    if found.version == 4:
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((found, 64), strict=False).network_address)
+    if address.version == 4:
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, 64), strict=False).network_address)
 
 
 class Overload(Exception):

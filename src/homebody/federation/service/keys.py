@@ -45,10 +45,10 @@ def make_report_key(folder: Path) -> Path:
 
 def read_report_key(path: Path) -> tuple[bytes, bytes]:
     """The public key (32 bytes) and the secret that signs (64 bytes)."""
-    found = _SECRET.fullmatch(read_file(path, _LONGEST))
-    if not found:
+    match = _SECRET.fullmatch(read_file(path, _LONGEST))
+    if not match:
         raise HomebodyError(f"{path} holds no key that signs reports: it is one line, homebody-reports-secret and hex.")
-    return signing_keys(bytes.fromhex(found[1].decode()))
+    return signing_keys(bytes.fromhex(match[1].decode()))
 
 
 def read_report_pub(path: Path) -> bytes:
@@ -56,7 +56,7 @@ def read_report_pub(path: Path) -> bytes:
     text = read_file(path, _LONGEST)
     if _SECRET.fullmatch(text):
         raise HomebodyError(f"{path} is a private key, which must not leave its device: give the .pub file beside it.")
-    found = _PUBLIC.fullmatch(text)
-    if not found:
+    match = _PUBLIC.fullmatch(text)
+    if not match:
         raise HomebodyError(f"{path} is no public key for reports: it is one line, homebody-reports and 64 hex digits.")
-    return bytes.fromhex(found[1].decode())
+    return bytes.fromhex(match[1].decode())

@@ -25,9 +25,9 @@ def split_address(text: str) -> tuple[str, int] | None:
     >>> split_address("[::1]:9092"), split_address("example.org"), split_address("example.org:0")
     (('::1', 9092), None, None)
     """
-    found = _ADDRESS.fullmatch(text)
-    port = int(found["port"]) if found else 0
-    return (found["host"].strip("[]"), port) if found and 0 < port < 65536 else None
+    match = _ADDRESS.fullmatch(text)
+    port = int(match["port"]) if match else 0
+    return (match["host"].strip("[]"), port) if match and 0 < port < 65536 else None
 
 
 def is_loopback(host: str) -> bool:

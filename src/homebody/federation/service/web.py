@@ -174,7 +174,7 @@ def refusals(app: Starlette, counted: Callable[[str], None]) -> Starlette:
 
 
 def only_from_here(request: Request) -> None:
-    """Answer this machine alone; to others there is nothing here."""
+    """Answer only this machine; others get a 404."""
     if request.client is None or not is_loopback(request.client.host):
         raise Refusal(404, "no such request", "There is nothing here by this name.")
 

@@ -71,16 +71,16 @@ def register(kind: type[Method], kernel: Kernel) -> None:
 
 
 def kernel_of(method: Method, device: torch.device | str = "cpu") -> Kernel:
-    """What is registered for exactly this method's class, as far as it runs on this device; otherwise an empty one."""
+    """The kernel registered for exactly this class, as far as it runs on this device; otherwise an empty one."""
     kind = type(method)
     place = _SHIPPED.get(f"{kind.__module__}.{kind.__qualname__}")
-    found = _REGISTERED.get(kind, _PLAIN)
-    if found is _PLAIN and place is not None:
+    registered = _REGISTERED.get(kind, _PLAIN)
+    if registered is _PLAIN and place is not None:
         module, _, name = place.partition(":")
-        found = getattr(import_module(f"{__name__}.{module}"), name)
+        registered = getattr(import_module(f"{__name__}.{module}"), name)
     if torch.device(device).type == "cpu":
-        return found
-    return Kernel(found.train) if found.anywhere else _PLAIN
+        return registered
+    return Kernel(registered.train) if registered.anywhere else _PLAIN
 
 
 def train_many(

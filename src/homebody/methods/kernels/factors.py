@@ -48,8 +48,8 @@ def train(
     With `dual` the rows step after the score function, and against it as it then is; otherwise both at once.
     """
     samples, change, loss = room(table, batches)
-    own = (weight, torch.zeros(len(weight)) if bias is None else bias)
-    given = arrays(table, *own, *samples, torch.tensor(rates, dtype=torch.float32))
+    model = (weight, torch.zeros(len(weight)) if bias is None else bias)
+    given = arrays(table, *model, *samples, torch.tensor(rates, dtype=torch.float32))
     _train(*given, batch_size, epochs, dual, bias is not None, *arrays(change, loss))
     return Rows(samples[0], change, len(table)), loss
 

@@ -87,16 +87,16 @@ def _solve_rows(lower, upper, indptr, members, other, gram, confidence, regulari
     for row in range(lower, upper):
         system = gram.copy()
         right = np.zeros(size)
-        own = np.zeros((TOGETHER, size))
+        block = np.zeros((TOGETHER, size))
         for start in range(indptr[row], indptr[row + 1], TOGETHER):
             for i in range(TOGETHER):
                 if start + i < indptr[row + 1]:
-                    own[i] = other[members[start + i]]
+                    block[i] = other[members[start + i]]
                     for a in range(size):
-                        right[a] += (1.0 + confidence) * own[i, a]
+                        right[a] += (1.0 + confidence) * block[i, a]
                 else:
-                    own[i] = 0.0
-            _add_squares(system, confidence, own)
+                    block[i] = 0.0
+            _add_squares(system, confidence, block)
         for a in range(size):
             system[a, a] += regularisation[row]
         _solve(system, right)

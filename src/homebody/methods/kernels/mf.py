@@ -105,14 +105,14 @@ def _draw(indptr, items, who, avoid_indptr, avoid, n_items, negatives, drawing, 
     for user in range(len(who)):
         if not who[user]:
             continue
-        own = avoid[avoid_indptr[user] : avoid_indptr[user + 1]]
-        free = n_items - len(own)
+        avoided = avoid[avoid_indptr[user] : avoid_indptr[user + 1]]
+        free = n_items - len(avoided)
         for position in range(indptr[user], indptr[user + 1]):
             out[n] = (user << 32) + 2 * np.int64(items[position]) + 1
             n += 1
             if free > 0:
                 for _ in range(negatives):
-                    out[n] = (user << 32) + 2 * nth_outside(own, len(own), below(drawing, n, free))
+                    out[n] = (user << 32) + 2 * nth_outside(avoided, len(avoided), below(drawing, n, free))
                     n += 1
     for i in range(n - 1, 0, -1):  # Fisher and Yates
         j = below(shuffling, i, i + 1)
@@ -123,11 +123,11 @@ def _draw(indptr, items, who, avoid_indptr, avoid, n_items, negatives, drawing, 
 @nb.njit(cache=True)
 def _outside(users, avoid_indptr, avoid, n_items, key, out):
     for n in range(len(users)):
-        own = avoid[avoid_indptr[users[n]] : avoid_indptr[users[n] + 1]]
-        free = n_items - len(own)
+        avoided = avoid[avoid_indptr[users[n]] : avoid_indptr[users[n] + 1]]
+        free = n_items - len(avoided)
         for j in range(out.shape[1]):
             position = n * out.shape[1] + j
-            out[n, j] = nth_outside(own, len(own), below(key, position, free)) if free > 0 else -1
+            out[n, j] = nth_outside(avoided, len(avoided), below(key, position, free)) if free > 0 else -1
 
 
 @nb.njit(inline="always")

@@ -53,8 +53,8 @@ def train(
     function, and against it as it then is; otherwise both at once.
     """
     samples, change, loss = room(table, batches)
-    own = (theta, torch.empty(len(theta), 0) if person is None else person)
-    given = arrays(table, *own, *samples, torch.tensor(rates, dtype=torch.float32))
+    model = (theta, torch.empty(len(theta), 0) if person is None else person)
+    given = arrays(table, *model, *samples, torch.tensor(rates, dtype=torch.float32))
     _train(np.array(function.widths), *given, batch_size, epochs, dual, *arrays(change, loss))
     return Rows(samples[0], change, len(table)), loss
 
@@ -94,10 +94,10 @@ def logits(function: ScoreFunction, weights: Tensor, rows: Tensor, person: Tenso
 @for_cohort
 def _logits(weights: Tensor, rows: Tensor, person: Tensor, function: ScoreFunction) -> Tensor:
     if weights.device.type != "cpu":
-        one = torch.func.vmap(lambda theta, some, own: function.logit(theta, some, own if len(own) else None))
-        return one(weights, rows, person)
+        logits = torch.func.vmap(lambda theta, some, row: function.logit(theta, some, row if len(row) else None))
+        return logits(weights, rows, person)
     out = torch.empty(rows.shape[:2])
-    # What all clients have in common stands there once, whatever the first dimension says.
+    # Values common to all clients are stored once, whatever the first dimension says.
     alike, same = weights.stride(0) == 0, rows.stride(0) == 0
     weights, rows = weights[:1] if alike else weights, rows[:1] if same else rows
     ready = alike and same and len(out) > 1
@@ -288,14 +288,14 @@ def _score(lower, upper, widths, thetas, persons, rows, ready, out):
     layers, widest = len(widths) - 1, max(widths)
     for client in range(lower, upper):
         who = np.int64(client)
-        theta, own = thetas[min(who, len(thetas) - 1)], rows[min(who, len(rows) - 1)]
-        x = np.empty((own.shape[1], AT_ONCE), np.float32)
+        theta, table = thetas[min(who, len(thetas) - 1)], rows[min(who, len(rows) - 1)]
+        x = np.empty((table.shape[1], AT_ONCE), np.float32)
         acts = np.empty((layers, widest, AT_ONCE), np.float32)
-        for start in range(0, own.shape[0], AT_ONCE):
-            n = min(AT_ONCE, own.shape[0] - start)
+        for start in range(0, table.shape[0], AT_ONCE):
+            n = min(AT_ONCE, table.shape[0] - start)
             for i in range(n):
-                for k in range(own.shape[1]):
-                    x[k, i] = own[start + i, k]
+                for k in range(table.shape[1]):
+                    x[k, i] = table[start + i, k]
             _forward(widths, theta, persons[client], x, n, acts, ready)
             for i in range(n):
                 out[client, start + i] = acts[layers - 1, 0, i]

@@ -66,23 +66,23 @@ def train(
     It starts from the shared parameters, or from each client's own where a row for each of them is given.
     """
     clients, length = valid.shape
-    own = shared["layers"].ndim == 2
+    personal = shared["layers"].ndim == 2
     mine = {
-        name: shared[name].clone() if own else shared[name].repeat(clients, *[1] * shared[name].ndim)
+        name: shared[name].clone() if personal else shared[name].repeat(clients, *[1] * shared[name].ndim)
         for name in ("item", "feature", "layers")
     }
     loss = torch.zeros(clients)
     explicit = "rating" in batches
     count = batches["valid"].sum(1)
-    person, around, things = (
+    person, around, of_items = (
         PackedFeatures(*(batches[f"{name}/{part}"] for part in PackedFeatures._fields)) for name in PARTS
     )
-    # What everyone has in common stands there once for each.
-    person, around = (one._replace(block=one.block[0]) for one in (person, around))
-    things = PackedFeatures(*(part[0] for part in things))
+    # Values common to all clients are repeated for each of them.
+    person, around = (part._replace(block=part.block[0]) for part in (person, around))
+    of_items = PackedFeatures(*(part[0] for part in of_items))
     rating = batches["rating"] if explicit else torch.empty(clients, 0)
     history = arrays(batches["item"], valid, rating, batches["order"], batches["negative"], count)
-    described = (_packed(*person), _packed(*around), _packed(*things), (len(person.block), len(around.block)))
+    described = (_packed(*person), _packed(*around), _packed(*of_items), (len(person.block), len(around.block)))
     steps = ((single(rates[0]), single(rates[1])), batch_size or max(1, length), epochs)
     shape = (np.array(network.widths), network.activation == "sigmoid", explicit)
     _train(_dealt(count.numpy()), *shape, *arrays(*mine.values()), tuple(history), *described, *steps, loss.numpy())
@@ -119,7 +119,7 @@ def _dp_privrec(method: DPPrivRec, shared: Tree, locals_: Tree, batches: Batch) 
         once = {**batches, "order": batches["order"][:, now], "negative": batches["negative"][:, :, now]}
         stepped, loss = _stepped(method, mine, once, valid, rate, 1)
         view = {name: batches[f"view/{name}"][:, epoch] for name in VIEWS}
-        mine = vmap(lambda own, seen: first.step(own, seen, method.joint * rate)[0])({**mine, **stepped}, view)
+        mine = vmap(lambda tree, seen: first.step(tree, seen, method.joint * rate)[0])({**mine, **stepped}, view)
     return {name: mine[name] - shared[name] for name in shared}, {"loss": loss}
 
 
@@ -140,11 +140,11 @@ NN_SELF = Kernel(_nn_self, _privrec_adapt, anywhere=True)
 
 
 def scores(
-    network: ScoreFunction, mine: Tree, person: Described, around: Described, things: Described, items: Tensor
+    network: ScoreFunction, mine: Tree, person: Described, around: Described, of_items: Described, items: Tensor
 ) -> Tensor:
     """One client's scores of these items; under vmap those of a whole cohort in one pass."""
-    blocks = [one.block for one in (person, around, things)]
-    parts = (person.row, person.weight, around.row, around.weight, things.row, things.weight)
+    blocks = [part.block for part in (person, around, of_items)]
+    parts = (person.row, person.weight, around.row, around.weight, of_items.row, of_items.weight)
     return _scores(mine["item"], mine["feature"], mine["layers"], *parts, items, blocks, network)
 
 
@@ -197,9 +197,9 @@ def _train_one(common, table, feature, flat, history, person, around, who, rates
     per_item = 1 if net.explicit else 1 + negative.shape[2]
     scratch = scratch_for(net, len(feature) // net.factors, per_item * min(batch_size, max(1, n)))
     unpacked(net.widths, scratch.theta, flat, False)
-    total, told = 0.0, 0
+    total, count = 0.0, 0
     for epoch in range(epochs):
-        total, told = 0.0, 0
+        total, count = 0.0, 0
         for start in range(0, n, batch_size):
             m = NONE
             for i in range(start, min(n, start + batch_size)):
@@ -223,20 +223,20 @@ def _train_one(common, table, feature, flat, history, person, around, who, rates
             wide = padded(net.widths[last + 1])
             total += errors(scratch.acts[last], wide, scratch.label, m, net.explicit, step, scratch.slopes[0])
             backward(net, scratch, table, feature, person_, around_, who, m, n_met, rates[1])
-            told += m
+            count += m
     unpacked(net.widths, scratch.theta, flat, True)
-    return total / max(1, told)
+    return total / max(1, count)
 
 
 @parallel(over="ranked")
 def _train(
-    lower, upper, ranked, widths, sigmoid, explicit, tables, features, layers, histories, person, around, things,
+    lower, upper, ranked, widths, sigmoid, explicit, tables, features, layers, histories, person, around, of_items,
     blocks, rates, batch_size, epochs, loss,
 ):  # fmt: skip
     items, real, rating, orders, negatives, counts = histories
     for place in range(lower, upper):
         who = ranked[place]
-        common = (widths, sigmoid, explicit, tables.shape[2], blocks, things)
+        common = (widths, sigmoid, explicit, tables.shape[2], blocks, of_items)
         mine = (tables[who].reshape(-1), features[who].reshape(-1), layers[who])
         history = (items[who], real[who], rating[who], orders[who], negatives[who], counts[who])
         loss[who] = _train_one(common, *mine, history, person, around, who, rates, batch_size, epochs)
@@ -261,11 +261,11 @@ def _score_one(common, table, feature, flat, items, person, around, who, out):
 
 
 @parallel(over="out")
-def _score(lower, upper, widths, sigmoid, tables, features, layers, items, person, around, things, blocks, out):
+def _score(lower, upper, widths, sigmoid, tables, features, layers, items, person, around, of_items, blocks, out):
     """Each client's logits; parameters may be one for all, and so may items."""
     for place in range(lower, upper):
         who = np.int64(place)
-        common = (widths, sigmoid, False, tables.shape[2], blocks, things)
+        common = (widths, sigmoid, False, tables.shape[2], blocks, of_items)
         table, feature = tables[min(who, len(tables) - 1)], features[min(who, len(features) - 1)]
         mine = (table.reshape(-1), feature.reshape(-1), layers[min(who, len(layers) - 1)])
         _score_one(common, *mine, items[min(who, len(items) - 1)], person, around, who, out[who])

@@ -46,7 +46,7 @@ class PackedNetwork(NamedTuple):
     """Blocks of the input that are a person's, and of circumstances; then come the item's row, and its features."""
     sigmoid: bool
     explicit: bool
-    things: PackedFeatures
+    of_items: PackedFeatures
     """The items' features."""
 
 
@@ -78,10 +78,10 @@ class Scratch(NamedTuple):
     met_x: Any
     """(rows, factors) their values; `of_met` (rows, padded factors) their gradients."""
     of_met: Any
-    made: Any
+    projected: Any
     """The product of each row that was met and its block of the first layer."""
-    of_made: Any
-    one: Any
+    of_projected: Any
+    unit: Any
     """A single 1, which `product` reads as a row of ones to sum over samples."""
     none: Any
     """Empty: `product` starts its sums from zero."""
@@ -144,12 +144,12 @@ def gather(net, scratch, table, feature, person, around, who, m):
             at = scratch.place[i]
             if around.weight[who, at, k] != 0:
                 n_met = _meet(around.row[who, at, k], net.people + around.block[k], scratch, n_met)
-    for k in range(net.things.row.shape[1]):
+    for k in range(net.of_items.row.shape[1]):
         for i in range(m):
             item = scratch.sample[i]
-            if net.things.weight[item, k] != 0:
-                block = net.people + net.around + 1 + net.things.block[k]
-                n_met = _meet(net.things.row[item, k], block, scratch, n_met)
+            if net.of_items.weight[item, k] != 0:
+                block = net.people + net.around + 1 + net.of_items.block[k]
+                n_met = _meet(net.of_items.row[item, k], block, scratch, n_met)
     width = net.factors
     for u in range(n_met):
         copy(feature, scratch.met[u] * width, scratch.met_x, u * width, width)
@@ -174,25 +174,25 @@ def forward(net, scratch, person, around, who, m, n_met):
     while low < n_met:
         high = _block_end(scratch, low, n_met)
         rows, weights = (scratch.met_x, low * width, width, 1), (theta, scratch.block[low] * width * first, first)
-        product(*rows, *weights, scratch.none, 0, -1, scratch.made, low * first, first, high - low, first, width)
+        product(*rows, *weights, scratch.none, 0, -1, scratch.projected, low * first, first, high - low, first, width)
         low = high
     base, z = scratch.base, scratch.acts[0]
     copy(theta, net.widths[0] * first, base, 0, first)
     for k in range(person.row.shape[1]):
         if person.weight[who, k] != 0:
-            add(scratch.made, scratch.seat[person.row[who, k]] * first, person.weight[who, k], base, 0, first)
+            add(scratch.projected, scratch.seat[person.row[who, k]] * first, person.weight[who, k], base, 0, first)
     for i in range(m):
         copy(base, 0, z, i * first, first)
         for k in range(around.row.shape[2]):
             weight = around.weight[who, scratch.place[i], k]
             if weight != 0:
                 seat = scratch.seat[around.row[who, scratch.place[i], k]]
-                add(scratch.made, seat * first, weight, z, i * first, first)
-        for k in range(net.things.row.shape[1]):
-            weight = net.things.weight[scratch.sample[i], k]
+                add(scratch.projected, seat * first, weight, z, i * first, first)
+        for k in range(net.of_items.row.shape[1]):
+            weight = net.of_items.weight[scratch.sample[i], k]
             if weight != 0:
-                seat = scratch.seat[net.things.row[scratch.sample[i], k]]
-                add(scratch.made, seat * first, weight, z, i * first, first)
+                seat = scratch.seat[net.of_items.row[scratch.sample[i], k]]
+                add(scratch.projected, seat * first, weight, z, i * first, first)
     at = (net.people + net.around) * width * first
     product(scratch.x, 0, width, 1, theta, at, first, z, 0, first, z, 0, first, m, first, width)
     for layer in range(1, len(net.widths) - 1):
@@ -237,34 +237,34 @@ def backward(net, scratch, table, feature, person, around, who, m, n_met, item_r
         product(slope, 0, high, 1, *weights, scratch.none, 0, -1, other, 0, wide, m, wide, net.widths[layer + 1])
         product(below, 0, 1, wide, slope, 0, high, theta, at, high, theta, at, high, low, high, m)
         at += low * high
-        product(scratch.one, 0, 0, 0, slope, 0, high, theta, at, high, theta, at, high, 1, high, m)
+        product(scratch.unit, 0, 0, 0, slope, 0, high, theta, at, high, theta, at, high, 1, high, m)
         _through(other, below, m * wide, net.sigmoid)
         turn = 1 - turn
     # What samples have in common is summed before it is multiplied.
-    slope, base, of_made = scratch.slopes[turn], scratch.base, scratch.of_made
+    slope, base, of_projected = scratch.slopes[turn], scratch.base, scratch.of_projected
     for k in range(n_met * first):
-        of_made[k] = np.float32(0.0)
-    product(scratch.one, 0, 0, 0, slope, 0, first, scratch.none, 0, -1, base, 0, first, 1, first, m)
+        of_projected[k] = np.float32(0.0)
+    product(scratch.unit, 0, 0, 0, slope, 0, first, scratch.none, 0, -1, base, 0, first, 1, first, m)
     for i in range(m):
         for k in range(around.row.shape[2]):
             weight = around.weight[who, scratch.place[i], k]
             if weight != 0:
                 seat = scratch.seat[around.row[who, scratch.place[i], k]]
-                add(slope, i * first, weight, of_made, seat * first, first)
-        for k in range(net.things.row.shape[1]):
-            weight = net.things.weight[scratch.sample[i], k]
+                add(slope, i * first, weight, of_projected, seat * first, first)
+        for k in range(net.of_items.row.shape[1]):
+            weight = net.of_items.weight[scratch.sample[i], k]
             if weight != 0:
-                seat = scratch.seat[net.things.row[scratch.sample[i], k]]
-                add(slope, i * first, weight, of_made, seat * first, first)
+                seat = scratch.seat[net.of_items.row[scratch.sample[i], k]]
+                add(slope, i * first, weight, of_projected, seat * first, first)
     for k in range(person.row.shape[1]):
         if person.weight[who, k] != 0:
-            add(base, 0, person.weight[who, k], of_made, scratch.seat[person.row[who, k]] * first, first)
+            add(base, 0, person.weight[who, k], of_projected, scratch.seat[person.row[who, k]] * first, first)
     add(base, 0, np.float32(1.0), theta, net.widths[0] * first, first)
     row, low = padded(width), NONE
     while low < n_met:
         high = _block_end(scratch, low, n_met)
         at = scratch.block[low] * width * first
-        rows, slopes = (scratch.met_x, low * width), (of_made, low * first)
+        rows, slopes = (scratch.met_x, low * width), (of_projected, low * first)
         _layer_back(net, scratch, rows, slopes, at, scratch.of_met, low * row, high - low)
         low = high
     at = (net.people + net.around) * width * first
@@ -317,10 +317,10 @@ def scratch_for(net, n_rows, most):
 
 
 @nb.njit
-def network_of(widths, sigmoid, explicit, factors, blocks, things):
+def network_of(widths, sigmoid, explicit, factors, blocks, of_items):
     starts = np.zeros(len(widths), np.int64)
     for layer in range(len(widths) - 1):
         starts[layer + 1] = starts[layer] + (widths[layer] + 1) * padded(widths[layer + 1])
     return PackedNetwork(
-        widths, starts, factors, padded(widths[1]), blocks[0], blocks[1], sigmoid, explicit, PackedFeatures(*things)
+        widths, starts, factors, padded(widths[1]), blocks[0], blocks[1], sigmoid, explicit, PackedFeatures(*of_items)
     )
