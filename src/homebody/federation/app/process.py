@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,8 @@ class App:
             connection.connect(settings.socket)
             if peer_user(connection) != settings.device_user:
                 raise _Refused("Another user than the device's listens at its socket: this app says nothing there.")
-            send(connection, hello(settings.view, settings.token), SEND_SECONDS)
+            with suppress(Vanished):  # a device that does not know this user refuses before it reads
+                send(connection, hello(settings.view, settings.token), SEND_SECONDS)
             header, _ = wire.decode_letter(receive(connection, HELLO_BYTES, SEND_SECONDS))
             if header.get("welcome") is not True:
                 raise _Refused(str(header.get("refused", "The device refused this app."))[:300])
