@@ -16,11 +16,12 @@ from homebody.errors import HomebodyError
 from homebody.report.markdown import reproduction_markdown
 from homebody.report.reproduction_page import reproduction_page
 from homebody.report.terminal import print_reproduction
-from homebody.studies import reproduce
+from homebody.studies import probes, reproduce
 from homebody.studies.figures import ordered
 from homebody.studies.papers import read_paper
 from homebody.studies.plan import plan
 
+ROOT = Path(__file__).parents[2]
 Write = Callable[..., Path]
 PAPER = """
 title = "Two apps"
@@ -186,3 +187,29 @@ def test_what_makes_no_sense_is_refused(
     assert old in text
     with pytest.raises(HomebodyError, match=sentence):
         read_paper(write_paper(tmp_path, text.replace(old, new)))
+
+
+class TestFLMVDSSM:
+    """The paper's own recipe."""
+
+    def test_it_has_every_table_and_figure(self) -> None:
+        paper = read_paper(ROOT / "experiments" / "fl-mv-dssm")
+        assert [study.id for study in paper.tables] == ["3", "2", "epsilon"]
+        assert [study.id for study in paper.figures] == ["2", "noise", "attack"]
+        three = paper.tables[0]
+        printed = [row.name for row in three.rows if row.published]
+        assert len(printed) == 8
+        assert all(len(row.published["ml-100k"]) == len(row.published_sd["ml-100k"]) == 4 for row in three.rows[:8])
+        assert [len(study.rows) for study in paper.figures] == [6, 2, 2]
+
+    def test_its_figures_show_runs_of_its_table(self) -> None:
+        paper = read_paper(ROOT / "experiments" / "fl-mv-dssm")
+        table = plan(paper, table="3", data=["ml-100k"]).recipes
+        for figure in ("2", "attack"):
+            assert all(recipe in table for recipe in plan(paper, figure=figure).recipes)
+        assert sum(recipe not in table for recipe in plan(paper, figure="noise").recipes) == 2 * 3 * 3
+
+    def test_models_are_attacked_with_the_noise_of_the_issue(self) -> None:
+        figure = read_paper(ROOT / "experiments" / "fl-mv-dssm").figures[2]
+        assert figure.probe == "view:sigmas=0/1/4,participations=1/10/100,users=30"
+        assert probes.file_of(Path("cell"), figure.probe).name.startswith("probe-view-")

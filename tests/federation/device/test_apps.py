@@ -437,6 +437,9 @@ def test_a_user_of_no_app_is_not_listened_to(room: Room, monkeypatch: pytest.Mon
     monkeypatch.setattr("homebody.federation.device.desk.peer_user", lambda connection: os.getuid() + 2)
     room.open()
     assert turned_away(room, hello("taste", room.tokens["taste"]))
+    assert "do not belong together" in room.logs.pop()["reason"]
+    monkeypatch.setattr("homebody.federation.device.desk.peer_user", lambda connection: os.getuid() + 2)
+    assert turned_away(room, hello("taste", room.tokens["taste"]))
     (line,) = room.said("view refused")
     assert "belongs to this user" in line["reason"]
 
