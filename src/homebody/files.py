@@ -50,7 +50,7 @@ def private_folder(path: Path, *, exist_ok: bool = True) -> None:
 
 
 def touch(path: Path) -> None:
-    """Make a private file where there is none; a link is refused.
+    """Create a private file if it is missing; a link is refused.
 
     A file that is there is not opened: closing it would let go of the locks that this process holds on it.
     """
@@ -149,7 +149,7 @@ def read_settings(path: Path, what: str, missing: str) -> str:
 
 @contextmanager
 def appending(path: Path) -> Iterator[BinaryIO]:
-    """A private file to write at the end of, made where there is none."""
+    """A private file opened for appending, created if it is missing."""
     try:
         with os.fdopen(_opened(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
             yield file
@@ -240,7 +240,7 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def _is_there(number: int, path: Path) -> bool:
-    """Whether the open file is the one of that name: a lock on a removed file excludes nobody."""
+    """Whether the open file still has that name: a lock on a removed file excludes nobody."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(number), path.lstat())
     return False

@@ -43,7 +43,7 @@ class Histories(NamedTuple):
     """What training negatives avoid, as compressed rows, ascending and distinct: the protocol's choice. None: the
     training items alone."""
     features: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})
-    """What people are like, a row for each, as `catalogue.people` names it."""
+    """The users' features, one row each, in the columns of `catalogue.people`."""
     contexts: Mapping[str, npt.NDArray[Any]] = MappingProxyType({})
     """The circumstances of each of `items`, as `catalogue.contexts` names them."""
 

@@ -149,7 +149,7 @@ class DeviceRng(Rng):
 
 
 class SystemRng(Rng):
-    """The operating system's generator: nobody can draw the same again, by whatever name.
+    """The operating system's generator: its draws cannot be repeated, whatever the name.
 
     >>> torch.equal(SystemRng().fold("noise").bits(4), SystemRng().fold("noise").bits(4))
     False

@@ -132,7 +132,7 @@ def _parts(split: Split, method: Method | Reference) -> Iterator[tuple[str, npt.
         yield from ((f"{unit}/{name}", column.values) for name, column in encoded.columns.items())
         for name, vocabulary in _features(split, unit).items():
             if not isinstance(vocabulary, Found):
-                # Its size shapes the model, even if nobody has some of its values.
+                # The vocabulary's size shapes the model, even if some values do not occur.
                 text = json.dumps(replace(encoded.codes[name], view="").to_json())
                 yield f"{unit}/{name}/vocabulary", np.frombuffer(text.encode(), dtype=np.uint8)
     if split.shown is not None and (shown := split.population.impressions):

@@ -119,7 +119,7 @@ def declared(owner: Any) -> dict[str, tuple[Field[Any], Kind]]:
 
 
 def default_of(spec: Field[Any]) -> Any:
-    """The default of a field; MISSING where it has none."""
+    """The default of a field, or MISSING."""
     return spec.default if spec.default_factory is MISSING else spec.default_factory()
 
 

@@ -1,4 +1,4 @@
-"""What a finished run recommends, by the names that its source has for items: also to somebody whom it never met."""
+"""Recommendations of a finished run, with the source's item names, also for a user who was not in training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Suggested", "recommend_for", "recommend_to", "recommend_to_view"]
 
 
 class Suggested(NamedTuple):
-    """What is recommended to somebody: items as the source calls them, and what was unknown or left out."""
+    """Recommendations for one user: items by the source's names, and notes on what was unknown or left out."""
 
     items: list[dict[str, Any]]
     """The best first: item, name, score."""

@@ -175,7 +175,7 @@ def chance(split: Split, k: int = 10) -> tuple[float, float]:
 
 
 class MethodContract:
-    """What every method keeps, as tests to inherit.
+    """The contract of every method, as tests to inherit.
 
     >>> from homebody.methods.fedmf import FedMF
     >>> class TestFedMF(MethodContract):
@@ -454,7 +454,7 @@ class MethodContract:
 
 
 class ReferenceContract:
-    """What every centralised reference keeps, as tests to inherit.
+    """The contract of every centralised reference, as tests to inherit.
 
     >>> from homebody.methods.baselines import Popularity
     >>> class TestPopularity(ReferenceContract):

@@ -174,8 +174,8 @@ def gaussian(scores: Scores, coins: Coins, delta: float, confidence: float = 0.9
 
     >>> generator = np.random.default_rng(0)
     >>> coins = generator.random(1000) < 0.5
-    >>> found = gaussian(generator.normal(size=1000) + np.where(coins, 1.0, -1.0), coins, delta=1e-6)  # μ = 2
-    >>> round(found.epsilon, 1)  # 11.0 is the ε of μ = 2
+    >>> lower = gaussian(generator.normal(size=1000) + np.where(coins, 1.0, -1.0), coins, delta=1e-6)  # μ = 2
+    >>> round(lower.epsilon, 1)  # 11.0 is the ε of μ = 2
     9.7
     """
     _check(scores, coins, confidence)
@@ -216,8 +216,8 @@ def share_found(curve: Curve, coins: int, confidence: float) -> tuple[float, flo
 
     All coins are guessed, as by `count_guesses`. None: even perfect guesses would not refute it.
 
-    >>> allowed, found = share_found([(0.5, 0.0)], coins=1000, confidence=0.95)
-    >>> round(allowed, 3), found is not None and round(found, 3)
+    >>> allowed, detected = share_found([(0.5, 0.0)], coins=1000, confidence=0.95)
+    >>> round(allowed, 3), detected is not None and round(detected, 3)
     (0.622, 0.679)
     """
     from scipy import stats

@@ -104,8 +104,8 @@ def linkage(
     >>> messages = [np.array([2 * entry + 1 for entry in generator.integers(50, size=10)]) for _ in range(60)]
     >>> view, truth = as_they_come(messages, together=20)
     >>> nothing = np.zeros((5, 50), dtype=np.float32)
-    >>> found = linkage(view, truth, nothing, epsilon=1.0, pairs=2000)
-    >>> found.everything.value > 0.95, found.content.value, found.linked
+    >>> result = linkage(view, truth, nothing, epsilon=1.0, pairs=2000)
+    >>> result.everything.value > 0.95, result.content.value, result.linked
     (True, 0.5, True)
     """
     said = np.concatenate([batch.pairs for batch in view])

@@ -99,7 +99,7 @@ def allowed(epsilon: float, delta: float, relation: str) -> Allowed:
 def clopper_pearson_interval(count: int, total: int, error: float = ERROR) -> Figure:
     """A share, and Clopper and Pearson's exact interval.
 
-    >>> tuple(round(one, 4) for one in clopper_pearson_interval(3, 10))
+    >>> tuple(round(number, 4) for number in clopper_pearson_interval(3, 10))
     (0.3, 0.0667, 0.6525)
     """
     from scipy import stats
@@ -117,7 +117,7 @@ def delong(scores: Scores, members: Members, error: float = ERROR) -> Figure:
 
     >>> delong(np.array([3.0, 1.0, 2.0, 0.0]), np.array([True, True, False, False])).value
     0.75
-    >>> tuple(round(one, 3) for one in delong(np.arange(20.0), np.arange(20) >= 10))
+    >>> tuple(round(number, 3) for number in delong(np.arange(20.0), np.arange(20) >= 10))
     (1.0, 0.692, 1.0)
     """
     from scipy.stats import norm, rankdata
@@ -162,7 +162,7 @@ def balanced(guesses: Members, members: Members, error: float = ERROR) -> Figure
     """Balanced accuracy: the mean of the shares guessed right among members and among others, with its interval.
 
     >>> guesses, members = np.array([True] * 6 + [False] * 4), np.array([True] * 5 + [False] * 5)
-    >>> tuple(round(one, 3) for one in balanced(guesses, members))
+    >>> tuple(round(number, 3) for number in balanced(guesses, members))
     (0.9, 0.533, 0.997)
     """
     shares = [

@@ -126,15 +126,15 @@ def with_view(population: Population, name: str, features: Features) -> Populati
             f"The view '{name}' has the column '{again[0]}', which {population.name} has already: give the view "
             "another name."
         )
-    own = replace(features, views=dict.fromkeys(features.names, name))
+    joined = replace(features, views=dict.fromkeys(features.names, name))
     if old is not None:
-        own = Features(
-            old.table.hstack(own.table),
-            {**old.kinds, **own.kinds},
-            {**old.declared, **own.declared},
-            {**old.views, **own.views},
+        joined = Features(
+            old.table.hstack(joined.table),
+            {**old.kinds, **joined.kinds},
+            {**old.declared, **joined.declared},
+            {**old.views, **joined.views},
         )
-    return replace(population, user_features=own)
+    return replace(population, user_features=joined)
 
 
 def _described(

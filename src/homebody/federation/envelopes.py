@@ -64,7 +64,7 @@ class BadSignature(BadEnvelope):
 
 
 class Envelope(NamedTuple):
-    """What travels over one hop."""
+    """A message between two hops."""
 
     kind: Literal["message", "batch"]
     """From a device, or from a proxy."""
@@ -102,7 +102,7 @@ def seal_reports(pairs: npt.NDArray[np.integer], public: bytes) -> bytes:
 
 
 def unseal_reports(sealed: bytes, public: bytes, secret: bytes) -> npt.NDArray[np.uint32]:
-    """What these reports say, in order; 2³² − 1 stands for what the key does not open."""
+    """The contents of these reports, in order; 2³² − 1 for a report that the key does not open."""
     out = np.full(len(sealed) // REPORT_BYTES, _UNREADABLE, dtype="<u4")
     for place, at in enumerate(range(0, len(out) * REPORT_BYTES, REPORT_BYTES)):
         try:

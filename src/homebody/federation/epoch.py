@@ -28,7 +28,7 @@ class BadEpoch(ValueError):
 
 @dataclass(frozen=True)
 class Epoch:
-    """What everybody may know of a round of reports.
+    """The public facts of a round of reports.
 
     >>> epoch = Epoch(bytes(16), bytes(32), asks="ab" * 16, k=2, entries=3, among=1, closes=2_000_000_000)
     >>> Epoch.read(epoch.to_json()) == epoch
@@ -40,7 +40,7 @@ class Epoch:
     """
 
     id: bytes
-    """What envelopes call it."""
+    """Its id in envelopes."""
     key: bytes
     """The public key that its reports are sealed to."""
     asks: str

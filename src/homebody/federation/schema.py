@@ -1,4 +1,4 @@
-"""What a server tells devices of features: how people's are written in numbers, and what its items are like.
+"""The feature schema that a server sends to devices: how people's features are encoded, and the items' features.
 
 A schema holds nothing of anybody: which features people may have and which values those take is the operator's to say.
 A device encodes its people by it, and what they say of themselves stays there.
@@ -58,7 +58,7 @@ class FeatureSchema:
 
     @classmethod
     def read(cls, content: bytes) -> FeatureSchema:
-        """Refuses, as a malformed letter, what is none: a code beyond its table would be another's row."""
+        """Read a schema; an invalid one is a malformed letter: a code beyond its table would read another's row."""
         _, parts = wire.decode_letter(content)
         try:
             read = json.loads(parts["codes"])
@@ -75,7 +75,7 @@ class FeatureSchema:
         return cls(people, items, {name: values.numpy() for name, values in numbers.items()})
 
     def catalogue(self, n_items: int) -> Catalogue:
-        """What everyone knows of so many items."""
+        """The catalogue of the first `n_items` items."""
         values = {name: torch.from_numpy(self._of_items(name, n_items)) for name in self.items}
         items = {name: Column(values[name], *_form(code)) for name, code in self.items.items()}
         nobody = {name: torch.from_numpy(code.unknown(0)) for name, code in self.people.items()}
@@ -92,7 +92,7 @@ class FeatureSchema:
         return {**encoded, "contexts": Encoded({}, ())}
 
     def notes(self, profile: Mapping[str, str]) -> list[str]:
-        """What of somebody's profile counts for nothing, in sentences."""
+        """A sentence for each part of a profile that is ignored."""
         missing = "The server's model has no feature '{}' (it has {}): it counts for nothing."
         names, strange = ", ".join(self.people) or "none", [name for name in profile if name not in self.people]
         return [*(missing.format(name, names) for name in strange), *self._of_person(profile)[1]]

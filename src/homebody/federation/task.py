@@ -34,7 +34,7 @@ MOST_NEGATIVES = 100_000
 MOST_CUTOFFS = 100
 MOST_STAGES = 16
 _TO_ONE_DEVICE = frozenset({"first", "people", "epoch", "keep"})
-"""What a letter says to one device alone, or of something else than the work."""
+"""Fields of a letter that are for one device only, or not about the work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Task:
     features: str = ""
     """The digest of the feature schema; empty: the method uses no features."""
     epoch: Epoch | None = None
-    """What reports are sealed to, where they go through a proxy."""
+    """The epoch whose key reports are sealed to, if they go through a proxy."""
     first: int = 0
     """The number of this device's first person."""
     people: list[int] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Task:
 
     @property
     def kind(self) -> str:
-        """What Flower calls a message that asks this."""
+        """Flower's message type for this task."""
         return self.do if self.do in ("train", "evaluate") else f"query.{self.do}"
 
     @property
@@ -154,7 +154,7 @@ class Task:
         return acting(self.described(), self.phase)
 
     def described(self) -> dict[str, Any]:
-        """What says how to compute: it is kept with the model, to rank with where there is no network."""
+        """The fields that say how to compute. They are stored with the model, to rank without a network."""
         names = ("run", "method", "fields", "stages", "seed", "protocol", "held_out", "negatives", "cutoffs")
         unusual = [name for name, usual in (("features", ""), ("longest", LONGEST)) if getattr(self, name) != usual]
         return {name: getattr(self, name) for name in (*names, "measures", "clients_key", "first", *unusual)}
@@ -231,7 +231,7 @@ def measurements(metrics: Mapping[str, float], cutoffs: Sequence[int]) -> Tree:
 
 
 def measuring(channel: Channel, cohort: Cohort) -> list[Charge]:
-    """What it tells each observer that devices measure. A person's other views see nothing of it."""
+    """The privacy charges of devices' metrics, for each observer. A person's other views see nothing of it."""
     return [charge for charge in channel.charges(cohort) if charge.observer != "views"]
 
 

@@ -62,7 +62,7 @@ _DTYPES = {kind: dtype for dtype, kind in _KINDS.items()}
 
 
 class Malformed(ValueError):
-    """What arrived is not what it should be; the sentence says how, and nothing of its contents: it is counted."""
+    """A malformed message; the sentence says what is wrong and nothing of the contents. Such messages are counted."""
 
 
 class OtherVersion(Malformed):
@@ -209,12 +209,12 @@ def _halved(tensor: Tensor) -> Tensor:
 
 
 def digest(data: bytes) -> str:
-    """What a device and the server call the same bytes by."""
+    """The digest by which a device and the server name the same bytes."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
 class Expected(NamedTuple):
-    """What one tensor of an update must be like."""
+    """The type and shape that one tensor of an update must have."""
 
     shape: tuple[int, ...]
     """Of the whole tensor, or of one row."""
@@ -225,7 +225,7 @@ class Expected(NamedTuple):
 
 
 def expected(method: Method, shared: Tree, catalogue: Catalogue) -> dict[str, Expected]:
-    """What a client's update looks like after its half of the channel: seen from one round of nobody's data."""
+    """The form of a client's update after its half of the channel, from one round on empty data."""
     return shapes(method.uplink.device(_example(method, shared, catalogue), Rng.of(0)))
 
 
@@ -248,7 +248,7 @@ def _example(method: Method, shared: Tree, catalogue: Catalogue) -> Tree:
 
 
 def shapes(update: Tree) -> dict[str, Expected]:
-    """What updates like this one look like."""
+    """The form of updates like this one."""
     return {
         name: Expected(tuple(value.value.shape[1:]), value.size, value.value.dtype)
         if isinstance(value, Rows)
@@ -321,7 +321,7 @@ def check(update: Tree, wanted: Mapping[str, Expected], largest: float, rows: in
 
 
 def decode_update(part: bytes, wanted: Mapping[str, Expected], largest: float, rows: int | None = None) -> Tree:
-    """What one person sent, if `check` finds it right; whatever is too long is not even decoded."""
+    """One person's update, if it passes `check`; a message that is too long is not decoded."""
     if len(part) > longest(wanted):
         raise Malformed("The update is larger than any of its method's.")
     update = decode_tree(part)

@@ -193,6 +193,13 @@ def test_views_that_a_server_refuses(
     assert not (tmp_path / "server").exists()
 
 
+def test_a_secure_sum_of_views_is_refused(tmp_path: Path, items: Path) -> None:
+    stages = ["views:clip=0.5", "secure-sum"]
+    recipe = Recipe("fl-mv-dssm", "devices", rounds=1, evaluate_every=0, stages=stages, fields={"views": "taste"})
+    with pytest.raises(HomebodyError, match="SecureSum needs more than one letter a round"):
+        make(tmp_path / "server", ServerPlan(recipe, metrics=""), str(items), [], [], ["taste=2"])
+
+
 @pytest.mark.parametrize("method", ["privrec", "fedmf"])
 def test_views_are_refused_where_the_method_has_none(tmp_path: Path, items: Path, method: str) -> None:
     with pytest.raises(HomebodyError, match="leave out --view"):

@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homebody.core import Cohort, Data, Method, Tree, releases
+from homebody.core import Catalogue, Cohort, Column, Data, Method, Tree, releases
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.app.folder import AppFolder, SeenQuestion, now
@@ -40,6 +41,7 @@ from homebody.federation.views import (
     views_of,
 )
 from homebody.files import holding
+from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.models.towers import inputs
 from homebody.privacy import Channel
 from homebody.rng import Rng
@@ -67,9 +69,22 @@ def take_part(path: Path) -> None:
     busy = f"The app in {path} is running already; stop it first."
     try:
         with AppFolder(path) as folder, holding(path / ".lock", busy):
+            compile_kernels()
             App(folder, log).run(stop)
     except _Stopped:
         return
+
+
+def compile_kernels() -> None:
+    """Work for one toy person, so that no round waits for compilation."""
+    method, rng = FLMVDSSM(widths="2,2", batch_size=1), Rng.of(0)
+    tags = Column(torch.ones(3, 1, dtype=torch.int64), 2, "many")
+    catalogue = Catalogue(3, {"tags": tags}, {"toy": Column(torch.zeros(0), 1, "number", view="toy")})
+    first = torch.zeros(1, dtype=torch.int64)
+    data = Data(first, first == 0, first, catalogue, {"toy": torch.tensor(1.0)})
+    shared = method.init_shared(catalogue, rng)
+    method.view("toy", shared, {}, method.prepare(data, rng))
+    method.probabilities(shared, {}, data)
 
 
 class _Stopped(Exception):
@@ -110,7 +125,8 @@ class App:
             connection.connect(settings.socket)
             if peer_user(connection) != settings.device_user:
                 raise _Refused("Another user than the device's listens at its socket: this app says nothing there.")
-            send(connection, hello(settings.view, settings.token), SEND_SECONDS)
+            with suppress(Vanished):  # a device that does not know this user refuses before it reads
+                send(connection, hello(settings.view, settings.token), SEND_SECONDS)
             header, _ = wire.decode_letter(receive(connection, HELLO_BYTES, SEND_SECONDS))
             if header.get("welcome") is not True:
                 raise _Refused(str(header.get("refused", "The device refused this app."))[:300])

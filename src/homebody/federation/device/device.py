@@ -448,14 +448,13 @@ class Device:
         return {"people": people, "items": len(self.home.items), "holds": held}
 
     def _compile(self, task: Task) -> None:
-        """Compile a method's kernels before the first round needs them. Views that are apps are worked on without."""
-        if self.home.views.all() and views_of(task.acting) is not None:
-            return
+        """Compile a method's kernels before the first round needs them."""
         about = json.dumps([task.method, task.fields], sort_keys=True)
         if about in self._compiled or (task.features and self.home.items.schema(task.features) is None):
             return  # without its features a method may not be the same
         schema = feature_schema(self.home, task.features)
-        self._in_time(lambda: compile_kernels(task.acting, schema, measures=task.measures), COMPILING)
+        apart = bool(self.home.views.all()) and views_of(task.acting) is not None
+        self._in_time(lambda: compile_kernels(task.acting, schema, measures=task.measures, apart=apart), COMPILING)
         self._compiled.add(about)
 
 

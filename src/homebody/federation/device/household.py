@@ -175,8 +175,15 @@ class Household(Clients):
         return left
 
 
-def compile_kernels(method: Method, schema: FeatureSchema, *, measures: bool) -> None:
-    """Train and measure one toy person, so that no round waits for compilation."""
+def compile_kernels(method: Method, schema: FeatureSchema, *, measures: bool, apart: bool = False) -> None:
+    """Train and measure one toy person, so that no round waits for compilation.
+
+    apart: views are worked on one by one, so that no kernel for all of them is needed.
+    """
+    if apart:
+        catalogue = schema.catalogue(TOY_ITEMS)
+        wire.nothing(method, method.init_shared(catalogue, Rng.of(0)), catalogue)
+        return
     toy = Population("toy", np.array([0, 3]), np.array([0, 1, 2], dtype=np.int32), n_items=TOY_ITEMS)
     split = leave_one_out(toy, how="latest", negatives=2) if measures else everything(toy)
     household, rng = Household(replace(split, coded=schema.encoded([{}], TOY_ITEMS))), Rng.of(0)
