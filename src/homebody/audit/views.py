@@ -83,7 +83,7 @@ def most_right(sigma: float, participations: int, candidates: int = 2) -> float:
     """The largest share of right guesses that noise of this multiplier allows.
 
     >>> round(most_right(4, 1), 4), round(most_right(4, 100), 4), most_right(0, 1), round(most_right(4, 1, 10), 4)
-    (0.5987, 0.9938, 1.0, 0.1512)
+    (0.5987, 0.9938, 1.0, 0.1511)
     """
     if not sigma:
         return 1.0
