@@ -95,7 +95,10 @@ def failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["pfedrek"], "There is no method 'pfedrek'; did you mean 'pfedrec'? Known: alone, dp-privrec, dplcf, fcf"),
+        (
+            ["pfedrek"],
+            "There is no method 'pfedrek'; did you mean 'pfedrec'? Known: alone, dp-privrec, dplcf, dssm, fcf",
+        ),
         (["zzz"], "There is no method 'zzz'. Known:"),
         (["mine.py"], "Name the class in mine.py as well: mine.py:MyMethod"),
         (["nowhere.py:Mine"], "There is no file"),

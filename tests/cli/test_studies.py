@@ -262,7 +262,7 @@ def test_how_much_there_is_to_do_is_said_before_it_is_begun(
 def test_a_single_run_is_not_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: Any = SimpleNamespace(recipes=[Recipe("fedmf", DATA)], probes=[()], asked_for="1")
     assert work(planned, tmp_path) == "1 run, not finished before."
-    monkeypatch.setattr("homebody.studies.reproduce.kept", lambda *_: 1)
+    monkeypatch.setattr("homebody.studies.reproduce.count_done", lambda *_: 1)
     assert work(planned, tmp_path) == "1 run, finished before."
 
 
