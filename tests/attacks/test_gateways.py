@@ -403,7 +403,7 @@ def test_who_does_not_read_its_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPa
 def test_every_socket_of_ours_is_behind_the_guard() -> None:
     """Whoever listens does it by way of `homebody.federation.service.web`, but for a device: its apps are local.
 
-    The device's desk knows them by the user that the system states and by a token (tests/federation/device/test_apps.py).
+    The device's desk knows them by the user that the system states and by a token.
     """
     listening = re.compile(
         r"create_server|HTTPServer|start_server|uvicorn\.(Server|Config|run)\(|\.bind\(|(?<!\bweb)\.listen\("
