@@ -1,27 +1,28 @@
 """Compiled loops shared out over threads.
 
 numba can do this itself (`parallel=True`), but its parallel compiler takes three times as long for the same loop, which
-a first run waits for. Here a loop is compiled once, for a range of its rows, and threads take ranges in turn.
+a first run waits for. Here a loop is compiled once, for a range of its rows, and threads take ranges in turn. They are
+the threads of torch's OpenMP, which are awake between two operations.
 """
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import itertools
 import os
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache, wraps
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numba as nb
 
 __all__ = ["parallel"]
 
-PARTS = 8
+PARTS = 4
 """Ranges a thread: rows take unequal time, so a thread that is done early takes another range."""
 
 
@@ -65,56 +66,60 @@ def parallel(over: str | Callable[..., int], **options: Any) -> Callable[[Callab
 
 
 def _share_out(kernel: Callable[..., None], count: int, arguments: tuple[Any, ...]) -> None:
-    threads = min(nb.get_num_threads(), count)
-    if threads <= 1 or threading.current_thread() in _crew().threads:
+    torch = sys.modules.get("torch")
+    # As many as torch takes: OpenMP would end and start threads whenever the number changes.
+    threads = 1 if _forked else min(nb.get_num_threads(), torch.get_num_threads() if torch else count, count)
+    if threads <= 1:
         kernel(0, count, *arguments)
         return
     size = -(-count // (PARTS * threads))
     starts = itertools.count(0, size)
+    failures: list[BaseException] = []
 
-    def work() -> None:
-        while (start := next(starts)) < count:
-            kernel(start, min(count, start + size), *arguments)
+    def work(_: object = None) -> None:
+        try:
+            while not failures and (start := next(starts)) < count:
+                kernel(start, min(count, start + size), *arguments)
+        except BaseException as error:
+            failures.append(error)
 
-    crew, done = _crew(), SimpleQueue[BaseException | None]()
-    for _ in range(threads - 1):
-        crew.jobs.put((work, done))
-    try:
-        work()
-    finally:
-        failures = [done.get() for _ in range(threads - 1)]
-    for failure in failures:
-        if failure is not None:
-            raise failure
+    if (openmp := _openmp(torch is not None)) is not None:
+        openmp(_CALLBACK(work), None, threads, 0)
+    else:
+        wait([_pool().submit(work) for _ in range(threads)])
+    if failures:
+        raise failures[0]
 
 
-class _Crew:
-    """Threads that wait for work as long as the process lives; whoever calls is one more."""
-
-    def __init__(self, size: int) -> None:
-        self.jobs: SimpleQueue[tuple[Callable[[], None], SimpleQueue[BaseException | None]]] = SimpleQueue()
-        self.threads = [threading.Thread(target=self._serve, name=f"homebody-{n}", daemon=True) for n in range(size)]
-        for thread in self.threads:
-            thread.start()
-
-    def _serve(self) -> None:
-        if torch := sys.modules.get("torch"):
-            # Its OpenMP threads spin for milliseconds after each operation, on the cores that these threads need. They
-            # give way at once where OpenMP knows that there are more threads than cores, which this makes it see.
-            torch.ones(1 << 17).sum()
-        while True:
-            work, done = self.jobs.get()
-            try:
-                work()
-                done.put(None)
-            except BaseException as error:
-                done.put(error)
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 @cache
-def _crew() -> _Crew:
-    most: int = nb.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    return _Crew(most - 1)
+def _openmp(loaded: bool) -> Callable[..., None] | None:
+    """Runs a function on the threads of torch's OpenMP, or None where torch has another one, as on macOS.
+
+    A pool of our own would compete with theirs, which wait for the next operation by spinning on the same cores.
+    """
+    if not loaded:
+        return None
+    try:
+        run = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError, TypeError):
+        return None
+    run.restype, run.argtypes = None, [_CALLBACK, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    return run
 
 
-os.register_at_fork(after_in_child=_crew.cache_clear)  # threads do not survive a fork
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(nb.config.NUMBA_NUM_THREADS, "homebody")  # type: ignore[attr-defined]
+
+
+def _after_fork() -> None:
+    """Threads do not survive a fork, and OpenMP would wait for them for ever."""
+    global _forked
+    _forked = True
+
+
+_forked = False
+os.register_at_fork(after_in_child=_after_fork)
