@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.typed import typed
 
-from homebody.cli import main
 from homebody.cli.audit import _bar
 from homebody.core import Total
 from homebody.privacy import Gaussian
@@ -39,19 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    def called(*arguments: object, code: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["homebody", "audit", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "80")
-        try:
-            main()
-            ended = 0
-        except SystemExit as end:
-            ended = int(end.code or 0)
-        done = capsys.readouterr()
-        assert ended == code, done.err
-        return done.out, done.err
-
-    return called
+    return partial(typed, monkeypatch, capsys, "audit")
 
 
 def found(call: Call, *arguments: object) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.cli.typed import typed
 
 from homebody.audit import shadows
-from homebody.cli import main
 from homebody.recipe import Recipe
 from homebody.run import execute
 
@@ -40,17 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     def called(run: Path, *arguments: object, code: int = 0) -> tuple[str, str]:
-        given = ["homebody", "audit", str(run), "--attack", "membership", *map(str, arguments)]
-        monkeypatch.setattr(sys, "argv", given)
-        monkeypatch.setenv("COLUMNS", "80")
-        try:
-            main()
-            ended = 0
-        except SystemExit as end:
-            ended = int(end.code or 0)
-        done = capsys.readouterr()
-        assert ended == code, done.err
-        return done.out, done.err
+        return typed(monkeypatch, capsys, "audit", run, "--attack", "membership", *arguments, code=code)
 
     return called
 

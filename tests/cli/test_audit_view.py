@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.cli.typed import typed
 from torch import Tensor
 
-from homebody.cli import main
 from homebody.privacy import grid, views
 from homebody.recipe import Recipe
 from homebody.rng import Rng
@@ -49,19 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    def called(*arguments: object, code: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["homebody", "audit", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "100")
-        try:
-            main()
-            ended = 0
-        except SystemExit as end:
-            ended = int(end.code or 0)
-        done = capsys.readouterr()
-        assert ended == code, done.err
-        return done.out, done.err
-
-    return called
+    return partial(typed, monkeypatch, capsys, "audit", columns=100)
 
 
 def test_it_tries_the_run_s_noise_beside_others(call: Call, run: Path) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-from homebody.cli import main
+from tests.cli.typed import typed
 
 DATA = ["--data", "synthetic:users=60,items=40,mean=10"]
 
@@ -16,16 +14,7 @@ DATA = ["--data", "synthetic:users=60,items=40,mean=10"]
 def called(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0
 ) -> tuple[str, str]:
-    monkeypatch.setattr(sys, "argv", ["homebody", "inspect", *arguments])
-    monkeypatch.setenv("COLUMNS", "80")
-    try:
-        main()
-        ended = 0
-    except SystemExit as end:
-        ended = int(end.code or 0)
-    done = capsys.readouterr()
-    assert ended == code, done.err
-    return done.out, done.err
+    return typed(monkeypatch, capsys, "inspect", *arguments, code=code)
 
 
 def test_a_table_in_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

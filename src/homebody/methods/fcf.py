@@ -40,6 +40,12 @@ from homebody.settings import Range, common_params
 __all__ = ["FCF", "adam"]
 
 
+def adam_decay(name: str, value: float) -> None:
+    """Refuse a decay with which Adam's means never take in a gradient."""
+    if value == 1.0:
+        raise HomebodyError(f"{name} must be under 1, or Adam never learns of a gradient: not {value:g}.")
+
+
 @dataclass(frozen=True)
 class FCF(Method):
     """Each client solves its own vector and sends its gradient of the item factors; the server steps with Adam."""
@@ -51,8 +57,8 @@ class FCF(Method):
     )
     regularisation: float = param(1.0, "λ", low=1e-9, search=Range(0.01, 100, log=True))
     learning_rate: float = param(0.05, "γ: Adam's step", low=0, search=Range(0.005, 0.5, log=True))
-    beta1: float = param(0.9, "β₁: what Adam's mean gradient keeps a round", low=0, high=1)
-    beta2: float = param(0.99, "β₂: what Adam's mean squared gradient keeps a round", low=0, high=1)
+    beta1: float = param(0.9, "β₁: what Adam's mean gradient keeps a round", low=0, high=1, check=adam_decay)
+    beta2: float = param(0.99, "β₂: what Adam's mean squared gradient keeps a round", low=0, high=1, check=adam_decay)
     eps: float = param(1e-8, "ε: added to the root of Adam's mean squared gradient", low=1e-30)
     init_scale: float = param(0.1, "spread of the initial item factors, over √factors", low=1e-9)
 
@@ -62,12 +68,6 @@ class FCF(Method):
         rounds=50,
         draws_negatives=False,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, value in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if value == 1.0:
-                raise HomebodyError(f"{name} must be under 1, or Adam never learns of a gradient: not {value:g}.")
 
     @property
     def device(self) -> FedIALS:

@@ -33,8 +33,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import About, Batch, Catalogue, Data, Method, Rows, Total, Tree, Update, Work, param
-from homebody.errors import HomebodyError
-from homebody.methods.fcf import adam
+from homebody.methods.fcf import adam, adam_decay
 from homebody.models.towers import input_width, inputs, item_rows, row_count
 from homebody.models.views import item_columns, view_columns
 from homebody.privacy import Channel
@@ -61,8 +60,8 @@ class FedMVMF(Method):
     item_weight: float = param(10.0, "λ₁ of items' features", low=0, search=Range(0.1, 100, log=True))
     regularisation: float = param(50.0, "λ₂", low=1e-9, search=Range(0.01, 100, log=True))
     learning_rate: float = param(0.05, "Adam's step", low=0, search=Range(0.005, 0.5, log=True))
-    beta1: float = param(0.9, "β₁: what Adam's mean gradient keeps a round", low=0, high=1)
-    beta2: float = param(0.99, "β₂: what Adam's mean squared gradient keeps a round", low=0, high=1)
+    beta1: float = param(0.9, "β₁: what Adam's mean gradient keeps a round", low=0, high=1, check=adam_decay)
+    beta2: float = param(0.99, "β₂: what Adam's mean squared gradient keeps a round", low=0, high=1, check=adam_decay)
     eps: float = param(1e-8, "ε: added to the root of Adam's mean squared gradient", low=1e-30)
     init_scale: float = param(0.1, "spread of the initial factors, over √factors", low=1e-9)
 
@@ -74,12 +73,6 @@ class FedMVMF(Method):
         rounds=50,
         draws_negatives=False,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, value in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if value == 1.0:
-                raise HomebodyError(f"{name} must be under 1, or Adam never learns of a gradient: not {value:g}.")
 
     def takes_in(self, catalogue: Catalogue) -> tuple[str, ...]:
         return tuple(name for columns in view_columns(catalogue, self.views).values() for name in columns)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -24,13 +25,13 @@ NUMBERS_AT_ONCE = 1 << 20
 """Limit on the first layer's activations while `Network` scores all users with all items."""
 
 
-class _Flat:
+class _Flat(ABC):
     """A network whose weights are one flat vector."""
 
     @property
+    @abstractmethod
     def shapes(self) -> Sequence[tuple[int, ...]]:
         """Of the weights and offsets, layer by layer."""
-        raise NotImplementedError
 
     @property
     def size(self) -> int:

@@ -12,6 +12,7 @@ import json
 import re
 import ssl
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
@@ -221,7 +222,7 @@ class Beat:
         self._thread.join()
 
 
-class Peer:
+class Peer(ABC):
     """One side of a SuperLink, as a context: it hangs up at the end, and its heartbeat ends with it."""
 
     _beat: Beat | None = None
@@ -232,9 +233,9 @@ class Peer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @abstractmethod
     def close(self) -> None:
         """End what was begun, and hang up."""
-        raise NotImplementedError
 
     def _end_beat(self) -> None:
         if self._beat is not None:
