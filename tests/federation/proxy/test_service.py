@@ -124,10 +124,10 @@ def test_no_trace_of_who_reported(tmp_path: Path, made: Made, started: Started, 
     told += [text for device in (*devices, stranger) for text in (device.key, device.key.hex().encode())]
     held = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     wait_until(lambda: len(sink.came()) == 32, "everything has arrived")
+    wait_until(lambda: b"released" in proxy.log.read_bytes(), "the proxy has logged it")
     proxy.kill()
     left = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     log = proxy.log.read_bytes()
-    assert b"released" in log
     for file, content in (*held.items(), *left.items(), ("the log", log)):
         if file.startswith("reports"):
             continue  # the proxy's own key
