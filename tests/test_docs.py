@@ -8,7 +8,6 @@ import pkgutil
 import re
 import shlex
 import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import nbformat
 import pytest
 import typer
 from nbclient import NotebookClient
+from tests.warm import Nest
 from typer.testing import CliRunner
 
 from homebody import __version__
@@ -166,9 +166,9 @@ class TestPython:
             if not code.startswith("# sketch\n"):
                 exec(compile(tree, name_of(page), "exec"), names)
 
-    def test_a_file_of_ones_own_by_copy_and_paste(self, tmp_path: Path) -> None:
+    def test_a_file_of_ones_own_by_copy_and_paste(self, tmp_path: Path, warm: Nest) -> None:
         (script,) = (code for code in blocks(ROOT / "docs" / "data.md", "bash") if code.startswith("cat > loans.csv"))
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        path = f"{warm.programs}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
             ["bash", "-e", "-c", script],
             cwd=tmp_path,
