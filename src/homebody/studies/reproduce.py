@@ -178,6 +178,7 @@ class _Book:
             "finished": len(asked & self.results.keys()),
             "meanings": {name: MEANINGS[name] for name in study.protocols if computed}
             | {result["protocol"]: _meaning(result) for result in whole},
+            **self._of_rows(study, data),
             "notes": [
                 *dict.fromkeys(without_paths(note) for result in whole for note in result["notes"]),
                 *self._elsewhere(whole),
@@ -199,6 +200,18 @@ class _Book:
         if study.kind not in COMPUTED or key not in self.computed:
             self.computed[key] = LINES[study.kind](Runs(study, data, of, self._rounds, self.planned.data_dir))
         return self.computed[key]
+
+    def _of_rows(self, study: Study, data: str) -> dict[str, Any]:
+        """What a protocol means for which rows, where rows differ in it: in their splits."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for (label, row, name, protocol, _), places in self.places.items():
+            if (label, name) == (study.label, data):
+                for result in (self.results[place] for place in places if place in self.results):
+                    if "error" not in result:
+                        rows = found.setdefault(protocol, {}).setdefault(_meaning(result), [])
+                        rows += [row] if row not in rows else []
+        differing = {protocol: texts for protocol, texts in found.items() if len(texts) > 1}
+        return {"meanings_of_rows": differing} if differing else {}
 
     def _elsewhere(self, results: Sequence[Mapping[str, Any]]) -> list[str]:
         """Notes on kept runs, and so their seconds, that come from another machine than this page."""
