@@ -81,7 +81,9 @@ def train(
     person, around = (part._replace(block=part.block[0]) for part in (person, around))
     of_items = PackedFeatures(*(part[0] for part in of_items))
     rating = batches["rating"] if explicit else torch.empty(clients, 0)
-    history = arrays(batches["item"], valid, rating, batches["order"], batches["negative"], count)
+    # Contiguous, so that one version of the kernel serves slices of batches too.
+    given = (batches["item"], valid, rating, batches["order"], batches["negative"], count)
+    history = arrays(*(part.contiguous() for part in given))
     described = (_packed(*person), _packed(*around), _packed(*of_items), (len(person.block), len(around.block)))
     steps = ((single(rates[0]), single(rates[1])), batch_size or max(1, length), epochs)
     shape = (np.array(network.widths), network.activation == "sigmoid", explicit)
