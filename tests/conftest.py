@@ -14,7 +14,7 @@ import tempfile
 import types
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,12 +224,23 @@ def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[Nest]:
-    """What starts processes of Homebody without their imports."""
+def warm(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[Nest]:
+    """What starts processes of Homebody without their imports; all workers share it."""
     from tests.warm import warmed
 
-    with warmed() as nest:
+    here = tmp_path_factory.getbasetemp()
+    here = here if worker_id == "master" else here.parent
+    with ExitStack() as stack:
+        with _alone(here):
+            nest = stack.enter_context(warmed(here / "warm"))
         yield nest
+
+
+@pytest.fixture
+def warm_workers(warm: Nest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes of studies start warm."""
+    starting = types.SimpleNamespace(Popen=warm.popen, PIPE=subprocess.PIPE)
+    monkeypatch.setattr("homebody.studies.workers.subprocess", starting)
 
 
 @pytest.fixture

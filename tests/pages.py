@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.processes import PATIENCE, free_port
+from tests.warm import Nest
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -28,8 +29,11 @@ class Section:
         section = text.partition(f"## {self.heading}\n")[2].partition("\n## ")[0]
         return re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
 
-    def paste(self, folder: Path, data: Path, *, ports: tuple[int, ...], columns: int = 80) -> list[str]:
-        """Run the commands in this folder as they stand, but for ports that are free; what each block printed."""
+    def paste(self, folder: Path, data: Path, warm: Nest, *, ports: tuple[int, ...], columns: int = 80) -> list[str]:
+        """Run the commands in this folder as they stand, but for ports that are free; what each block printed.
+
+        `homebody` is a program that starts warm.
+        """
         script = "".join(f"echo ==={number}===\n{code}" for number, code in enumerate(self.blocks("bash")))
         for port in ports:
             assert str(port) in script
@@ -37,7 +41,7 @@ class Section:
         (folder / "commands.sh").write_text(f"set -eu\n{script}")
         environment = {
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([str(warm.programs), str(Path(sys.executable).parent), os.environ["PATH"]]),
             "HOMEBODY_DATA": str(data),
             "COLUMNS": str(columns),
             "OMP_NUM_THREADS": "1",

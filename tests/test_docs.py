@@ -8,9 +8,9 @@ import pkgutil
 import re
 import shlex
 import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import nbformat
 import pytest
 import typer
 from nbclient import NotebookClient
+from tests.warm import Nest
 from typer.testing import CliRunner
 
 from homebody import __version__
@@ -80,9 +81,12 @@ ABRIDGED = [pair for pair in COMMANDS if "…" in pair[1] or "--help" in pair[1]
 WHOLE = [pair for pair in COMMANDS if pair not in ABRIDGED]
 
 
+tool_of = cache(typer.main.get_command)
+
+
 def contexts(command: str) -> Iterator[Any]:
     """The command line, parsed as far as `homebody` itself would before it starts to work."""
-    tool, arguments = typer.main.get_command(app), shlex.split(command, comments=True)[1:]
+    tool, arguments = tool_of(app), shlex.split(command, comments=True)[1:]
     context = tool.make_context("homebody", arguments)
     while True:
         yield context
@@ -111,7 +115,7 @@ class TestCommands:
     @pytest.mark.parametrize(("page", "command"), ABRIDGED)
     def test_every_abridged_command_exists(self, page: str, command: str) -> None:
         words = [word for word in shlex.split(command)[1:] if word != "…"]
-        tool: Any = typer.main.get_command(app)
+        tool: Any = tool_of(app)
         while words and words[0] in getattr(tool, "commands", {}):
             tool = tool.commands[words.pop(0)]
         assert not words or words[0].startswith("-")
@@ -166,9 +170,9 @@ class TestPython:
             if not code.startswith("# sketch\n"):
                 exec(compile(tree, name_of(page), "exec"), names)
 
-    def test_a_file_of_ones_own_by_copy_and_paste(self, tmp_path: Path) -> None:
+    def test_a_file_of_ones_own_by_copy_and_paste(self, tmp_path: Path, warm: Nest) -> None:
         (script,) = (code for code in blocks(ROOT / "docs" / "data.md", "bash") if code.startswith("cat > loans.csv"))
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        path = f"{warm.programs}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
             ["bash", "-e", "-c", script],
             cwd=tmp_path,

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.warm import Nest
 from typer.testing import CliRunner
 
 from homebody.cli.data import app
@@ -203,16 +204,14 @@ def test_data_is_loaded_without_torch() -> None:
 PAGE = Path(__file__).parents[2] / "docs" / "your-own-data.md"
 
 
-def test_the_page_on_ones_own_data_by_copy_and_paste(tmp_path: Path) -> None:
+def test_the_page_on_ones_own_data_by_copy_and_paste(tmp_path: Path, warm: Nest) -> None:
     """Every block of commands, in one folder and in order; what it prints is what the page shows below it."""
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{warm.programs}{os.pathsep}{os.environ['PATH']}"
     shown = 0
     for (language, code), (following, expected) in pairwise([*blocks, ("", "")]):
         if language == "python":
-            done = subprocess.run(
-                [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-            )
+            done = warm.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
         if language != "bash":
             continue

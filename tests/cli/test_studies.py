@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.processes import PATIENCE
+from tests.processes import COMMAND, PATIENCE
+from tests.warm import Nest
 
 from homebody.cli import main
 from homebody.cli.progress import watching_cells
@@ -42,7 +43,7 @@ row = [
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_workers: None) -> Path:
     """A folder of one's own, with a paper in it."""
     folder = tmp_path / "experiments" / "tiny"
     folder.mkdir(parents=True)
@@ -216,13 +217,13 @@ def test_a_leaderboard(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert [row["kind"] for row in result["methods"]] == ["centralised", "centralised"]
 
 
-def test_interrupted_by_hand(here: Path) -> None:
+def test_interrupted_by_hand(here: Path, warm: Nest) -> None:
     """Ctrl-C in the middle: exit code 130, a sentence, and the same command goes on."""
     recipe = here / "experiments/tiny/recipe.toml"
     text = recipe.read_text().replace('"ials"', '"fedmf", rounds = 400')
     recipe.write_text(text.replace("mean=12", "mean=12,seed=1"), encoding="utf-8")
-    command = [sys.executable, "-c", "from homebody.cli import main; main()", "reproduce", "tiny", "--seeds", "1"]
-    process = subprocess.Popen(
+    command = [*COMMAND, "reproduce", "tiny", "--seeds", "1"]
+    process = warm.popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "80"}
     )
     deadline = time.monotonic() + PATIENCE
@@ -238,7 +239,7 @@ def test_interrupted_by_hand(here: Path) -> None:
     assert any(name.startswith("popularity") for name in finished)
     assert "Not complete" in (here / "runs/reproduce/tiny/RESULTS.md").read_text(encoding="utf-8")
     before = {name: (here / "runs/cells" / name / "result.json").stat().st_mtime_ns for name in finished}
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    done = warm.run([*command, "--json"], capture_output=True, text=True, check=True)
     (study,) = json.loads(done.stdout)["studies"]
     ((_, part),) = study["data"].items()
     assert (part["finished"], part["planned"]) == (4, 4)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.pages import Section
+from tests.warm import Nest
 
 from homebody.data import Population
 from homebody.data.partitions import leave_one_out
@@ -32,8 +33,8 @@ def rows(table: str) -> dict[str, list[float]]:
     return {name: [float(value) for value in values] for name, *values in found}
 
 
-def test_the_page_by_copy_and_paste(real_data: Path, twenty: Population, tmp_path: Path) -> None:
-    simulated, *_, killed, recommended, told, _ = SECTION.paste(tmp_path, real_data, ports=(9092, 9464))
+def test_the_page_by_copy_and_paste(real_data: Path, twenty: Population, tmp_path: Path, warm: Nest) -> None:
+    simulated, *_, killed, recommended, told, _ = SECTION.paste(tmp_path, real_data, warm, ports=(9092, 9464))
 
     # The server was killed, and a device: the table is that of an undisturbed simulation.
     wanted = fit(PFedRec(), Simulator(leave_one_out(twenty, seed=0)), rounds=ROUNDS, seed=0)

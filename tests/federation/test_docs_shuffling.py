@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from tests.pages import Section
+from tests.warm import Nest
 
 from homebody.federation.device.home import Home
 from homebody.federation.server.admin import opened
@@ -20,8 +21,8 @@ def words(text: str) -> list[str]:
     return re.sub(r"\b[0-9a-f]{8}\b|[\d.,:]+", "", text).split()
 
 
-def test_the_page_by_copy_and_paste(real_data: Path, tmp_path: Path) -> None:
-    *_, trained, told, known, _ = SECTION.paste(tmp_path, real_data, ports=(9092, 9093, 9445, 9464), columns=200)
+def test_the_page_by_copy_and_paste(real_data: Path, tmp_path: Path, warm: Nest) -> None:
+    *_, trained, told, known, _ = SECTION.paste(tmp_path, real_data, warm, ports=(9092, 9093, 9445, 9464), columns=200)
     table, ledger = SECTION.blocks("text")
     assert words(trained) == words(table)
     assert words(ledger) == words(told[told.index("\n1\n") + 1 :])[: len(words(ledger))]

@@ -385,6 +385,10 @@ class _Watched(Simulator):
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         self.before = self.before or shared
+        fitted = method.uplink.among(cohort.size)
+        if fitted is not method.uplink:
+            method = replace(method, uplink=fitted)  # type: ignore[type-var]
+            self.nest = replace(self.nest, channel=fitted)
         drawn = torch.from_numpy(cohort.users[cohort.users >= self.first] - self.first)
         messages = self._messages(drawn, rng.private.fold("canaries"))
         joined = _Joined(method.uplink, messages)

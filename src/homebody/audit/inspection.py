@@ -24,6 +24,7 @@ from homebody.errors import HomebodyError, several
 from homebody.federation.wire import report_numbers
 from homebody.privacy import Channel
 from homebody.privacy.reports import parse_counts_name
+from homebody.privacy.ring import entries_of
 from homebody.privacy.stages import summable
 from homebody.rng import Rng
 from homebody.simulation import Simulator
@@ -111,11 +112,13 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     simulator.begin(acting, rng.fold("clients"))
     shared = acting.init_shared(simulator.catalogue, rng.fold("shared"))
     shared = {name: value.to(simulator.device) for name, value in shared.items()}
+    everyone = simulator.available()
+    drawn = len(everyone) if cohort is None else cohort
+    if (fitted := acting.uplink.among(drawn)) is not acting.uplink:
+        acting = replace(acting, uplink=fitted)  # type: ignore[type-var]
     update = simulator.message(acting, shared, user, rng.fold("round", 1))
     requests = tuple(_requests(acting, simulator, shared, user, rng)) if acting.uplink.asks_rows else ()
     sent = {**{f"request for {request.table}": rows for request, rows in requests}, **update}
-    everyone = simulator.available()
-    drawn = len(everyone) if cohort is None else cohort
     sampling: Literal["all", "fixed"] = "all" if cohort is None else "fixed"
     planned = Cohort(everyone[:drawn], sampling, drawn, len(everyone), simulator.catalogue.n_items)
     charged: dict[str, list[str]] = {}
@@ -139,7 +142,7 @@ def _sees(method: Method, cohort: Cohort) -> dict[str, str]:
     people = f"the {several(cohort.size, 'person', 'people')} of the round"
     if cohort.sampling == "fixed":
         people = f"{people}, drawn from {cohort.population:,}"
-    summed = "the noised sum" if channel.facts.noise_on_sum else "the sum"
+    summed = "the noised sum" if channel.facts.noise_on_sum or channel.facts.skellam else "the sum"
     texts = {
         "server": _server(channel, cohort, people),
         "clients": f"the shared parameters of the next round, computed from {summed} over {people}; no one's message",
@@ -168,7 +171,8 @@ def _server(channel: Channel, cohort: Cohort, people: str) -> str:
         whose = several(among, "person", "people")
         return f"single randomised reports without a sender, among those of {whose}, if the proxy is honest"
     if facts.secret:
-        return f"only the sum over {people}{without}, and who they are; not this message"
+        noised = " with the noise that all of them added" if facts.skellam else ""
+        return f"only the sum over {people}{noised}{without}, and who they are; not this message"
     if facts.reports is not None:
         return f"this message of {several(facts.reports.k, 'randomised bit')}, and whose it is"
     if facts.responses is not None:
@@ -248,6 +252,9 @@ def _given_away(update: Update, channel: Channel) -> list[str]:
                 lines.append(f"'{name}' names {count:,} of {value.size:,} rows: whoever reads it knows which they are.")
             elif value.ndim and (idle := int((value.reshape(len(value), -1) == 0).all(1).sum())):
                 lines.append(f"'{name}' is zero in {idle:,} of {len(value):,} rows: the others were worked on.")
+    if facts.skellam:
+        step, noise = facts.skellam.step(entries_of(update)), facts.skellam.deviation(entries_of(update), 1)
+        lines.append(f"Its numbers are whole steps of {step:.3g}, with this device's share of the noise, {noise:.3g}.")
     return [*lines, f"Its numbers are whole steps of {facts.grid.step:.3g}."] if facts.grid else lines
 
 

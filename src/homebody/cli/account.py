@@ -125,6 +125,39 @@ _noise("laplace", "Laplace noise of scale NOISE × the ℓ1 sensitivity under th
 
 
 @app.command()
+def skellam(
+    noise: Noise = None,
+    epsilon: Target = None,
+    rounds: Rounds = [1],  # noqa: B006
+    delta: Delta = [1e-6],  # noqa: B006
+    cohort: Cohort = None,
+    population: Population = None,
+    relation: Compared = "replace-one",
+    sampling: How = None,
+    entries: Annotated[int, Option(help="Numbers in an update; 0: any number of them.")] = 0,
+    steps: Annotated[
+        int | None, Option(help="The sensitivity in whole numbers; by default what rounding asks.")
+    ] = None,
+    group: Group = 1,
+    plot: Plot = None,
+    as_json: options.Json = False,
+) -> None:
+    """Skellam noise of NOISE × the ℓ2 sensitivity, which the parties of a secure sum add between them."""
+    from homebody.privacy.events import SkellamRelease
+    from homebody.privacy.ring import fitting
+
+    drawn = _sampling(sampling, cohort, population, relation)
+    if steps is None:
+        steps = fitting(max(0, entries)) * (1 if relation == "add-remove" else 2)
+    event = partial(SkellamRelease, steps=steps, entries=entries, relation=cast("Relation", relation), sampling=drawn)
+    said: dict[str, Any] = {"mechanism": "skellam", "relation": relation, "sampling": drawn.kind}
+    if drawn.kind != "none":
+        said |= {"cohort": drawn.cohort, "population": drawn.population}
+    said |= {"steps": steps} | ({"entries": entries} if entries else {})
+    _answer(Inquiry(said, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
+
+
+@app.command()
 def onebit(
     report_epsilon: ReportEpsilon = None,
     reports: Sent = 1,
@@ -224,8 +257,9 @@ def _row(asked: Inquiry, count: int, delta: float) -> dict[str, Any]:
 def _calibrated(asked: Inquiry, count: int, delta: float) -> float:
     from homebody.privacy.budget import calibrate_events
 
-    if asked.about["mechanism"] == "gaussian" and delta == 0:
-        raise HomebodyError("Gaussian noise has no ε at δ = 0: give a --delta above 0, or use laplace.")
+    name = asked.about["mechanism"]
+    if name in ("gaussian", "skellam") and delta == 0:
+        raise HomebodyError(f"{name.capitalize()} noise has no ε at δ = 0: give a --delta above 0, or use laplace.")
     assert asked.target is not None
 
     def value(noise: float) -> float:

@@ -284,6 +284,11 @@ def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
             "Shuffle needs a proxy between devices and server: give the server an address for reports "
             "(--reports 127.0.0.1:9093) and every device a proxy (--proxy), or leave the stage out."
         )
+    if method.uplink.facts.skellam and not method.uplink.facts.secret:
+        raise HomebodyError(
+            "Skellam noise is a share of a secure sum's, and devices have no secure sum: without one it is next to no "
+            "noise; leave it out, or add laplace on the device."
+        )
     if method.uplink.facts.secret or method.uplink.asks_rows:
         name = "SecureSum" if method.uplink.facts.secret else "ask-rows"
         raise HomebodyError(

@@ -15,12 +15,15 @@ from homebody.privacy.events import (
     Reports,
     Sampling,
     ShuffledReports,
+    SkellamRelease,
     Unit,
     event_from_json,
 )
 from homebody.privacy.ledger import Entry, Ledger
 from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
-from homebody.privacy.stages import Clip, Facts, Gaussian, Laplace, SecureSum, Stage
+from homebody.privacy.ring import Ring
+from homebody.privacy.secure_sum import SecureSum, Skellam
+from homebody.privacy.stages import Clip, Facts, Gaussian, Laplace, Stage
 from homebody.privacy.views import ViewNoise, Views
 
 __all__ = [
@@ -44,10 +47,13 @@ __all__ = [
     "RandomisedResponse",
     "Relation",
     "Reports",
+    "Ring",
     "Sampling",
     "SecureSum",
     "Shuffle",
     "ShuffledReports",
+    "Skellam",
+    "SkellamRelease",
     "Stage",
     "Unit",
     "ViewNoise",

@@ -7,8 +7,8 @@
 | `analytic` | Gaussian noise without sampling, exactly (Balle and Wang); one sampled Gaussian release |
 | `closed-form shuffle` | shuffles alone, within the condition of their theorem |
 | `rdp` | Rényi divergences of `dp-accounting`: all but shuffles |
-| `pld` | privacy loss distributions of `dp-accounting`: all but Gaussian noise on cohorts of fixed size |
-| `by parts` | sampled Gaussian noise beside something else: each part by its best bound, with a share of δ |
+| `pld` | privacy loss distributions of `dp-accounting`: all but Gaussian noise on fixed cohorts, and Skellam noise |
+| `by parts` | what has no PLD beside something else: each part by its best bound, with a share of δ |
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from homebody.privacy.mechanisms import (
     LaplaceTerm,
     PureTerm,
     ShuffledTerm,
+    SkellamTerm,
     Term,
     Terms,
     amplified,
@@ -46,6 +47,8 @@ Accountant = Literal["basic", "optimal", "analytic", "rdp", "pld", "by parts", "
 _CHEAP: tuple[Accountant, ...] = ("basic", "optimal", "analytic", "rdp")
 _SAMPLER = 2.0**-64
 """Of δ, kept back for the sampler of Gaussian noise: a draw is off by under 2⁻²⁴⁰, which covers 2³⁶ draws at ε ≤ 96."""
+_TABLE = 2.0**-48
+"""Of δ, kept back for the sampler of Skellam noise: a draw is off by under 2⁻¹⁰⁷, which covers 2³⁶ draws at ε ≤ 15."""
 _SMALLEST = 1e-11
 """A PLD is composed by Fourier transforms, whose rounding may reach this: no smaller δ is read off it."""
 
@@ -93,7 +96,9 @@ def epsilon(
     if reasons:
         return Bound(math.inf, delta, relation, "none", {}, tuple(f"Not private: {why}." for why in sorted(reasons)))
     ran = terms(counted.items(), relation, notes)
-    left = max(0.0, delta - _SAMPLER) if any(isinstance(term, GaussianTerm) for term in ran) else delta
+    left = delta
+    for kind, kept in ((GaussianTerm, _SAMPLER), (SkellamTerm, _TABLE)):
+        left = max(0.0, left - kept) if any(isinstance(term, kind) for term in ran) else left
     bounds = _of_group(ran, left, group, only) if group > 1 else _all(ran, left, only)
     if group > 1:
         notes.add(f"For {group} units that change together.")
@@ -153,12 +158,15 @@ def _all(ran: Terms, delta: float, only: tuple[Accountant, ...] | None = None) -
 
 def _basic(ran: Terms, delta: float) -> float | None:
     """ε and δ add up; what has no δ of its own shares evenly what the others leave."""
+    if any(isinstance(term, SkellamTerm) for term in ran):
+        return None
     failed = sum(count * term.delta for term, count in ran.items() if isinstance(term, PureTerm))
     normal = sum(count for term, count in ran.items() if isinstance(term, GaussianTerm))
     if failed > delta * (1 + 1e-12) or (normal and failed >= delta):
         return None
     spent = 0.0
     for term, count in ran.items():
+        assert not isinstance(term, SkellamTerm)
         each = _alone(term, (delta - failed) / normal) if isinstance(term, GaussianTerm) else term.epsilon
         spent += count * each
     return spent
@@ -268,15 +276,18 @@ def _interval(ran: Terms) -> float:
 def _parts(ran: Terms, delta: float, only: tuple[Accountant, ...] | None = None) -> float | None:
     """Part by part, each by whatever bounds it best with its share of δ: no accountant is good at everything.
 
-    Gaussian noise on cohorts of fixed size has no PLD, and shuffles no Rényi divergence. What has both is bounded
-    beside the one or beside the other: all of it, or Gaussian noise beside the one and the rest beside the other.
+    Gaussian noise on cohorts of fixed size and Skellam noise have no PLD, and shuffles no Rényi divergence. What has
+    both is bounded beside the one or beside the other: all of it, or Gaussian noise beside the one and the rest beside
+    the other.
     """
     sampled: Terms = {
-        term: n for term, n in ran.items() if isinstance(term, GaussianTerm) and term.sampling.kind == "fixed"
+        term: n
+        for term, n in ran.items()
+        if isinstance(term, SkellamTerm) or (isinstance(term, GaussianTerm) and term.sampling.kind == "fixed")
     }
     if not sampled or len(ran) == 1:
         return None
-    gaussian: Terms = {term: n for term, n in ran.items() if isinstance(term, GaussianTerm)}
+    gaussian: Terms = {term: n for term, n in ran.items() if isinstance(term, GaussianTerm | SkellamTerm)}
     divergent: Terms = {term: n for term, n in ran.items() if not isinstance(term, ShuffledTerm)}
     ways = [[part, {term: n for term, n in ran.items() if term not in part}] for part in (sampled, gaussian, divergent)]
     ways.append([*({term: n} for term, n in sampled.items()), ways[0][1]])
@@ -339,6 +350,8 @@ def _of_group(
         match term:
             case GaussianTerm() if not term.sampling.amplifies:
                 _add(scaled, GaussianTerm(term.multiplier / group), count)
+            case SkellamTerm() if not term.sampling.amplifies:
+                _add(scaled, SkellamTerm(term.multiplier / group, group * term.steps, term.entries), count)
             case LaplaceTerm(rate=1.0):
                 _add(scaled, LaplaceTerm(term.multiplier / group), count)
             case PureTerm(delta=0.0):

@@ -12,6 +12,7 @@ from homebody.privacy.accountant import epsilon, within
 from homebody.privacy.channel import Channel
 from homebody.privacy.events import Charge, Event, GaussianRelease, LaplaceRelease, Observer, Relation, Sampling, Unit
 from homebody.privacy.ledger import DELTA, Ledger
+from homebody.privacy.secure_sum import Skellam
 from homebody.privacy.stages import Gaussian, Laplace
 from homebody.privacy.views import ViewNoise
 
@@ -200,9 +201,13 @@ def calibrated(channel: Channel, budget: Budget, planned: Planned) -> float:
     """The smallest noise of this channel that keeps all planned rounds within the budget: z, or b of Laplace noise."""
     if budget.unit != "user":
         raise HomebodyError(f"--calibrate finds the noise for unit=user, which it is charged for, not {budget.unit}.")
-    places = [n for n, stage in enumerate(channel.stages) if isinstance(stage, Gaussian | Laplace | ViewNoise)]
+    places = [
+        n for n, stage in enumerate(channel.stages) if isinstance(stage, Gaussian | Laplace | Skellam | ViewNoise)
+    ]
     if len(places) != 1:
-        raise HomebodyError("--calibrate needs one gaussian, laplace or view-noise stage whose noise it can find.")
+        raise HomebodyError(
+            "--calibrate needs one gaussian, laplace, skellam or view-noise stage whose noise it can find."
+        )
     (place,) = places
 
     def with_noise(noise: float) -> Channel:

@@ -6,11 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+import torch
 from torch.func import vmap
 
 from homebody.core import Cohort, Total, Tree, Update, Work, ships, written
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate, Observer
+from homebody.privacy.ring import Numbers, Ring, finest, fitting, longest, reach_of_noise
+from homebody.privacy.skellam import UNIT
 from homebody.privacy.stages import Facts, Stage, mapped, summable
 from homebody.rng import Rng
 
@@ -62,6 +66,11 @@ before it.
         for stage in stages:
             stage, facts = _placed(stage, facts)
             placed.append(stage)
+        if asks_rows and facts.skellam:
+            raise HomebodyError(
+                "Devices that ask for rows tell the server what they work on, and Skellam noise is to hide it: leave "
+                "out ask-rows or skellam."
+            )
         object.__setattr__(self, "stages", tuple(placed))
         object.__setattr__(self, "asks_rows", asks_rows)
         object.__setattr__(self, "asks_after", min(asks_after, len(placed)))
@@ -81,6 +90,78 @@ before it.
         if joins is None or joins.count == count:
             return self
         return self.with_stages(*(replace(joins, count=count) if stage is joins else stage for stage in self.stages))
+
+    def among(self, parties: int) -> Channel:
+        """This channel for a round of so many parties: the noise that each adds depends on it.
+
+        >>> from homebody.privacy import Clip, SecureSum, Skellam
+        >>> channel = Channel(Clip(1), Skellam(z=1), SecureSum())
+        >>> alone, one_of_many = channel.deviation(1000, 1), channel.among(100).deviation(1000, 1)
+        >>> round((alone / one_of_many) ** 2)
+        57
+        """
+        noise = self.facts.skellam
+        if noise is None or noise.parties == parties:
+            return self
+        fitted = replace(noise, parties=parties)
+        return self.with_stages(*(fitted if stage is noise else stage for stage in self.stages))
+
+    def ring(self, entries: int, people: int) -> Ring:
+        """The whole numbers in which parties add up messages of so many numbers, with the updates of so many people.
+
+        A sum and its noise leave it with probability under 2⁻⁴⁰. Refused where nothing says how large a number may be.
+        Before that, `among` must have fitted the noise to the round.
+
+        >>> from homebody.privacy import Clip, SecureSum, Skellam
+        >>> Channel(Clip(1), Skellam(z=1), SecureSum()).among(100).ring(54_000, people=100).width
+        3
+        >>> Channel(SecureSum(range=4)).ring(54_000, people=100)
+        Ring(width=4, step=2.384185791015625e-07, whole=False, largest=4)
+        """
+        facts = self.facts
+        if (noise := facts.skellam) is not None:
+            steps = fitting(entries)
+            moved = reach_of_noise(noise.parties * noise.units(entries) / UNIT, entries)
+            return Ring.fitted(people * longest(steps, entries) + moved, noise.step(entries), whole=True)
+        if facts.unknown or facts.noise_on_device or facts.reports or facts.responses:
+            what = facts.unknown or facts.hidden
+            raise HomebodyError(
+                f"Parties add up whole numbers within a known range, and nothing bounds them after {what}: leave it "
+                "out, or use Skellam noise."
+            )
+        given = facts.sum.range if facts.sum else None
+        largest = min((*facts.norms.values(), *(() if given is None else (given,))), default=None)
+        if largest is None:
+            raise HomebodyError(
+                "A secure sum needs to know how large a number may be: put a Clip before it, or give its range, as in "
+                "secure-sum:range=4."
+            )
+        if facts.grid:
+            return Ring.fitted(people * largest / facts.grid.step, facts.grid.step, whole=True)
+        steps = finest(people)
+        return Ring.fitted(people * (steps + 1), largest / steps, largest=largest)
+
+    def party(self, updates: Sequence[Update], ring: Ring, rng: Rng) -> Numbers:
+        """What one party gives to a secure sum: the updates of its people, added up, and its share of the noise.
+
+        >>> import torch
+        >>> from homebody.privacy import Clip, SecureSum
+        >>> channel = Channel(Clip(9), SecureSum())
+        >>> ring = channel.ring(entries=2, people=3)
+        >>> people = [{"w": torch.tensor([2.0, -1.0])}, {"w": torch.tensor([0.5, 0.25])}]
+        >>> ring.decode(channel.party(people, ring, Rng.of(0)), {"w": (2,)})["w"].round(decimals=5).tolist()
+        [2.5, -0.75]
+        """
+        noise, total = self.facts.skellam, np.zeros(0, dtype=np.uint64)
+        for number, update in enumerate(updates):
+            stream = rng.fold("person", number)
+            sent = self.for_sum(update, stream) if noise else self.device(update, stream)
+            numbers = ring.encode(sent, stream.fold("ring"))
+            total = ring.add(total, numbers) if number else numbers
+            empty = {name: torch.zeros_like(summable(value)) for name, value in sent.items()}
+        if noise and updates:
+            total = ring.add(total, ring.encode(noise.noise_of_many(empty, 1, rng.fold("noise")), rng))
+        return total
 
     @property
     def dense(self) -> bool:
@@ -151,7 +232,7 @@ before it.
         """
         for number, stage in self._for_sum:
             if number == self._last_noise():
-                return stage.before_noise(update)
+                return stage.before_noise(update, rng.fold(number))
             update = stage.device(update, rng.fold(number))
         return update
 

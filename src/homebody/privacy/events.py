@@ -27,6 +27,7 @@ __all__ = [
     "Reports",
     "Sampling",
     "ShuffledReports",
+    "SkellamRelease",
     "Unit",
     "event_as_json",
     "event_from_json",
@@ -134,6 +135,39 @@ class LaplaceRelease(_NoisyRelease):
 
 
 @dataclass(frozen=True)
+class SkellamRelease:
+    """One release of whole numbers with Skellam noise, its standard deviation measured against the ℓ2 sensitivity.
+
+    The parties of a secure sum add it between them. Under add-remove the neighbour's message is zero: who took part is
+    public, so a cohort that is drawn goes with replace-one.
+    """
+
+    multiplier: float
+    """The noise's standard deviation over the sensitivity **under this relation**."""
+    steps: int
+    """The ℓ2 sensitivity in whole numbers, or less: the noise is like Gaussian noise the more there are."""
+    entries: int = 0
+    """How many numbers there are at most; 0: any number."""
+    relation: Relation = "replace-one"
+    sampling: Sampling = Sampling()
+    kind: Literal["skellam"] = "skellam"
+
+    def __post_init__(self) -> None:
+        _number(self, "multiplier", "A noise multiplier")
+        _check_count(self.steps, "steps")
+        right = type(self.entries) is int and self.entries >= 0
+        _check(right, f"The number of entries must be a whole number, 0 for any, not {self.entries!r}.")
+        _check_relation(self.relation, self.sampling)
+
+    def __str__(self) -> str:
+        among = f" in {self.entries:,} entries" if self.entries else ""
+        return (
+            f"Skellam noise, {self.multiplier:g} × the ℓ2 sensitivity of {self.steps:,} steps{among} "
+            f"({self.relation}); {self.sampling}"
+        )
+
+
+@dataclass(frozen=True)
 class PureRelease:
     """One release of a mechanism known to be (ε, δ)-DP under this relation, when nobody is sampled."""
 
@@ -234,7 +268,7 @@ class NonPrivate:
         return f"not private: {self.reason}"
 
 
-Event = GaussianRelease | LaplaceRelease | PureRelease | Reports | ShuffledReports | NonPrivate
+Event = GaussianRelease | LaplaceRelease | SkellamRelease | PureRelease | Reports | ShuffledReports | NonPrivate
 _KINDS: dict[str, type[Event]] = {event.kind: event for event in get_args(Event)}
 
 

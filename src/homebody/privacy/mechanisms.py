@@ -32,6 +32,7 @@ from homebody.privacy.events import (
     Reports,
     Sampling,
     ShuffledReports,
+    SkellamRelease,
 )
 from homebody.privacy.shuffle import clone_losses, split_on_grid
 
@@ -43,6 +44,7 @@ __all__ = [
     "LaplaceTerm",
     "PureTerm",
     "ShuffledTerm",
+    "SkellamTerm",
     "Term",
     "Terms",
     "amplified",
@@ -83,6 +85,16 @@ class LaplaceTerm:
 
 
 @dataclass(frozen=True)
+class SkellamTerm:
+    """Whole numbers of ℓ2 sensitivity `steps`, with noise of `multiplier` × that; `entries` of them, 0: any number."""
+
+    multiplier: float
+    steps: int
+    entries: int = 0
+    sampling: Sampling = EVERYONE
+
+
+@dataclass(frozen=True)
 class PureTerm:
     """Any mechanism that is (ε, δ)-DP."""
 
@@ -98,7 +110,7 @@ class ShuffledTerm:
     users: int
 
 
-Term = GaussianTerm | LaplaceTerm | PureTerm | ShuffledTerm
+Term = GaussianTerm | LaplaceTerm | SkellamTerm | PureTerm | ShuffledTerm
 Terms = dict[Term, int]
 
 
@@ -131,6 +143,13 @@ def _term(event: Event, notes: set[str]) -> tuple[Term, int]:
             return PureTerm(amplified(1 / event.multiplier, rate)), 1
         case LaplaceRelease():
             return LaplaceTerm(event.multiplier, rate), 1
+        case SkellamRelease():
+            notes.add(
+                "Skellam noise is added by the parties of a round between them. It holds if as many of them answer as "
+                "must (least), no more than stated collude with the observer (colluding), and the roster of parties "
+                "comes from somebody else than the observer."
+            )
+            return SkellamTerm(event.multiplier, event.steps, event.entries, sampling), 1
         case PureRelease():
             return PureTerm(amplified(event.epsilon, rate), rate * event.delta), 1
         case Reports() if sampling.amplifies:
@@ -161,6 +180,9 @@ def _usable(event: Event, notes: set[str]) -> tuple[Sampling, float]:
     if sampling.kind == "poisson" and event.relation == "replace-one":
         notes.add("Poisson sampling is not counted under replace-one; state the noise under add-remove to count it.")
         return EVERYONE, 1.0
+    if sampling.kind == "poisson" and isinstance(event, SkellamRelease):
+        notes.add("Poisson sampling is not counted for Skellam noise: no theorem is at hand here.")
+        return EVERYONE, 1.0
     notes.add("Sampling amplifies only against an observer who does not learn who took part.")
     return sampling, sampling.rate
 
@@ -171,6 +193,8 @@ def _twice(term: Term) -> Term:
         case GaussianTerm():
             # Without the sampling, as for Poisson under replace-one above.
             return GaussianTerm(term.multiplier / 2)
+        case SkellamTerm():
+            return SkellamTerm(term.multiplier / 2, 2 * term.steps, term.entries)
         case LaplaceTerm(rate=1.0):
             return LaplaceTerm(term.multiplier / 2)
         case LaplaceTerm():
@@ -224,6 +248,8 @@ def _rdp(term: Term) -> NDArray[np.float64] | None:
             event = dp.LaplaceDpEvent(term.multiplier / _DISCRETE)
         case LaplaceTerm() | PureTerm():
             return _rdp_of_pure(term.epsilon, orders)
+        case SkellamTerm():
+            return _rdp_of_skellam(term, orders)
         case ShuffledTerm():
             return None
     with _quiet():
@@ -250,6 +276,46 @@ def _rdp_of_pure(epsilon: float, orders: NDArray[np.float64]) -> NDArray[np.floa
     first = orders * log_true + (1 - orders) * log_false
     second = orders * log_false + (1 - orders) * log_true
     return np.minimum(np.logaddexp(first, second) / (orders - 1), epsilon)
+
+
+def _rdp_of_skellam(term: SkellamTerm, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """At whole orders; at one between two of them, the larger's, since divergences grow with the order."""
+    above = np.maximum(np.ceil(orders), 2).astype(np.int64)
+    curve = skellam_rdp(term.multiplier, term.steps, term.entries, np.arange(2, above.max() + 1))
+    if not term.sampling.amplifies:
+        return curve[above - 2]
+    return np.array([sampled_rdp(curve, term.sampling.rate, int(order)) for order in above])
+
+
+def skellam_rdp(multiplier: float, steps: int, entries: int, orders: NDArray[Any]) -> NDArray[np.float64]:
+    """Agarwal, Kairouz and Liu 2021, "The Skellam Mechanism for Differentially Private Federated Learning": at whole
+    orders from 2, Δ₂ the ℓ2 sensitivity, Δ₁ the ℓ1 sensitivity, μ the variance,
+
+        αΔ₂²/2μ + min(((2α − 1)Δ₂² + 6Δ₁)/4μ², 3Δ₁/2μ).
+
+    In whole numbers Δ₁ is at most Δ₂², and at most √entries × Δ₂.
+    """
+    moved = float(steps)
+    variance = (multiplier * moved) ** 2
+    absolute = min(moved**2, math.sqrt(entries) * moved) if entries else moved**2
+    fine = ((2 * orders - 1) * moved**2 + 6 * absolute) / (4 * variance**2)
+    return orders * moved**2 / (2 * variance) + np.minimum(fine, 3 * absolute / (2 * variance))
+
+
+def sampled_rdp(curve: NDArray[np.float64], rate: float, order: int) -> float:
+    """The divergence of a release of a sample of fixed size: Wang, Balle and Kasiviswanathan 2019, Theorem 9.
+
+    curve: that of the release itself at orders 2, 3, …; order: a whole one. The release has no ε at δ = 0.
+    """
+    from scipy.special import gammaln, logsumexp
+
+    own = curve[: order - 1]
+    j = np.arange(2, order + 1)
+    chosen = gammaln(order + 1) - gammaln(j + 1) - gammaln(order - j + 1)
+    logs = j * math.log(rate) + chosen + (j - 1) * own + math.log(2)
+    # 4 (e^ε(2) − 1) or 2 e^ε(2), whichever is less.
+    logs[0] = min(logs[0], 2 * math.log(rate) + chosen[0] + math.log(4 * math.expm1(min(own[0], 700.0))))
+    return min(float(own[-1]), float(logsumexp(np.append(logs, 0.0))) / (order - 1))
 
 
 @lru_cache(maxsize=1)
@@ -333,7 +399,7 @@ def _pld(term: Term, interval: float) -> Any:
     from dp_accounting.pld.pld_pmf import DensePLDPmf
 
     match term:
-        case GaussianTerm(sampling=Sampling(kind="fixed")):
+        case GaussianTerm(sampling=Sampling(kind="fixed")) | SkellamTerm():
             return None
         case GaussianTerm():
             rate = term.sampling.rate

@@ -12,7 +12,18 @@ import numpy as np
 from homebody.kernels import GOLDEN, mix
 from homebody.parallel import parallel
 
-__all__ = ["MOST_UNITS", "add_steps", "gaussian_keyed", "gaussian_read", "laplace_keyed", "laplace_read", "steps"]
+__all__ = [
+    "MOST_UNITS",
+    "add_steps",
+    "gaussian_keyed",
+    "gaussian_read",
+    "laplace_keyed",
+    "laplace_read",
+    "round_at_random",
+    "skellam_keyed",
+    "skellam_read",
+    "steps",
+]
 
 MOST_UNITS = 1024
 """One draw reads more with probability under 2⁻²⁰⁰."""
@@ -21,6 +32,8 @@ _AT_ONCE = 2048
 _BLOCK = 1024
 """Numbers that are copied before they are rounded: they stay in the fastest cache."""
 _MASK = np.uint64(0xFFFFFFFF)
+_ROUNDED = 2.0**30
+"""Numbers from here on are not rounded but left out: nothing that was clipped comes near."""
 
 
 @nb.njit(inline="always")
@@ -191,6 +204,97 @@ def gaussian_read(units, depth, high, low, guide, out):
         out[done] = _gaussian(depth, high, low, guide, state, units)
         done += 1
     return done
+
+
+@nb.njit(inline="always")
+def _skellam(word, high, guide):
+    """The place in the table of a random fraction of which these are the first 64 bits, unless a boundary has them."""
+    bucket = np.int64(word >> np.uint64(52))
+    first, last = guide[bucket], guide[bucket + 1]
+    while first < last:
+        middle = (first + last) >> 1
+        if high[middle] < word:
+            first = middle + 1
+        else:
+            last = middle
+    return first
+
+
+@nb.njit
+def _skellam_settled(place, word, more, high, low):
+    """The place of a random fraction whose first 64 bits are those of a boundary: by 64 bits more."""
+    while place < len(high) - 1 and high[place] == word and low[place] <= more:
+        place += 1
+    return place
+
+
+@parallel(over=lambda keys, high, low, guide, smallest, out: len(keys) * -(-out.shape[1] // _AT_ONCE))
+def skellam_keyed(lower, upper, keys, high, low, guide, smallest, out):
+    width = out.shape[1]
+    blocks = (width + _AT_ONCE - 1) // _AT_ONCE
+    for block in range(lower, upper):
+        row = block // blocks
+        for place in range(block % blocks * _AT_ONCE, min(width, (block % blocks + 1) * _AT_ONCE)):
+            own = np.uint64(keys[row]) + np.uint64(place + 1) * GOLDEN
+            word = mix(own)
+            found = _skellam(word, high, guide)
+            if found < len(high) and high[found] == word:
+                found = _skellam_settled(found, word, mix(word ^ mix(np.uint64(keys[row]))), high, low)
+            out[row, place] = smallest + min(found, len(high) - 1)
+
+
+@nb.njit(cache=True, nogil=True)
+def skellam_read(words, more, high, low, guide, smallest, out):
+    """A draw for each of these words of 64 bits. Ties are settled by `more`, in turn; answers how many it took of it.
+
+    A draw that finds none left is not made, nor are those after it: `out` must be drawn anew.
+    """
+    ties = 0
+    for place in range(len(out)):
+        found = _skellam(words[place], high, guide)
+        if found < len(high) and high[found] == words[place]:
+            if ties < len(more):
+                found = _skellam_settled(found, words[place], more[ties], high, low)
+            ties += 1
+        out[place] = smallest + min(found, len(high) - 1)
+    return ties
+
+
+@parallel(over="value")
+def round_at_random(lower, upper, value, keys, starts, scale, most, tries, out):
+    """Each row times `scale` as whole numbers, each rounded up or down at random so that its mean stays.
+
+    A row is drawn anew while its squares add up to more than `most`, if that is not negative. After so many tries it is
+    rounded toward zero, and if that is too much as well it becomes zeros. starts: where its tensors begin, and the end;
+    keys: one for each tensor.
+    """
+    for row in range(lower, upper):
+        for attempt in range(tries + 2):
+            power = np.int64(0)
+            for tensor in range(len(starts) - 1):
+                key = mix(np.uint64(keys[row, tensor]) + np.uint64(attempt + 1) * GOLDEN)
+                for place in range(starts[tensor], starts[tensor + 1]):
+                    number = np.float64(value[row, place]) * scale
+                    if attempt > tries or not abs(number) < _ROUNDED:
+                        out[row, place] = 0
+                        continue
+                    below = np.floor(number)
+                    if attempt == tries:
+                        below = np.trunc(number)
+                    elif number != below:
+                        bits = mix(key + np.uint64(place - starts[tensor] + 1) * GOLDEN)
+                        if np.float64(bits >> np.uint64(11)) * 2.0**-53 < number - below:
+                            below += 1.0
+                    whole = np.int64(below)
+                    out[row, place] = whole
+                    if most >= 0:
+                        power += whole * whole
+                        if power > most:
+                            break
+                if 0 <= most < power:
+                    break
+            if most < 0 or power <= most:
+                break
 
 
 @parallel(over="value")

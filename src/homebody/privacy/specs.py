@@ -9,7 +9,8 @@ from typing import Any, get_type_hints
 from homebody.errors import HomebodyError, unknown_name
 from homebody.privacy.channel import Channel
 from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
-from homebody.privacy.stages import Clip, Gaussian, Laplace, SecureSum, Stage
+from homebody.privacy.secure_sum import SecureSum, Skellam
+from homebody.privacy.stages import Clip, Gaussian, Laplace, Stage
 from homebody.privacy.views import ViewNoise, Views
 
 __all__ = ["ASK_ROWS", "STAGES", "parse_channel", "split_stage", "stage_texts", "with_noise"]
@@ -24,6 +25,7 @@ STAGES: dict[str, type[Any]] = {
     "randomised-response": RandomisedResponse,
     "secure-sum": SecureSum,
     "shuffle": Shuffle,
+    "skellam": Skellam,
     "view-noise": ViewNoise,
     "views": Views,
 }
@@ -90,7 +92,7 @@ def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:
     out = []
     for spec in specs:
         name, given = split_stage(spec)
-        key = {"gaussian": "z", "laplace": "b", "view-noise": "z"}.get(name)
+        key = {"gaussian": "z", "laplace": "b", "skellam": "z", "view-noise": "z"}.get(name)
         if key is not None and (noise is not None or key not in given):
             given[key] = repr(1.0 if noise is None else noise)
         out.append(_spelt(name, given))

@@ -1,7 +1,8 @@
 """What a stage is (`Stage`), what a channel knows of a message (`Facts`), and the stages that clip, sum and add noise.
 
 One-bit reports, the shuffle and randomised response are in `homebody.privacy.reports`, the stages for several apps of
-one person in `homebody.privacy.views`.
+one person in `homebody.privacy.views`, the secure sum and the noise that devices add to it in
+`homebody.privacy.secure_sum`.
 
 | stage | on the device | on the server | what is charged |
 |---|---|---|---|
@@ -11,7 +12,8 @@ one person in `homebody.privacy.views`.
 | `OneBit` | sends k bits of k random entries | estimates the sum from them | everyone, by `Reports` |
 | `Shuffle` | | | everyone behind the proxy, by `ShuffledReports` |
 | `RandomisedResponse` | sends a bit for every entry | sums them and their products | everyone, as its method says |
-| `SecureSum` | sends whole tables, not rows of them | | the server sees the sum alone, which is not noise |
+| `Skellam` | rounds to steps, adds a share of the noise | | everyone, by `SkellamRelease` |
+| `SecureSum` | sends whole tables, not rows of them | | the sum alone: what `Skellam` says of it, or nothing |
 | `Views` | bounds each view's part, joins them | | the other views, as not private |
 | `ViewNoise` | adds noise to what the views joined | | the other views, by `GaussianRelease` |
 
@@ -50,9 +52,10 @@ from homebody.rng import Rng
 
 if TYPE_CHECKING:
     from homebody.privacy.reports import OneBit, RandomisedResponse, Shuffle
+    from homebody.privacy.secure_sum import SecureSum, Skellam
     from homebody.privacy.views import ViewNoise, Views
 
-__all__ = ["Clip", "Facts", "Gaussian", "Laplace", "SecureSum", "Stage"]
+__all__ = ["Clip", "Facts", "Gaussian", "Laplace", "Stage"]
 
 _SHRUNK = 1 - 2**-20
 """Rounding to 32 bits must not carry a clipped update over its bound."""
@@ -70,7 +73,7 @@ class Facts:
     clips: tuple[Clip, ...] = ()
     hidden: str = ""
     """What hides the update, for a sentence: "Laplace noise", "one-bit reports"; empty: nothing does."""
-    noise: Literal["", "gaussian", "laplace"] = ""
+    noise: Literal["", "gaussian", "laplace", "skellam"] = ""
     noise_on_sum: bool = False
     """Whether the server adds the noise. It then sees the sum without it."""
     grid: Grid | None = None
@@ -85,8 +88,10 @@ class Facts:
     """The stage that joins the parts of a person's views."""
     view_noise: ViewNoise | None = None
     """The stage that adds noise to what the views joined."""
-    secret: bool = False
-    """Whether the server gets the sum alone (`SecureSum`)."""
+    skellam: Skellam | None = None
+    """The stage that adds a share of the noise on each device."""
+    sum: SecureSum | None = None
+    """The stage by which the server gets the sum alone."""
     unknown: str = ""
     """A stage that states nothing about itself: its half on the server could undo any bound."""
     plain: bool = True
@@ -97,6 +102,11 @@ class Facts:
     """The last stage that states what a round costs."""
     acts_on_sum: str = ""
     """The first stage that acts on the sum."""
+
+    @property
+    def secret(self) -> bool:
+        """Whether the server gets the sum alone."""
+        return self.sum is not None
 
     @property
     def noise_on_device(self) -> bool:
@@ -136,6 +146,7 @@ class Stage:
     it. The other members state what a channel may rely on. `keeps_sum`, `samples` and `noise_adds_up` are promises
     about the device half: a subclass that changes that half loses them, unless it makes them again itself.
 
+    >>> from homebody.privacy import SecureSum
     >>> class Doubled(SecureSum):
     ...     def device(self, update, rng):
     ...         return {name: 2 * value for name, value in update.items()}
@@ -202,7 +213,7 @@ class Stage:
         """`device` for many clients, stacked. It reads formulas (`homebody.core.Computed`) only where it needs them."""
         raise HomebodyError(f"{type(self).__name__} does not sample.")
 
-    def before_noise(self, update: Update) -> Update:
+    def before_noise(self, update: Update, rng: Rng) -> Update:
         """What noise is added to."""
         raise HomebodyError(f"{type(self).__name__} adds no noise on the device.")
 
@@ -397,13 +408,13 @@ class Laplace(Stage):
         return noised(given)
 
     def device(self, update: Update, rng: Rng) -> Update:
-        whole = self.before_noise(update)
+        whole = self.before_noise(update, rng)
         return whole if self.on_sum else self._noised(whole, rng)
 
     def server(self, total: Total, rng: Rng) -> Total:
         return Total(self._noised(total.sum, rng), total.clients) if self.on_sum else total
 
-    def before_noise(self, update: Update) -> Update:
+    def before_noise(self, update: Update, rng: Rng) -> Update:
         return _on_grid(update, self.grid) if self.grid else update
 
     def deviation(self, entries: int, clients: int) -> float:
@@ -444,35 +455,6 @@ class Laplace(Stage):
             return (scale * stream.laplace_sum(devices, *shape)).round().to(torch.int64)
 
         return _noised(tree, self.grid, rng, draw)
-
-
-@dataclass(frozen=True)
-class SecureSum(Stage):
-    """Declares that the server learns the sum over the cohort and no single update.
-
-    The sum itself is exact: without noise ε stays ∞. Whole tables are summed, since which rows a device sends would
-    tell what it touched. A simulation just sums.
-    """
-
-    on_sum = True
-    dense = True
-    keeps_sum = True
-
-    def place(self, facts: Facts) -> tuple[Self, Facts]:
-        if facts.secret:
-            raise HomebodyError("A second SecureSum has nothing left to sum: leave one out.")
-        if facts.shuffled:
-            raise HomebodyError("A Shuffle and a SecureSum both hide who sent what: keep one of them.")
-        if facts.mechanism and facts.mechanism.on_sum:
-            noise = type(facts.mechanism).__name__
-            raise HomebodyError(f"SecureSum makes the sum that {noise} adds noise to: put it before.")
-        return self, replace(facts, secret=True)
-
-    def deviation(self, entries: int, clients: int) -> float:
-        return 0.0
-
-    def device(self, update: Update, rng: Rng) -> Update:
-        return {name: dense(value) for name, value in update.items()}
 
 
 def noised(given: Work) -> Work:

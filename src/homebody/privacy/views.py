@@ -161,7 +161,7 @@ class ViewNoise(Stage):
     def work(self, given: Work) -> Work:
         return noised(given)
 
-    def before_noise(self, update: Update) -> Update:
+    def before_noise(self, update: Update, rng: Rng) -> Update:
         return (
             self._covered(update, lambda value: _mapped(value, partial(self._grid.whole, over=True)))
             if self.z

@@ -63,6 +63,10 @@ UNRECORDED = (
     "This run's record does not say where vocabularies and scales of features come from: if from the people who train, "
     "they are outside the guarantee. So is a catalogue that is derived from interactions."
 )
+PARTICIPANTS = (
+    "Who takes part in a round: the noise that devices add hides what they send, not that they send it. The server "
+    "knows who takes part, and the parties of a secure sum learn it of each other."
+)
 FOLDER = "The run's own folder holds every simulated client's state, losses and counts: it is as private as the data."
 SIMULATED = (
     "This was a simulation: its noise derives from the seed, and whoever knows the seed can remove it. Runs of the "
@@ -135,6 +139,8 @@ def _gathered(
     rows = _observed(ledger, releases, kinds, delta)
     simulated = str(environment.get("randomness", "simulated")).startswith("simulated")
     outside = [SELECTION, *([] if central else [MEMBERSHIP, *environment.get("outside", [UNRECORDED])])]
+    stages = [] if central else _stages(recipe)
+    outside += [PARTICIPANTS] if any(stage["stage"] == "skellam" for stage in stages) else []
     outside += [SIMULATED] if simulated and not central else []
     outside += [FOLDER]
     stated = {
@@ -158,7 +164,7 @@ def _gathered(
         },
         "delta": delta,
         "certified": rows,
-        "stages": [] if central else _stages(recipe),
+        "stages": stages,
         "ledger": {
             "verified": True,
             "rows": len(entries),
@@ -346,9 +352,18 @@ def _means(name: str, values: Mapping[str, Any]) -> str:
             f"Each device adds Gaussian noise to the mean over the views of a person, {values['z']:g} × what one view "
             f"can change in it ({values['relation']}); it covers what the views share, and nothing else."
         )
+    if name == "skellam":
+        return (
+            "The devices of a round add Skellam noise between them. In every coordinate of their sum its standard "
+            f"deviation is {values['scale']:g} at least, {values['z']:g} × the ℓ2 sensitivity of "
+            f"{values['sensitivity']:g} ({values['relation']}), if {values['least']:.0%} of them answer and no more "
+            f"than {values['colluding']:.0%} tell the server their noise."
+        )
     if name == "secure-sum":
+        cut = f" Numbers beyond ±{values['range']:g} are cut off." if "range" in values else ""
         return (
             "The server learns the sum over the cohort and no single update; a simulation declares it, and just sums."
+            f"{cut}"
         )
     if name == ASK_ROWS:
         return "Each device tells the server which rows of the shared tables it works on, and downloads only those."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from homebody.errors import HomebodyError
 from homebody.methods.kernels import kernel_of
 from homebody.privacy import Charge
 from homebody.privacy.grid import STEPS, summed_steps
+from homebody.privacy.ring import entries_of
 from homebody.rng import Rng
 from homebody.simulation.clients import SAMPLES_AT_ONCE, Clients
 
@@ -44,12 +46,16 @@ class Simulator(Clients):
 
     def collect(self, method: Method, shared: Tree, cohort: Cohort, rng: Rng, step: int) -> Collected:
         rng = self._own(rng)
+        uplink = method.uplink.among(cohort.size)
+        if uplink is not method.uplink:
+            method = replace(method, uplink=uplink)  # type: ignore[type-var]
         sums: Tree = {}
         bytes_up, requests, losses = 0, 0, []
         tables = sum(value.nbytes for value in shared.values())
         bytes_down = tables * len(cohort.users)
         at_once = self.fused and method.uplink.ends_in_noise
-        formulas = self.fused and kernel_of(method, self.device).formulas and method.uplink.samples
+        kernel = kernel_of(method, self.device)
+        formulas = self.fused and kernel.formulas and method.uplink.samples
         reads = method.uplink.reads
         summed = self.fused and not reads
         dense = not formulas and (method.about.dense or (method.uplink.sums_dense if summed else method.uplink.dense))
@@ -57,7 +63,8 @@ class Simulator(Clients):
         wide = 32 * self.catalogue.n_items if reads else tables
         most = max(1, DENSE_BYTES // max(1, wide)) if dense else None
         together = FORMULAS_AT_ONCE if formulas else SAMPLES_AT_ONCE
-        for users, width in self._store.groups(cohort.users, together, most):
+        mixed = self.fused and kernel.mixed(method)
+        for users, width in self._store.groups(cohort.users, together, most, mixed=mixed):
             update, state, request = self._work(method, shared, users, width, rng, summed=summed)
             self._store.put(users, state)
             if "loss" in state:
@@ -73,6 +80,9 @@ class Simulator(Clients):
             sums = method.uplink.noise_of_many(sums, len(cohort.users), rng.private.fold("uplink"))
             # Each device would have sent its noise in every coordinate.
             bytes_up = len(cohort.users) * sum(value.nbytes for value in sums.values())
+        if sums and uplink.facts.skellam:
+            entries = entries_of(sums)
+            bytes_up = len(cohort.users) * entries * uplink.ring(entries, cohort.size).width
         total = method.uplink.server(Total(sums, cohort.size), rng.private.fold("server"))
         loss = float(sum(losses)) / len(cohort.users) if losses else None
         return Collected(total, bytes_up + requests, bytes_down, loss)

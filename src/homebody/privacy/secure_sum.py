@@ -1,0 +1,269 @@
+"""The secure sum, and noise that its parties add between them, so that it holds against the server too.
+
+The sum of independent Skellam variables is a Skellam variable, whose variance is the sum of theirs. So each party of a
+secure sum adds a share, and the sum has the noise of all of them. Discrete Gaussian noise has no such sums.
+
+| in the literature | here |
+|---|---|
+| n parties, of which t must answer | `Channel.among(n)`, `SecureSum.threshold(n)` |
+| Sk(μ), μ = (mΔ₂)² (Agarwal, Kairouz and Liu 2021) | m is `Skellam.z`, Δ₂ the longest rounded update, once or twice |
+
+A party's variance is μ/h. h is how many honest parties are in the sum at least: those that must answer, less those that
+may tell the server their noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self, get_args
+
+import torch
+
+from homebody.core import Cohort, Total, Tree, Update, Work
+from homebody.errors import HomebodyError
+from homebody.privacy.events import OBSERVERS, Charge, Relation, Sampling, SkellamRelease
+from homebody.privacy.ring import COARSEST, entries_of, fitting, longest, rounded
+from homebody.privacy.skellam import UNIT, skellam
+from homebody.privacy.stages import Facts, Stage, check_number, dense, noised, real, sampling
+from homebody.rng import Rng
+
+__all__ = ["SecureSum", "Skellam"]
+
+LEAST, COLLUDING = 2 / 3, 0.1
+"""The share of a secure sum's parties that must answer, and the share that may collude with the server, by default."""
+_NORMAL = 1 << 20
+"""From this variance on, a simulation draws the noise of many devices as a rounded normal variable: the fourth moments
+of the two differ by a factor of 1 + 1 / (3 × the variance)."""
+
+
+def threshold(parties: int, least: float) -> int:
+    """How many of so many parties must answer, if this share must."""
+    return max(1, math.ceil(least * parties - 1e-9))
+
+
+def honest(parties: int, least: float, colluding: float) -> int:
+    """How many parties at least add noise to a sum that the server does not know.
+
+    >>> honest(100, 2 / 3, 0.1), honest(100, 1, 0), honest(1, 2 / 3, 0.1)
+    (57, 100, 1)
+    """
+    return threshold(parties, least) - math.floor(colluding * parties + 1e-9)
+
+
+def check_shares(least: float, colluding: float) -> None:
+    """Refuse shares with which parties could be made to open two sums: any two sets of answers must have an honest
+    party in common."""
+    check_number("The share of parties that may collude", colluding, zero=True)
+    check_number("The share of parties that must answer", least)
+    if least > 1:
+        raise HomebodyError(f"The share of parties that must answer is at most 1, not {least:g}.")
+    if not 2 * least > 1 + colluding:
+        raise HomebodyError(
+            f"With least={least:.4g} and colluding={colluding:.4g} two sums could be opened that no honest party is in "
+            f"twice: let least be above {(1 + colluding) / 2:.4g}, or colluding smaller."
+        )
+
+
+@dataclass(frozen=True)
+class Skellam(Stage):
+    """Noise that the parties of a round add between them, of z × the ℓ2 sensitivity, in every coordinate of the sum.
+
+    It comes after a clip and before a `SecureSum`. The update becomes whole numbers of steps, rounded at random, and so
+    is what leaves the device. Behind the secure sum the noise holds against the server too. Without one, the server
+    reads each message, and what is charged is the noise of one party.
+
+    Parties and people are the same in a simulation. `Channel.among` says how many there are in a round; until then the
+    noise is that of one party alone, which is all of it.
+    """
+
+    z: float
+    relation: Relation = "replace-one"
+    least: float = LEAST
+    """The share of a round's parties that must answer."""
+    colluding: float = COLLUDING
+    """The share of them that may tell the server their noise."""
+    sensitivity: float | None = field(default=None, kw_only=True, repr=False)
+    """ℓ2, under the relation, before anything is rounded; a channel takes it from its clip."""
+    parties: int = field(default=1, kw_only=True, repr=False, compare=False)
+    """How many add their noise; see `Channel.among`."""
+
+    dense = True
+    noise_adds_up = True
+
+    def __post_init__(self) -> None:
+        check_number("z, the noise multiplier of Skellam noise,", self.z)
+        if self.relation not in get_args(Relation):
+            raise HomebodyError(f"There is no relation '{self.relation}': {' or '.join(get_args(Relation))}.")
+        check_shares(self.least, self.colluding)
+        if type(self.parties) is not int or self.parties < 1:
+            raise HomebodyError(f"A round has a whole number of parties from 1, not {self.parties!r}.")
+
+    @property
+    def scale(self) -> float:
+        """The standard deviation of the noise that is counted on in a sum, before anything is rounded."""
+        return self.z * self._placed
+
+    @property
+    def norm(self) -> float:
+        """The norm that an update is clipped to."""
+        return self._placed / self._times
+
+    def place(self, facts: Facts) -> tuple[Self, Facts]:
+        bound = facts.bound(2, "Skellam noise")
+        known = replace(self, sensitivity=self._times * bound)
+        return known, replace(facts, hidden="Skellam noise", noise="skellam", noise_on_sum=False, skellam=known)
+
+    def work(self, given: Work) -> Work:
+        return noised(given)
+
+    def device(self, update: Update, rng: Rng) -> Update:
+        return self.noise_of_many(self.before_noise(update, rng), 1, rng)
+
+    def before_noise(self, update: Update, rng: Rng) -> Update:
+        entries = entries_of(update)
+        steps = fitting(entries)
+        return rounded(update, rng.fold("rounding"), steps / self.norm, longest(steps, entries))
+
+    def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
+        """These sums of whole numbers with the noise of so many parties, in whole numbers too.
+
+        The sum of Skellam variables is one. In a simulation, where the noise of several is drawn at once and its
+        variance is large, it is a normal variable, rounded.
+        """
+        units = devices * self.units(entries_of(sums))
+        out: Tree = {}
+        for name, value in sums.items():
+            whole, stream = dense(value).to(torch.int64), rng.fold(name)
+            if devices > 1 and units >= _NORMAL * UNIT:
+                deviation = math.sqrt(units / UNIT)
+                noise = (deviation * stream.normal_doubles(*whole.shape)).round().to(torch.int64)
+            else:
+                noise = skellam(stream, units, *whole.shape)
+            out[name] = whole + noise.to(whole.device)
+        return out
+
+    def server(self, total: Total, rng: Rng) -> Total:
+        step = self.step(entries_of(total.sum))
+        scaled = {name: (dense(value).double() * step).to(torch.float32) for name, value in total.sum.items()}
+        return replace(total, sum=scaled)
+
+    def deviation(self, entries: int, clients: int) -> float:
+        return self.step(entries) * math.sqrt(clients * self.units(entries) / UNIT)
+
+    def step(self, entries: int) -> float:
+        """What a step is worth in a message of so many numbers."""
+        return self.norm / fitting(entries)
+
+    def units(self, entries: int) -> int:
+        """The variance of one party's noise, in steps², as a whole number of 1 / UNIT; never too small."""
+        moved = self._times * longest(fitting(entries), entries)
+        return math.ceil(UNIT * (1 + 2**-40) * (self.z * moved) ** 2 / honest(self.parties, self.least, self.colluding))
+
+    def charges(self, cohort: Cohort) -> Sequence[Charge]:
+        """Without a secure sum: the server, and whoever it tells, knows each message."""
+        return self._charges(cohort, self.z / math.sqrt(honest(cohort.size, self.least, self.colluding)))
+
+    def charges_of_sum(self, cohort: Cohort) -> Sequence[Charge]:
+        """Behind a secure sum. A client that takes part knows its own noise, so for clients one party colludes."""
+        parties, known = honest(cohort.size, self.least, self.colluding), self.z
+        if cohort.size > 1 and honest(cohort.size, self.least, 0.0) == parties:
+            known *= math.sqrt((parties - 1) / parties)
+        return self._charges(cohort, self.z, known)
+
+    def _charges(self, cohort: Cohort, multiplier: float, to_clients: float | None = None) -> list[Charge]:
+        # Any number of entries, and as few steps as there may be: more of them are charged no more.
+        event = SkellamRelease(multiplier, self._times * COARSEST, 0, self.relation, sampling(cohort))
+        events = {
+            "server": replace(event, sampling=Sampling()),
+            "clients": replace(event, multiplier=multiplier if to_clients is None else to_clients),
+            "public": event,
+        }
+        return [Charge(who, "user", events[who]) for who in OBSERVERS]
+
+    @property
+    def _times(self) -> int:
+        """By how many updates' length one person moves a sum."""
+        return 1 if self.relation == "add-remove" else 2
+
+    @property
+    def _placed(self) -> float:
+        if self.sensitivity is None:
+            raise HomebodyError("Skellam noise takes its measure from the clip of its channel: put it into a Channel.")
+        return self.sensitivity
+
+
+@dataclass(frozen=True)
+class SecureSum(Stage):
+    """Declares that the server learns the sum over the cohort and no single update.
+
+    The sum itself is exact: without noise ε stays ∞. With Skellam noise before it, which the devices add between them,
+    ε is finite against the server too. Whole tables are summed, since which rows a device sends would tell what it
+    touched. A simulation just sums. Parties of a real one add whole numbers: `Channel.ring` says which.
+    """
+
+    range: float | None = None
+    """What no number of an update exceeds: larger ones are cut off. By default nothing is, and the clip's norm is the
+    range of the whole numbers that parties add."""
+    least: float | None = None
+    """The share of a round's parties that must answer: by default that of Skellam noise, or `LEAST`."""
+    colluding: float | None = None
+    """The share of them that may collude with the server: by default that of Skellam noise, or `COLLUDING`."""
+    noise: Skellam | None = field(default=None, kw_only=True, repr=False, compare=False)
+    """The noise in the sum that devices added; a channel takes it from the stage before."""
+
+    on_sum = True
+    dense = True
+    keeps_sum = True
+
+    def __post_init__(self) -> None:
+        if self.range is not None:
+            check_number("The range of a secure sum", self.range)
+            object.__setattr__(self, "keeps_sum", False)  # what is cut off is not in the sum
+        check_shares(*self.shares)
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """The share of the parties that must answer, and the share that may collude with the server."""
+        least, colluding = (self.noise.least, self.noise.colluding) if self.noise else (LEAST, COLLUDING)
+        return (least if self.least is None else self.least, colluding if self.colluding is None else self.colluding)
+
+    def threshold(self, parties: int) -> int:
+        """How many of so many parties must answer.
+
+        >>> SecureSum().threshold(100), SecureSum(least=0.9).threshold(4)
+        (67, 4)
+        """
+        return threshold(parties, self.shares[0])
+
+    def place(self, facts: Facts) -> tuple[Self, Facts]:
+        if facts.secret:
+            raise HomebodyError("A second SecureSum has nothing left to sum: leave one out.")
+        if facts.shuffled:
+            raise HomebodyError("A Shuffle and a SecureSum both hide who sent what: keep one of them.")
+        if facts.mechanism and facts.mechanism.on_sum:
+            noise = type(facts.mechanism).__name__
+            raise HomebodyError(f"SecureSum makes the sum that {noise} adds noise to: put it before.")
+        if facts.skellam and (self.least, self.colluding, self.range) != (None, None, None):
+            raise HomebodyError(
+                "With Skellam noise, least and colluding are settings of skellam, and its clip is the range: leave "
+                "them out of secure-sum."
+            )
+        if facts.hidden and self.range is not None:
+            raise HomebodyError(f"A range bounds updates, and here is {facts.hidden}: leave range out of secure-sum.")
+        placed = replace(self, noise=facts.skellam)
+        return placed, replace(facts, sum=placed)
+
+    def deviation(self, entries: int, clients: int) -> float:
+        return 0.0
+
+    def device(self, update: Update, rng: Rng) -> Update:
+        whole = {name: dense(value) for name, value in update.items()}
+        if (most := self.range) is None:
+            return whole
+        return {name: real(value).nan_to_num(0.0, most, -most).clamp(-most, most) for name, value in whole.items()}
+
+    def charges(self, cohort: Cohort) -> Sequence[Charge]:
+        """What noise in the sum tells; without any, what the stages before it say stands."""
+        return self.noise.charges_of_sum(cohort) if self.noise else ()
