@@ -237,6 +237,13 @@ def warm(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[N
 
 
 @pytest.fixture
+def warm_workers(warm: Nest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes of studies start warm."""
+    starting = types.SimpleNamespace(Popen=warm.popen, PIPE=subprocess.PIPE)
+    monkeypatch.setattr("homebody.studies.workers.subprocess", starting)
+
+
+@pytest.fixture
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., World]]:
     """Makes a server with devices in a folder of the test's own; what still runs of it at the end is killed.
 

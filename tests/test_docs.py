@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,12 @@ ABRIDGED = [pair for pair in COMMANDS if "…" in pair[1] or "--help" in pair[1]
 WHOLE = [pair for pair in COMMANDS if pair not in ABRIDGED]
 
 
+tool_of = cache(typer.main.get_command)
+
+
 def contexts(command: str) -> Iterator[Any]:
     """The command line, parsed as far as `homebody` itself would before it starts to work."""
-    tool, arguments = typer.main.get_command(app), shlex.split(command, comments=True)[1:]
+    tool, arguments = tool_of(app), shlex.split(command, comments=True)[1:]
     context = tool.make_context("homebody", arguments)
     while True:
         yield context
@@ -111,7 +115,7 @@ class TestCommands:
     @pytest.mark.parametrize(("page", "command"), ABRIDGED)
     def test_every_abridged_command_exists(self, page: str, command: str) -> None:
         words = [word for word in shlex.split(command)[1:] if word != "…"]
-        tool: Any = typer.main.get_command(app)
+        tool: Any = tool_of(app)
         while words and words[0] in getattr(tool, "commands", {}):
             tool = tool.commands[words.pop(0)]
         assert not words or words[0].startswith("-")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.warm import Nest
 
 from homebody.errors import HomebodyError
 from homebody.methods import trust
@@ -177,16 +176,13 @@ for point in range(1 + offset, steps + 1, stride):
     ids=["fedmf", "fedmf, other steps", "pfedrec", "popularity"],
 )
 def test_a_run_killed_at_any_step_of_writing_and_again_while_resuming(
-    tmp_path: Path, recipe: Recipe, offset: int, stride: int
+    tmp_path: Path, recipe: Recipe, offset: int, stride: int, warm: Nest
 ) -> None:
     """SIGKILL before and after each replacement, removal, charge and line, and amid checkpoints and lines."""
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
     arguments = [str(tmp_path / "recipe.toml"), str(tmp_path), str(offset), str(stride)]
-    # Forked children need a threading layer that survives a fork, and one thread is as many as they use.
-    calm = {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", KILLING, *arguments], capture_output=True, text=True, env={**os.environ, **calm}
-    )
+    # It forks itself, so it needs what the warm process has: one thread, and a threading layer that survives a fork.
+    done = warm.run([sys.executable, "-c", KILLING, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     steps, *outcomes = done.stdout.splitlines()
     assert int(steps) >= 12

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.attacks.conftest import Campaign
+from tests.warm import Nest
 
 HARNESS = '''
 """Makes a small world, then runs each command in a child of its own, forked once all modules are loaded."""
-import ctypes, hashlib, io, json, os, resource, sys, traceback
+import ctypes, hashlib, io, json, os, resource, sys, traceback, warnings
 from pathlib import Path
 
 import polars, torch  # noqa
@@ -28,6 +28,7 @@ import homebody.federation.server.admin, homebody.studies.reproduce, homebody.st
 import homebody.report.statement_page
 import homebody.suggest, homebody.methods.fedmf
 
+warnings.simplefilter("ignore")
 WORLD, ASKED = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
 DATA = "synthetic:users=20,items=30,mean=6"
 
@@ -210,16 +211,15 @@ def asked(words: list[str], disk: int | str) -> list[dict[str, Any]]:
     ]
 
 
-def outcomes(tmp_path: Path, questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def outcomes(tmp_path: Path, questions: list[dict[str, Any]], warm: Nest) -> list[dict[str, Any]]:
     (tmp_path / "world").mkdir()
     (tmp_path / "asked.json").write_text(json.dumps(questions))
-    calm = {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    calm |= {"POLARS_MAX_THREADS": "1", "COLUMNS": "200"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", HARNESS, str(tmp_path / "world"), str(tmp_path / "asked.json")],
+    # It forks itself, so it needs what the warm process has: one thread, and a threading layer that survives a fork.
+    done = warm.run(
+        [sys.executable, "-c", HARNESS, str(tmp_path / "world"), str(tmp_path / "asked.json")],
         capture_output=True,
         text=True,
-        env={**os.environ, **calm},
+        env={**os.environ, "COLUMNS": "200"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -244,16 +244,18 @@ def insist(one: dict[str, Any], failed: bool) -> None:
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.attack), 4])
-def test_no_command_leaves_half_of_something_on_a_full_disk(every: int, campaign: Campaign, tmp_path: Path) -> None:
-    found = outcomes(tmp_path, asked([*WRITING[::every], *READING[:: 2 * every]], 60))
+def test_no_command_leaves_half_of_something_on_a_full_disk(
+    every: int, campaign: Campaign, tmp_path: Path, warm: Nest
+) -> None:
+    found = outcomes(tmp_path, asked([*WRITING[::every], *READING[:: 2 * every]], 60), warm)
     for one in found:
         insist(one, failed=one["name"] in WRITING)
     campaign.did("commands on a full disk", len(found), refused=refused(found))
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.attack), 4])
-def test_no_command_writes_to_a_read_only_disk(every: int, campaign: Campaign, tmp_path: Path) -> None:
-    found = outcomes(tmp_path, asked([*WRITING[1::every], *READING[:: 2 * every], *STARTING], "read-only"))
+def test_no_command_writes_to_a_read_only_disk(every: int, campaign: Campaign, tmp_path: Path, warm: Nest) -> None:
+    found = outcomes(tmp_path, asked([*WRITING[1::every], *READING[:: 2 * every], *STARTING], "read-only"), warm)
     if any(one["code"] == 77 for one in found):
         pytest.skip("no mount namespace can be made here")
     for one in found:
@@ -263,9 +265,9 @@ def test_no_command_writes_to_a_read_only_disk(every: int, campaign: Campaign, t
 
 @pytest.mark.attack
 @pytest.mark.parametrize("size", [1, 2_000, 5_000, 20_000, 60_000, 150_000])
-def test_nor_does_one_that_fills_up_while_it_works(size: int, campaign: Campaign, tmp_path: Path) -> None:
+def test_nor_does_one_that_fills_up_while_it_works(size: int, campaign: Campaign, tmp_path: Path, warm: Nest) -> None:
     """What got so far as to record rounds may be resumed; nothing else is left unfinished."""
-    found = outcomes(tmp_path, asked([*WRITING, *READING], size))
+    found = outcomes(tmp_path, asked([*WRITING, *READING], size), warm)
     campaign.did(f"commands where files end at {size:,} bytes", len(found), refused=refused(found))
     for one in found:
         about = f"{one['words']} {one['code']} {one['said'][-1500:]}"

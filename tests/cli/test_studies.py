@@ -43,14 +43,13 @@ row = [
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Nest) -> Path:
-    """A folder of one's own, with a paper in it; worker processes start warm."""
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_workers: None) -> Path:
+    """A folder of one's own, with a paper in it."""
     folder = tmp_path / "experiments" / "tiny"
     folder.mkdir(parents=True)
     (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("homebody.studies.workers.subprocess", SimpleNamespace(Popen=warm.popen, PIPE=subprocess.PIPE))
     return tmp_path
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.processes import wait_until
+from tests.processes import COMMAND, wait_until
+from tests.warm import Nest
 
 from homebody.cli import main
 
@@ -159,7 +159,7 @@ def test_interrupted_it_says_how_to_go_on(run: Any, tmp_path: Path, monkeypatch:
     assert errors.splitlines()[-1] == "homebody: interrupted. The same command goes on from here."
 
 
-def test_killed_and_started_again_it_ends_the_same(run: Any, tmp_path: Path) -> None:
+def test_killed_and_started_again_it_ends_the_same(run: Any, tmp_path: Path, warm: Nest, warm_workers: None) -> None:
     file = tmp_path / "slow.py"
     file.write_text(SLOW)
     begun = tmp_path / "begun"
@@ -168,8 +168,7 @@ def test_killed_and_started_again_it_ends_the_same(run: Any, tmp_path: Path) -> 
         options = ["--data", DATA, "--rounds", "6", "--trials", "4", "--search", "factors=2,6,8", "--json"]
         return ["tune", f"{file}:Slow", *options, "--out", str(tmp_path / out)]
 
-    start = [sys.executable, "-c", "from homebody.cli import main; main()"]
-    parent = subprocess.Popen([*start, *command("killed"), "--jobs", "2"])
+    parent = warm.popen([*COMMAND, *command("killed"), "--jobs", "2"])
     wait_until(lambda: begun.exists() and len(begun.read_text().splitlines()) == 4, "two trials are under way")
     # Two trials are done, and two are in the middle.
     wait_until(

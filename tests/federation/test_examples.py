@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ FILES = sorted(path for path in FOLDER.iterdir() if path.is_file())
 UNITS = sorted(FOLDER.glob("*.service"))
 
 
+tool_of = cache(typer.main.get_command)
+
+
 def parses(words: list[str]) -> str:
     """Read a command line as `homebody` itself would; the last command's name."""
-    context: Any = typer.main.get_command(app).make_context("homebody", list(words))
+    context: Any = tool_of(app).make_context("homebody", list(words))
     while hasattr(context.command, "resolve_command"):
         name, inner, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
         context = inner.make_context(name, rest, parent=context)

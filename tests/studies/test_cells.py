@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.processes import wait_until
+from tests.warm import Nest
 
 from homebody import __version__, run_notes
 from homebody.errors import Diverged, HomebodyError
@@ -323,7 +324,9 @@ class TestProcesses:
         with pytest.raises(Diverged):
             run_cells(recipes, tmp_path / "apart", jobs=2)
 
-    def test_a_death_costs_one_retry_and_then_a_sentence(self, tmp_path: Path, own: Callable[..., Recipe]) -> None:
+    def test_a_death_costs_one_retry_and_then_a_sentence(
+        self, tmp_path: Path, own: Callable[..., Recipe], warm_workers: None
+    ) -> None:
         recipes = [own("die once"), own("print"), own("die"), own("complain"), own("count")]
         results = run_cells(recipes, tmp_path / "cells", jobs=2, on_error="keep")
         assert ["error" in result for result in results] == [False, False, True, True, False]
@@ -333,13 +336,15 @@ class TestProcesses:
             ["die once 1", "die once 1", "print 1", "die 1", "die 1", "complain 1", "complain 1", "count 1"]
         )
 
-    def test_a_mistake_in_a_method_is_shown(self, tmp_path: Path, own: Callable[..., Recipe]) -> None:
+    def test_a_mistake_in_a_method_is_shown(
+        self, tmp_path: Path, own: Callable[..., Recipe], warm_workers: None
+    ) -> None:
         with pytest.raises(RuntimeError, match="ZeroDivisionError: nothing goes into nothing"):
             run_cells([own("break")], tmp_path / "cells", jobs=2, on_error="keep")
 
     @pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
     def test_nobody_outlives_the_parent_and_the_next_start_goes_on(
-        self, tmp_path: Path, own: Callable[..., Recipe], how: signal.Signals, code: int
+        self, tmp_path: Path, own: Callable[..., Recipe], how: signal.Signals, code: int, warm: Nest
     ) -> None:
         recipes = [own("count", number=7), *(own("sleep", number=number, rounds=2) for number in range(3))]
         script = (
@@ -351,7 +356,7 @@ class TestProcesses:
         )
         root = tmp_path / "cells"
         texts = [recipe.to_toml() for recipe in recipes]
-        parent = subprocess.Popen([sys.executable, "-c", script, str(root), *texts])
+        parent = warm.popen([sys.executable, "-c", script, str(root), *texts])
         begun = tmp_path / "method" / "log"
         wait_until(
             lambda: begun.exists() and log(tmp_path).count("sleep 0") + log(tmp_path).count("sleep 1") == 2,

@@ -238,7 +238,9 @@ def test_what_is_found_is_kept_with_the_run(tmp_path: Path, counted: list[str]) 
     assert len(counted) == 1
 
 
-def test_a_model_that_is_gone_is_trained_beside_what_there_is(tmp_path: Path, counted: list[str]) -> None:
+def test_a_model_that_is_gone_is_trained_beside_what_there_is(
+    tmp_path: Path, counted: list[str], warm_workers: None
+) -> None:
     (result,) = run_cells([PFEDREC], tmp_path / "a", keep_state=False)
     kept = {file.name: file.read_bytes() for file in Path(result["run"]).iterdir()}
     (again,) = run_cells([PFEDREC], tmp_path / "a", probes=[BOTH], keep_state=False)
@@ -261,7 +263,7 @@ def test_a_model_that_is_there_is_looked_into(tmp_path: Path, counted: list[str]
     assert len(counted) == 1
 
 
-def test_other_processes_look_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_look_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_workers: None) -> None:
     (result,) = run_cells([PFEDREC], tmp_path)
 
     def forbidden(*_: Any) -> Any:

@@ -152,7 +152,7 @@ class TestTune:
         with pytest.raises(HomebodyError, match="None of 2 trials came to an end; the first: Training diverged"):
             tune(Search(recipe, {"item_rate": (1e30, 1e31)}, trials=2), tmp_path)
 
-    def test_processes_give_the_same_study(self, tmp_path: Path) -> None:
+    def test_processes_give_the_same_study(self, tmp_path: Path, warm_workers: None) -> None:
         assert timeless(tune(STUDY, tmp_path / "two", jobs=2)) == timeless(tune(STUDY, tmp_path / "one"))
 
     def test_a_small_space_is_tried_out(self, tmp_path: Path) -> None:
