@@ -259,8 +259,8 @@ def _given_away(update: Update, channel: Channel) -> list[str]:
         step, noise = facts.skellam.step(entries_of(update)), facts.skellam.deviation(entries_of(update), 1)
         width = channel.ring(entries_of(update), facts.skellam.parties).width
         lines.append(
-            f"Its numbers are whole steps of {step:.3g}, with this device's share of the noise, {noise:.3g}. Each is sent "
-            f"in {several(width, 'byte')}."
+            f"Its numbers are whole steps of {step:.3g}, with this device's share of the noise, {noise:.3g}. Each is "
+            f"sent in {several(width, 'byte')}."
         )
     return [*lines, f"Its numbers are whole steps of {facts.grid.step:.3g}."] if facts.grid else lines
 
