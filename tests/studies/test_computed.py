@@ -263,7 +263,8 @@ def test_parts_run_elsewhere_stay_beside_the_recipe(tmp_path: Path, write_paper:
     assert [study["label"] for study in kept["studies"] if study["data"]] == ["Table 4", "Figure 2"]
     assert len(kept["invocations"]) == 2
     text = (folder / "RESULTS.md").read_text(encoding="utf-8")
-    assert "| 5 of 4800 |" in text and "Long tails" in text
+    assert "| 5 of 4800 |" in text
+    assert "Long tails" in text
     # Figures under other columns do not go together with new ones.
     (folder / "recipe.toml").write_text(
         PAPER.replace("deltas = [0, 1e-6, 0.01]", "deltas = [0.5]").replace("[inf, 1.5, nan]", "[inf]"),
