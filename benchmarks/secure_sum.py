@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from homebody.federation.secure_sum import messages
+from homebody.federation.secure_sum import signatures
 from homebody.federation.secure_sum.collector import Collector
 from homebody.federation.secure_sum.messages import EXCHANGES, Terms
 from homebody.federation.secure_sum.party import Party
@@ -42,7 +42,7 @@ def main() -> None:
 
 def whole_sum(parties: int, bar: float) -> None:
     """A sum of all parties, with the CPU time of each exchange on both sides."""
-    checked, messages._holds = messages._holds, lru_cache(maxsize=None)(messages._holds)
+    checked, signatures._holds = signatures._holds, lru_cache(maxsize=None)(signatures._holds)
     try:
         members, collector, vectors = world(parties)
         lost = set(range(0, parties, 3)[: parties - collector.terms.quorum])
@@ -62,7 +62,7 @@ def whole_sum(parties: int, bar: float) -> None:
             spent[asked.exchange] = [answered - began, time.process_time() - answered]
         seconds = time.perf_counter() - wall
     finally:
-        messages._holds = checked
+        signatures._holds = checked
     assert collector.result is not None
     left = [number for number in range(parties) if number not in lost]
     right = np.sum(vectors[left], axis=0) & np.uint64(2 ** (8 * WIDTH) - 1)
@@ -81,17 +81,17 @@ def one_device(parties: int, bar: float) -> None:
     """The CPU time of one device among many, all of whom answer, with every signature that it checks."""
     members, collector, vectors = world(parties)
     spent = dict.fromkeys(EXCHANGES, 0.0)
-    checked, known = messages._holds, lru_cache(maxsize=None)(messages._holds)
+    checked, known = signatures._holds, lru_cache(maxsize=None)(signatures._holds)
     while (asked := collector.ask()) is not None:
         began = time.process_time()
         answers = [(0, members[0].answer(asked.exchange, asked.question(0), lambda: vectors[0]))]
         spent[asked.exchange] = time.process_time() - began
-        messages._holds = known  # the others are not measured
+        signatures._holds = known  # the others are not measured
         for number in list(asked.own)[1:]:
             answer = members[number].answer(asked.exchange, asked.question(number), lambda n=number: vectors[n])
             answers.append((number, answer))
         collector.take(answers)
-        messages._holds = checked
+        signatures._holds = checked
     parts = ", ".join(f"{exchange} {seconds:.3f}" for exchange, seconds in spent.items())
     print(f"one device of {parties}: {sum(spent.values()):.3f} s of CPU (bar {bar:g} s): {parts}")
 

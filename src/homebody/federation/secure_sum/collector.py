@@ -30,9 +30,9 @@ from homebody.federation.secure_sum.messages import (
     blob,
     commitment,
     numbers_of,
-    open_signed,
     pack_numbers,
 )
+from homebody.federation.secure_sum.signatures import open_signed
 from homebody.privacy.ring import Numbers
 
 __all__ = ["Ask", "Collector", "OpenedSum", "talk"]
@@ -110,6 +110,8 @@ class Collector:
     def __init__(self, terms: Terms, roster: Mapping[int, bytes]) -> None:
         if len(roster) != terms.parties or len(set(roster.values())) != terms.parties:
             raise HomebodyError(f"A secure sum among {terms.parties:,} parties needs as many different devices.")
+        if not all(len(device) == IDENTITY_BYTES and 0 <= number < 1 << 32 for number, device in roster.items()):
+            raise HomebodyError(f"A party has a number of 32 bits and an identity of {IDENTITY_BYTES} bytes.")
         self.terms, self._roster = terms, dict(sorted(roster.items()))
         self._place, self._known, self._coming = 0, _Known(), _Coming(terms)
         self.faults: dict[int, str] = {}
@@ -315,7 +317,7 @@ class Collector:
                 dict(SIGNED.unpack(signatures, "signatures of the survivors")),
             ),
         )
-        found.faults = {number: why.decode() for number, why in _blobs(faults).items()}
+        found.faults = {number: why.decode(errors="replace") for number, why in _blobs(faults).items()}
         return found
 
 

@@ -37,12 +37,10 @@ from homebody.federation.secure_sum.messages import (
     Terms,
     blob,
     commitment,
-    identity_of,
     numbers_of,
-    sign,
-    verify,
 )
-from homebody.federation.secure_sum.shamir import SHARE_BYTES, bytes_to_draw, coefficients, split
+from homebody.federation.secure_sum.shamir import PRIME, SHARE_BYTES, bytes_to_draw, coefficients, split
+from homebody.federation.secure_sum.signatures import identity_of, sign, verify
 from homebody.privacy.ring import Numbers
 
 __all__ = ["FEWEST", "Party"]
@@ -116,6 +114,8 @@ class Party:
                 f"A secure sum of {several(terms.parties, 'party', 'parties')} is refused: this device takes part "
                 f"among {fewest:,} or more."
             )
+        if not 0 <= number < 1 << 32:
+            raise HomebodyError(f"A party's number has 32 bits, and {number} does not fit.")
         self.terms, self.number, self.identity = terms, number, identity_of(key.public_key())
         self._key, self._seed, self._answered = key, seed, answered
         self._fewest, self._known = fewest, known
@@ -383,7 +383,8 @@ class Party:
             plain = self._cipher(secrets, listing, sender, self.number).decrypt(_NONCE, box, None)
         except InvalidTag:
             return None
-        return plain[:SHARE_BYTES], plain[SHARE_BYTES:]
+        pair = plain[:SHARE_BYTES], plain[SHARE_BYTES:]
+        return None if any(int.from_bytes(share, "little") >= PRIME for share in pair) else pair
 
     def _own_shares(self, secrets: _Secrets, listing: Listing) -> tuple[bytes, bytes]:
         """The share that this party has of its own secrets. It survives, so the first is never asked for."""
