@@ -11,7 +11,7 @@ from torch import Tensor
 from homebody import kernels
 from homebody.ops import Tensors, for_cohort, repeatable
 
-__all__ = ["Bags", "spread_many", "spread_rows", "sum_many", "sum_rows"]
+__all__ = ["Bags", "spread_rows", "sum_rows"]
 
 SMALL = 1 << 20
 """Numbers that one thread has added up before others, where they are busy, have even begun."""
@@ -88,19 +88,6 @@ def spread_rows(table: Tensor, bags: Sequence[Bags], changes: Sequence[Tensor]) 
     """
     given = (part for bag, change in zip(bags, changes, strict=True) for part in (*bag[:3], change))
     return _spread_rows(table, *given)
-
-
-def sum_many(tables: Tensor, row: Tensor, weight: Tensor) -> Tensor:
-    """(C, N, D): sums of rows (C, N, K) of each of many clients' tables (C, R, D), all in one block."""
-    block = torch.zeros(len(row), row.shape[2], dtype=torch.int64, device=row.device)
-    (sums,) = _sum_rows.cohort(tables, (1,), row, weight, block)
-    return sums[:, :, 0]
-
-
-def spread_many(tables: Tensor, row: Tensor, weight: Tensor, change: Tensor) -> Tensor:
-    """The tables after each row has changed as the sums it is in, (C, N, D); they are given away."""
-    block = torch.zeros(len(row), row.shape[2], dtype=torch.int64, device=row.device)
-    return _spread_rows.cohort(tables, row, weight, block, change[:, :, None])
 
 
 def _one_hot(block: Tensor, blocks: int) -> Tensor:

@@ -11,6 +11,9 @@ import numpy.typing as npt
 from homebody.parallel import parallel
 
 __all__ = [
+    "NO",
+    "YES",
+    "ZERO",
     "add_rows",
     "add_scaled",
     "count_pairs",
@@ -25,6 +28,7 @@ __all__ = [
     "scale",
     "scatter_sum",
     "spread_rows",
+    "store",
     "sum_rows",
     "take_rows",
     "toss",
@@ -36,6 +40,18 @@ Array = npt.NDArray[Any]
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+ZERO, YES, NO = np.int64(0), np.bool_(True), np.bool_(False)
+"""Constants of the usual types: a bare 0 or True has a type of its own, and what it is passed to is compiled again."""
+
+
+@nb.njit(inline="always")
+def store(source, out):
+    """`out[:] = source`, in one dimension. Assigning a slice would make numba compile its error for unequal lengths
+    as well, which takes three seconds."""
+    for place in range(len(out)):
+        out[place] = source[place]
 
 
 @nb.njit(inline="always")

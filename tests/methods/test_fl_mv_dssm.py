@@ -12,12 +12,14 @@ from torch.testing import assert_close
 
 from homebody.core import Batch, Catalogue, Column, Rows, Total, Tree
 from homebody.errors import HomebodyError
+from homebody.fit import fit
 from homebody.methods.fl_mv_dssm import FLMVDSSM
 from homebody.methods.kernels import train_many
 from homebody.models.towers import item_rows
 from homebody.privacy import Channel, Views
 from homebody.rng import Rng
-from homebody.testing import CATALOGUE, client
+from homebody.simulation import Simulator, states
+from homebody.testing import CATALOGUE, client, described
 
 METHOD = FLMVDSSM(widths="6,5,3", negatives=3, batch_size=4, gamma=7.0)
 
@@ -219,6 +221,25 @@ def test_the_kernel_trims_padding_and_nothing_else() -> None:
         own = METHOD.client(shared, {}, batch)[0]["profile/item/first"]
         rows = fused["profile/item/first"]
         assert_close(Rows(rows.index[number], rows.value[number], rows.size).dense(), own.dense())
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["FL-MV", "SEMI"])
+def test_people_of_all_lengths_in_one_group_train_as_those_of_similar_length_do(
+    own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel takes them together, plain `client` by length; few take part, so that a round mixes old and new."""
+    monkeypatch.setattr(states, "SMALL", 8)
+    method = FLMVDSSM(widths="6,5,3", negatives=3, batch_size=4, aggregate_users=not own)
+    found = []
+    for fused in (True, False):
+        simulator = Simulator(described(), fused=fused)
+        assert len(simulator._store._buckets) > 3
+        fitted = fit(method, simulator, rounds=6, cohort=20, evaluate_every=0)
+        locals_ = {
+            user: simulator.private_state(method, fitted.shared, user) for user in range(simulator.split.n_users)
+        }
+        found.append((fitted.shared, locals_))
+    assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
 def _padded(batch: Batch) -> Batch:

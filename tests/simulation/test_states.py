@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from homebody.core import Rows, Tree, Users
+from homebody.simulation import states
 from homebody.simulation.states import LocalStore
 
 LENGTHS = np.array([4, 0, 2, 4, 3, 1])
@@ -74,17 +75,59 @@ def test_a_narrower_value_leaves_the_others_whole() -> None:
     assert state["own"].index.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3], [-1, -1, -1, -1]]
 
 
+@pytest.mark.parametrize("mixed", [False, True], ids=["by length", "mixed"])
 @pytest.mark.parametrize("samples", [1, 5, 1000])
-def test_groups_name_every_member_once_and_fit_the_room(samples: int) -> None:
+def test_groups_name_every_member_once_and_fit_the_room(samples: int, mixed: bool) -> None:
     lengths = np.random.default_rng(0).integers(0, 50, size=400)
     store = LocalStore(lengths, np.flatnonzero(lengths))
     cohort = np.random.default_rng(1).permutation(400)[:150]
     seen = []
-    for users, width in store.groups(cohort, samples):
+    for users, width in store.groups(cohort, samples, mixed=mixed):
         assert (lengths[users] <= width).all()
         assert len(users) == 1 or len(users) * width <= samples
         seen += users.tolist()
     assert sorted(seen) == sorted(user for user in cohort if lengths[user])
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+    """Everyone in a bucket with those of the same length alone: 0 and 3, 4, 2, 5."""
+    monkeypatch.setattr(states, "SMALL", 0)
+    monkeypatch.setattr(states, "WASTE", 0.0)
+    store = LocalStore(LENGTHS, MEMBERS)
+    assert [users.tolist() for users in store._buckets] == [[0, 3], [4], [2], [5]]
+    return store
+
+
+def test_a_mixed_group_goes_on_with_those_who_are_shorter(apart: LocalStore) -> None:
+    groups = [(users.tolist(), width) for users, width in apart.groups(np.arange(6), 12, mixed=True)]
+    assert groups == [([0, 3, 4], 4), ([2, 5], 2)]
+
+
+@given(st.lists(st.sets(st.sampled_from(MEMBERS.tolist()), min_size=1), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_mixed_group_gets_back_what_its_members_last_put(apart: LocalStore, cohorts: list[set[int]]) -> None:
+    apart.clear()
+    last: dict[int, float] = {}
+    for step, cohort in enumerate(cohorts):
+        for users, width in apart.groups(np.array(sorted(cohort)), 12, mixed=True):
+            apart.put(users, tree(users, step, width))
+        last |= {user: user * 10.0 + step for user in cohort}
+        for users, _ in apart.groups(np.array(sorted(last)), 12, mixed=True):
+            state = apart.get(users)
+            assert state["mark"].tolist() == [last[user] for user in users]
+            own = state["own"]
+            assert own.value.shape[:2] == own.index.shape
+            for mark, index, value in zip(state["mark"], own.index, own.value, strict=True):
+                assert set(value[index >= 0].flatten().tolist()) == {float(mark)}
+                assert not value[index < 0].any()
+
+
+def test_a_mixed_group_may_hold_what_some_of_its_buckets_lack(apart: LocalStore) -> None:
+    apart.put(np.array([0, 3]), {"mark": torch.tensor([1.0, 31.0])})
+    apart.put(np.array([4]), {})
+    assert apart.get(np.array([0, 3, 4]))["mark"].tolist() == [1.0, 31.0, 0.0]
+    assert apart.get(np.array([3, 4]))["mark"].tolist() == [31.0, 0.0]
 
 
 def test_groups_are_no_larger_than_asked() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from homebody.kernels import Array, below, nth_outside
+from homebody.kernels import ZERO, Array, below, nth_outside
 from homebody.parallel import parallel
 
 __all__ = [
@@ -80,7 +80,7 @@ def _merge(user, bounds, ordered, take, leave, also, out):
     """The distinct items of a user's chosen parts and of the common list, less those of the left ones."""
     parts = len(take)
     at, gone = bounds[:parts, user].copy(), bounds[:parts, user].copy()
-    place, n = 0, 0
+    place, n = ZERO, 0
     while True:
         item = _next(user, bounds, ordered, take, at, also, place)
         if item < 0:

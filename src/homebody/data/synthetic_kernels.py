@@ -72,7 +72,8 @@ def alias_tables(
     keep = np.ones((n_rows, n_columns), dtype=np.float32)
     other = np.empty((n_rows, n_columns), dtype=np.int32)
     for row in range(n_rows):
-        other[row] = np.arange(n_columns)
+        for column in range(n_columns):
+            other[row, column] = column
         share = weights[row] * (n_columns / weights[row].sum())
         small = np.empty(n_columns, dtype=np.int32)
         large = np.empty(n_columns, dtype=np.int32)
@@ -95,6 +96,25 @@ def alias_tables(
                 small[n_small] = rich
                 n_small += 1
     return keep, other
+
+
+@nb.njit
+def _sort(items, holder, user):
+    """Bring distinct items into ascending order, which `holder` says are this user's; numpy's sort takes two seconds to
+    compile. Many are read off the whole catalogue, few are moved one by one."""
+    if len(items) ** 2 > 4 * len(holder):
+        n = 0
+        for item in range(len(holder)):
+            if holder[item] == user:
+                items[n] = item
+                n += 1
+        return
+    for i in range(1, len(items)):
+        item, place = items[i], i
+        while place > 0 and items[place - 1] > item:
+            items[place] = items[place - 1]
+            place -= 1
+        items[place] = item
 
 
 @parallel(over=lambda seed, indptr, *rest: -(-(len(indptr) - 1) // _USERS_PER_BLOCK))
@@ -147,4 +167,4 @@ def draw_histories(
                     holder[item] = user
                     out[begin + drawn] = item
                     drawn += 1
-            out[begin:end].sort()
+            _sort(out[begin:end], holder, user)

@@ -9,6 +9,7 @@ import numba as nb
 import numpy as np
 import torch
 
+from homebody.kernels import ZERO
 from homebody.parallel import parallel
 
 __all__ = ["among", "in_catalogue"]
@@ -84,7 +85,7 @@ def _not_above(ascending, score):
 
 @nb.njit
 def _catalogue_row(scores, relevant, seen, above, tied):
-    count, left_out = 0, 0
+    count, left_out = ZERO, 0
     for item in relevant:
         count += item >= 0
     while left_out < len(seen) and seen[left_out] < len(scores):

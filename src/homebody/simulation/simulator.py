@@ -54,7 +54,8 @@ class Simulator(Clients):
         tables = sum(value.nbytes for value in shared.values())
         bytes_down = tables * len(cohort.users)
         at_once = self.fused and method.uplink.ends_in_noise
-        formulas = self.fused and kernel_of(method, self.device).formulas and method.uplink.samples
+        kernel = kernel_of(method, self.device)
+        formulas = self.fused and kernel.formulas and method.uplink.samples
         reads = method.uplink.reads
         summed = self.fused and not reads
         dense = not formulas and (method.about.dense or (method.uplink.sums_dense if summed else method.uplink.dense))
@@ -62,7 +63,8 @@ class Simulator(Clients):
         wide = 32 * self.catalogue.n_items if reads else tables
         most = max(1, DENSE_BYTES // max(1, wide)) if dense else None
         together = FORMULAS_AT_ONCE if formulas else SAMPLES_AT_ONCE
-        for users, width in self._store.groups(cohort.users, together, most):
+        mixed = self.fused and kernel.mixed(method)
+        for users, width in self._store.groups(cohort.users, together, most, mixed=mixed):
             update, state, request = self._work(method, shared, users, width, rng, summed=summed)
             self._store.put(users, state)
             if "loss" in state:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -50,31 +51,51 @@ class LocalStore:
         """Which of these clients have a state."""
         return self._held[users]
 
-    def groups(self, users: Users, samples: int, most: int | None = None) -> Iterator[tuple[Users, int]]:
-        """These clients by bucket, in pieces of at most `samples` padded interactions, with their padded length."""
-        order = np.lexsort((self._place[users], self._bucket_of[users]))
-        users = users[order]
+    def groups(
+        self, users: Users, samples: int, most: int | None = None, *, mixed: bool = False
+    ) -> Iterator[tuple[Users, int]]:
+        """These clients by bucket, in pieces of at most `samples` padded interactions, with their padded length.
+
+        mixed: a piece may go on with the clients of the next bucket, who are shorter.
+        """
+        users = users[self._bucket_of[users] >= 0]
+        users = users[np.lexsort((self._place[users], self._bucket_of[users]))]
         buckets = self._bucket_of[users]
-        for number in np.unique(buckets):
-            if number < 0:
-                continue
-            inside = users[buckets == number]
-            width = self._widths[number]
+        ends = np.full(len(users), len(users)) if mixed else np.searchsorted(buckets, buckets, side="right")
+        start = 0
+        while start < len(users):
+            width = self._widths[buckets[start]]
             piece = max(1, samples // max(1, width))
             piece = piece if most is None else max(1, min(piece, most))
-            for start in range(0, len(inside), piece):
-                yield inside[start : start + piece], width
+            end = min(start + piece, int(ends[start]))
+            yield users[start:end], width
+            start = end
 
     def get(self, users: Users) -> Tree:
-        """The stacked state of clients of one bucket."""
-        tree = self._trees.get(int(self._bucket_of[users[0]]), {})
-        where = self._where(users, tree)
-        return self._assemble({name: value[where] for name, value in tree.items()})
+        """The stacked state of clients, in the order of `groups`."""
+        pieces = [some for _, some in self._by_bucket(users)]
+        found = [self._get(some) for some in pieces]
+        return self._assemble(found[0] if len(found) == 1 else _stacked(found, [len(some) for some in pieces]))
 
     def put(self, users: Users, tree: Tree) -> None:
-        """Keep the stacked state of clients of one bucket."""
-        bucket = int(self._bucket_of[users[0]])
+        """Keep the stacked state of clients, in the order of `groups`."""
         flat = self._flatten(tree)
+        for where, some in self._by_bucket(users):
+            self._put(some, flat if len(some) == len(users) else {name: value[where] for name, value in flat.items()})
+
+    def _by_bucket(self, users: Users) -> list[tuple[slice, Users]]:
+        """Clients of one bucket after another, with their places among all of these."""
+        buckets = self._bucket_of[users]
+        edges = [0, *(np.flatnonzero(np.diff(buckets)) + 1).tolist(), len(users)]
+        return [(slice(start, end), users[start:end]) for start, end in pairwise(edges)]
+
+    def _get(self, users: Users) -> dict[str, Tensor]:
+        tree = self._trees.get(int(self._bucket_of[users[0]]), {})
+        where = self._where(users, tree)
+        return {name: value[where] for name, value in tree.items()}
+
+    def _put(self, users: Users, flat: dict[str, Tensor]) -> None:
+        bucket = int(self._bucket_of[users[0]])
         self._held[users] = True
         if len(users) == len(self._buckets[bucket]) and _ascending(self._place[users]):
             self._trees[bucket] = flat
@@ -156,6 +177,23 @@ def _with_room(old: Tensor | None, value: Tensor, clients: int, fill: int) -> Te
     if old is not None:
         room[:, : old.shape[1]] = old
     return room
+
+
+def _stacked(trees: list[dict[str, Tensor]], counts: list[int]) -> dict[str, Tensor]:
+    """The states of several buckets, of so many clients each, as one.
+
+    Where clients of a bucket have fewer rows, or nobody has something yet, padding fills up.
+    """
+    widest: dict[str, Tensor] = {}
+    for name, value in ((name, value) for tree in trees for name, value in tree.items()):
+        if name not in widest or (value.ndim > 1 and value.shape[1] > widest[name].shape[1]):
+            widest[name] = value[:0]
+    return {
+        name: torch.cat(
+            [_with_room(tree.get(name), value, count, _fill(name)) for tree, count in zip(trees, counts, strict=True)]
+        )
+        for name, value in widest.items()
+    }
 
 
 def _ascending(place: npt.NDArray[np.int64]) -> bool:

@@ -36,6 +36,8 @@ class Kernel:
     """Whether `train` gives its updates as formulas, which take no memory until they are read."""
     anywhere: bool = False
     """Whether `train` runs on every device, not on the CPU alone."""
+    mixed: Callable[[Any], bool] = lambda _: False
+    """Whether a client's work takes the same time whatever its history's length: padding is cheaper than groups."""
 
 
 _PLAIN = Kernel()

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Rows, Tree, Update
+from homebody.kernels import store
 from homebody.methods.kernels import Kernel, arrays
 from homebody.parallel import parallel
 
@@ -207,7 +208,7 @@ def _train(
                     for j in range(width):
                         w[j] -= rate * step[j]
                     b -= rate * b_step
-        weight[client] = w
+        store(w, weight[client])
         bias[client] = b
         loss[client] = total / max(1, n * epochs)
         for i in range(n_rows):
@@ -262,7 +263,7 @@ def _rebuild(
                     row, g = rows[slots[s]], row_rate * error[s - start]
                     for j in range(width):
                         row[j] -= g * w[j]
-        user[client] = w
+        store(w, user[client])
         loss[client] = total / max(1, end)
         for i in range(n_rows):
             for j in range(width):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from homebody.kernels import Array
+from homebody.kernels import Array, store
 from homebody.parallel import parallel
 
 __all__ = ["half_sweep"]
@@ -74,7 +74,7 @@ def _gram(other):
     for start in range(0, other.shape[0], TOGETHER):
         for i in range(TOGETHER):
             if start + i < other.shape[0]:
-                block[i] = other[start + i]
+                store(other[start + i], block[i])
             else:
                 block[i] = 0.0
         _add_squares(gram, 1.0, block)
@@ -91,7 +91,7 @@ def _solve_rows(lower, upper, indptr, members, other, gram, confidence, regulari
         for start in range(indptr[row], indptr[row + 1], TOGETHER):
             for i in range(TOGETHER):
                 if start + i < indptr[row + 1]:
-                    block[i] = other[members[start + i]]
+                    store(other[members[start + i]], block[i])
                     for a in range(size):
                         right[a] += (1.0 + confidence) * block[i, a]
                 else:
@@ -100,4 +100,4 @@ def _solve_rows(lower, upper, indptr, members, other, gram, confidence, regulari
         for a in range(size):
             system[a, a] += regularisation[row]
         _solve(system, right)
-        out[row] = right
+        store(right, out[row])

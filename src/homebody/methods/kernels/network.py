@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Rows, Tree, Update
+from homebody.kernels import NO, YES, store
 from homebody.methods.kernels import Kernel, arrays, factors
 from homebody.methods.kernels.factors import errors, fetch, room
 from homebody.models.networks import ScoreFunction
@@ -155,7 +156,7 @@ def _outer(x, d, n, out):
 
 
 @nb.njit(fastmath=True, error_model="numpy")
-def _forward(widths, theta, person, x, n, acts, ready=False):
+def _forward(widths, theta, person, x, n, acts, ready):
     """Write the activations of n samples `x` to `acts`: hidden layers after their ReLU, then the logits.
 
     ready: `x` already holds the product of the samples and the first layer's weights.
@@ -196,7 +197,7 @@ def _backward(widths, theta, person, x, n, acts, error, slopes, of_theta, of_per
     beside = len(person)
     at = len(theta)
     slope = slopes[0]
-    slope[0, :n] = error[:n]
+    store(error[:n], slope[0, :n])
     for layer in range(len(widths) - 2, -1, -1):
         low, high = widths[layer], widths[layer + 1]
         at -= (low + 1) * high
@@ -261,17 +262,17 @@ def _train(
                     row = rows[slots[start + i]]
                     for k in range(width):
                         x[k, i] = row[k]
-                _forward(widths, theta, person, x, m, acts)
+                _forward(widths, theta, person, x, m, acts, NO)
                 total += errors(acts[layers - 1, 0], labels[start:stop], scale, error)
-                _backward(widths, theta, person, x, m, acts, error, slopes, of_theta, of_person, of_x, True, not dual)
+                _backward(widths, theta, person, x, m, acts, error, slopes, of_theta, of_person, of_x, YES, not dual)
                 for k in range(len(theta)):
                     theta[k] -= rate * of_theta[k]
                 for k in range(len(person)):
                     person[k] -= person_rate * of_person[k]
                 if dual:
-                    _forward(widths, theta, person, x, m, acts)
+                    _forward(widths, theta, person, x, m, acts, NO)
                     errors(acts[layers - 1, 0], labels[start:stop], scale, error)
-                    _backward(widths, theta, person, x, m, acts, error, slopes, of_theta, of_person, of_x, False, True)
+                    _backward(widths, theta, person, x, m, acts, error, slopes, of_theta, of_person, of_x, NO, YES)
                 for i in range(m):
                     row = rows[slots[start + i]]
                     for k in range(width):

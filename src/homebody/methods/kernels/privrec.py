@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from homebody.core import Batch, Tree, Update
+from homebody.kernels import NO, YES, ZERO
 from homebody.methods.contrastive import VIEWS
 from homebody.methods.kernels import Kernel, arrays
 from homebody.methods.kernels.privrec_steps import (
-    NONE,
     PackedFeatures,
     backward,
     errors,
@@ -81,7 +81,9 @@ def train(
     person, around = (part._replace(block=part.block[0]) for part in (person, around))
     of_items = PackedFeatures(*(part[0] for part in of_items))
     rating = batches["rating"] if explicit else torch.empty(clients, 0)
-    history = arrays(batches["item"], valid, rating, batches["order"], batches["negative"], count)
+    # Contiguous, so that one version of the kernel serves slices of batches too.
+    given = (batches["item"], valid, rating, batches["order"], batches["negative"], count)
+    history = arrays(*(part.contiguous() for part in given))
     described = (_packed(*person), _packed(*around), _packed(*of_items), (len(person.block), len(around.block)))
     steps = ((single(rates[0]), single(rates[1])), batch_size or max(1, length), epochs)
     shape = (np.array(network.widths), network.activation == "sigmoid", explicit)
@@ -196,12 +198,12 @@ def _train_one(common, table, feature, flat, history, person, around, who, rates
     person_, around_ = PackedFeatures(*person), PackedFeatures(*around)
     per_item = 1 if net.explicit else 1 + negative.shape[2]
     scratch = scratch_for(net, len(feature) // net.factors, per_item * min(batch_size, max(1, n)))
-    unpacked(net.widths, scratch.theta, flat, False)
+    unpacked(net.widths, scratch.theta, flat, NO)
     total, count = 0.0, 0
     for epoch in range(epochs):
         total, count = 0.0, 0
         for start in range(0, n, batch_size):
-            m = NONE
+            m = ZERO
             for i in range(start, min(n, start + batch_size)):
                 place = order[epoch, i]
                 if not real[place]:
@@ -224,7 +226,7 @@ def _train_one(common, table, feature, flat, history, person, around, who, rates
             total += errors(scratch.acts[last], wide, scratch.label, m, net.explicit, step, scratch.slopes[0])
             backward(net, scratch, table, feature, person_, around_, who, m, n_met, rates[1])
             count += m
-    unpacked(net.widths, scratch.theta, flat, True)
+    unpacked(net.widths, scratch.theta, flat, YES)
     return total / max(1, count)
 
 
@@ -246,7 +248,7 @@ def _train(
 def _score_one(common, table, feature, flat, items, person, around, who, out):
     net, person_, around_ = network_of(*common), PackedFeatures(*person), PackedFeatures(*around)
     scratch = scratch_for(net, len(feature) // net.factors, min(AT_ONCE, len(items)))
-    unpacked(net.widths, scratch.theta, flat, False)
+    unpacked(net.widths, scratch.theta, flat, NO)
     last = len(net.widths) - 2
     for start in range(0, len(items), AT_ONCE):
         m = min(AT_ONCE, len(items) - start)
@@ -265,7 +267,7 @@ def _score(lower, upper, widths, sigmoid, tables, features, layers, items, perso
     """Each client's logits; parameters may be one for all, and so may items."""
     for place in range(lower, upper):
         who = np.int64(place)
-        common = (widths, sigmoid, False, tables.shape[2], blocks, of_items)
+        common = (widths, sigmoid, NO, tables.shape[2], blocks, of_items)
         table, feature = tables[min(who, len(tables) - 1)], features[min(who, len(features) - 1)]
         mine = (table.reshape(-1), feature.reshape(-1), layers[min(who, len(layers) - 1)])
         _score_one(common, *mine, items[min(who, len(items) - 1)], person, around, who, out[who])

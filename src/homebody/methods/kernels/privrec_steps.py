@@ -16,12 +16,10 @@ from typing import Any, NamedTuple
 import numba as nb
 import numpy as np
 
+from homebody.kernels import ZERO
 from homebody.methods.kernels.vectors import add, copy, padded, product, turned
 
-__all__ = ["NONE", "PackedFeatures", "backward", "errors", "forward", "gather", "network_of", "scratch_for", "unpacked"]
-
-NONE = np.int64(0)
-"""Zero as any other number: a bare 0 has a type of its own, and whatever is called with it would be compiled again."""
+__all__ = ["PackedFeatures", "backward", "errors", "forward", "gather", "network_of", "scratch_for", "unpacked"]
 
 
 class PackedFeatures(NamedTuple):
@@ -135,7 +133,7 @@ def _meet(row, block, scratch, n_met):
 @nb.njit
 def gather(net, scratch, table, feature, person, around, who, m):
     """The samples' own rows, and the rows of features that they meet, those of a block side by side."""
-    n_met = NONE
+    n_met = ZERO
     for k in range(person.row.shape[1]):
         if person.weight[who, k] != 0:
             n_met = _meet(person.row[who, k], person.block[k], scratch, n_met)
@@ -170,7 +168,7 @@ def _block_end(scratch, low, n_met):
 @nb.njit
 def forward(net, scratch, person, around, who, m, n_met):
     """Write the activations of m samples to `acts`; hidden layers after their activation function."""
-    theta, first, width, low = scratch.theta, net.first, net.factors, NONE
+    theta, first, width, low = scratch.theta, net.first, net.factors, ZERO
     while low < n_met:
         high = _block_end(scratch, low, n_met)
         rows, weights = (scratch.met_x, low * width, width, 1), (theta, scratch.block[low] * width * first, first)
@@ -260,7 +258,7 @@ def backward(net, scratch, table, feature, person, around, who, m, n_met, item_r
         if person.weight[who, k] != 0:
             add(base, 0, person.weight[who, k], of_projected, scratch.seat[person.row[who, k]] * first, first)
     add(base, 0, np.float32(1.0), theta, net.widths[0] * first, first)
-    row, low = padded(width), NONE
+    row, low = padded(width), ZERO
     while low < n_met:
         high = _block_end(scratch, low, n_met)
         at = scratch.block[low] * width * first
@@ -268,7 +266,7 @@ def backward(net, scratch, table, feature, person, around, who, m, n_met, item_r
         _layer_back(net, scratch, rows, slopes, at, scratch.of_met, low * row, high - low)
         low = high
     at = (net.people + net.around) * width * first
-    _layer_back(net, scratch, (scratch.x, NONE), (slope, NONE), at, scratch.of_x, NONE, m)
+    _layer_back(net, scratch, (scratch.x, ZERO), (slope, ZERO), at, scratch.of_x, ZERO, m)
     for i in range(m):
         add(scratch.of_x, i * row, item_rate, table, scratch.sample[i] * width, width)
     for u in range(n_met):

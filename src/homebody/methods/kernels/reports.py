@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from homebody.core import Batch, Tree, Update
+from homebody.kernels import store
 from homebody.methods.kernels import Kernel
 from homebody.methods.kernels.ials import _solve
 from homebody.parallel import parallel
@@ -54,7 +55,8 @@ def user_vectors(lower, upper, table, gram, items, valid, confidence, regularisa
         right = np.empty(size)
         for client in range(chunk * clients // CHUNKS, (chunk + 1) * clients // CHUNKS):
             _count(items[client], valid[client], counts)
-            system[:] = gram
+            for a in range(size):
+                store(gram[a], system[a])
             right[:] = 0.0
             for position in range(width):
                 item = items[client, position]

@@ -2,7 +2,8 @@
 
 All views of a client work on the same samples with the same item tower: its layers are computed once for all views,
 and only the way back is each view's own. Arrays have the clients first: C clients, S samples each, of which the first
-of every 1 + negatives is the positive; G rows of the item tower's first layer that a client touches, D its width.
+of every 1 + negatives is the positive; G rows of the item tower's first layer that a client touches, D its width; K
+features of an item.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from homebody.bags import spread_many, sum_many
 from homebody.core import Batch, Rows, Tree, Update
 from homebody.methods.fl_mv_dssm import FLMVDSSM, views_of
-from homebody.methods.kernels import Kernel
+from homebody.methods.kernels import Kernel, arrays
 from homebody.models.towers import TINY, Tower
+from homebody.parallel import parallel
 
 __all__ = ["FL_MV_DSSM"]
 
@@ -25,9 +26,11 @@ def train(method: FLMVDSSM, shared: Tree, locals_: Tree, batches: Batch) -> tupl
     index, place, weight = batches["index"], batches["place"], batches["weight"]
     most = max(1, int((index >= 0).sum(1).max()))  # of the rows that there is room for, most are padding
     index = index[:, :most].contiguous()
-    touched = shared["item/first"][index.clamp(min=0)]  # (C, G, D)
+    table = shared["item/first"]
+    first_of_items = table.new_empty(*place.shape[:2], table.shape[1])
+    _sum(*arrays(table, index, place, weight, first_of_items))
     item_parts = tower.parts(shared["item/layers"])
-    seen = _through(item_parts, sum_many(touched, place, weight))
+    seen = _through(item_parts, first_of_items)
     count = real[:, :, 0].sum(1).clamp(min=1)
     per = count if method.weighting == "clients" else torch.full_like(count, method.batch_size or 1)
     update: Update = {}
@@ -44,9 +47,10 @@ def train(method: FLMVDSSM, shared: Tree, locals_: Tree, batches: Batch) -> tupl
         of_person, of_items = (one * share[:, None, None] for one in (of_person, of_items))
         item_layers, of_first = _back(item_parts, seen, of_items)
         user_layers, of_user = _back(user_parts, person, of_person)
-        rows = spread_many(torch.zeros_like(touched), place, weight, of_first)
+        rows = table.new_empty(*index.shape, table.shape[1])
+        _spread(*arrays(place, weight, of_first, rows))
         gradient = {
-            "item/first": Rows(index, rows, len(shared["item/first"])),
+            "item/first": Rows(index, rows, len(table)),
             "item/layers": item_layers,
             "user/first": given[:, :, None] * of_user,
             "user/layers": user_layers,
@@ -56,6 +60,36 @@ def train(method: FLMVDSSM, shared: Tree, locals_: Tree, batches: Batch) -> tupl
             kept |= method.stepped(name, locals_, gradient)
         update |= {f"{name}/{part}": one for part, one in gradient.items() if method.leaves(part)}
     return update, {**kept, "loss": torch.stack(losses).mean(0)}
+
+
+@parallel(over="place")
+def _sum(lower, upper, table, index, place, weight, sums):
+    """The sums (C, S, D) of an item's rows, read from the table (R, D) that all clients have in common."""
+    for client in range(lower, upper):
+        for sample in range(place.shape[1]):
+            target = sums[client, sample]
+            target[:] = 0
+            for k in range(place.shape[2]):
+                w = weight[client, sample, k]
+                if w != 0:
+                    source = table[index[client, place[client, sample, k]]]
+                    for column in range(len(target)):
+                        target[column] += w * source[column]
+
+
+@parallel(over="place")
+def _spread(lower, upper, place, weight, slope, rows):
+    """The slopes of the rows (C, G, D), from those of their sums (C, S, D)."""
+    for client in range(lower, upper):
+        rows[client] = 0
+        for sample in range(place.shape[1]):
+            source = slope[client, sample]
+            for k in range(place.shape[2]):
+                w = weight[client, sample, k]
+                if w != 0:
+                    target = rows[client, place[client, sample, k]]
+                    for column in range(len(target)):
+                        target[column] += w * source[column]
 
 
 def _through(parts: list[Tensor], first: Tensor) -> list[Tensor]:
@@ -106,4 +140,4 @@ def _stacked(tower: Tower, layers: Tensor) -> list[Tensor]:
     return [part if part.dim() > 2 else part[:, None] for part in parts]
 
 
-FL_MV_DSSM = Kernel(train)
+FL_MV_DSSM = Kernel(train, mixed=lambda method: method.batch_size > 0)
