@@ -23,11 +23,10 @@ from functools import lru_cache
 from math import comb
 
 from homebody.errors import HomebodyError
+from homebody.privacy.secure_sum import COMPLETE
 
-__all__ = ["COMPLETE", "Design", "Graph", "design", "odds"]
+__all__ = ["Design", "Graph", "design", "odds"]
 
-COMPLETE = 128
-"""Up to so many parties, everyone masks with everyone."""
 PRIVACY = Fraction(1, 2**40)
 """The probability that the parties which collude open what they should not is at most this."""
 FAILURE = Fraction(1, 2**20)
