@@ -73,11 +73,11 @@ class Line:
         with suppress(OSError):
             while piece := source.recv(1 << 16):
                 if asking and self.left == 0:
+                    self.left = -1  # before anybody hears of it and asks again
                     if self.arrives:
                         # The way back is cut first: the server does what it was asked, and nobody hears of it.
                         source.shutdown(socket.SHUT_RDWR)
                         sink.sendall(piece)
-                    self.left = -1
                     break
                 self.left -= asking and self.left > 0
                 sink.sendall(piece)

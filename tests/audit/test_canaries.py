@@ -28,6 +28,7 @@ from homebody.privacy import (
     OneBit,
     SecureSum,
     Shuffle,
+    Skellam,
 )
 from homebody.rng import Rng
 from homebody.simulation import Simulator
@@ -66,6 +67,7 @@ def lower(finding: Finding) -> float:
         Channel(Clip({"item": 0.5}), Gaussian(z=1)),
         Channel(Clip(1.0, order=1), Laplace(b=2)),
         Channel(Clip(1.0, order=1), Laplace(b=8, where="sum")),
+        Channel(Clip(1.0), Skellam(z=1), SecureSum()),
         Channel(OneBit(epsilon=0.5, k=2)),
         Channel(OneBit(epsilon=1.0, k=10), Shuffle()),
     ],
@@ -85,6 +87,7 @@ def test_lower_bounds_stay_under_what_is_certified(simulator: Simulator, uplink:
         (Channel(Clip(1.0), SecureSum(), Gaussian(z=0.3)), None, ["clients", "public"]),
         (Channel(Clip(1.0), Gaussian(z=0.1)), 250, ["clients"]),
         (Channel(Clip(1.0, order=1), Laplace(b=0.5, where="sum")), None, ["clients", "public"]),
+        (Channel(Clip(1.0), Skellam(z=0.3), SecureSum()), None, ["server", "clients"]),
         (Channel(Clip(1.0, order=1), Laplace(b=0.5)), None, ["server"]),
         (Channel(OneBit(epsilon=2.0, k=4)), None, ["server"]),
     ],

@@ -57,6 +57,18 @@ def test_no_sampling_though_there_is_a_cohort(answer: Any) -> None:
     assert known["sampling"] == "none"
 
 
+def test_skellam_noise(answer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    server = answer("skellam", "--noise", "1", "--entries", "54000")
+    assert server["epsilon"] == pytest.approx(5.222, abs=1e-3)
+    assert (server["steps"], server["entries"], server["accountant"]) == (8192, 54_000, "rdp")
+    public = answer("skellam", *EXAMPLE[1:], "--entries", "54000")
+    assert public["epsilon"] == pytest.approx(2.446, abs=1e-3)
+    found = answer("skellam", "--epsilon", "5.222", "--relation", "add-remove")
+    assert (found["noise"], found["steps"]) == (pytest.approx(1, rel=2e-3), 4096)
+    assert run(monkeypatch, "skellam", "--epsilon", "1", "--delta", "0") == 2
+    assert "Skellam noise has no ε at δ = 0" in capsys.readouterr().err
+
+
 def test_several_values_are_a_table(
     answer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,12 +15,16 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.processes import wait_until
+from tests.warm import Nest
 
 
 class Ground:
-    """A folder of keys, and a SuperLink that can be started, killed and started again on the same port."""
+    """A folder of keys, and a SuperLink that can be started, killed and started again on the same port.
 
-    def __init__(self, folder: Path) -> None:
+    popen: starts a process, as `subprocess.Popen` does.
+    """
+
+    def __init__(self, folder: Path, popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen) -> None:
         from homebody.federation.service.certificates import make_authority
 
         self.folder = folder
@@ -30,6 +34,7 @@ class Ground:
             taken.bind(("127.0.0.1", 0))
             self.port = int(taken.getsockname()[1])
         self.address = f"localhost:{self.port}"
+        self.popen = popen
         self.process: subprocess.Popen[bytes] | None = None
         self._devices = 0
 
@@ -53,7 +58,7 @@ class Ground:
         command += ["--secret", str(self.folder / "secret"), *more]
         if tls:
             command += ["--cert", str(self.folder / "server.pem"), "--key", str(self.folder / "server.key")]
-        self.process = subprocess.Popen(
+        self.process = self.popen(
             command,
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -79,9 +84,9 @@ def _answers(port: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    """One SuperLink for a module, with TLS and registered keys only."""
-    made = Ground(tmp_path_factory.mktemp("ground"))
+def ground(tmp_path_factory: pytest.TempPathFactory, warm: Nest) -> Iterator[Ground]:
+    """One SuperLink for a module, with TLS and registered keys only; it starts warm."""
+    made = Ground(tmp_path_factory.mktemp("ground"), warm.popen)
     made.start("--limit", str(8 << 20))
     yield made
     said = made.kill()

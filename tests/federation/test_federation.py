@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.warm import Nest
 
 from homebody.data import Population
 from homebody.data.partitions import everything, leave_one_out
@@ -23,12 +24,16 @@ ROUNDS = 5
 
 @pytest.mark.parametrize("method", ["pfedrec", "fedmf", "fedials"])
 def test_twenty_people_on_four_devices_train_what_a_simulation_trains(
-    method: str, twenty: Population, world: Callable[..., Any]
+    method: str, twenty: Population, world: Callable[..., Any], warm: Nest
 ) -> None:
     plan = Recipe(method, "devices", rounds=ROUNDS, seed=3, evaluate_every=1 if method == "pfedrec" else 0)
-    # Of each command at least one is a process that a person might have started, with all its imports.
-    how = {"popen": subprocess.Popen} if method == "fedmf" else {}
-    federation = world(twenty, 4, plan, **how)
+
+    def popen(command: list[str], **given: Any) -> Any:
+        """Of each command one is a process that a person might have started, with all its imports."""
+        cold = method == "fedmf" and command[-1].endswith(("--once", "device0"))
+        return (subprocess.Popen if cold else warm.popen)(command, **given)
+
+    federation = world(twenty, 4, plan, popen=popen)
     federation.start(once=True)
     assert federation.finish() == 0
     split = leave_one_out(twenty, seed=3) if plan.evaluate_every else everything(twenty, seed=3)

@@ -336,7 +336,7 @@ def test_telemetry_leaves_through_a_noisy_channel_and_is_charged(
     """Fails by chance if noise is 0 in half of at least 30 numbers, or the same in all of two runs; each is with a
     chance below 1e-3 of one number: below C(30, 15) · 1e-45 < 1e-36."""
     plain = replace(PLAN, evaluate_every=1, rounds=2)
-    noisy = replace(plain, stages=["clip:norm=5,order=1", "laplace:b=0.001"])
+    noisy = replace(plain, stages=["clip:norm=5,order=1", "laplace:b=0.1"])
     one, other, exact = (town(people(), (3, 1, 3), plan) for plan in (noisy, noisy, plain))
     for each in (one, other, exact):
         each.fit()

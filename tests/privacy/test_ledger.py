@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.warm import Nest
 
 from homebody.errors import HomebodyError
 from homebody.privacy import (
@@ -220,9 +221,9 @@ for number in range(count):
 """
 
 
-def charging(path: Path, name: str, count: int) -> subprocess.Popen[str]:
+def charging(warm: Nest, path: Path, name: str, count: int) -> subprocess.Popen[str]:
     """A process that charges in a loop once it is told to, and says so after each charge."""
-    process = subprocess.Popen(
+    process: subprocess.Popen[str] = warm.popen(
         [sys.executable, "-c", CHARGING, str(path), name, str(count)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -241,9 +242,9 @@ def start(*processes: subprocess.Popen[str]) -> None:
         process.stdin.flush()
 
 
-def test_writers_at_once_lose_nothing_and_keep_one_chain(path: Path) -> None:
+def test_writers_at_once_lose_nothing_and_keep_one_chain(path: Path, warm: Nest) -> None:
     """They even make the ledger at the same moment."""
-    writers = [charging(path, name, 100) for name in ("ann", "bob", "eve")]
+    writers = [charging(warm, path, name, 100) for name in ("ann", "bob", "eve")]
     start(*writers)
     for writer in writers:
         output, errors = writer.communicate()
@@ -286,9 +287,9 @@ for life in range(lives):
 
 
 @pytest.mark.parametrize("lives", [50, pytest.param(1000, marks=pytest.mark.faults)])
-def test_kills_lose_no_acknowledged_charge(path: Path, lives: int) -> None:
+def test_kills_lose_no_acknowledged_charge(path: Path, lives: int, warm: Nest) -> None:
     """A child charges without end and says so after each; it is killed in the middle, again and again on one ledger."""
-    done = subprocess.run([sys.executable, "-c", FORKING, str(path), str(lives)], capture_output=True, text=True)
+    done = warm.run([sys.executable, "-c", FORKING, str(path), str(lives)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     acknowledged = dict(tuple(map(int, line.split())) for line in done.stdout.splitlines())
     assert list(acknowledged) == list(range(lives))
@@ -304,8 +305,8 @@ def test_kills_lose_no_acknowledged_charge(path: Path, lives: int) -> None:
         assert len(mine) in (len(wanted), len(wanted) + 3)  # one may be written and not yet said, never in part
 
 
-def test_a_writer_that_was_killed_holds_up_nobody(path: Path) -> None:
-    writer = charging(path, "ann", 10**6)
+def test_a_writer_that_was_killed_holds_up_nobody(path: Path, warm: Nest) -> None:
+    writer = charging(warm, path, "ann", 10**6)
     start(writer)
     assert writer.stdout is not None
     assert writer.stdout.readline() == "0\n"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.warm import Nest
 
 from homebody.database import Conflict, Database, connect
 from homebody.errors import HomebodyError
@@ -173,10 +174,10 @@ for number in range(100):
 """
 
 
-def test_writers_at_once_lose_nothing_and_keep_one_chain(where: Path | str) -> None:
+def test_writers_at_once_lose_nothing_and_keep_one_chain(where: Path | str, warm: Nest) -> None:
     """They even make the ledger at the same moment."""
     writers = [
-        subprocess.Popen(
+        warm.popen(
             [sys.executable, "-c", CHARGING, str(where), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         for name in ("ann", "bob")

@@ -220,8 +220,8 @@ def test_calibrated_noise_spends_the_budget_and_no_more(channel: Channel) -> Non
 @pytest.mark.parametrize(
     ("channel", "budget", "sentence"),
     [
-        (Channel(), Budget(8.0), "needs one gaussian, laplace or view-noise stage"),
-        (Channel(OneBit(1.0)), Budget(8.0), "needs one gaussian, laplace or view-noise stage"),
+        (Channel(), Budget(8.0), "needs one gaussian, laplace, skellam or view-noise stage"),
+        (Channel(OneBit(1.0)), Budget(8.0), "needs one gaussian, laplace, skellam or view-noise stage"),
         (Channel(Clip(1.0), Gaussian(1.0)), Budget(8.0, observer="server"), "adds the noise itself"),
         (Channel(Clip(1.0), Gaussian(1.0)), Budget(8.0, unit="report"), "for unit=user"),
         (Channel(Clip(1.0), Gaussian(1.0)), Budget(8.0, 0.0), "from the first round ε is ∞"),

@@ -384,7 +384,9 @@ class TestSimulation:
         shown = inspect(method, Simulator(split), 3, cohort=20)
         assert "the sum over the 20 people of the round, drawn from 60 with the noise" in shown.observers["server"].sees
         share = method.uplink.among(20).deviation(1600, 1)
-        assert any(f"with this device's share of the noise, {share:.3g}." in line for line in shown.tells)
+        words = f"with this device's share of the noise, {share:.3g}. Each is sent in 3 bytes."
+        assert any(words in line for line in shown.tells)
+        assert shown.bytes == 3 * 1600
         assert shown.parts[0].dtype == "int64"
 
     @pytest.mark.parametrize(

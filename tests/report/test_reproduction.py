@@ -381,6 +381,34 @@ class TestSweeps:
         assert epsilon["views"]["published"]["y"] == "ε, server"
 
 
+class TestSplits:
+    """A legend that holds for all, or one for each study whose split is another."""
+
+    def of(self, *meanings: str) -> dict[str, Any]:
+        studies = [study(f"Table {number}", "table", [line("A")]) for number in range(1, len(meanings) + 1)]
+        for one, meaning in zip(studies, meanings, strict=True):
+            one["data"]["toy"]["meanings"] = {"strict": meaning}
+        return paper(*studies)
+
+    def test_one_split_is_said_once(self) -> None:
+        text = reproduction_markdown(self.of("fair; split ratio, held out", "fair; split ratio, held out"))
+        assert text.count("split ratio") == 1
+        assert "- *obtained, strict*: fair; split ratio, held out." in text
+
+    def test_several_are_said_with_their_tables(self) -> None:
+        result = self.of("fair; split ratio, held out", "fair; split cold-users, held out")
+        text = reproduction_markdown(result)
+        assert "- *obtained, strict*: fair; each table and figure states its split." in text
+        first, second = text.split("## Table 2")
+        assert "- obtained, strict: split ratio, held out." in first.split("## Table 1")[1]
+        assert "cold-users" not in first
+        assert "- obtained, strict: split cold-users, held out." in second
+        assert reproduction_page(result).count("split ratio, held out.") == 1
+
+    def test_meanings_that_differ_in_more_than_the_split_are_all_said(self) -> None:
+        assert "*obtained, strict*: fair; or: unfair." in reproduction_markdown(self.of("fair", "unfair"))
+
+
 def test_curves_at_the_same_rounds() -> None:
     every = {"n": 2, "round": list(range(1, 101)), "mean": [step / 200 for step in range(1, 101)]}
     some = {"n": 2, "round": [1, *range(3, 60, 3)], "mean": [0.9, *(0.1 for _ in range(3, 60, 3))]}

@@ -33,7 +33,7 @@ from homebody.privacy import (
 from homebody.privacy.accountant import epsilon
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
-from homebody.report.statement import SELECTION, SIMULATED, lines_of, releases_of, statement
+from homebody.report.statement import PARTICIPANTS, SELECTION, SIMULATED, lines_of, releases_of, statement
 from homebody.report.statement_page import print_statement, statement_page, write_statement
 from homebody.report.terminal import print_run
 from homebody.run import Watcher, execute
@@ -471,6 +471,11 @@ class TestFiles:
         (["one-bit:epsilon=1,k=1", "shuffle:users=20"], "mixed with those of at least 20 people"),
         (["one-bit:epsilon=1,k=1", "shuffle"], "mixed with those of the whole cohort"),
         (["clip:norm=1", "ask-rows"], "Each device tells the server which rows of the shared tables it works on"),
+        (
+            ["clip:norm=1", "skellam:z=2,least=0.8"],
+            "4 at least, 2 × the ℓ2 sensitivity of 2 (replace-one), if 80% of them answer and no more than 10% tell",
+        ),
+        (["secure-sum:range=4"], "Numbers beyond ±4 are cut off"),
         (["ask-rows", "secure-sum"], "The server learns the sum over the cohort and no single update"),
     ],
 )
@@ -478,6 +483,7 @@ def test_each_stage_in_a_sentence(tmp_path: Path, stages: list[str], words: str)
     found = of(made(tmp_path, [("train/1", everyone(PLAIN))], stages=stages))
     assert words in found["stages"][-1]["means"]
     assert words in Text(statement_page(found)).text
+    assert (PARTICIPANTS in found["outside"]) == any(stage.startswith("skellam") for stage in stages)
 
 
 def test_a_budget_that_holds_and_one_that_is_broken(tmp_path: Path) -> None:

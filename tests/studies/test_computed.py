@@ -252,3 +252,24 @@ def test_nothing_is_run(tmp_path: Path, write_paper: Callable[..., Path], monkey
     result = reproduce.reproduce(planned, tmp_path / "runs")
     (made,) = result["invocations"]
     assert (made["runs"], made["run_seconds"]) == (0, 0)
+
+
+def test_parts_run_elsewhere_stay_beside_the_recipe(tmp_path: Path, write_paper: Callable[..., Path]) -> None:
+    folder = write_paper(tmp_path, PAPER)
+    paper = read_paper(folder)
+    reproduce.publish(reproduce.reproduce(plan(paper, table="4"), tmp_path / "here"), folder)
+    reproduce.publish(reproduce.reproduce(plan(paper, figure="2"), tmp_path / "elsewhere"), folder)
+    kept = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert [study["label"] for study in kept["studies"] if study["data"]] == ["Table 4", "Figure 2"]
+    assert len(kept["invocations"]) == 2
+    text = (folder / "RESULTS.md").read_text(encoding="utf-8")
+    assert "| 5 of 4800 |" in text
+    assert "Long tails" in text
+    # Figures under other columns do not go together with new ones.
+    (folder / "recipe.toml").write_text(
+        PAPER.replace("deltas = [0, 1e-6, 0.01]", "deltas = [0.5]").replace("[inf, 1.5, nan]", "[inf]"),
+        encoding="utf-8",
+    )
+    reproduce.publish(reproduce.reproduce(plan(read_paper(folder), figure="2"), tmp_path / "elsewhere"), folder)
+    kept = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert [study["label"] for study in kept["studies"] if study["data"]] == ["Figure 2"]

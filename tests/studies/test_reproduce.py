@@ -97,6 +97,45 @@ def test_a_whole_paper(tmp_path: Path, write_paper: Write, counted: list[str]) -
     assert not list(folder.glob(".*"))
 
 
+COLD = f"""
+title = "Two splits in one table"
+citation = "Nobody, Nowhere 2020"
+
+[[table]]
+id = "1"
+title = "Known people and new ones"
+metrics = ["hr@10"]
+data = ["{DATA}"]
+protocols = ["strict"]
+seeds = 1
+rounds = 1
+
+[[table.row]]
+name = "known"
+method = "popularity"
+
+[[table.row]]
+name = "new"
+method = "popularity"
+run = {{ split = "cold-users:test=0.2,valid=0" }}
+"""
+
+
+def test_every_row_says_its_own_split(tmp_path: Path, write_paper: Write) -> None:
+    planned = plan(read_paper(write_paper(tmp_path, COLD)))
+    result = reproduce.reproduce(planned, tmp_path / "runs")
+    texts = part(result, "Table 1")["meanings_of_rows"]["strict"]
+    assert list(texts.values()) == [["known"], ["new"]]
+    known, new = texts
+    assert "split leave-one-out" in known
+    assert "split cold-users:test=0.2,valid=0" in new
+    for name in ("RESULTS.md", "index.html"):
+        text = (tmp_path / "runs" / "reproduce" / "tiny" / name).read_text(encoding="utf-8")
+        assert "each table and figure states its split" in text
+        assert "obtained, strict (known): split leave-one-out" in text
+        assert "obtained, strict (new): split cold-users:test=0.2,valid=0" in text
+
+
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory, write_once: Write) -> Made:
     """A paper with every kind of table, run once."""

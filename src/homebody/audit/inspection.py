@@ -125,10 +125,13 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
     for charge in releases(acting, planned):
         charged.setdefault(charge.observer, []).append(f"one {charge.unit}: {charge.event}")
     seen = _sees(acting, planned)
+    size = -(-sum(map(_bits, sent.values())) // 8)
+    if acting.uplink.facts.skellam:
+        size = entries_of(update) * acting.uplink.ring(entries_of(update), drawn).width
     return Inspection(
         called,
         tuple(_part(name, value) for name, value in sent.items()),
-        -(-sum(map(_bits, sent.values())) // 8),
+        size,
         {who: View(seen[who], tuple(events)) for who, events in charged.items()},
         (*(_told_by(request) for request, _ in requests), *_given_away(update, acting.uplink)),
         tuple(request for request, _ in requests),
@@ -254,7 +257,11 @@ def _given_away(update: Update, channel: Channel) -> list[str]:
                 lines.append(f"'{name}' is zero in {idle:,} of {len(value):,} rows: the others were worked on.")
     if facts.skellam:
         step, noise = facts.skellam.step(entries_of(update)), facts.skellam.deviation(entries_of(update), 1)
-        lines.append(f"Its numbers are whole steps of {step:.3g}, with this device's share of the noise, {noise:.3g}.")
+        width = channel.ring(entries_of(update), facts.skellam.parties).width
+        lines.append(
+            f"Its numbers are whole steps of {step:.3g}, with this device's share of the noise, {noise:.3g}. Each is "
+            f"sent in {several(width, 'byte')}."
+        )
     return [*lines, f"Its numbers are whole steps of {facts.grid.step:.3g}."] if facts.grid else lines
 
 

@@ -129,8 +129,10 @@ class Ring:
         """A message, dense, as one vector. What is not whole is cut off at `largest` and rounded at random."""
         tensors = {name: _dense(message[name]) for name in sorted(message)}
         if not self.whole:
-            cut = {name: value.double().nan_to_num(0.0, self.largest, -self.largest) for name, value in tensors.items()}
-            cut = {name: value.clamp(-self.largest, self.largest) for name, value in cut.items()}
+            most = self.largest
+            cut = {
+                name: value.float().nan_to_num(0.0, most, -most).clamp(-most, most) for name, value in tensors.items()
+            }
             tensors = {name: _dense(value) for name, value in rounded(cut, rng, 1 / self.step).items()}
         flat = [value.detach().cpu().to(torch.int64).flatten().numpy() for value in tensors.values()]
         return (np.concatenate(flat) if flat else np.zeros(0, dtype=np.int64)).view(np.uint64) & self.mask

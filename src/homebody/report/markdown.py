@@ -68,7 +68,7 @@ def reproduction_markdown(result: Mapping[str, Any]) -> str:
     lines += ["## What the columns mean", "", *_meanings(result), ""]
     for study in result["studies"]:
         if study["data"]:
-            lines += [*_study(study, result["tolerance"], notes), ""]
+            lines += [*_study(study, result["tolerance"], notes, reproduction.varied(result)), ""]
     away = [study["label"] for study in result["studies"] if not study["data"]]
     if away:
         lines += [f"Not run yet: {', '.join(away)}.", ""]
@@ -97,7 +97,7 @@ def _meanings(result: Mapping[str, Any]) -> Iterator[str]:
     yield "- ± is the standard deviation over seeds; (3 of 5) says how many of the seeds finished, where some did not."
 
 
-def _study(study: Mapping[str, Any], tolerance: float, notes: Footnotes) -> Iterator[str]:
+def _study(study: Mapping[str, Any], tolerance: float, notes: Footnotes, varied: set[str]) -> Iterator[str]:
     yield f"## {study['label']}: {plain(study['title'])}"
     yield ""
     for text in filter(None, (study["note"], reproduction.explanation(study))):
@@ -107,12 +107,12 @@ def _study(study: Mapping[str, Any], tolerance: float, notes: Footnotes) -> Iter
         yield f"A column for each value of: {plain(study['axis'])}."
         yield ""
     for data, part in study["data"].items():
-        yield from _part(study, data, part, tolerance, notes)
+        yield from _part(study, data, part, tolerance, notes, varied)
     for note in dict.fromkeys(note for part in study["data"].values() for note in part.get("footnotes", [])):
         yield f"- {plain(note)}"
 
 
-def _part(study: Study, data: str, part: Part, tolerance: float, notes: Footnotes) -> Iterator[str]:
+def _part(study: Study, data: str, part: Part, tolerance: float, notes: Footnotes, varied: set[str]) -> Iterator[str]:
     marks = {line["name"]: notes.numbers(reproduction.remarks(study, line)) for line in part["rows"]}
     first, *rest = [_laid_out(table, marks) for table in reproduction.result_tables(study, part)]
     yield ", ".join(filter(None, (f"**{plain(data)}**", reproduction.caption(study, part), first[0]))) + ":"
@@ -120,6 +120,9 @@ def _part(study: Study, data: str, part: Part, tolerance: float, notes: Footnote
     verdict = reproduction.verdict(study, part, tolerance)
     for sentence in filter(None, (*reproduction.state(part, study["protocols"]), verdict)):
         yield sentence
+        yield ""
+    if said := reproduction.splits(part, varied):
+        yield from (f"- {plain(line)}" for line in said)
         yield ""
     yield from first[1]
     yield ""

@@ -7,7 +7,7 @@ Every cell has one figure, with its deviation or interval. The headline metrics 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -34,15 +34,19 @@ __all__ = [
     "result_tables",
     "rounds_table",
     "seeds_of",
+    "splits",
     "state",
     "sweep_table",
     "table_name",
     "under",
     "values_table",
+    "varied",
     "verdict",
 ]
 
 SHORT = "▼"
+SPLIT = "; split "
+"""Where a protocol's meaning goes on to the split: see `homebody.evaluation.protocols.describe`."""
 SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 """The parts of its rounds after which a curve is printed."""
 WIDEST = 10
@@ -200,9 +204,51 @@ def caption(study: Study, part: Part) -> str:
 
 
 def meanings(result: Mapping[str, Any]) -> dict[str, str]:
-    """What each protocol of a result means."""
-    parts = [part for study in result["studies"] for part in study["data"].values()]
-    return {protocol: meaning for part in parts for protocol, meaning in part["meanings"].items()}
+    """What each protocol of a result means. Where its studies differ in their splits, each says its own: `splits`."""
+    said = {}
+    for protocol, texts in _meanings(result).items():
+        first, *others = texts
+        head, *differing = dict.fromkeys(text.partition(SPLIT)[0] for text in texts)
+        if others:
+            said[protocol] = "; or: ".join(texts) if differing else f"{head}; each table and figure states its split"
+        else:
+            said[protocol] = first
+    return said
+
+
+def varied(result: Mapping[str, Any]) -> set[str]:
+    """The protocols under which the studies of a result, or their rows, have different splits."""
+    return {protocol for protocol, texts in _meanings(result).items() if len(texts) > 1}
+
+
+def splits(part: Part, protocols: Collection[str]) -> list[str]:
+    """How the rows of a part were split and measured, under these protocols.
+
+    >>> splits({"meanings": {"strict": "nothing leaks; split ratio, random held out"}}, {"strict"})
+    ['obtained, strict: split ratio, random held out.']
+    """
+    said = []
+    for protocol, texts in _meanings_of(part).items():
+        for text, rows in texts.items() if protocol in protocols else ():
+            whose = f" ({'; '.join(rows)})" if rows else ""
+            _, split, rest = text.partition(SPLIT)
+            said.append(f"{under(protocol)}{whose}: {f'split {rest}' if split else text}.")
+    return said
+
+
+def _meanings(result: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Everything that each protocol means in some part of a result."""
+    found: dict[str, list[str]] = {}
+    for part in (part for study in result["studies"] for part in study["data"].values()):
+        for protocol, texts in _meanings_of(part).items():
+            found.setdefault(protocol, []).extend(text for text in texts if text not in found.get(protocol, []))
+    return found
+
+
+def _meanings_of(part: Part) -> dict[str, dict[str, list[str]]]:
+    """What each protocol means in a part, and for which rows; no rows: for all."""
+    alike: dict[str, dict[str, list[str]]] = {protocol: {text: []} for protocol, text in part["meanings"].items()}
+    return {**alike, **part.get("meanings_of_rows", {})}
 
 
 def has_differences(study: Study) -> bool:

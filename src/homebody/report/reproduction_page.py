@@ -39,7 +39,7 @@ def reproduction_page(result: Mapping[str, Any]) -> str:
         if study["data"]:
             anchor = f"study-{place}"
             links.append(f'<a href="#{anchor}">{escape(study["label"])}</a>')
-            inner = "".join(_study(study, anchor, charts, result["tolerance"], notes))
+            inner = "".join(_study(study, anchor, charts, result["tolerance"], notes, reproduction.varied(result)))
             sections.append(f'<section id="{anchor}">{inner}</section>')
     away = [study["label"] for study in result["studies"] if not study["data"]]
     if away:
@@ -58,31 +58,33 @@ def reproduction_page(result: Mapping[str, Any]) -> str:
     return page(f"{result['title']}: reproduction", header, [*first, *sections, *last], charts)
 
 
-def _study(study: Mapping[str, Any], anchor: str, charts: Charts, tolerance: float, notes: Footnotes) -> list[str]:
+def _study(
+    study: Mapping[str, Any], anchor: str, charts: Charts, tolerance: float, notes: Footnotes, varied: set[str]
+) -> list[str]:
     parts = [f"<h2>{escape(study['label'])}: {escape(study['title'])}</h2>"]
     if study["note"]:
         parts.append(f"<p>{escape(study['note'])}</p>")
     if study["form"] == "figure" and study["kind"] in DRAWN:
-        return [*parts, *_figure(study, anchor, charts, notes)]
+        return [*parts, *_figure(study, anchor, charts, notes, varied)]
     for data, part in study["data"].items():
         said = reproduction.verdict(study, part, tolerance)
         first, *rest = _tables(study, data, part, notes)
         more = f"<details><summary>The other metrics</summary>{''.join(rest)}</details>" if rest else ""
         parts.append(
             f"<h3>{escape(data)}</h3>{f'<p class=soft>{escape(said)}</p>' if said else ''}{_state(study, part)}"
-            f"{first}{more}{listed(part.get('footnotes', []))}"
+            f"{listed(reproduction.splits(part, varied))}{first}{more}{listed(part.get('footnotes', []))}"
         )
     return parts
 
 
-def _figure(study: Mapping[str, Any], anchor: str, charts: Charts, notes: Footnotes) -> list[str]:
+def _figure(study: Mapping[str, Any], anchor: str, charts: Charts, notes: Footnotes, varied: set[str]) -> list[str]:
     """The choice of protocol, the charts, and their figures as a table for those who cannot see or draw them."""
     make, drawing = DRAWN[study["kind"]]
     drawings = make(study, anchor)
     charts += drawings
     parts = [
         f'<p class="soft">{escape(" ".join(filter(None, (reproduction.explanation(study), drawing))))}</p>',
-        *(_state(study, part) for part in study["data"].values()),
+        *(_state(study, part) + listed(reproduction.splits(part, varied)) for part in study["data"].values()),
     ]
     protocols = study["protocols"]
     if len(protocols) > 1 and any(chart["choice"] for chart in drawings):

@@ -18,7 +18,6 @@ from homebody.report.reproduction_page import reproduction_page
 from homebody.report.words import behind_proxy
 from homebody.studies.cells import CellProgress, cell_key, count_done, run_cells
 from homebody.studies.figures import LINES, MEANINGS, TOLERANCE, Runs, ordered
-from homebody.studies.papers import Paper
 from homebody.studies.plan import Plan, plan
 from homebody.studies.provenance import provenance_of, without_paths, write_all
 from homebody.studies.study import COMPUTED, Row, Study
@@ -104,7 +103,8 @@ class _Book:
 
     def __init__(self, planned: Plan, folder: Path) -> None:
         self.planned, self.folder = planned, folder
-        self.before = _read(folder / "result.json", planned.paper)
+        shapes = {study.label: _shape(vars(study)) for study in planned.paper.studies}
+        self.before = _read(folder / "result.json", planned.paper.name, shapes)
         self.results: dict[int, Mapping[str, Any]] = {}
         self.places: dict[tuple[str, str, str, str, int], list[int]] = {}
         for cell in planned.cells:
@@ -178,6 +178,7 @@ class _Book:
             "finished": len(asked & self.results.keys()),
             "meanings": {name: MEANINGS[name] for name in study.protocols if computed}
             | {result["protocol"]: _meaning(result) for result in whole},
+            **self._of_rows(study, data),
             "notes": [
                 *dict.fromkeys(without_paths(note) for result in whole for note in result["notes"]),
                 *self._elsewhere(whole),
@@ -199,6 +200,18 @@ class _Book:
         if study.kind not in COMPUTED or key not in self.computed:
             self.computed[key] = LINES[study.kind](Runs(study, data, of, self._rounds, self.planned.data_dir))
         return self.computed[key]
+
+    def _of_rows(self, study: Study, data: str) -> dict[str, Any]:
+        """What a protocol means for which rows, where rows differ in it: in their splits."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for (label, row, name, protocol, _), places in self.places.items():
+            if (label, name) == (study.label, data):
+                for result in (self.results[place] for place in places if place in self.results):
+                    if "error" not in result:
+                        rows = found.setdefault(protocol, {}).setdefault(_meaning(result), [])
+                        rows += [row] if row not in rows else []
+        differing = {protocol: texts for protocol, texts in found.items() if len(texts) > 1}
+        return {"meanings_of_rows": differing} if differing else {}
 
     def _elsewhere(self, results: Sequence[Mapping[str, Any]]) -> list[str]:
         """Notes on kept runs, and so their seconds, that come from another machine than this page."""
@@ -223,8 +236,16 @@ class _Book:
 
 
 def publish(result: Mapping[str, Any], folder: Path) -> None:
-    """Write RESULTS.md, its picture, and the figures that both are made from, beside a paper's recipe."""
-    write_all(folder, {KEPT: _without_plots(result), **_shown(result)})
+    """Write RESULTS.md, its picture, and the figures that both are made from, beside a paper's recipe.
+
+    What is there already of other studies and data sets stays: they may have been run elsewhere.
+    """
+    result = _without_plots(result)
+    kept = _read(folder / KEPT, result["paper"], {study["label"]: _shape(study) for study in result["studies"]})
+    for study in result["studies"]:
+        study["data"] = kept.get(study["label"], {}) | study["data"]
+    result["invocations"] = _invocations(result["studies"])
+    write_all(folder, {KEPT: result, **_shown(result)})
 
 
 def rewrite(folder: Path) -> dict[str, Any]:
@@ -276,20 +297,25 @@ def _invocations(studies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [commands[key] for key in sorted(commands, reverse=True)]
 
 
-def _read(path: Path, paper: Paper) -> dict[str, dict[str, Any]]:
-    """The parts that earlier commands made, by label and data set."""
+def _shape(study: Mapping[str, Any]) -> list[Any]:
+    return [study[name] for name in SHAPE]
+
+
+def _read(path: Path, paper: str, shapes: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
+    """The parts that earlier commands made, by label and data set.
+
+    A table whose recipe has other columns by now does not go together with what was made before: shapes, by label.
+    """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        if result["schema"] != SCHEMA_VERSION or result["paper"] != paper.name:
+        if result["schema"] != SCHEMA_VERSION or result["paper"] != paper:
             raise HomebodyError(
                 f"{path} was written by another version of Homebody, or for another paper: move it away."
             )
-        # A table whose recipe has other columns by now does not go together with what was made before.
-        shapes = {study.label: [getattr(study, name) for name in SHAPE] for study in paper.studies}
         return {
             study["label"]: dict(study["data"])
             for study in result["studies"]
-            if shapes.get(study["label"]) == [study[name] for name in SHAPE]
+            if shapes.get(study["label"]) == _shape(study)
         }
     except FileNotFoundError:
         return {}

@@ -18,6 +18,7 @@ from flwr.proto import fleet_pb2 as fleet
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
 from flwr.proto.node_pb2 import Node
 from tests.processes import PATIENCE
+from tests.warm import Nest
 
 from homebody.errors import HomebodyError
 from homebody.federation.flower import link as flower_link
@@ -360,7 +361,7 @@ def test_a_run_is_renewed_when_it_has_carried_much(link: Link, joined: Joined, m
     assert len({letter_of(device).run for _ in range(4)} - runs) == 1
 
 
-def test_a_killed_device_comes_back(ground: Any, link: Link) -> None:
+def test_a_killed_device_comes_back(ground: Any, link: Link, warm: Nest) -> None:
     private, public = ground.device()
     link.register(public, "killed")
     key = ground.folder / "killed.key"
@@ -371,7 +372,7 @@ def test_a_killed_device_comes_back(ground: Any, link: Link) -> None:
         "print(device.join(), flush=True); print(device.pull(600.0).body.decode(), flush=True); device.pull(600.0)\n"
     )
     command = [sys.executable, "-c", code, ground.address, str(ground.folder / "ca.pem"), str(key)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with warm.popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         node = int(process.stdout.readline())
         lost = ask(link, node, b"lost")
@@ -395,7 +396,8 @@ def test_a_killed_device_comes_back(ground: Any, link: Link) -> None:
     assert link.receive([lost], 0.0) == [Reply(lost, node, None, "The device is gone.")]
 
 
-def test_a_killed_superlink_comes_back_empty(own_ground: Any) -> None:
+def test_a_killed_superlink_comes_back_empty(own_ground: Any, warm: Nest) -> None:
+    own_ground.popen = warm.popen
     private, public = own_ground.device()
     with (
         Link(own_ground.address, ca=own_ground.ca, secret=own_ground.secret) as link,

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.warm import Nest
 
 from homebody.core import Cohort, Evaluated
 from homebody.database import Conflict, Database, connect
@@ -587,11 +588,11 @@ for life in range(lives):
 
 
 @pytest.mark.parametrize("lives", [20, pytest.param(300, marks=pytest.mark.faults)])
-def test_kills_leave_no_broken_checkpoint_and_lose_no_charge(where: Path | str, lives: int) -> None:
+def test_kills_leave_no_broken_checkpoint_and_lose_no_charge(where: Path | str, lives: int, warm: Nest) -> None:
     """A server trains without end and is killed in the middle, again and again; every charge is there once."""
     command = [sys.executable, "-c", SERVING, str(where), str(lives)]
     with tempfile.TemporaryFile("w+") as errors:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        done = warm.run(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         errors.seek(0)
         assert done.returncode == 0, errors.read()
     steps = [int(text.split()[1]) for text in done.stdout.splitlines()]
