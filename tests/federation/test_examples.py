@@ -69,10 +69,11 @@ def test_a_unit_starts_what_its_name_says_and_gives_up_on_exit_code_2(path: Path
     service = unit(path)["Service"]
     (command,) = service["ExecStart"]
     program, *words = shlex.split(command)
-    what = path.stem.removeprefix("homebody-")
+    what = path.stem.removeprefix("homebody-").removesuffix("@")
     assert Path(program).name == "homebody"
     assert parses(words) == f"{what} start"
-    assert service["User"] == [path.stem]
+    assert service["User"] == service["Group"] == service["StateDirectory"] == [path.stem.replace("@", "-%i")]
+    assert service["StateDirectoryMode"] == ["0700"]
     assert words[-1].startswith(f"%S/{service['StateDirectory'][0]}/")
     assert service["RestartPreventExitStatus"] == ["2"]
     # Kernels are compiled while it runs.
@@ -82,11 +83,39 @@ def test_a_unit_starts_what_its_name_says_and_gives_up_on_exit_code_2(path: Path
     assert service["ProtectSystem"] == ["strict"]
 
 
-def test_both_units_are_hardened_alike() -> None:
-    server, client = (unit(path)["Service"] for path in reversed(UNITS))
-    own = {"User", "Group", "StateDirectory", "CacheDirectory", "EnvironmentFile", "Environment", "ExecStart"}
-    own |= {"RestartSec", "KillMode", "TimeoutStopSec", "Nice", "LimitNOFILE"}
-    assert {n: v for n, v in server.items() if n not in own} == {n: v for n, v in client.items() if n not in own}
+OWN = {"User", "Group", "StateDirectory", "CacheDirectory", "EnvironmentFile", "Environment", "ExecStart"}
+OWN |= {"RestartSec", "KillMode", "TimeoutStopSec", "Nice", "LimitNOFILE", "RuntimeDirectory", "RuntimeDirectoryMode"}
+"""What units differ in, beside the network that an app has not."""
+
+
+def hardening(name: str) -> dict[str, list[str]]:
+    service = unit(FOLDER / f"homebody-{name}.service")["Service"]
+    return {key: value for key, value in service.items() if key not in OWN}
+
+
+def test_all_units_are_hardened_alike() -> None:
+    assert len(UNITS) == 3
+    assert hardening("server") == hardening("client")
+    alone = {"RestrictAddressFamilies": ["AF_UNIX"], "PrivateNetwork": ["yes"], "IPAddressDeny": ["any"]}
+    assert hardening("view@") == {**hardening("client"), **alone}
+
+
+def test_an_app_reaches_the_socket_that_its_device_listens_on() -> None:
+    """The folder of a device is closed to apps, so its socket lies elsewhere; an invitation names it."""
+    client = unit(FOLDER / "homebody-client.service")["Service"]
+    words = shlex.split(client["ExecStart"][0])
+    where = words[words.index("--socket") + 1]
+    assert where.startswith(f"%t/{client['RuntimeDirectory'][0]}/")
+    assert client["RuntimeDirectoryMode"] == ["0755"]
+    text = (FOLDER / "homebody-view@.service").read_text(encoding="utf-8")
+    assert f"--socket {where.replace('%t', '/run')} " in text
+    assert "PrivateUsers=" not in text, "the device would see another user than the app's"
+
+
+def test_what_the_unit_of_an_app_asks_for_first_are_commands() -> None:
+    text = (FOLDER / "homebody-view@.service").read_text(encoding="utf-8").replace(" \\\n#", " ")
+    commands = [line.partition("/homebody ")[2] for line in text.splitlines() if line.startswith("#   sudo")]
+    assert [parses(shlex.split(command)) for command in commands] == ["views add", "view init", "view import"]
 
 
 def test_the_server_may_open_as_many_files_as_its_door_holds_connections() -> None:

@@ -21,6 +21,8 @@ from homebody.core import Batch, Catalogue, Column, Data, Method, Tree, Update
 from homebody.errors import HomebodyError
 from homebody.federation import wire
 from homebody.federation.schema import FeatureSchema
+from homebody.federation.task import MOST_ITEMS
+from homebody.models.towers import Tower
 
 __all__ = ["AppQuestion", "Vanished", "ViewMethod", "hello", "hide_memory", "peer_user", "receive", "send", "views_of"]
 
@@ -56,8 +58,15 @@ class Vanished(ConnectionError):
 class ViewMethod(Protocol):
     """A method for people with several views, such as `homebody.methods.fl_mv_dssm.FLMVDSSM`."""
 
+    @property
+    def tower(self) -> Tower:
+        """The layers of every tower."""
+
     def people(self, catalogue: Catalogue) -> Mapping[str, Mapping[str, Column]]:
         """The features of people in each view that trains."""
+
+    def items(self, catalogue: Catalogue) -> Mapping[str, Column]:
+        """The features of items that the item tower reads."""
 
     def view(self, name: str, shared: Tree, local: Tree, batch: Batch) -> Update:
         """One view's gradients, from its own features: "item/…" of what is common and "user/…" of its own tower."""
@@ -105,10 +114,12 @@ class AppQuestion:
     """The samples of a gradient, which all views have in common."""
     schema: FeatureSchema
     """How the view's features are written in numbers; for scores, what the items are like too."""
+    ranks: str = ""
+    """The run whose model the device ranks with; empty: it has none, or is older than this field."""
 
     def content(self) -> bytes:
         """As it travels."""
-        header = {name: getattr(self, name) for name in _KINDS}
+        header = {name: getattr(self, name) for name in (*_KINDS, *(["ranks"] if self.ranks else []))}
         parts = {"shared": wire.encode_tree(self.shared), "batch": wire.encode_tree(self.batch)}
         return wire.encode_letter(header, {**parts, "schema": self.schema.content})
 
@@ -118,8 +129,16 @@ class AppQuestion:
         header, parts = wire.decode_letter(letter)
         for name, kind in _KINDS.items():
             value = header.get(name)
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):  # type: ignore[arg-type]
+            if name not in header or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):  # type: ignore[arg-type]
                 raise wire.Malformed(f"The question's '{name}' is missing or of another kind.")
+        steps = [header["step"], 0 if header["keep"] is None else header["keep"]]
+        if not all(0 <= step < 2**53 for step in steps) or not 0 <= header["n_items"] < MOST_ITEMS:
+            raise wire.Malformed("The question's round, or its number of items, is out of range.")
+        if not all(isinstance(one, str) for one in (*header["stages"], *header["parts"])):
+            raise wire.Malformed("The question's stages, or the parts it asks for, are not texts.")
+        ranks = header.get("ranks", "")
+        if not isinstance(ranks, str):
+            raise wire.Malformed("The question's 'ranks' is of another kind.")
         if header["do"] not in ("gradient", "scores"):
             raise wire.Malformed("The device asks for something that this app does not know: update it.")
         return cls(
@@ -127,6 +146,7 @@ class AppQuestion:
             shared=wire.decode_tree(parts.get("shared", b"")),
             batch=wire.decode_tree(parts.get("batch", b"")),
             schema=FeatureSchema.read(parts.get("schema", b"")),
+            ranks=ranks,
         )
 
 

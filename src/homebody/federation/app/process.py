@@ -23,6 +23,7 @@ from torch import Tensor
 from homebody.core import Catalogue, Cohort, Column, Data, Method, Tree, releases
 from homebody.errors import HomebodyError
 from homebody.federation import wire
+from homebody.federation.app.checks import check_finite, check_samples, check_towers
 from homebody.federation.app.folder import AppFolder, SeenQuestion, now
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.service.logs import log
@@ -42,7 +43,7 @@ from homebody.federation.views import (
 )
 from homebody.files import holding
 from homebody.methods.fl_mv_dssm import FLMVDSSM
-from homebody.models.towers import inputs
+from homebody.models.towers import input_width, inputs, row_count
 from homebody.privacy import Channel
 from homebody.rng import Rng
 
@@ -142,21 +143,20 @@ class App:
             own = self.folder.settings.view
             if question.view != own:
                 raise wire.Malformed(f"This is the app of the view '{own}'.")
-            update = self._answer(question, letter)
+            update = self._answer(question)
             reply = wire.encode_letter({"to": wire.digest(letter)}, {"update": wire.encode_tree(update)})
+            sizes = (_items(question.batch), len(letter), len(reply), now())
+            seen = SeenQuestion(question.run, question.release, question.do, *sizes)
+            self.folder.note(question.person, f"{question.do} {question.ask}", seen)
         except Exception as error:  # a question must not end the process
             known = isinstance(error, HomebodyError | wire.Malformed)
             reason = str(error) if known else f"The question cannot be worked on ({type(error).__name__})."
             self._log("refused", reason=reason)
             return wire.encode_letter({"to": wire.digest(letter), "refused": reason[:300]})
-        seen = SeenQuestion(
-            question.run, question.release, question.do, _items(question.batch), len(letter), len(reply), now()
-        )
-        self.folder.note(question.person, f"{question.do} {question.ask}", seen)
         self._log("answered", do=question.do, release=question.release, bytes=len(reply))
         return reply
 
-    def _answer(self, question: AppQuestion, letter: bytes) -> Tree:
+    def _answer(self, question: AppQuestion) -> Tree:
         method = self._method(question)
         views = views_of(method)
         if views is None:
@@ -169,25 +169,34 @@ class App:
         coded = question.schema.encoded([known], question.n_items)["users"]
         features = {column: torch.from_numpy(one.values)[0] for column, one in coded.columns.items()}
         catalogue = question.schema.catalogue(question.n_items)
+        own = {one: catalogue.people[one] for one in catalogue.views.get(name, ())}
+        rows = None if training else row_count(views.items(catalogue))
+        check_towers(question.shared, views.tower, name, input_width(list(own.values())), rows)
         if not training:
             nothing = torch.zeros(0, dtype=torch.int64)
             data = Data(nothing, nothing.bool(), nothing, catalogue, features)
             return {"scores": _alone(method, name).probabilities(question.shared, local, data)[name]}
-        self._charge(method, question, letter)
-        own = {one: catalogue.people[one] for one in catalogue.views.get(name, ())}
+        check_samples(question.batch, len(question.shared["item/first"]))
+        self._charge(method, question)
         batch = {**question.batch, f"{name}/input": inputs(own, features)}
         gradient = views.view(name, question.shared, local, batch)
+        check_finite(gradient, "The gradients of this question")
         if local:
             self.folder.put_tower(person, run, question.step, views.stepped(name, local, gradient), question.keep)
+        if question.ranks and (dropped := self.folder.drop_towers({run, question.ranks})):
+            self._log("dropped towers of old runs", towers=dropped)
         return {part: value for part, value in gradient.items() if part in question.parts}
 
-    def _charge(self, method: Method, question: AppQuestion, letter: bytes) -> None:
-        """What the rounds tell this app of the other views, before it sees more of it."""
+    def _charge(self, method: Method, question: AppQuestion) -> None:
+        """What the rounds tell this app of the other views, before it sees more of it.
+
+        A question that comes again is the same release, whatever the device ranks with by then.
+        """
         cohort = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, question.n_items)
         charges = [one for one in releases(method, cohort) if one.observer == "views"]
         release = f"{question.run}/{question.release}@{question.ask}"
         if charges:
-            self.folder.charge(question.person, release, charges, wire.digest(letter))
+            self.folder.charge(question.person, release, charges, wire.digest(replace(question, ranks="").content()))
 
     def _method(self, question: AppQuestion) -> Method:
         about = f"{question.method} {question.fields} {question.stages} {question.phase}"
