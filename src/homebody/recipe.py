@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from homebody import settings
 from homebody.errors import HomebodyError
-from homebody.settings import DELTA, check_delta, setting
+from homebody.settings import DELTA, setting
 
 # The command line reads the fields of a recipe for its options, and `homebody --help` must not wait for torch: what
 # needs more than the fields is imported where it is used.
@@ -192,12 +192,15 @@ class Recipe:
     def check(self) -> None:
         """Refuse values of the wrong type, out of bounds, or that contradict one another.
 
-        What reads vocabularies, views and budgets takes seconds to import: it is imported where a recipe has any.
+        What checks δ, vocabularies, views and budgets takes seconds to import: it is imported where a recipe names any.
         """
         settings.check(self, "The recipe's ")
         if not self.measured():
             raise HomebodyError("The metrics need a cut-off, such as cutoffs = [10].")
-        check_delta(self.delta)
+        if self.delta != DELTA:
+            from homebody.privacy.budget import check_delta
+
+            check_delta(self.delta)
         if self.vocabularies:
             from homebody.data.vocabularies import parse
 

@@ -23,7 +23,6 @@ __all__ = [
     "Kind",
     "Range",
     "check",
-    "check_delta",
     "check_params",
     "check_value",
     "common_params",
@@ -326,9 +325,3 @@ def check_params(owner: Any) -> None:
         if type(spec.default) is float and type(value) is int:
             object.__setattr__(owner, spec.name, float(value))
         check_value(spec, getattr(owner, spec.name), type(spec.default))
-
-
-def check_delta(delta: float) -> None:
-    """Refuse a δ outside [0, 1)."""
-    if not 0 <= delta < 1:
-        raise HomebodyError(f"δ must be at least 0 and under 1, not {delta:g}.")

@@ -15,9 +15,8 @@ from homebody.privacy.ledger import DELTA, Ledger
 from homebody.privacy.secure_sum import Skellam
 from homebody.privacy.stages import Gaussian, Laplace
 from homebody.privacy.views import ViewNoise
-from homebody.settings import check_delta
 
-__all__ = ["Budget", "calibrate", "calibrate_events", "calibrated", "most_rounds"]
+__all__ = ["Budget", "calibrate", "calibrate_events", "calibrated", "check_delta", "most_rounds"]
 
 _SPENT = 1e-3
 """Calibrated noise leaves at most this share of the budget unspent."""
@@ -106,6 +105,12 @@ class Budget:
                 f"A budget of ε = {self.epsilon:g} cannot hold: from the first round ε is ∞ for {self.who}. "
                 f"{' '.join(bound.notes)}"
             )
+
+
+def check_delta(delta: float) -> None:
+    """Refuse a δ outside [0, 1)."""
+    if not 0 <= delta < 1:
+        raise HomebodyError(f"δ must be at least 0 and under 1, not {delta:g}.")
 
 
 def most_rounds(event: Event, target: float, delta: float, *, limit: int = 10**6) -> int:

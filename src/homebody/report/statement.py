@@ -23,12 +23,12 @@ from homebody.errors import HomebodyError, several
 from homebody.methods import METHODS, find
 from homebody.privacy import OBSERVERS, Budget, Charge, Entry, Ledger, NonPrivate, Observer, Unit, event_from_json
 from homebody.privacy.accountant import Bound
+from homebody.privacy.budget import check_delta
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.papers import PAPERS, paper
 from homebody.privacy.specs import ASK_ROWS, parse_channel, split_stage, with_noise
 from homebody.reference import Reference
 from homebody.report.record import RunFolder, jsonable
-from homebody.settings import check_delta
 
 __all__ = ["VOCABULARY", "Release", "figure", "lines_of", "recipe_of", "releases_of", "stated_at", "statement"]
 

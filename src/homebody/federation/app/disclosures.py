@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from homebody.errors import unknown_name
 from homebody.federation.app.folder import AppFolder, SeenQuestion
+from homebody.privacy.budget import check_delta
 from homebody.report import jsonable
-from homebody.settings import check_delta
 
 __all__ = ["disclosure"]
 

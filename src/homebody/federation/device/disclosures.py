@@ -28,10 +28,10 @@ def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, An
         return {**found, "delta": delta, "ledger": empty, "certified": [], "budget": None}
 
     from homebody.privacy import Budget
+    from homebody.privacy.budget import check_delta
     from homebody.privacy.ledger import DELTA
     from homebody.report import jsonable
     from homebody.report.statement import lines_of, releases_of
-    from homebody.settings import check_delta
 
     text = home.settings.budget
     if text is not None:
