@@ -168,8 +168,8 @@ for point in range(1 + offset, steps + 1, stride):
 @pytest.mark.parametrize(
     ("recipe", "offset", "stride"),
     [
-        (replace(FEDMF, rounds=3), 0, 4),
-        (replace(FEDMF, rounds=3), 2, 4),
+        (replace(FEDMF, rounds=2), 0, 4),
+        (replace(FEDMF, rounds=2), 2, 4),
         (Recipe("pfedrec", DATA, fields={"factors": 4}, rounds=3, evaluate_every=2), 1, 4),
         (Recipe("popularity", DATA), 0, 1),
     ],

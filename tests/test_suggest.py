@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from typer.testing import CliRunner
 
+from homebody.cli import app
 from homebody.errors import HomebodyError
 from homebody.privacy import Ledger
 from homebody.privacy.views import ToView
 from homebody.recipe import Recipe
 from homebody.rng import Rng
 from homebody.run import execute
-from homebody.suggest import recommend_to, recommend_to_view
+from homebody.suggest import recommend_for, recommend_to, recommend_to_view
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained_in(tmp_path_factory.mktemp("views"))
 
 
-def trained_in(folder: Path, **more: Any) -> Path:
+def trained_in(folder: Path, *, more_fields: dict[str, Any] | None = None, **more: Any) -> Path:
     for name, offset in (("hobby", 1), ("shop", 2)):
         lines = ["user,x,y", *(f"{user},{(user * offset) % 5 / 5},{(user + offset) % 3}" for user in range(60))]
         (folder / f"{name}.csv").write_text("\n".join(lines))
@@ -36,7 +39,7 @@ def trained_in(folder: Path, **more: Any) -> Path:
         views={name: str(folder / f"{name}.csv") for name in ("hobby", "shop")},
         item_features=str(folder / "items.csv"),
         kinds={"colour": "categorical"},
-        fields={"views": "hobby,shop", "widths": "4,3"},
+        fields={"views": "hobby,shop", "widths": "4,3", **(more_fields or {})},
         rounds=2,
         cohort=20,
         **more,
@@ -65,6 +68,41 @@ class TestToView:
         released = recommend_to_view(trained, "3", "hobby:z=1e-7,clip=1", 5).items
         assert [one["item"] for one in released] == [one["item"] for one in shown]
         assert [one["score"] for one in released] == pytest.approx([one["score"] for one in shown], abs=1e-5)
+
+    def test_somebody_new_has_views_too(self, trained: Path) -> None:
+        clicks, features = ["3", "7", "11"], {"hobby.x": 0.2, "hobby.y": 1, "shop.x": 0.4}
+        shown = recommend_for(trained, clicks, features, k=5)
+        released = recommend_to_view(trained, None, "hobby:z=1e-7,clip=1", 5, clicks=clicks, features=features)
+        assert [one["item"] for one in released.items] == [one["item"] for one in shown.items]
+        assert [one["score"] for one in released.items] == pytest.approx(
+            [one["score"] for one in shown.items], abs=1e-5
+        )
+        assert not {one["item"] for one in released.items} & set(clicks)
+        assert released.notes[:-1] == shown.notes
+        assert entries(trained)[-1] == ("prediction of somebody new to hobby", "views")
+
+    def test_somebody_new_steps_in_each_view_where_towers_stay_home(self, tmp_path: Path) -> None:
+        semi = trained_in(tmp_path, more_fields={"aggregate_users": False, "learning_rate": 2.0})
+        clicks, features = ["3", "7"], {"hobby.x": 0.2, "hobby.y": 1, "shop.x": 0.4}
+        shown = recommend_for(semi, clicks, features, k=4).items
+        released = recommend_to_view(semi, None, "shop:z=1e-7,clip=1", 4, clicks=clicks, features=features).items
+        assert [one["item"] for one in released] == [one["item"] for one in shown]
+
+    def test_somebody_new_with_unknown_items_is_refused_and_not_charged(self, trained: Path) -> None:
+        before = entries(trained)
+        with pytest.raises(HomebodyError):
+            recommend_to_view(trained, None, "shop:z=1", clicks=["no such item"])
+        assert entries(trained) == before
+
+    def test_the_command_takes_clicks(self, trained: Path) -> None:
+        given = ["recommend", str(trained), "--clicks", "3,7", "--to-view", "shop:clip=0.05,z=4", "-k", "2", "--json"]
+        done = CliRunner().invoke(app, given)
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)
+        assert (found["to_view"], found["clicks"], len(found["items"])) == ("shop:clip=0.05,z=4", ["3", "7"], 2)
+        assert "charged to the views" in found["notes"][-1]
+        refused = CliRunner().invoke(app, [*given, "--now", "weather=sunny"])
+        assert isinstance(refused.exception, HomebodyError | SystemExit)
 
     @pytest.mark.parametrize(
         ("to_view", "sentence"),

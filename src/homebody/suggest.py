@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from homebody.core import Recommended
+from homebody.core import Newcomer, Recommended
 from homebody.data import Population
 from homebody.errors import HomebodyError, unknown_name
 from homebody.methods.fl_mv_dssm import FLMVDSSM
@@ -22,7 +21,7 @@ from homebody.report.statement import figure
 from homebody.rng import SystemRng
 from homebody.run import reopen
 from homebody.simulation import Simulator
-from homebody.simulation.clients import best_of
+from homebody.simulation.clients import Clients, best_of
 
 __all__ = ["Suggested", "recommend_for", "recommend_to", "recommend_to_view"]
 
@@ -71,12 +70,24 @@ def recommend_to(
     return _shown(population, best)
 
 
-def recommend_to_view(path: Path, user: str, to_view: str, k: int = 10, *, trust_code: bool = False) -> Suggested:
-    """What a finished run recommends to one of its people, as one of their views may see it: clipped, noised, charged.
+def recommend_to_view(
+    path: Path,
+    user: str | None,
+    to_view: str,
+    k: int = 10,
+    *,
+    clicks: Sequence[str] = (),
+    features: Mapping[str, object] | None = None,
+    ratings: Sequence[float] | None = None,
+    trust_code: bool = False,
+) -> Suggested:
+    """What a finished run recommends to somebody, as one of their views may see it: clipped, noised, charged.
 
     The charge is written to the run's ledger first. Every call is a release with noise of its own. Items that the
     person has in this app are left out, and every view knows those; what lies in another app is not.
 
+    user: one of the run's people; None: somebody new, with these clicks, features and ratings as in `recommend_for`.
+    Their lists are charged to the run's ledger too: it bounds whoever was shown the most.
     to_view: the view's name, or NAME:clip=0.05,z=4. trust_code: as in `recommend_for`.
     """
     _refuse_few(k)
@@ -95,23 +106,34 @@ def recommend_to_view(path: Path, user: str, to_view: str, k: int = 10, *, trust
         raise unknown_name("view of this run", release.view, views)
     if len(views) == 1:
         raise HomebodyError(f"{release.view} is the only view: there is nothing to hide from it. Leave out --to-view.")
-    number = population.user(user)
+    client: Clients = runtime
+    notes: tuple[str, ...] = ()
+    if user is None:
+        items = [population.item(name) for name in clicks]
+        client, encoded = runtime.newcomer(method, Newcomer(tuple(items), dict(features or {}), {}, ratings))
+        who, number, notes = "somebody new", 0, encoded.notes
+    else:
+        who, number = user, population.user(user)
+        items = population.history(number).tolist()
     budget = Recipe.from_toml(RunFolder.open(path).recipe_text()).allowed()
     if budget and not budget.allows(fitted.ledger, release.charges()):
         raise HomebodyError(
             f"This list would bring ε to {budget.spent(fitted.ledger, release.charges()):.4g} for {budget.who}, and "
             f"the run's budget is {budget.epsilon:g}: nothing is given to {release.view}."
         )
-    fitted.ledger.charge(f"prediction of {user} to {release.view}", release.charges(), code="homebody recommend")
-    each = [runtime.scores(replace(method, views=name, uplink=Channel()), fitted.shared, number) for name in views]
+    fitted.ledger.charge(f"prediction of {who} to {release.view}", release.charges(), code="homebody recommend")
+    each = []
+    for name in views:  # someone new adapts in each view by itself, with its towers alone
+        own = {part: value for part, value in fitted.shared.items() if part.startswith(("item/", f"{name}/"))}
+        each.append(client.scores(replace(method, views=name, uplink=Channel()), own, number))
     scores = release.sum(torch.stack(each), SystemRng())
-    scores[torch.from_numpy(population.history(number).astype(np.int64))] = -torch.inf
+    scores[torch.tensor(items, dtype=torch.int64)] = -torch.inf
     spent = fitted.ledger.epsilons(fitted.delta)["views"]
     note = (
         f"Noise of {release.z * release.clip:g} in every score, charged to the views: ε = {figure(spent)} so far, at "
         f"δ = {fitted.delta:g}."
     )
-    return _shown(population, Recommended(best_of(scores, k), (note,)))
+    return _shown(population, Recommended(best_of(scores, k), (*notes, note)))
 
 
 def _refuse_few(k: int) -> None:

@@ -19,6 +19,8 @@ from homebody.errors import HomebodyError, several
 PARTS = ("train", "valid", "test", "withheld")
 PROTOCOLS = ("strict", "isolated", "published")
 quick = settings(max_examples=60, deadline=None)
+crossed = settings(max_examples=20, deadline=None)
+"""Of each way, or of each way under each protocol: an example has ten users or more."""
 every_way = pytest.mark.parametrize("way", sorted(WAYS))
 every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 every_new_way = pytest.mark.parametrize("way", sorted(set(WAYS) - {"leave-one-out"}))
@@ -100,7 +102,7 @@ def is_in_order(some: list[int], history: list[int]) -> bool:
 @every_way
 @every_protocol
 @given(population=populations(), how=st.sampled_from(["latest", "random"]), seed=st.integers(0, 2**31))
-@quick
+@crossed
 def test_nothing_is_lost_nor_stands_twice_and_training_keeps_its_order(
     way: str, protocol: str, population: Population, how: str, seed: int
 ) -> None:
@@ -280,7 +282,7 @@ def idle(done: Split) -> list[str]:
 
 @every_way
 @given(population=populations(), seed=st.integers(0, 9))
-@quick
+@crossed
 def test_those_without_training_items_are_counted(way: str, population: Population, seed: int) -> None:
     done = made(population, way, seed=seed)
     assert [note for note in done.notes if "no training items" in note] == idle(done)
@@ -331,7 +333,7 @@ def excluded_in_sets(done: Split, population: Population, user: int) -> set[int]
 @every_way
 @every_protocol
 @given(population=populations(), seed=st.integers(0, 99))
-@quick
+@crossed
 def test_negatives_avoid_what_the_protocol_says_and_references_are_told_the_same(
     way: str, protocol: str, population: Population, seed: int
 ) -> None:
@@ -355,7 +357,7 @@ def test_negatives_avoid_what_the_protocol_says_and_references_are_told_the_same
 @every_way
 @every_protocol
 @given(population=populations(), seed=st.integers(0, 99), negatives=st.sampled_from([1, 5, 99]))
-@quick
+@crossed
 def test_candidates_are_distinct_and_never_the_users_own(
     way: str, protocol: str, population: Population, seed: int, negatives: int
 ) -> None:
@@ -380,7 +382,7 @@ def test_candidates_are_distinct_and_never_the_users_own(
 @every_way
 @every_protocol
 @given(population=populations(), seed=st.integers(0, 99))
-@quick
+@crossed
 def test_what_is_asked_and_what_a_full_ranking_leaves_out(
     way: str, protocol: str, population: Population, seed: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ DATA = "synthetic:users=60,items=40,mean=8,seed=3"
 
 
 class TestContrastive(MethodContract):
+    rounds = 5
+
     def method(self) -> Method:
         return Contrastive(factors=4, steps=2, windows=2, window=5, segment=2, item_negatives=3, segment_negatives=2)
 
@@ -66,6 +69,8 @@ def test_windows_may_be_longer_than_anybodys_history() -> None:
 
 
 class TestDPPrivRecJoint(MethodContract):
+    rounds = 5
+
     def method(self) -> Method:
         return DPPrivRec(**SMALL, joint=0.5)
 
@@ -479,11 +484,15 @@ class Kept:
             raise KeyboardInterrupt
 
 
+@cache
+def uninterrupted(pretraining: str) -> Any:
+    return trained(two_stages(pretraining), population().published(0.2))[0]
+
+
 @pytest.mark.parametrize("pretraining", ["private", "public"])
 @pytest.mark.parametrize("dies", [2, 3, 5])
 def test_a_run_goes_on_within_and_between_its_stages(pretraining: str, dies: int) -> None:
-    split = population().published(0.2)
-    whole, _ = trained(two_stages(pretraining), split)
+    split, whole = population().published(0.2), uninterrupted(pretraining)
     kept, ledger = Kept(dies), Ledger()
     with pytest.raises(KeyboardInterrupt):
         trained(two_stages(pretraining), split, checkpoints=kept, ledger=ledger)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -262,6 +263,7 @@ def _of_rates(scores: Scores, coins: Coins, thresholds: Scores, delta: float, co
     return np.maximum(np.maximum(*ways), 0.0)
 
 
+@lru_cache(maxsize=4096)
 def _largest(coins: int, guesses: int, right: int, delta: float, error: float) -> float:
     """The largest ε that is refuted at this error, or 0."""
     low, high = 0.0, LARGEST
@@ -298,7 +300,10 @@ def _useful(coins: int, curve: Curve, error: float) -> list[int]:
 
 def _allowed_by(coins: int, guesses: int, right: int, curve: Curve) -> float:
     """The smallest upper bound on the probability of so many right guesses, over the pairs of a curve."""
-    return min(independent_p_value(coins, guesses, right, epsilon, delta) for epsilon, delta in curve)
+    return min(_independent_p_value(coins, guesses, right, epsilon, delta) for epsilon, delta in curve)
+
+
+_independent_p_value = lru_cache(maxsize=1 << 14)(independent_p_value)
 
 
 def _most(coins: int, guesses: int, curve: Curve, error: float) -> int:
@@ -315,18 +320,26 @@ _LARGEST_MU = 20.0
 """The largest distance of means that is tried: an ε of about 300."""
 
 
+@lru_cache(maxsize=16)
+def _roots(freedom: int) -> tuple[Scores, Scores]:
+    """Roots of the mean of `freedom` squares of normal numbers, and the weight of each."""
+    from scipy import stats
+
+    first, last = (math.sqrt(float(stats.chi2.ppf(share, freedom)) / freedom) for share in (1e-12, 1 - 1e-12))
+    s = np.linspace(first, last, 2001)
+    weight = np.exp(stats.chi2.logpdf(freedom * s**2, freedom) + np.log(s))
+    return s, weight / weight.sum()
+
+
 def _noncentral(t: float, freedom: int, error: float) -> float:
     """The noncentrality at which Student's t reaches this value with this probability; 0 where it is negative.
 
     P[T ≥ t] is the mean of Φ(noncentrality − t s) over s, the root of a mean of `freedom` squares of normal numbers.
     """
-    from scipy import special, stats
+    from scipy import special
 
-    first, last = (math.sqrt(float(stats.chi2.ppf(share, freedom)) / freedom) for share in (1e-12, 1 - 1e-12))
-    s = np.linspace(first, last, 2001)
-    weight = np.exp(stats.chi2.logpdf(freedom * s**2, freedom) + np.log(s))
-    weight /= weight.sum()
-    low, high = 0.0, max(t, 0.0) * last + 40
+    s, weight = _roots(freedom)
+    low, high = 0.0, max(t, 0.0) * float(s[-1]) + 40
     if float(weight @ special.ndtr(-t * s)) >= error:
         return 0.0
     while high - low > 1e-9 * (1 + high):

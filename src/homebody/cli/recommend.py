@@ -35,7 +35,7 @@ def recommend(
         str | None,
         Option(
             help="Give the list to this view of theirs, as NAME or NAME:clip=0.05,z=4: scores are noised, and the "
-            "run's ledger charges the views. With --user, for fl-mv-dssm."
+            "run's ledger charges the views. With --user or --clicks, for fl-mv-dssm."
         ),
     ] = None,
     k: Annotated[int, Option("-k", help="How many items.", min=1)] = 10,
@@ -55,8 +55,8 @@ def recommend(
         )
     if trust_code:
         trust_folder(run, options.warn)
-    if to_view is not None and (user is None or now):
-        raise HomebodyError("--to-view goes with --user alone: leave out --clicks and --now.")
+    if to_view is not None and now:
+        raise HomebodyError("Only fl-mv-dssm ranks by views, and it reads no circumstances: leave out --now.")
     around = options.pairs(now, "--now")
     if user is not None:
         said = {"--feature": feature, "--ratings": ratings}
@@ -70,8 +70,14 @@ def recommend(
             answer["to_view"] = to_view
     else:
         items, features = _listed(clicks or ""), options.pairs(feature, "--feature")
-        best = recommend_for(run, items, features, around, k, ratings=_ratings(ratings))
         answer, title = {"clicks": items, "features": features}, f"For somebody with {several(len(items), 'item')}"
+        said_of_them = _ratings(ratings)
+        if to_view is None:
+            best = recommend_for(run, items, features, around, k, ratings=said_of_them)
+        else:
+            best = recommend_to_view(run, None, to_view, k, clicks=items, features=features, ratings=said_of_them)
+            title += ", as one of their views may see it"
+            answer["to_view"] = to_view
     answer |= {"now": around, "items": best.items, "notes": list(best.notes)}
     options.answer(answer, as_json, lambda: _print(answer, title))
 

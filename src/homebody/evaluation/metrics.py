@@ -177,6 +177,8 @@ METRICS: dict[str, Callable[[Places, int], Tensor]] = {
     "gain": gain,
 }
 """What is measured at each cut-off; the AUC needs none."""
+TOGETHER = 1 << 18
+"""Ranks that are measured in one go, at most about: 2 MB."""
 ERRORS = ("rmse", "mae")
 """Metrics of ratings, over all that are held out: less is better."""
 
@@ -222,7 +224,7 @@ def summarise(
 
     slices: groups of users, by name, whose means are given as well, prefixed by the name.
     """
-    values: dict[str, dict[str, list[Tensor]]] = {}
+    values: dict[str, dict[str, _Measured]] = {}
     users: dict[str, list[Users]] = {}
     wrong: dict[str, list[Tensor]] = {}
     for block in blocks:
@@ -231,8 +233,7 @@ def summarise(
             if question.ratings is not None:
                 wrong.setdefault(held, []).append(errors(block.scores, question).cpu())
             for kind, places in place(block.scores, question).items():
-                # One tensor a block: many small ones between the large scores would split the heap, which then grows.
-                values.setdefault(held, {}).setdefault(kind, []).append(torch.stack(_measured(places, cutoffs)).cpu())
+                values.setdefault(held, {}).setdefault(kind, _Measured(cutoffs)).add(places)
     metrics: dict[str, float] = {}
     per_user: dict[str, Tensor] = {}
     names = [*(f"{name}@{k}" for name in METRICS for k in cutoffs), "auc", "rank"]
@@ -241,8 +242,8 @@ def summarise(
         owners = np.concatenate(users[held])
         columns = {
             f"{kind}{name}": column
-            for kind, tables in kinds.items()
-            for name, column in zip(names, torch.cat(tables, 1), strict=True)
+            for kind, measured in kinds.items()
+            for name, column in zip(names, measured.table(), strict=True)
         }
         who, table = _per_user(owners, columns)
         if held == "test":
@@ -262,21 +263,41 @@ def summarise(
     return Evaluated(metrics, per_user)
 
 
-def _measured(places: Places, cutoffs: Sequence[int]) -> list[Tensor]:
-    """Every metric at every cutoff, AUC, and the first relevant item's rank, of each question."""
-    at = [metric(places, k) for metric in METRICS.values() for k in cutoffs]
-    return [*at, places.auc.double(), places.rank[:, 0].double()]
+class _Measured:
+    """Every metric at every cutoff, AUC, and the first relevant item's rank: a row each, a column for each question."""
+
+    def __init__(self, cutoffs: Sequence[int]) -> None:
+        self._cutoffs = cutoffs
+        self._waiting: list[Places] = []
+        self._tables: list[Tensor] = []
+
+    def add(self, places: Places) -> None:
+        """Blocks are measured together: a metric of few users takes as long as one of many. Those of another width
+        are not, for sums over rows of zeros may round differently."""
+        if self._waiting and places.rank.shape[1] != self._waiting[0].rank.shape[1]:
+            self._measure()
+        self._waiting.append(places)
+        if sum(waiting.rank.numel() for waiting in self._waiting) > TOGETHER:
+            self._measure()
+
+    def table(self) -> Tensor:
+        self._measure()
+        return torch.cat(self._tables, 1)
+
+    def _measure(self) -> None:
+        if self._waiting:
+            places = Places(*map(torch.cat, zip(*self._waiting, strict=True)))
+            at = [metric(places, k) for metric in METRICS.values() for k in self._cutoffs]
+            self._tables.append(torch.stack([*at, places.auc.double(), places.rank[:, 0].double()]).cpu())
+            self._waiting = []
 
 
 def _per_user(owners: Users, table: dict[str, Tensor]) -> tuple[Users, dict[str, Tensor]]:
     """The mean over each user's questions, users ascending."""
     who, inverse, counts = np.unique(owners, return_inverse=True, return_counts=True)
-    place_of = torch.from_numpy(inverse)
-    size = torch.from_numpy(counts).double()
-    return who, {
-        name: torch.zeros(len(who), dtype=torch.float64).index_add_(0, place_of, column) / size
-        for name, column in table.items()
-    }
+    means = torch.zeros(len(table), len(who), dtype=torch.float64)
+    means.index_add_(1, torch.from_numpy(inverse), torch.stack(list(table.values())))
+    return who, dict(zip(table, means / torch.from_numpy(counts).double(), strict=True))
 
 
 def _kept(table: Mapping[str, Tensor], cutoffs: Sequence[int]) -> dict[str, Tensor]:

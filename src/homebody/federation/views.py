@@ -114,10 +114,12 @@ class AppQuestion:
     """The samples of a gradient, which all views have in common."""
     schema: FeatureSchema
     """How the view's features are written in numbers; for scores, what the items are like too."""
+    ranks: str = ""
+    """The run whose model the device ranks with; empty: it has none, or is older than this field."""
 
     def content(self) -> bytes:
         """As it travels."""
-        header = {name: getattr(self, name) for name in _KINDS}
+        header = {name: getattr(self, name) for name in (*_KINDS, *(["ranks"] if self.ranks else []))}
         parts = {"shared": wire.encode_tree(self.shared), "batch": wire.encode_tree(self.batch)}
         return wire.encode_letter(header, {**parts, "schema": self.schema.content})
 
@@ -134,6 +136,9 @@ class AppQuestion:
             raise wire.Malformed("The question's round, or its number of items, is out of range.")
         if not all(isinstance(one, str) for one in (*header["stages"], *header["parts"])):
             raise wire.Malformed("The question's stages, or the parts it asks for, are not texts.")
+        ranks = header.get("ranks", "")
+        if not isinstance(ranks, str):
+            raise wire.Malformed("The question's 'ranks' is of another kind.")
         if header["do"] not in ("gradient", "scores"):
             raise wire.Malformed("The device asks for something that this app does not know: update it.")
         return cls(
@@ -141,6 +146,7 @@ class AppQuestion:
             shared=wire.decode_tree(parts.get("shared", b"")),
             batch=wire.decode_tree(parts.get("batch", b"")),
             schema=FeatureSchema.read(parts.get("schema", b"")),
+            ranks=ranks,
         )
 
 

@@ -175,7 +175,9 @@ def _from_system(name: Name, depth: int, count: int) -> npt.NDArray[np.int64]:
 
 def _fill(name: Name, depth: int, out: npt.NDArray[np.int64]) -> None:
     while len(out):
-        units = np.frombuffer(os.urandom(4 * (noise_kernels.MOST_UNITS + _UNITS[name] * len(out))), dtype=np.uint32)
+        # An array that may be written to, as all others: for one that may not, numba would compile the kernels again.
+        drawn = bytearray(os.urandom(4 * (noise_kernels.MOST_UNITS + _UNITS[name] * len(out))))
+        units = np.frombuffer(drawn, dtype=np.uint32)
         if name == "laplace":
             done = noise_kernels.laplace_read(units, depth, out)
         else:

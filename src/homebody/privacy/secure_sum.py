@@ -97,6 +97,7 @@ class Skellam(Stage):
 
     dense = True
     noise_adds_up = True
+    noise_field = "z"
 
     def __post_init__(self) -> None:
         check_number("z, the noise multiplier of Skellam noise,", self.z)

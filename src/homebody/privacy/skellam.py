@@ -60,7 +60,7 @@ def _from_system(units: int, count: int) -> npt.NDArray[np.int64]:
     out = np.empty(count, dtype=np.int64)
     spare = 64
     while True:
-        words = np.frombuffer(os.urandom(8 * (count + spare)), dtype=np.uint64)
+        words = np.frombuffer(bytearray(os.urandom(8 * (count + spare))), dtype=np.uint64)
         if noise_kernels.skellam_read(words[spare:], words[:spare], *table(units), out) <= spare:
             return out
 

@@ -337,6 +337,11 @@ def _means(name: str, values: Mapping[str, Any]) -> str:
             f"Each device sends {several(values['k'], 'report')} of one bit instead of its update, "
             f"each randomised on the device with ε = {values['epsilon']:g}."
         )
+    if name == "randomised-response":
+        return (
+            "Each device sends one bit for each number of its update, whether it is above ½, each randomised on the "
+            f"device with ε = {values['epsilon']:g}."
+        )
     if name == "shuffle":
         among = f"at least {several(values['users'], 'person', 'people')}" if "users" in values else "the whole cohort"
         return (

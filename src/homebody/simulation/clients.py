@@ -19,7 +19,7 @@ from homebody.evaluation import CUTOFFS, Block, Question, questions, sliced, sou
 from homebody.methods.kernels import adapt_many, train_many
 from homebody.privacy import Channel
 from homebody.rng import Rng
-from homebody.simulation.newcomers import moment, newcomer_split
+from homebody.simulation.newcomers import NewcomerSplit, moment, newcomer_split
 from homebody.simulation.states import LocalStore
 
 __all__ = ["SAMPLES_AT_ONCE", "Clients", "best_of", "usable_device"]
@@ -226,10 +226,15 @@ class Clients:
         return Recommended(self.recommend(method, shared, user, k, self._here(given.now)), given.notes)
 
     def recommend_for(self, method: Method, shared: Tree, newcomer: Newcomer, k: int) -> Recommended:
+        client, encoded = self.newcomer(method, newcomer)
+        return Recommended(client.recommend(method, shared, 0, k, self._here(encoded.now)), encoded.notes)
+
+    def newcomer(self, method: Method, newcomer: Newcomer) -> tuple[Clients, NewcomerSplit]:
+        """Somebody who took no part in training, as the only client, number 0; and how they were encoded."""
         encoded = newcomer_split(method, self.split, newcomer)
         client = Clients(encoded.split, device=str(self.device), fused=self.fused)
         client.begin(method, self._rng)
-        return Recommended(client.recommend(method, shared, 0, k, self._here(encoded.now)), encoded.notes)
+        return client, encoded
 
     def _here(self, now: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
         return now and {name: value.to(self.device) for name, value in now.items()}

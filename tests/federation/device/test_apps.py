@@ -232,6 +232,82 @@ def test_a_round_that_is_asked_again_is_computed_from_the_same_tower(room: Room)
         assert len(app.seen("ann")) == 1
 
 
+def runs_of(app: AppFolder) -> set[str]:
+    return {run for (run,) in app._database.execute("SELECT DISTINCT run FROM tower").fetchall()}
+
+
+def test_towers_of_old_runs_go_once_the_device_ranks_with_a_newer_one(room: Room) -> None:
+    fields = {**FIELDS, "aggregate_users": False}
+    shared = method(aggregate_users=False).init_shared(SCHEMA.catalogue(12), Rng.of(0))
+    room.add("taste")
+    device = room.open()
+    room.start("taste")
+    app = room.apps["taste"]
+    app.put_tower("bob", "feedbeef00", 1, {"w": torch.ones(1)}, None)  # of somebody who takes part no more
+    update_of(device.answer(letter(shared, fields=fields)))
+    assert runs_of(app) == {"feedbeef00"}
+    model = room.home.models.ranking()
+    assert model is not None
+    assert json.loads(model.description)["run"] == "feedbeef00"
+    newer = {"run": "feedbeef01", "fields": fields}
+    # Until the first answer of the new run is written down, the device ranks with the old model: its towers stay.
+    update_of(device.answer(letter(shared, **newer)))
+    assert runs_of(app) == {"feedbeef00", "feedbeef01"}
+    assert app.tower("ann", "feedbeef00", 9) is not None
+    update_of(device.answer(letter(shared, step=2, **newer)))
+    assert runs_of(app) == {"feedbeef01"}
+    assert app.tower("bob", "feedbeef00", 9) is None
+    (line,) = room.said("dropped towers of old runs")
+    assert line["towers"] == 2
+
+
+def test_a_device_killed_before_it_wrote_its_first_answer_of_a_run_still_ranks_with_the_old_towers(room: Room) -> None:
+    fields = {**FIELDS, "aggregate_users": False}
+    shared = method(aggregate_users=False).init_shared(SCHEMA.catalogue(12), Rng.of(0))
+    room.add("taste")
+    device = room.open()
+    room.start("taste")
+    app = room.apps["taste"]
+    update_of(device.answer(letter(shared, fields=fields)))
+    before = room.home.models.ranking()
+    for step in (1, 2):
+        device.answer(letter(shared, step=step, run="feedbeef01", fields=fields))
+        assert before is not None
+        room.home.models.rank_with(*before)  # as if it had been killed before that
+        assert app.tower("ann", "feedbeef00", 9) is not None
+
+
+def test_ranking_drops_no_tower(room: Room, shared: Tree) -> None:
+    """With the model of an older run, while a newer one trains."""
+    folder = AppFolder.create(room.folder / "alone", AppSettings("taste", "", os.getuid(), ""))
+    room.apps["alone"] = folder
+    for run in ("feedbeef00", "feedbeef01"):
+        folder.put_tower("ann", run, 1, {"w": torch.ones(1)}, None)
+    asked = AppQuestion(
+        do="scores",
+        run="feedbeef00",
+        release="train/1",
+        ask="a",
+        step=1,
+        keep=None,
+        view="taste",
+        person="ann",
+        n_items=12,
+        method="fl-mv-dssm",
+        fields=FIELDS,
+        stages=STAGES,
+        phase="train",
+        parts=[],
+        batch={},
+        schema=SCHEMA,
+        ranks="feedbeef00",
+        shared={name: value for name, value in shared.items() if not name.startswith("profile/")},
+    )
+    header, _ = wire.decode_letter(App(folder).answer(asked.content()))
+    assert "refused" not in header
+    assert runs_of(folder) == {"feedbeef00", "feedbeef01"}
+
+
 def test_the_device_works_on_a_view_that_is_no_app(room: Room, shared: Tree) -> None:
     room.home.people.describe("ann", KNOWN["profile"])
     room.add("taste")

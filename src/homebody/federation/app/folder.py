@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -196,6 +196,14 @@ class AppFolder:
                 "DELETE FROM tower WHERE person = ? AND run = ? AND step = ?",
                 [(number, run, one) for one in steps if one not in wanted],
             )
+
+    def drop_towers(self, keep: Collection[str]) -> int:
+        """Drop everyone's towers except those of these runs; how many were dropped."""
+        runs = [run for (run,) in self._database.execute("SELECT DISTINCT run FROM tower").fetchall()]
+        if not (old := [(run,) for run in runs if run not in keep]):
+            return 0
+        with self._database.transaction():
+            return sum(self._database.execute("DELETE FROM tower WHERE run = ?", run).rowcount for run in old)
 
     def note(self, person: str, digest: str, seen: SeenQuestion) -> None:
         """Write down what the device showed; the same question once."""

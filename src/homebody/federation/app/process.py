@@ -143,7 +143,7 @@ class App:
             own = self.folder.settings.view
             if question.view != own:
                 raise wire.Malformed(f"This is the app of the view '{own}'.")
-            update = self._answer(question, letter)
+            update = self._answer(question)
             reply = wire.encode_letter({"to": wire.digest(letter)}, {"update": wire.encode_tree(update)})
             sizes = (_items(question.batch), len(letter), len(reply), now())
             seen = SeenQuestion(question.run, question.release, question.do, *sizes)
@@ -156,7 +156,7 @@ class App:
         self._log("answered", do=question.do, release=question.release, bytes=len(reply))
         return reply
 
-    def _answer(self, question: AppQuestion, letter: bytes) -> Tree:
+    def _answer(self, question: AppQuestion) -> Tree:
         method = self._method(question)
         views = views_of(method)
         if views is None:
@@ -177,21 +177,26 @@ class App:
             data = Data(nothing, nothing.bool(), nothing, catalogue, features)
             return {"scores": _alone(method, name).probabilities(question.shared, local, data)[name]}
         check_samples(question.batch, len(question.shared["item/first"]))
-        self._charge(method, question, letter)
+        self._charge(method, question)
         batch = {**question.batch, f"{name}/input": inputs(own, features)}
         gradient = views.view(name, question.shared, local, batch)
         check_finite(gradient, "The gradients of this question")
         if local:
             self.folder.put_tower(person, run, question.step, views.stepped(name, local, gradient), question.keep)
+        if question.ranks and (dropped := self.folder.drop_towers({run, question.ranks})):
+            self._log("dropped towers of old runs", towers=dropped)
         return {part: value for part, value in gradient.items() if part in question.parts}
 
-    def _charge(self, method: Method, question: AppQuestion, letter: bytes) -> None:
-        """What the rounds tell this app of the other views, before it sees more of it."""
+    def _charge(self, method: Method, question: AppQuestion) -> None:
+        """What the rounds tell this app of the other views, before it sees more of it.
+
+        A question that comes again is the same release, whatever the device ranks with by then.
+        """
         cohort = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, question.n_items)
         charges = [one for one in releases(method, cohort) if one.observer == "views"]
         release = f"{question.run}/{question.release}@{question.ask}"
         if charges:
-            self.folder.charge(question.person, release, charges, wire.digest(letter))
+            self.folder.charge(question.person, release, charges, wire.digest(replace(question, ranks="").content()))
 
     def _method(self, question: AppQuestion) -> Method:
         about = f"{question.method} {question.fields} {question.stages} {question.phase}"

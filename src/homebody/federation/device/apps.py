@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -77,6 +78,7 @@ class Apps:
             quiet[name] = {part: value for part, value in silence.items() if f"{name}/{part}" in leaves}
             question = AppQuestion(
                 **about,
+                ranks=self._ranks(),
                 do="gradient",
                 view=name,
                 parts=list(quiet[name]),
@@ -98,6 +100,7 @@ class Apps:
         for name in self.names(method, schema.catalogue(0)):
             question = AppQuestion(
                 **about,
+                ranks=self._ranks(),
                 do="scores",
                 view=name,
                 parts=[],
@@ -108,6 +111,11 @@ class Apps:
             queries[name] = Query(question.content(), wire.shapes({"scores": alike}))
         replies = self._ask(queries)
         return {name: replies[name].update["scores"] if name in replies else alike for name in queries}
+
+    def _ranks(self) -> str:
+        """The run whose model the device ranks with: apps keep towers of it."""
+        model = self._home.models.ranking()
+        return str(json.loads(model.description)["run"]) if model else ""
 
     def _ask(self, queries: Mapping[str, Query]) -> dict[str, AppReply]:
         """The answers of those who answered; what came of every question is counted."""
