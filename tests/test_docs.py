@@ -76,6 +76,20 @@ def test_the_architecture_has_walks() -> None:
     assert len(walks()) >= 17
 
 
+def test_files_that_the_architecture_and_the_glossary_name_exist() -> None:
+    source = ROOT / "src" / "homebody"
+    layout = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("\n## Layout\n")[2]
+    tree = layout.partition("```text")[2].partition("```")[0]
+    files = {path.name for path in source.rglob("*.py")}
+    assert sorted(set(re.findall(r"\b(\w+\.py)\b", tree)) - files) == []
+    rooms = {path.name for path in source.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    assert sorted(room for room in rooms if f"  {room}/" not in tree) == []
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)`", glossary)
+    assert len(named) > 20
+    assert [name for name in named if not (source / name).exists()] == []
+
+
 COMMANDS = sorted({(name_of(page), command) for page in PAGES for command in commands(page)})
 ABRIDGED = [pair for pair in COMMANDS if "…" in pair[1] or "--help" in pair[1] or len(pair[1].split()) == 2]
 WHOLE = [pair for pair in COMMANDS if pair not in ABRIDGED]

@@ -177,9 +177,11 @@ class Recipe:
 
     def allowed(self) -> Budget | None:
         """The budget, read and checked."""
+        if self.budget is None:
+            return None
         from homebody.privacy import Budget
 
-        return None if self.budget is None else Budget.parse(self.budget)
+        return Budget.parse(self.budget)
 
     @property
     def stated_at(self) -> float:
@@ -188,18 +190,26 @@ class Recipe:
         return allowed.delta if allowed else self.delta
 
     def check(self) -> None:
-        """Refuse values of the wrong type, out of bounds, or that contradict one another."""
-        from homebody.data.views import parse_views
-        from homebody.data.vocabularies import parse
-        from homebody.privacy.budget import check_delta
+        """Refuse values of the wrong type, out of bounds, or that contradict one another.
 
+        What checks δ, vocabularies, views and budgets takes seconds to import: it is imported where a recipe names any.
+        """
         settings.check(self, "The recipe's ")
         if not self.measured():
             raise HomebodyError("The metrics need a cut-off, such as cutoffs = [10].")
-        check_delta(self.delta)
-        for name, text in self.vocabularies.items():
-            parse(name, text)
-        parse_views(self.views or {})
+        if self.delta != DELTA:
+            from homebody.privacy.budget import check_delta
+
+            check_delta(self.delta)
+        if self.vocabularies:
+            from homebody.data.vocabularies import parse
+
+            for name, text in self.vocabularies.items():
+                parse(name, text)
+        if self.views:
+            from homebody.data.views import parse_views
+
+            parse_views(self.views)
         if self.calibrate and self.budget is None:
             raise HomebodyError("--calibrate finds the noise that spends a budget: give one, such as --budget eps=8.")
         self.allowed()

@@ -57,6 +57,32 @@ def test_no_sampling_though_there_is_a_cohort(answer: Any) -> None:
     assert known["sampling"] == "none"
 
 
+def test_secure_sum(answer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer("secure-sum", "--parties", "1000")
+    assert (found["degree"], found["threshold"], found["complete"]) == (96, 37, False)
+    assert found["privacy"] <= 2**-40
+    assert found["failure"] <= 2**-20
+    assert found["excess_noise"] == pytest.approx((1000 / 567) ** 0.5)
+    assert [row["exchange"] for row in found["exchanges"]] == ["keys", "shares", "masked", "survivors", "open"]
+    assert any("a server that follows the protocol" in note for note in found["notes"])
+    small = answer("secure-sum", "--parties", "100", "--entries", "10", "--width", "3", "--least", "0.9")
+    assert (small["degree"], small["threshold"], small["failure"]) == (99, 90, 0)
+    assert small["exchanges"][2]["sent"] == 105 + 30
+    assert not any("a server that follows the protocol" in note for note in small["notes"])
+    assert run(monkeypatch, "secure-sum", "--parties", "1000") == 0
+    shown = capsys.readouterr().out
+    assert "neighbours of a party" in shown
+    assert "2^-40.2" in shown
+    assert run(monkeypatch, "secure-sum", "--parties", "100", "--least", "0.5") == 2
+    assert "let least be above 0.55" in capsys.readouterr().err
+
+
+def test_many_parties_are_said_where_epsilon_is(answer: Any) -> None:
+    among = [*EXAMPLE[1:3], "--entries", "54000", "--population", "4800", "--cohort"]
+    assert not any("follows the protocol" in note for note in answer("skellam", *among, "128")["notes"])
+    assert any("follows the protocol" in note for note in answer("skellam", *among, "129")["notes"])
+
+
 def test_skellam_noise(answer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     server = answer("skellam", "--noise", "1", "--entries", "54000")
     assert server["epsilon"] == pytest.approx(5.222, abs=1e-3)

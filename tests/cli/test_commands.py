@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import homebody
-from homebody.cli import main
+from homebody.cli import app, main
 from homebody.methods import METHODS, find
 from homebody.settings import params
 
@@ -45,6 +47,17 @@ def test_help_loads_nothing_heavy(command: list[str]) -> None:
     text, modules = alone(*command, "--help")
     assert "Usage:" in text
     assert not modules & HEAVY
+
+
+def test_an_operator_lets_a_device_in_without_loading_what_trains(tmp_path: Path) -> None:
+    for words in (["server", "init", "server", "--method", "fedmf"], ["keys", "device", "device"]):
+        place = str(tmp_path / words[2])
+        assert CliRunner().invoke(app, [*words[:2], place, *words[3:]], catch_exceptions=False).exit_code == 0
+    server, key = str(tmp_path / "server"), str(tmp_path / "device" / "device.pub")
+    for words in (["keys", "add", server, key, "--name", "hall"], ["keys", "remove", server, "hall"]):
+        text, modules = alone(*words)
+        assert "hall" in text
+        assert not modules & (HEAVY - {"sqlite3", "numpy"})  # the database, and what Flower imports
 
 
 def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

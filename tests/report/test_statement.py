@@ -31,6 +31,7 @@ from homebody.privacy import (
     Sampling,
 )
 from homebody.privacy.accountant import epsilon
+from homebody.privacy.secure_sum import SEMI_HONEST
 from homebody.recipe import Recipe
 from homebody.report import RunFolder
 from homebody.report.statement import PARTICIPANTS, SELECTION, SIMULATED, lines_of, releases_of, statement
@@ -484,6 +485,7 @@ def test_each_stage_in_a_sentence(tmp_path: Path, stages: list[str], words: str)
     assert words in found["stages"][-1]["means"]
     assert words in Text(statement_page(found)).text
     assert (PARTICIPANTS in found["outside"]) == any(stage.startswith("skellam") for stage in stages)
+    assert (SEMI_HONEST in found["outside"]) == any(stage.startswith("skellam") for stage in stages)
 
 
 def test_a_budget_that_holds_and_one_that_is_broken(tmp_path: Path) -> None:

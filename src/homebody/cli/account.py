@@ -47,6 +47,8 @@ class Inquiry:
     rounds: list[int]
     deltas: list[float]
     group: int
+    notes: tuple[str, ...] = ()
+    """What is said beside what the accountant says."""
 
 
 @app.callback(invoke_without_command=True)
@@ -145,6 +147,7 @@ def skellam(
     """Skellam noise of NOISE × the ℓ2 sensitivity, which the parties of a secure sum add between them."""
     from homebody.privacy.events import SkellamRelease
     from homebody.privacy.ring import fitting
+    from homebody.privacy.secure_sum import COMPLETE, SEMI_HONEST
 
     drawn = _sampling(sampling, cohort, population, relation)
     if steps is None:
@@ -154,7 +157,56 @@ def skellam(
     if drawn.kind != "none":
         said |= {"cohort": drawn.cohort, "population": drawn.population}
     said |= {"steps": steps} | ({"entries": entries} if entries else {})
-    _answer(Inquiry(said, "noise", noise, epsilon, event, rounds, delta, group), plot, as_json)
+    notes = (SEMI_HONEST,) if (cohort or 0) > COMPLETE else ()
+    _answer(Inquiry(said, "noise", noise, epsilon, event, rounds, delta, group, notes), plot, as_json)
+
+
+@app.command("secure-sum")
+def secure_sum(
+    parties: Annotated[int, Option(help="How many devices are asked.")],
+    entries: Annotated[int, Option(help="Numbers in an update.")] = 54_000,
+    width: Annotated[int, Option(help="Bytes of a number, as the channel's ring has.")] = 4,
+    least: Annotated[float | None, Option(help="The share of parties that must stay; by default 2/3.")] = None,
+    colluding: Annotated[float | None, Option(help="The share that may collude; by default 0.1.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """What a secure sum among PARTIES devices takes: neighbours, shares, bytes, and the odds that it fails."""
+    from homebody.federation.secure_sum.cost import cost
+
+    found = cost(parties, entries, width, least, colluding)
+    options.answer(found, as_json, lambda: _print_cost(found))
+
+
+def _print_cost(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    figures = Table("of a secure sum", "")
+    for name, text in (
+        ("parties", f"{found['parties']:,}"),
+        ("of them must stay to the end", f"{found['quorum']:,}"),
+        ("of them may collude with the server", f"{found['colluders']:,}"),
+        ("neighbours of a party", f"{found['degree']:,}{' (everyone else)' if found['complete'] else ''}"),
+        ("shares that open a secret", f"{found['threshold']:,}"),
+        ("odds that it is not private", _odds(found["privacy"])),
+        ("odds that it does not open", _odds(found["failure"])),
+        ("noise beyond what is counted on, √(n/h)", f"{found['excess_noise']:.3f} ×"),
+    ):
+        figures.add_row(name, text)
+    console.print(figures)
+    traffic = Table("exchange", "bytes that a party sends", "bytes that it receives")
+    for row in found["exchanges"]:
+        traffic.add_row(row["exchange"], f"{row['sent']:,}", f"{row['received']:,}")
+    console.print(traffic)
+    for note in found["notes"]:
+        console.print(note, highlight=False)
+
+
+def _odds(value: float) -> str:
+    from math import log2
+
+    return f"{value:.2g} (2^{log2(value):.1f})" if value else "0"
 
 
 @app.command()
@@ -250,7 +302,7 @@ def _row(asked: Inquiry, count: int, delta: float) -> dict[str, Any]:
         "delta": delta,
         "epsilon_of_one_round": epsilon([(asked.event(value), 1)], delta, group=asked.group).epsilon,
         "bounds": dict(total.bounds),
-        "notes": list(total.notes),
+        "notes": [*total.notes, *asked.notes],
     }
 
 

@@ -105,7 +105,8 @@ def start(
 @app.command()
 def status(folder: Dir, as_json: options.Json = False) -> None:
     """What the server does, who may take part, what was told so far, and what was refused."""
-    from homebody.federation.server.admin import opened, report, running
+    from homebody.federation.server.admin import report, running
+    from homebody.federation.server.plan import opened
 
     with opened(folder) as (plan, records):
         state = {**report(plan, records), "running": running(folder)}
@@ -115,7 +116,7 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
 @app.command()
 def readmit(folder: Dir, which: Annotated[str, Argument(help="The device's name or its key's fingerprint.")]) -> None:
     """Ask a device again that was set aside for broken answers, also while the server runs."""
-    from homebody.federation.server.admin import opened
+    from homebody.federation.server.plan import opened
 
     with opened(folder) as (_, records):
         back = records.readmit_device(which)
@@ -129,7 +130,8 @@ def items(
     as_json: options.Json = False,
 ) -> None:
     """Add items to the catalogue, also while the server trains; those it knows are left alone."""
-    from homebody.federation.server.admin import opened, read_items
+    from homebody.federation.server.admin import read_items
+    from homebody.federation.server.plan import opened
 
     catalogue = read_items(source)
     with opened(folder) as (_, records):
@@ -144,7 +146,8 @@ def items(
 @app.command()
 def backup(folder: Dir, file: Annotated[Path, Argument(help="A file that is not there yet.")]) -> None:
     """Copy the server's state into one SQLite file, also while it runs."""
-    from homebody.federation.server.admin import backup, opened
+    from homebody.federation.server.admin import backup
+    from homebody.federation.server.plan import opened
 
     with opened(folder) as (_, records):
         backup(records, file)
@@ -215,7 +218,7 @@ def add_key(
 ) -> None:
     """Let a device take part, also while the server runs: each of its people gets a number. Or let a proxy bring
     reports."""
-    from homebody.federation.server.admin import opened
+    from homebody.federation.server.plan import opened
 
     if proxy:
         from homebody.federation.service.keys import read_report_pub
@@ -244,7 +247,7 @@ def remove_key(
     proxy: Annotated[bool, Option("--proxy", help="It is a proxy.")] = False,
 ) -> None:
     """Let a device take part no more; its numbers are not given again. Or take in nothing more from a proxy."""
-    from homebody.federation.server.admin import opened
+    from homebody.federation.server.plan import opened
 
     with opened(folder) as (_, records):
         if proxy:

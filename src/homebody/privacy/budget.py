@@ -12,9 +12,6 @@ from homebody.privacy.accountant import epsilon, within
 from homebody.privacy.channel import Channel
 from homebody.privacy.events import Charge, Event, GaussianRelease, LaplaceRelease, Observer, Relation, Sampling, Unit
 from homebody.privacy.ledger import DELTA, Ledger
-from homebody.privacy.secure_sum import Skellam
-from homebody.privacy.stages import Gaussian, Laplace
-from homebody.privacy.views import ViewNoise
 
 __all__ = ["Budget", "calibrate", "calibrate_events", "calibrated", "check_delta", "most_rounds"]
 
@@ -201,9 +198,7 @@ def calibrated(channel: Channel, budget: Budget, planned: Planned) -> float:
     """The smallest noise of this channel that keeps all planned rounds within the budget: z, or b of Laplace noise."""
     if budget.unit != "user":
         raise HomebodyError(f"--calibrate finds the noise for unit=user, which it is charged for, not {budget.unit}.")
-    places = [
-        n for n, stage in enumerate(channel.stages) if isinstance(stage, Gaussian | Laplace | Skellam | ViewNoise)
-    ]
+    places = [n for n, stage in enumerate(channel.stages) if stage.noise_field]
     if len(places) != 1:
         raise HomebodyError(
             "--calibrate needs one gaussian, laplace, skellam or view-noise stage whose noise it can find."
@@ -212,7 +207,7 @@ def calibrated(channel: Channel, budget: Budget, planned: Planned) -> float:
 
     def with_noise(noise: float) -> Channel:
         stage = channel.stages[place]
-        noisy = replace(stage, b=noise) if isinstance(stage, Laplace) else replace(stage, z=noise)  # type: ignore[type-var]
+        noisy = replace(stage, **{stage.noise_field: noise})  # type: ignore[type-var]
         return channel.with_stages(*channel.stages[:place], noisy, *channel.stages[place + 1 :])
 
     def events(noise: float) -> list[tuple[Any, int]]:

@@ -33,6 +33,12 @@ __all__ = ["SecureSum", "Skellam"]
 
 LEAST, COLLUDING = 2 / 3, 0.1
 """The share of a secure sum's parties that must answer, and the share that may collude with the server, by default."""
+COMPLETE = 128
+"""Up to so many parties of a secure sum mask with one another all; with more, each masks with a few neighbours."""
+SEMI_HONEST = (
+    f"In a secure sum of more than {COMPLETE} parties each masks with a few neighbours: that holds against a server "
+    "that follows the protocol, and not against one that departs from it."
+)
 _NORMAL = 1 << 20
 """From this variance on, a simulation draws the noise of many devices as a rounded normal variable: the fourth moments
 of the two differ by a factor of 1 + 1 / (3 × the variance)."""
@@ -91,6 +97,7 @@ class Skellam(Stage):
 
     dense = True
     noise_adds_up = True
+    noise_field = "z"
 
     def __post_init__(self) -> None:
         check_number("z, the noise multiplier of Skellam noise,", self.z)

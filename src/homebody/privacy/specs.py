@@ -92,8 +92,8 @@ def with_noise(specs: Sequence[str], noise: float | None = None) -> list[str]:
     out = []
     for spec in specs:
         name, given = split_stage(spec)
-        key = {"gaussian": "z", "laplace": "b", "skellam": "z", "view-noise": "z"}.get(name)
-        if key is not None and (noise is not None or key not in given):
+        key = STAGES[name].noise_field
+        if key and (noise is not None or key not in given):
             given[key] = repr(1.0 if noise is None else noise)
         out.append(_spelt(name, given))
     return out

@@ -167,6 +167,8 @@ class Stage:
     """Whether its device half looks at a few entries only, and `devices` does the same for many clients."""
     noise_adds_up: ClassVar[bool] = False
     """Whether its device half is `before_noise`, then noise whose sum over many devices `noise_of_many` can draw."""
+    noise_field: ClassVar[str] = ""
+    """The field that says how much noise it adds, which `--calibrate` finds; empty where there is none."""
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -318,6 +320,7 @@ class Gaussian(Stage):
     """What updates are rounded to; None where there is no noise."""
 
     on_sum = True
+    noise_field = "z"
 
     def __post_init__(self) -> None:
         check_number("z, the noise multiplier of Gaussian noise,", self.z, zero=True)
@@ -375,6 +378,7 @@ class Laplace(Stage):
 
     dense = True
     noise_adds_up = True
+    noise_field = "b"
 
     def __post_init__(self) -> None:
         check_number("b, the scale of Laplace noise,", self.b, zero=True)

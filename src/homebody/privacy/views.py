@@ -118,6 +118,7 @@ class ViewNoise(Stage):
 
     dense = True
     noise_adds_up = True
+    noise_field = "z"
 
     def __post_init__(self) -> None:
         check_number("z, the noise multiplier of view noise,", self.z, zero=True)

@@ -26,6 +26,7 @@ from homebody.privacy.accountant import Bound
 from homebody.privacy.budget import check_delta
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.papers import PAPERS, paper
+from homebody.privacy.secure_sum import SEMI_HONEST
 from homebody.privacy.specs import ASK_ROWS, parse_channel, split_stage, with_noise
 from homebody.reference import Reference
 from homebody.report.record import RunFolder, jsonable
@@ -140,7 +141,7 @@ def _gathered(
     simulated = str(environment.get("randomness", "simulated")).startswith("simulated")
     outside = [SELECTION, *([] if central else [MEMBERSHIP, *environment.get("outside", [UNRECORDED])])]
     stages = [] if central else _stages(recipe)
-    outside += [PARTICIPANTS] if any(stage["stage"] == "skellam" for stage in stages) else []
+    outside += [PARTICIPANTS, SEMI_HONEST] if any(stage["stage"] == "skellam" for stage in stages) else []
     outside += [SIMULATED] if simulated and not central else []
     outside += [FOLDER]
     stated = {
@@ -335,6 +336,11 @@ def _means(name: str, values: Mapping[str, Any]) -> str:
         return (
             f"Each device sends {several(values['k'], 'report')} of one bit instead of its update, "
             f"each randomised on the device with ε = {values['epsilon']:g}."
+        )
+    if name == "randomised-response":
+        return (
+            "Each device sends one bit for each number of its update, whether it is above ½, each randomised on the "
+            f"device with ε = {values['epsilon']:g}."
         )
     if name == "shuffle":
         among = f"at least {several(values['users'], 'person', 'people')}" if "users" in values else "the whole cohort"

@@ -22,11 +22,11 @@ from homebody.federation.secure_sum.messages import (
     SIGNATURE_BYTES,
     SIGNED,
     BadMessage,
-    Cursor,
     Exchange,
     Listing,
-    Row,
+    RowForm,
     Terms,
+    Unpacker,
     blob,
     commitment,
     numbers_of,
@@ -40,9 +40,9 @@ __all__ = ["Ask", "Collector", "OpenedSum", "talk"]
 Answers = Iterable[tuple[int, bytes]]
 """The number of a party, and what it answered; each as it comes, and each once."""
 _STATE = b"HBC1"
-_ROSTER = Row(IDENTITY_BYTES)
-_KEYS = Row(KEYS_BYTES, SIGNATURE_BYTES)
-_COMMITMENTS = Row(DIGEST_BYTES)
+_ROSTER = RowForm(IDENTITY_BYTES)
+_KEYS = RowForm(KEYS_BYTES, SIGNATURE_BYTES)
+_COMMITMENTS = RowForm(DIGEST_BYTES)
 _PROBE = round_key(hashlib.sha256(b"any key shows whether another is of low order").digest())
 _TRIES = 200
 """Choices of shares that are tried where some are wrong."""
@@ -218,7 +218,7 @@ class Collector:
                 raise BadMessage("A share in the answer is too large to be one.")
             found.append((owner, value))
         for owner, value in found:
-            self._coming.opened.setdefault(owner, {})[graph.holders(owner).index(holder) + 1] = value
+            self._coming.opened.setdefault(owner, {})[graph.holders(owner)[holder]] = value
 
     def _list(self) -> bytes:
         return Listing.encode(
@@ -297,7 +297,7 @@ class Collector:
     @classmethod
     def of_state(cls, state: bytes) -> Collector:
         """The collector as it was: `ask` gives the same bytes again."""
-        cursor = Cursor(state, "The stored state of a secure sum")
+        cursor = Unpacker(state, "The stored state of a secure sum")
         if cursor.take(4) != _STATE:
             raise BadMessage("This is no stored state of a server in a secure sum.")
         terms, place = Terms.decode(cursor.blob()), cursor.take(1)[0]
@@ -330,7 +330,7 @@ def talk(collector: Collector) -> Generator[Ask, Answers, OpenedSum]:
 
 
 def _blobs(body: bytes) -> dict[int, bytes]:
-    cursor, found = Cursor(body, "The stored state of a secure sum"), dict[int, bytes]()
+    cursor, found = Unpacker(body, "The stored state of a secure sum"), dict[int, bytes]()
     while not cursor.ended:
         number = cursor.number()
         found[number] = cursor.blob()

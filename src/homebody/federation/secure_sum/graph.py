@@ -23,11 +23,10 @@ from functools import lru_cache
 from math import comb
 
 from homebody.errors import HomebodyError
+from homebody.privacy.secure_sum import COMPLETE
 
-__all__ = ["COMPLETE", "Design", "Graph", "design", "odds"]
+__all__ = ["Design", "Graph", "design", "odds"]
 
-COMPLETE = 128
-"""Up to so many parties, everyone masks with everyone."""
 PRIVACY = Fraction(1, 2**40)
 """The probability that the parties which collude open what they should not is at most this."""
 FAILURE = Fraction(1, 2**20)
@@ -113,27 +112,33 @@ class Graph:
 
     >>> graph = Graph([3, 5, 8, 9], design(4, staying=3, colluding=0), b"seed")
     >>> graph.neighbours(5), graph.holders(5)
-    ((3, 8, 9), (3, 5, 8, 9))
+    ((3, 8, 9), {3: 1, 5: 2, 8: 3, 9: 4})
     """
 
     def __init__(self, numbers: Sequence[int], chosen: Design, seed: bytes) -> None:
-        self.design, self._all = chosen, tuple(sorted(numbers))
-        if not chosen.complete:
-            drawn = hashlib.shake_256(b"homebody secure sum neighbours" + seed).digest(16 * len(self._all))
-            order = sorted(range(len(self._all)), key=lambda place: drawn[16 * place : 16 * place + 16])
-            self._ring = [self._all[place] for place in order]
+        self.design, everyone = chosen, sorted(numbers)
+        self._neighbours: dict[int, tuple[int, ...]] = {}
+        self._holders: dict[int, dict[int, int]] = {}
+        if chosen.complete:
+            self._points = {number: point for point, number in enumerate(everyone, start=1)}
+        else:
+            drawn = hashlib.shake_256(b"homebody secure sum neighbours" + seed).digest(16 * len(everyone))
+            order = sorted(range(len(everyone)), key=lambda place: drawn[16 * place : 16 * place + 16])
+            self._ring = [everyone[place] for place in order]
             self._place = {number: place for place, number in enumerate(self._ring)}
 
     def neighbours(self, number: int) -> tuple[int, ...]:
         """In ascending order."""
-        if self.design.complete:
-            return tuple(other for other in self._all if other != number)
-        place, reach, size = self._place[number], self.design.degree // 2, len(self._ring)
-        steps = (*range(-reach, 0), *range(1, reach + 1))
-        return tuple(sorted(self._ring[(place + step) % size] for step in steps))
+        if number not in self._neighbours:
+            self._neighbours[number] = tuple(other for other in self.holders(number) if other != number)
+        return self._neighbours[number]
 
-    def holders(self, number: int) -> tuple[int, ...]:
-        """Who has a share of this party's secrets, itself included: the first has the share at 1, and so on."""
+    def holders(self, number: int) -> dict[int, int]:
+        """Who has a share of this party's secrets, itself included, in ascending order, and at which point."""
         if self.design.complete:
-            return self._all
-        return tuple(sorted((*self.neighbours(number), number)))
+            return self._points
+        if number not in self._holders:
+            place, reach, size = self._place[number], self.design.degree // 2, len(self._ring)
+            held = sorted(self._ring[(place + step) % size] for step in range(-reach, reach + 1))
+            self._holders[number] = {holder: point for point, holder in enumerate(held, start=1)}
+        return self._holders[number]

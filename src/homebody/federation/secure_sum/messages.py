@@ -27,7 +27,7 @@ from homebody.federation.secure_sum.graph import Graph, design
 from homebody.federation.secure_sum.shamir import SHARE_BYTES
 from homebody.privacy.secure_sum import check_shares, threshold
 
-__all__ = ["EXCHANGES", "BadMessage", "Cursor", "Exchange", "Listing", "Row", "Terms", "traffic"]
+__all__ = ["EXCHANGES", "BadMessage", "Exchange", "Listing", "RowForm", "Terms", "Unpacker", "traffic"]
 
 Exchange = Literal["keys", "shares", "masked", "survivors", "open"]
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
@@ -49,10 +49,10 @@ class BadMessage(HomebodyError):
     """What came from the server or from a party breaks the protocol; the sentence says how."""
 
 
-class Row:
+class RowForm:
     """A fixed form of a part of a message: a party's number, and so many bytes for each field.
 
-    >>> Row(2, 1).pack(7, b"ab", b"c")
+    >>> RowForm(2, 1).pack(7, b"ab", b"c")
     b'\\x07\\x00\\x00\\x00abc'
     """
 
@@ -76,17 +76,17 @@ class Row:
         return rows
 
 
-LISTED = Row(IDENTITY_BYTES, 32, 32)
+LISTED = RowForm(IDENTITY_BYTES, 32, 32)
 """A party in the list: its device's key, and its two round keys."""
-SIGNED = Row(SIGNATURE_BYTES)
-SEALED = Row(SEALED_BYTES)
-NUMBERED = Row()
-OPENED = Row(1, SHARE_BYTES)
+SIGNED = RowForm(SIGNATURE_BYTES)
+SEALED = RowForm(SEALED_BYTES)
+NUMBERED = RowForm()
+OPENED = RowForm(1, SHARE_BYTES)
 """A share: whether it is of the party's own mask (1), or of the key that it masks with others (0)."""
 COUNT = struct.Struct("<I")
 
 
-class Cursor:
+class Unpacker:
     """Bytes that are read from the start to the end; refused where they end early or late."""
 
     def __init__(self, body: bytes, what: str) -> None:
@@ -176,7 +176,7 @@ class Terms:
 
     @classmethod
     def decode(cls, body: bytes) -> Terms:
-        cursor = Cursor(body, "The description of a secure sum")
+        cursor = Unpacker(body, "The description of a secure sum")
         if cursor.take(4) != b"HBT1":
             raise BadMessage("This is no description of a secure sum.")
         try:

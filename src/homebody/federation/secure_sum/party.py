@@ -31,10 +31,10 @@ from homebody.federation.secure_sum.messages import (
     SEALED,
     SIGNED,
     BadMessage,
-    Cursor,
     Exchange,
     Listing,
     Terms,
+    Unpacker,
     blob,
     commitment,
     numbers_of,
@@ -213,7 +213,7 @@ class Party:
         known: Container[bytes] | None = None,
     ) -> Party:
         """The party as it was; `key` is the device's, as before."""
-        cursor = Cursor(state, "The stored state of a secure sum")
+        cursor = Unpacker(state, "The stored state of a secure sum")
         if cursor.take(4) != _STATE:
             raise BadMessage("This is no stored state of a party in a secure sum.")
         terms, number, identity, seed = (
@@ -268,9 +268,8 @@ class Party:
         graph = listing.graph
         holders, drawn = graph.holders(self.number), bytes_to_draw(graph.design.threshold)
         random = stream(secrets.drawn, 2 * drawn)
-        points = range(1, len(holders) + 1)
-        masks = split(secrets.mask, coefficients(random[:drawn]), points)
-        owns = split(secrets.own, coefficients(random[drawn:]), points)
+        masks = split(secrets.mask, coefficients(random[:drawn]), holders.values())
+        owns = split(secrets.own, coefficients(random[drawn:]), holders.values())
         rows = [commitment(self.terms.digest, self.number, secrets.own)]
         for holder, *pair in zip(holders, masks, owns, strict=True):
             if holder != self.number:
@@ -391,8 +390,7 @@ class Party:
         graph = listing.graph
         drawn = bytes_to_draw(graph.design.threshold)
         random = stream(secrets.drawn, 2 * drawn)[drawn:]
-        point = graph.holders(self.number).index(self.number) + 1
-        (share,) = split(secrets.own, coefficients(random), [point])
+        (share,) = split(secrets.own, coefficients(random), [graph.holders(self.number)[self.number]])
         return b"", share.to_bytes(SHARE_BYTES, "little")
 
     def _cipher(self, secrets: _Secrets, listing: Listing, sender: int, receiver: int) -> ChaCha20Poly1305:

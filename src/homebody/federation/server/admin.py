@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from homebody.database import Conflict, Database, connect
 from homebody.errors import HomebodyError, several
 from homebody.federation.schema import FeatureSchema
 from homebody.federation.server.letters import resting
-from homebody.federation.server.plan import FILE, ServerPlan
+from homebody.federation.server.plan import FILE, ServerPlan, opened
 from homebody.federation.server.records import COMPONENT, LONGEST, Records
 from homebody.federation.service.certificates import make_authority
 from homebody.federation.service.text import is_loopback, making, one_line
@@ -118,14 +118,6 @@ def _furnish(
         host = next(iter(hosts), host) if host in ("0.0.0.0", "[::]") else host
         summary |= {"next": f"{'https' if plan.tls else 'http'}://{host}:{port}", "shuffled_among": plan.shuffled_among}
     return summary
-
-
-@contextmanager
-def opened(folder: Path) -> Iterator[tuple[ServerPlan, Records]]:
-    """A server's plan and records, beside the running server."""
-    plan = ServerPlan.read(folder)
-    with closing(connect(plan.database_in(folder), what="server's database")) as database:
-        yield plan, Records(database)
 
 
 def _schema(

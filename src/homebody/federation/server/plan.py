@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from homebody import settings
 from homebody.errors import HomebodyError, unknown_name
 from homebody.federation import LONGEST, MOST_INTERACTIONS
-from homebody.federation.server.records import FILE, database_in
+from homebody.federation.server.records import FILE, Records, database_in
 from homebody.federation.service.text import is_loopback, split_address
 from homebody.files import read_settings
 from homebody.recipe import Recipe
@@ -23,7 +25,7 @@ from homebody.settings import setting
 if TYPE_CHECKING:
     from homebody.core import Method
 
-__all__ = ["FILE", "NOBODY_PUBLIC", "ServerPlan"]
+__all__ = ["FILE", "NOBODY_PUBLIC", "ServerPlan", "opened"]
 
 SCHEMA_VERSION = 1
 option = partial(setting, panel="Options")
@@ -235,6 +237,16 @@ class ServerPlan:
     def read(cls, folder: Path) -> ServerPlan:
         missing = f"There is no server in {folder}: make one with `homebody server init {folder}`."
         return cls.from_toml(read_settings(folder / FILE, "The server's plan", missing))
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[tuple[ServerPlan, Records]]:
+    """A server's plan and records, beside the running server."""
+    from homebody.database import connect
+
+    plan = ServerPlan.read(folder)
+    with closing(connect(plan.database_in(folder), what="server's database")) as database:
+        yield plan, Records(database)
 
 
 def _recipe(values: Any) -> Recipe:
