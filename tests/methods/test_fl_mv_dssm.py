@@ -223,6 +223,22 @@ def test_the_kernel_trims_padding_and_nothing_else() -> None:
         assert_close(Rows(rows.index[number], rows.value[number], rows.size).dense(), own.dense())
 
 
+def test_the_kernel_weighs_numbers_of_items() -> None:
+    """Titles and genres count once each; a number counts as itself, on the way there and back."""
+    prices = Column(torch.linspace(-2, 3, CATALOGUE.n_items), 1, "number")
+    catalogue = replace(CATALOGUE, items={**CATALOGUE.items, "price": prices})
+    method = replace(METHOD, features=",".join(catalogue.items))
+    data = client([3, 8, 12, 20, 25])._replace(catalogue=catalogue)
+    shared = method.init_shared(catalogue, Rng.of(1))
+    batch = method.prepare(data, Rng.of(2))
+    assert not set(batch["weight"].flatten().tolist()) <= {0.0, 1.0}
+    fused, _ = train_many(method, shared, {}, {name: value[None] for name, value in batch.items()})
+    for name, value in method.client(shared, {}, batch)[0].items():
+        one = fused[name]
+        own = Rows(one.index[0], one.value[0], one.size).dense() if isinstance(one, Rows) else one[0]
+        assert_close(own, value.dense() if isinstance(value, Rows) else value, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("own", [False, True], ids=["FL-MV", "SEMI"])
 def test_people_of_all_lengths_in_one_group_train_as_those_of_similar_length_do(
     own: bool, monkeypatch: pytest.MonkeyPatch

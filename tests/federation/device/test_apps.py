@@ -232,6 +232,22 @@ def test_a_round_that_is_asked_again_is_computed_from_the_same_tower(room: Room)
         assert len(app.seen("ann")) == 1
 
 
+def test_a_tower_is_replaced_whole_or_not_at_all(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    room.apps["alone"] = folder = AppFolder.create(room.folder / "alone", AppSettings("taste", "", os.getuid(), ""))
+    folder.put_tower("ann", "feedbeef00", 1, {"w": torch.ones(1)}, None)
+
+    def killed(tree: Tree) -> bytes:
+        raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("homebody.federation.app.folder.wire.encode_tree", killed)
+        with pytest.raises(RuntimeError):
+            folder.put_tower("ann", "feedbeef00", 1, {"w": torch.zeros(1)}, None)
+    tower = folder.tower("ann", "feedbeef00", 2)
+    assert tower is not None
+    assert tower["w"].tolist() == [1.0]
+
+
 def runs_of(app: AppFolder) -> set[str]:
     return {run for (run,) in app._database.execute("SELECT DISTINCT run FROM tower").fetchall()}
 
@@ -350,6 +366,14 @@ def test_the_mean_divides_by_the_planned_number_where_an_app_is_away(room: Room,
     parts = {f"{other}/{part}": value for part, value in own.view(other, shared, {}, batch).items()}
     parts |= {f"{silent}/{part}": value for part, value in own.silence(silent, shared).items()}
     near(found, own.uplink.device(parts, Rng.of(0)))
+    whole = {part: value.dense() if isinstance(value, Rows) else value for part, value in parts.items()}
+    common = {part: whole[f"{other}/item/{part}"] for part in ("first", "layers")}
+    length = float(torch.stack([value.square().sum() for value in common.values()]).sum().sqrt())
+    half = min(1.0, 0.5 * (1 - 2.0**-12) / length) / 2  # of two planned views, though one answered
+    near(
+        {name: found[name] for name in ("item/first", "item/layers")},
+        {f"item/{n}": half * v for n, v in common.items()},
+    )
     assert {view.name: view.away for view in room.home.views.all()} == {silent: 1, other: 0}
     (line,) = room.said("view left out")
     assert (line["view"], line["why"]) == (silent, "away")
