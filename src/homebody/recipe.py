@@ -55,58 +55,74 @@ class Recipe:
         doc="A dataset's name, a CSV or Parquet file, or synthetic[:…].", panel=DATA, path="name", assume="ml-100k"
     )
     fields: dict[str, Any] = setting({}, "The method's fields that differ from its defaults.")
-    rounds: int | None = setting(None, "Training rounds; by default what the method takes.", panel=TRAINING)
-    seed: int = setting(0, "All of a run's randomness derives from it.")
+    rounds: int | None = setting(None, "Training rounds; by default the method's own number.", panel=TRAINING)
+    seed: int = setting(0, "The seed of all randomness in a run.")
     split: str = setting(
         "leave-one-out",
-        "leave-one-out, ratio, held-out-users, cold-users, cold-items, cold-both, impressions.",
+        "The data split: leave-one-out, ratio, held-out-users, cold-users, cold-items, cold-both or impressions.",
         panel=EVALUATION,
     )
     """What is held out: a name from `homebody.data.partitions.WAYS`, with its settings (ratio:test=0.2)."""
     protocol: str = setting(
-        "strict", "strict, isolated or published: see docs/evaluation.md.", panel=EVALUATION, rank=-1
+        "strict",
+        "The evaluation protocol: strict, isolated or published. See docs/evaluation.md.",
+        panel=EVALUATION,
+        rank=-1,
     )
     held_out: str | None = setting(
-        None, "latest, latest-first or random; by default latest where there are times.", panel=EVALUATION
+        None,
+        "Which interactions to hold out: latest, latest-first or random; by default latest if the data has times.",
+        panel=EVALUATION,
     )
-    negatives: int = setting(99, "Items that the sampled metrics rank against.", panel=EVALUATION)
+    negatives: int = setting(
+        99, "Negative items that the sampled metrics rank each held-out item against.", panel=EVALUATION
+    )
     public: float = setting(
         0.0,
-        "The share of people whose data is public, for stages that learn from them alone; they are not asked.",
+        "The share of people whose data is public. A method's public phase learns from them; metrics leave them out.",
         panel=PRIVACY,
         rank=1,
     )
     cohort: int | None = setting(
-        None, "Clients that take part in a round; by default all, or as many as the method says.", panel=TRAINING
+        None, "Clients drawn for each round; by default the method's own number, or all of them.", panel=TRAINING
     )
     evaluate_every: int | None = setting(
         None,
-        "Rounds from one evaluation to the next; the last always is. By default every one, or as the method says.",
+        "Evaluate every this many rounds, and after the last; by default the method's own number, or 1.",
         low=0,
         min=1,
         panel=EVALUATION,
         rank=1,
     )
     """0 never evaluates, which only a server of devices may do."""
-    select: str | None = setting(None, "The metric that chooses the round; by default the method's own.")
-    device: str = setting("cpu", "cpu or cuda.", panel=TRAINING)
-    fused: bool = setting(True, "Run `client` under vmap, each device drawing its own noise: slower.", option="--plain")
+    select: str | None = setting(
+        None, "The validation metric that selects the best round; by default the method's own."
+    )
+    device: str = setting("cpu", "The processor to train on: cpu or cuda.", panel=TRAINING)
+    fused: bool = setting(
+        True,
+        "Use no fused kernels: run `client` under vmap and draw each device's noise separately (slower).",
+        option="--plain",
+    )
     columns: dict[str, str] = setting({}, "The columns of a file of your own.", panel=OWN, keys=COLUMNS)
     data_dir: str | None = setting(
         None,
-        "A folder with a folder per dataset; read before $HOMEBODY_DATA and the cache.",
+        "A folder with one subfolder per dataset; searched before $HOMEBODY_DATA and the cache.",
         panel=DATA,
         path="folder",
         rank=1,
     )
-    user_features: str | None = setting(None, "A CSV or Parquet file, a row a user.", panel=OWN, path="file")
-    item_features: str | None = setting(None, "A CSV or Parquet file, a row an item.", panel=OWN, path="file")
+    user_features: str | None = setting(None, "A CSV or Parquet file with one row per user.", panel=OWN, path="file")
+    item_features: str | None = setting(None, "A CSV or Parquet file with one row per item.", panel=OWN, path="file")
     kinds: dict[str, str] = setting(
-        {}, "column=categorical, multi-hot, numeric or text; guessed otherwise; repeat.", panel=OWN, option="--kind"
+        {},
+        "A column's kind: column=categorical, multi-hot, numeric or text; guessed by default; repeat.",
+        panel=OWN,
+        option="--kind",
     )
     vocabularies: dict[str, str] = setting(
         {},
-        "feature=where its values come from: A,B,C, file:PATH, hash:64, range:0:100, private:0.5 or found; repeat.",
+        "Source of a feature's values: feature=A,B,C, file:PATH, hash:64, range:0:100, private:0.5 or found; repeat.",
         panel=PRIVACY,
         option="--vocabulary",
         path="values",
@@ -114,31 +130,38 @@ class Recipe:
     )
     """See `homebody.data.vocabularies`. The data set declares the features that are not named here."""
     impressions: str | None = setting(
-        None, "A CSV or Parquet file, a row an item that was shown.", panel=OWN, path="file"
+        None, "A CSV or Parquet file with one row per item shown.", panel=OWN, path="file"
     )
     filters: dict[str, Any] = setting(
-        {}, "A part of the data: core=5, min_user=20, …; repeat.", panel=DATA, option="--filter"
+        {}, "Use only a part of the data: core=5, min_user=20, …; repeat.", panel=DATA, option="--filter"
     )
     """See `homebody.data.filters.Filters`."""
-    cutoffs: list[int] = setting([5, 10, 20], "Lengths of the lists that metrics look at.", low=1, panel=EVALUATION)
+    cutoffs: list[int] = setting(
+        [5, 10, 20], "List lengths k at which metrics are computed, as in HR@k.", low=1, panel=EVALUATION
+    )
     slices: list[str] = setting(
-        [], "Also users of so many interactions (20-30); repeat.", panel=EVALUATION, option="--slice"
+        [],
+        "Also report the users with this many interactions, such as 20-30; repeat.",
+        panel=EVALUATION,
+        option="--slice",
     )
     stages: list[str] = setting(
         [],
-        "What updates pass, in order: clip:norm=0.5, secure-sum, gaussian:z=1, …; repeat.",
+        "The privacy stages that updates pass through, in order: clip:norm=0.5, secure-sum, gaussian:z=1, …; repeat.",
         panel=PRIVACY,
         option="--stage",
     )
     """Without any, the method's own channel."""
     budget: str | None = setting(
-        None, "eps=8,delta=1e-6,unit=user,observer=public: training ends before it is broken.", panel=PRIVACY
+        None,
+        "The privacy budget, such as eps=8,delta=1e-6,unit=user,observer=public; training stops before exceeding it.",
+        panel=PRIVACY,
     )
-    calibrate: bool = setting(False, "Find the noise that spends the budget.", panel=PRIVACY)
-    delta: float = setting(DELTA, "What ε is stated at where there is no budget.", panel=PRIVACY)
+    calibrate: bool = setting(False, "Compute the noise that just spends the budget.", panel=PRIVACY)
+    delta: float = setting(DELTA, "The δ at which ε is stated if there is no budget.", panel=PRIVACY)
     views: dict[str, str] | None = setting(
         None,
-        "NAME=FILE.csv, NAME=svd:size=30,share=0.5 or NAME=fedials:…: what another app knows of people; repeat.",
+        "What another app knows about people: NAME=FILE.csv, NAME=svd:size=30,share=0.5 or NAME=fedials:…; repeat.",
         panel=DATA,
         option="--view",
         path="name",

@@ -252,7 +252,7 @@ class TestPapers:
         ("onebit --report-epsilon 1 --reports 0", "whole number from 1"),
         ("shuffle --report-epsilon 1 --users 0", "whole number from 1"),
         ("--paper privatrec", "did you mean 'privaterec'"),
-        ("--paper privrec gaussian --noise 1", "--paper stands alone"),
+        ("--paper privrec gaussian --noise 1", "--paper does not go with a mechanism"),
     ],
 )
 def test_bad_values_get_one_sentence(
@@ -310,12 +310,12 @@ class TestRun:
         ("arguments", "message"),
         [
             (["--run", "nowhere"], "There is no run in nowhere"),
-            (["--run", "RUN", "--paper", "pfedrec"], "two questions"),
-            (["--run", "RUN", "gaussian", "--noise", "1"], "--run stands alone: leave out 'gaussian'"),
-            (["--delta", "1e-5"], "--delta is about a run"),
-            (["--statement", "x"], "--statement is about a run"),
-            (["--paper", "pfedrec", "--statement", "x"], "--statement is about a run"),
-            (["--delta", "1e-5", "gaussian", "--noise", "1"], "--delta stands alone"),
+            (["--run", "RUN", "--paper", "pfedrec"], "--paper and --run cannot be combined"),
+            (["--run", "RUN", "gaussian", "--noise", "1"], "--run does not go with a mechanism: leave out 'gaussian'"),
+            (["--delta", "1e-5"], "--delta needs a run"),
+            (["--statement", "x"], "--statement needs a run"),
+            (["--paper", "pfedrec", "--statement", "x"], "--statement needs a run"),
+            (["--delta", "1e-5", "gaussian", "--noise", "1"], "--delta does not go with a mechanism"),
             (["--run", "RUN", "--delta", "1"], "δ must be at least 0 and under 1"),
         ],
     )

@@ -146,7 +146,7 @@ def test_info_shows_how_active_people_are(files: Path) -> None:
     ("options", "sentence"),
     [
         (["--filter", "core"], "--filter takes NAME=VALUE, not 'core'"),
-        (["--filter", "core=2", "--filter", "core=3"], "--filter says twice what 'core' is"),
+        (["--filter", "core=2", "--filter", "core=3"], "--filter gives 'core' twice"),
         (["--filter", "cor=2"], "no filter 'cor'; did you mean 'core'"),
         (["--kind", "=text"], "--kind takes NAME=VALUE, not '=text'"),
         (["--kind", "age=numeric"], "There is no feature 'age' to be numeric: loans has none"),

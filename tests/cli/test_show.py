@@ -165,8 +165,8 @@ def test_recommending_to_somebody_new(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "Say whom it is for: --user NAME for one of the run's people, or --clicks ITEM,ITEM for somebody new."),
-        (["--user", "reader-1", "--clicks", "Emma"], "Say whom it is for"),
+        ([], "Give the person: --user NAME for one of the run's people, or --clicks ITEM,ITEM for somebody new."),
+        (["--user", "reader-1", "--clicks", "Emma"], "Give the person: --user NAME"),
         (["--user", "reader-1", "--feature", "age=3"], "--feature is for somebody new: leave it out, or give --clicks"),
         (["--user", "reader-1", "--ratings", "3"], "--ratings is for somebody new"),
         (

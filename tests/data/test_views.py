@@ -395,7 +395,7 @@ class TestCommands:
     def test_a_name_that_is_given_twice_is_refused(self) -> None:
         command = ["data", "info", SYNTHETIC, "--view", "taste=svd", "--view", "taste=svd:size=4"]
         error = CliRunner().invoke(app, command).exception
-        assert "--view says twice what 'taste' is" in str(error)
+        assert "--view gives 'taste' twice" in str(error)
 
 
 def test_a_view_says_nothing_of_the_columns_of_the_file(tmp_path: Path) -> None:

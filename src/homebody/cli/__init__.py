@@ -46,7 +46,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options of the command as a whole."""

@@ -18,17 +18,25 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = Typer(help="What ε a mechanism costs, what noise a budget asks for, what papers claim and runs certify.")
+app = Typer(
+    help="Compute the ε of a mechanism or the noise for a budget; compare papers' claims; explain a run's ledger."
+)
 
-Rounds = Annotated[list[int], Option(help="How often it happens; repeat for a table.")]
-Delta = Annotated[list[float], Option(help="δ, the probability that ε may fail with; repeat for a table.")]
-Target = Annotated[float | None, Option("--epsilon", help="The ε to spend: find the noise instead.")]
-Noise = Annotated[float | None, Option(help="The noise over the sensitivity under the relation.")]
-Cohort = Annotated[int | None, Option(help="How many take part in a round; by default everyone.")]
-Population = Annotated[int | None, Option(help="How many they are drawn from.")]
-How = Annotated[str | None, Option("--sampling", help="fixed, poisson or none; by default what fits.")]
-Compared = Annotated[str, Option(help="replace-one, or add-remove: what is compared.")]
-Group = Annotated[int, Option(help="How many units change together.")]
+Rounds = Annotated[list[int], Option(help="Number of rounds; repeat for a table.")]
+Delta = Annotated[list[float], Option(help="δ, the probability with which the bound ε may fail; repeat for a table.")]
+Target = Annotated[float | None, Option("--epsilon", help="A target ε: compute the noise it needs.")]
+Noise = Annotated[float | None, Option(help="The noise multiplier: noise divided by the sensitivity.")]
+Cohort = Annotated[int | None, Option(help="Clients in a round; by default everyone.")]
+Population = Annotated[int | None, Option(help="Clients that the cohort is drawn from.")]
+How = Annotated[
+    str | None,
+    Option(
+        "--sampling",
+        help="How the cohort is drawn: fixed, poisson or none; by default the kind that fits the relation.",
+    ),
+]
+Compared = Annotated[str, Option(help="How neighbouring datasets differ: replace-one or add-remove.")]
+Group = Annotated[int, Option(help="The size of the group that is protected together.")]
 Plot = Annotated[Path | None, Option(help="Draw ε over rounds into this .html file.")]
 ReportEpsilon = Annotated[float | None, Option("--report-epsilon", help="ε of one report.")]
 Sent = Annotated[int, Option("--reports", help="Reports of one person in a round.")]
@@ -55,26 +63,29 @@ class Inquiry:
 def account(
     context: Context,
     paper: Annotated[
-        str | None, Option(help="privrec, fl-mv-dssm, pfedrec, fmf-ldp or privaterec: claimed beside certified.")
+        str | None,
+        Option(
+            help="Compare a paper's claimed ε with the certified: privrec, fl-mv-dssm, pfedrec, fmf-ldp or privaterec."
+        ),
     ] = None,
-    run: Annotated[Path | None, Option(help="A run's folder: its ledger, explained line by line.")] = None,
+    run: Annotated[Path | None, Option(help="A run's folder: explain its ledger line by line.")] = None,
     delta: Annotated[float | None, Option(help="With --run: the δ to state ε at; by default the run's.")] = None,
     statement: Annotated[
         Path | None, Option(help="With --run: a folder to write statement.json and statement.html into.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """What ε a mechanism costs, what noise a budget asks for, what papers claim and runs certify."""
+    """Compute the ε of a mechanism or the noise for a budget; compare papers' claims; explain a run's ledger."""
     given = {"--paper": paper, "--run": run, "--delta": delta, "--statement": statement}
     said = [name for name, value in given.items() if value is not None]
     if context.invoked_subcommand is not None:
         if said:
-            raise HomebodyError(f"{said[0]} stands alone: leave out '{context.invoked_subcommand}'.")
+            raise HomebodyError(f"{said[0]} does not go with a mechanism: leave out '{context.invoked_subcommand}'.")
         return
     if run is None and (said := [name for name in said if name != "--paper"]):
-        raise HomebodyError(f"{said[0]} is about a run: give its folder as --run.")
+        raise HomebodyError(f"{said[0]} needs a run: give its folder with --run.")
     if paper is not None and run is not None:
-        raise HomebodyError("--paper and --run are two questions: ask one of them.")
+        raise HomebodyError("--paper and --run cannot be combined: leave one out.")
     if run is not None:
         _explain(run, delta, statement, as_json)
     elif paper is not None:
@@ -136,15 +147,15 @@ def skellam(
     population: Population = None,
     relation: Compared = "replace-one",
     sampling: How = None,
-    entries: Annotated[int, Option(help="Numbers in an update; 0: any number of them.")] = 0,
+    entries: Annotated[int, Option(help="Numbers in an update; 0: a bound for any size.")] = 0,
     steps: Annotated[
-        int | None, Option(help="The sensitivity in whole numbers; by default what rounding asks.")
+        int | None, Option(help="The sensitivity in integer steps; by default what rounding needs.")
     ] = None,
     group: Group = 1,
     plot: Plot = None,
     as_json: options.Json = False,
 ) -> None:
-    """Skellam noise of NOISE × the ℓ2 sensitivity, which the parties of a secure sum add between them."""
+    """Skellam noise of NOISE × the ℓ2 sensitivity: each party of a secure sum adds a share of it."""
     from homebody.privacy.events import SkellamRelease
     from homebody.privacy.ring import fitting
     from homebody.privacy.secure_sum import COMPLETE, SEMI_HONEST
@@ -163,14 +174,16 @@ def skellam(
 
 @app.command("secure-sum")
 def secure_sum(
-    parties: Annotated[int, Option(help="How many devices are asked.")],
+    parties: Annotated[int, Option(help="Devices that are asked to take part.")],
     entries: Annotated[int, Option(help="Numbers in an update.")] = 54_000,
-    width: Annotated[int, Option(help="Bytes of a number, as the channel's ring has.")] = 4,
-    least: Annotated[float | None, Option(help="The share of parties that must stay; by default 2/3.")] = None,
-    colluding: Annotated[float | None, Option(help="The share that may collude; by default 0.1.")] = None,
+    width: Annotated[int, Option(help="Bytes per number in the channel's integer ring.")] = 4,
+    least: Annotated[
+        float | None, Option(help="The share of parties that must stay to the end; by default 2/3.")
+    ] = None,
+    colluding: Annotated[float | None, Option(help="The share of parties that may collude; by default 0.1.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """What a secure sum among PARTIES devices takes: neighbours, shares, bytes, and the odds that it fails."""
+    """Show the cost of a secure sum among PARTIES devices: neighbours, shares, bytes, and the failure probability."""
     from homebody.federation.secure_sum.cost import cost
 
     found = cost(parties, entries, width, least, colluding)
@@ -220,7 +233,7 @@ def onebit(
     plot: Plot = None,
     as_json: options.Json = False,
 ) -> None:
-    """Reports randomised on the device, REPORTS of each person a round: they compose."""
+    """Reports randomised on the device: each person sends REPORTS per round, and their privacy losses compose."""
     from homebody.privacy.events import Reports
 
     about = {"mechanism": "onebit", "relation": "replace-one", "reports": reports}
@@ -240,7 +253,7 @@ def shuffle(
     plot: Plot = None,
     as_json: options.Json = False,
 ) -> None:
-    """The same reports behind a proxy that shuffles those of USERS people and does not collude."""
+    """Reports randomised on the device, then shuffled among USERS people by a proxy that does not collude."""
     from homebody.privacy.events import ShuffledReports
 
     about = {"mechanism": "shuffle", "relation": "replace-one", "reports": reports, "users": users}
@@ -257,7 +270,7 @@ def _sampling(kind: str | None, cohort: int | None, population: int | None, rela
         return Sampling()
     if cohort is None or population is None:
         missing = "--cohort" if cohort is None else "--population"
-        raise HomebodyError(f"A cohort is so many of a population: give {missing} as well.")
+        raise HomebodyError(f"--cohort and --population go together: give {missing} as well.")
     if kind is None:
         kind = "fixed" if relation == "replace-one" else "poisson"
     drawn = Sampling(kind if kind != "none" else "fixed", cohort, population)  # type: ignore[arg-type]

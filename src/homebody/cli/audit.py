@@ -41,10 +41,10 @@ def audit(
     attack: Annotated[
         str,
         Option(
-            help="interactions: the server reads uploads; canary: is the ledger's ε true? made-up people take part, "
-            "and observers look for them; linkage: the server looks for reports of one device behind the proxy; "
-            "membership: the public asks of the final model whether someone was in its training; view: one app of a "
-            "person reads what another gave."
+            help="interactions: the server guesses interactions from uploads; canary: synthetic people take part, and "
+            "observers detect them, which tests the ledger's ε; linkage: the server links the reports of one device "
+            "behind the proxy; membership: anyone infers from the final model who was in its training; view: one app "
+            "infers what another app of the same person knows."
         ),
     ],
     users: Annotated[
@@ -53,42 +53,46 @@ def audit(
     canaries: Annotated[
         int | None,
         Option(
-            help="canary: made-up people in a training; the more, the smaller a mistake is found.",
+            help="canary: synthetic people per training; more of them detect a smaller error in ε.",
             show_default="1,000, or as many as an update has entries",
         ),
     ] = None,
     trials: Annotated[int | None, Option(help="canary: how many times to train.", show_default="1")] = None,
     confidence: Annotated[
-        float | None, Option(help="canary, view: that a right ledger is not contradicted.", show_default="0.95, 0.99")
+        float | None,
+        Option(help="canary, view: the probability that a correct ledger passes.", show_default="0.95, 0.99"),
     ] = None,
     people: Annotated[
-        int | None, Option(help="membership: people to ask about, half of them members.", show_default="all")
+        int | None, Option(help="membership: people to test, half of them members.", show_default="all")
     ] = None,
-    shadows: Annotated[int | None, Option(help="membership: models to compare with.", show_default="8")] = None,
+    shadows: Annotated[int | None, Option(help="membership: shadow models to train.", show_default="8")] = None,
     rounds: Annotated[
         int | None,
-        Option(help="membership: for a quick try, of every model, the attacked one too.", show_default="the run's"),
+        Option(
+            help="membership: rounds of every model, the attacked one included; fewer for a quick try.",
+            show_default="the run's",
+        ),
     ] = None,
     attacked: Annotated[
         str | None,
-        Option("--target", help="view: the attacked one.", show_default="the first with a feature of few values"),
+        Option("--target", help="view: the view to attack.", show_default="the first with a feature of few values"),
     ] = None,
     feature: Annotated[
-        str | None, Option(help="view: the target's feature that is guessed.", show_default="that with fewest values")
+        str | None, Option(help="view: the feature of the target to guess.", show_default="that with fewest values")
     ] = None,
     sigma: Annotated[
         str | None, Option(help="view: noise multipliers to try.", show_default="0,1,4 and the run's")
     ] = None,
     participations: Annotated[
-        str | None, Option(help="view: messages read before a guess.", show_default="1,10,100")
+        str | None, Option(help="view: how many messages are read before the guess.", show_default="1,10,100")
     ] = None,
-    seed: Annotated[int, Option(help="All of the attack's randomness derives from it.")] = 0,
+    seed: Annotated[int, Option(help="The seed of all randomness in the attack.")] = 0,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
-    """Attack a finished run as an observer would, beside the ε that is certified against each. See docs/auditing.md.
+    """Attack a finished run as an observer would, and compare with the certified ε. See docs/auditing.md.
 
-    Exit code 1: a lower bound on ε is above the certified one, or an attack gets further than that allows.
+    Exit code 1: a measured lower bound exceeds the certified ε, or an attack does better than that ε allows.
     """
     if attack not in OWN:
         raise unknown_name("attack", attack, OWN)

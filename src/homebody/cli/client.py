@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = Typer(help="A device: the histories of its people stay on it.", no_args_is_help=True)
+app = Typer(help="Run a device; its people's histories stay on it.", no_args_is_help=True)
 app.add_typer(client_views.app, name="views")
 
 Dir = Annotated[Path, Argument(help="The device's folder.", metavar="DIR")]
@@ -94,8 +94,8 @@ def init(
 @app.command("import")
 def import_history(
     folder: Dir,
-    file: Annotated[Path, Argument(help="CSV or Parquet, one row an interaction.")],
-    person: Annotated[str | None, Option(help="Whose history it is; added if not known.")] = None,
+    file: Annotated[Path, Argument(help="A CSV or Parquet file with one row per interaction.")],
+    person: Annotated[str | None, Option(help="The person whose history it is; added if new.")] = None,
     only: Annotated[
         list[str] | None, Option(help="Only this person of a file of several; repeat for more, in order.")
     ] = None,
@@ -124,7 +124,7 @@ def append(
     person: Name,
     item: Annotated[str, Argument(help="The item's id.")],
     time: Annotated[str | None, Option(help="A number or an ISO date; by default now.")] = None,
-    rating: Annotated[float | None, Option(help="What it was rated.")] = None,
+    rating: Annotated[float | None, Option(help="The person's rating of the item.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Add one interaction to a person's history."""
@@ -160,7 +160,7 @@ def delete(
 def export(
     folder: Dir,
     file: Annotated[Path, Argument(help="The CSV file to write.")],
-    person: Annotated[str | None, Option(help="One person's history alone.")] = None,
+    person: Annotated[str | None, Option(help="Only this person's history.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Write the histories as a CSV file that `import` reads."""
@@ -216,7 +216,7 @@ def profile(
 @app.command()
 def ledger(
     folder: Dir,
-    person: Annotated[str | None, Option(help="One person alone.")] = None,
+    person: Annotated[str | None, Option(help="Only this person.")] = None,
     delta: Annotated[float | None, Option(help="The δ to state ε at; by default the budget's.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -237,10 +237,10 @@ def start(
         Path | None, Option("--socket", help="Where apps reach the device; by default DIR.socket, beside DIR.")
     ] = None,
     view_seconds: Annotated[
-        float, Option("--view-seconds", help="How long apps may take in a round before they are left out.")
+        float, Option("--view-seconds", help="Seconds that apps have to answer in a round before they are left out.")
     ] = 5.0,
 ) -> None:
-    """Take part: wait for the server's rounds and answer them, until stopped (Ctrl-C, or SIGTERM)."""
+    """Take part: answer the server's rounds until stopped (Ctrl-C, or SIGTERM)."""
     from homebody.federation.device.client import take_part
 
     take_part(folder, socket, view_seconds)
@@ -255,7 +255,7 @@ def limits(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show or set what a task may use: memory, operations, bytes of an answer, seconds of work."""
+    """Show or set the limits of a task: memory, operations, bytes of an answer, seconds of work."""
     with _home(folder) as home:
         if settings:
             home.configure(limits=_limits(settings))
@@ -271,7 +271,7 @@ def recommend(
     socket: Annotated[Path | None, Option(help="Where apps reach the device, if not at DIR.socket.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Rank a person's best new items on this device; no network is needed. Apps are asked for their views' scores."""
+    """Recommend new items to a person, ranked on this device without a network. Apps give their views' scores."""
     from rich.console import Console
 
     from homebody.federation.device.apps import asking
@@ -288,7 +288,7 @@ def recommend(
 
 @app.command()
 def pause(folder: Dir, as_json: options.Json = False) -> None:
-    """Answer no round until `resume`; a client that runs leaves the server."""
+    """Stop taking part until `resume`. A running client disconnects from the server."""
     _rest(folder, True, as_json, "Paused: no round is answered until `homebody client resume`.")
 
 
@@ -302,10 +302,10 @@ def resume(folder: Dir, as_json: options.Json = False) -> None:
 def opt_out(
     folder: Dir,
     person: Name,
-    delete_history: Annotated[bool, Option("--delete-history", help="Delete what they did, too.")] = False,
+    delete_history: Annotated[bool, Option("--delete-history", help="Also delete their history.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """End a person's part: their private state and stored answers are deleted. What left before stays with others."""
+    """End a person's part, and delete their private state and stored answers. What they sent cannot be recalled."""
     with _home(folder) as home:
         member = home.people.opt_out(person, delete_history=delete_history)
         left = home.history.lengths()[member.slot]

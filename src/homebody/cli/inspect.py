@@ -25,11 +25,11 @@ def inspect(
     given: options.Given,
     method: Annotated[str, options.METHOD],
     user: Annotated[str | None, Option(help="The person, as the data set calls them; by default the first.")] = None,
-    seed: Annotated[int, Option(help="As in the run whose first message this is.")] = 0,
+    seed: Annotated[int, Option(help="The seed of the run whose first message is shown.")] = 0,
     settings: options.Settings = None,
     as_json: options.Json = False,
 ) -> None:
-    """The message that one person's device would send in the first round: fields, bytes, and what it tells whom."""
+    """Show the message that one person's device would send in the first round: fields, bytes, and who learns what."""
     from homebody.cli.progress import watching
     from homebody.methods import trust
     from homebody.recipe import parse_fields

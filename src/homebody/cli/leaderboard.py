@@ -17,15 +17,17 @@ __all__ = ["leaderboard"]
 @options.recipe_options
 def leaderboard(
     given: options.Given,
-    seeds: Annotated[int, Option(help="Run each method with seeds 0 to this less 1.")] = 3,
-    methods: Annotated[str | None, Option(help="Only these, with commas between; by default all that fit.")] = None,
+    seeds: Annotated[int, Option(help="Number of seeds (0, 1, …) to run each method with.")] = 3,
+    methods: Annotated[
+        str | None, Option(help="Only these methods, separated by commas; by default all that fit the data.")
+    ] = None,
     jobs: options.Jobs = None,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
 ) -> None:
-    """Accuracy, ε, bytes and seconds of all methods on one data set, as JSON, Markdown and a page with a plot.
+    """Compare accuracy, ε, bytes and seconds of all methods on one data set, as JSON, Markdown and an HTML page.
 
-    Runs that are finished are kept: what was interrupted goes on when the same command is given again.
+    Finished runs are kept: give the same command again to continue an interrupted leaderboard.
     """
     from homebody.cli.data import fetching
     from homebody.cli.progress import watching_cells

@@ -12,9 +12,9 @@ __all__ = ["methods"]
 
 
 def methods(
-    name: Annotated[str | None, Argument(help="Show this one's fields.")] = None, as_json: options.Json = False
+    name: Annotated[str | None, Argument(help="A method whose fields to show.")] = None, as_json: options.Json = False
 ) -> None:
-    """Every method and reference: what it is, its paper, and the fields that --set takes."""
+    """List methods and references: what each is, its paper, and the fields that --set takes."""
     from homebody.methods import METHODS, trust
 
     if name:

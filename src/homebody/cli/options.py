@@ -40,13 +40,14 @@ __all__ = [
     "warn",
 ]
 
-Out = Annotated[Path, Option("--out", help="The folder that run folders are made in.")]
+Out = Annotated[Path, Option("--out", help="The folder in which run folders are created.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object and nothing else.")]
 TrustCode = Annotated[
-    bool, Option("--trust-code", help="Run the file that the folder's recipe names as its method; it is named first.")
+    bool,
+    Option("--trust-code", help="Run the Python file that the recipe names as its method; its path is printed first."),
 ]
-Jobs = Annotated[int | None, Option(help="Runs at a time; by default as many as processors.")]
-Settings = Annotated[list[str] | None, Option("--set", help="field=value of the method; repeat.")]
+Jobs = Annotated[int | None, Option(help="Runs in parallel; by default one per processor.")]
+Settings = Annotated[list[str] | None, Option("--set", help="A field of the method, field=value; repeat.")]
 
 
 def _option(spec: Field[Any], name: str = "", **changes: Any) -> Any:
@@ -187,7 +188,7 @@ def pairs(given: list[str] | None, option: str, *, first: bool = False) -> dict[
         if not equals or not name or not value:
             raise HomebodyError(f"{option} takes NAME=VALUE, not '{text}'.")
         if name in values:
-            raise HomebodyError(f"{option} says twice what '{name}' is; leave one out.")
+            raise HomebodyError(f"{option} gives '{name}' twice; leave one out.")
         values[name] = value
     return values
 

@@ -13,27 +13,29 @@ from homebody.federation.proxy.settings import ProxySettings
 
 __all__ = ["app"]
 
-app = Typer(help="Mix sealed reports of many devices, and pass them on without their senders.", no_args_is_help=True)
+app = Typer(
+    help="Shuffle sealed reports of many devices, and forward them without their senders.", no_args_is_help=True
+)
 
 Dir = Annotated[Path, Argument(help="The proxy's folder.", metavar="DIR")]
-Keys = Annotated[list[Path], Argument(help="Files reports.pub.", metavar="KEY.pub...")]
+Keys = Annotated[list[Path], Argument(help="The senders' reports.pub files.", metavar="KEY.pub...")]
 
 
 @app.command()
 @options.from_settings(ProxySettings)
 def init(
-    folder: Annotated[Path, Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
+    folder: Annotated[Path, Argument(help="A folder that is empty or does not exist.", metavar="DIR")],
     given: options.Given,
-    next_ca: Annotated[Path | None, Option(help="The authority of the next hop's certificate, ca.pem.")] = None,
+    next_ca: Annotated[Path | None, Option(help="The ca.pem that signed the next hop's certificate.")] = None,
     host: Annotated[
         list[str] | None,
         Option(help="A name or address by which devices reach the proxy, for its certificate; repeat."),
     ] = None,
-    cert: Annotated[Path | None, Option(help="A certificate of your own, PEM; by default one is made.")] = None,
+    cert: Annotated[Path | None, Option(help="Your own certificate, PEM; by default one is created.")] = None,
     key: Annotated[Path | None, Option(help="The key of your certificate, PEM.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a proxy: its settings, its database, its certificate and its key."""
+    """Create a proxy: its settings, its database, its certificate and its key."""
     from homebody.federation.proxy.admin import make
 
     settings = ProxySettings(**given.values(), next_ca=next_ca is not None)
@@ -51,10 +53,10 @@ def init(
 
 @app.command("key")
 def make_key(
-    folder: Annotated[Path, Argument(help="Where to put it; made if it is not there.", metavar="DIR")],
+    folder: Annotated[Path, Argument(help="The folder for the key; created if missing.", metavar="DIR")],
     as_json: Json = False,
 ) -> None:
-    """Make a key that signs a device's reports; a proxy gets its own from `homebody proxy init`."""
+    """Create a key that signs a device's reports. A proxy gets its key from `homebody proxy init`."""
     from homebody.federation.service.keys import make_report_key
 
     options.made_key(make_report_key(folder), "proxy", as_json)
@@ -67,13 +69,13 @@ def allow(
     people: Annotated[
         int | None,
         Option(
-            help="People of each device, who share its limit; of a proxy, devices that a batch counts for, at most."
+            help="People on each device, who share its limit. With --proxy: the most devices that a batch counts for."
         ),
     ] = None,
-    proxy: Annotated[bool, Option("--proxy", help="They are keys of proxies before this one.")] = False,
+    proxy: Annotated[bool, Option("--proxy", help="The keys are of proxies that forward to this one.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Let devices, or proxies before this one, send; also while it runs."""
+    """Let devices, or other proxies, send reports. The proxy may be running."""
     from homebody.federation.proxy.admin import allow
 
     count = allow(folder, keys, people=people, proxy=proxy)
@@ -82,7 +84,7 @@ def allow(
 
 @app.command()
 def forbid(folder: Dir, keys: Keys, as_json: Json = False) -> None:
-    """Let these send no more; also while it runs."""
+    """Refuse further reports from these keys. The proxy may be running."""
     from homebody.federation.proxy.admin import forbid
 
     count = forbid(folder, keys)
@@ -91,7 +93,7 @@ def forbid(folder: Dir, keys: Keys, as_json: Json = False) -> None:
 
 @app.command()
 def run(folder: Dir) -> None:
-    """Run the proxy until it is told to stop. What was accepted survives, however it ends."""
+    """Run the proxy until stopped (Ctrl-C, or SIGTERM). Accepted reports survive a crash."""
     from homebody.federation.proxy.app import run
 
     run(folder)
@@ -99,7 +101,7 @@ def run(folder: Dir) -> None:
 
 @app.command()
 def status(folder: Dir, as_json: Json = False) -> None:
-    """What is held, what was passed on, and what was refused and why."""
+    """Show how many reports are held, were forwarded, and were refused and why."""
     from homebody.errors import several
     from homebody.federation.proxy.admin import report
 

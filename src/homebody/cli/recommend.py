@@ -20,17 +20,15 @@ def recommend(
     clicks: Annotated[
         str | None,
         Option(
-            help="For somebody new: items that they have, oldest first, with commas, by the data set's ids or names; "
+            help="For a new person: the items they have, by id or name, oldest first and separated by commas; "
             "'' for none."
         ),
     ] = None,
     feature: Annotated[
-        list[str] | None, Option(help="Of somebody new, such as age=25; repeat. What is not said is unknown.")
+        list[str] | None, Option(help="A feature of a new person, such as age=25; repeat. Others count as unknown.")
     ] = None,
-    now: Annotated[
-        list[str] | None, Option(help="The circumstances in which they ask, such as weather=sunny; repeat.")
-    ] = None,
-    ratings: Annotated[str | None, Option(help="What they think of each of --clicks, in its order: 5,3.5,4.")] = None,
+    now: Annotated[list[str] | None, Option(help="The context of the request, such as weather=sunny; repeat.")] = None,
+    ratings: Annotated[str | None, Option(help="Ratings of the items in --clicks, in the same order: 5,3.5,4.")] = None,
     to_view: Annotated[
         str | None,
         Option(
@@ -42,16 +40,16 @@ def recommend(
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
-    """A person's best new items, ranked as their own device would; also of somebody whom training never met.
+    """Recommend new items to a person, ranked as their own device would; also to someone who was not in training.
 
-    For instance: homebody recommend RUN --clicks 260,1196,1210 --feature age=25 --feature gender=F
+    Example: homebody recommend RUN --clicks 260,1196,1210 --feature age=25 --feature gender=F
     """
     from homebody.run import trust_folder
     from homebody.suggest import recommend_for, recommend_to, recommend_to_view
 
     if (user is None) == (clicks is None):
         raise HomebodyError(
-            "Say whom it is for: --user NAME for one of the run's people, or --clicks ITEM,ITEM for somebody new."
+            "Give the person: --user NAME for one of the run's people, or --clicks ITEM,ITEM for somebody new."
         )
     if trust_code:
         trust_folder(run, options.warn)

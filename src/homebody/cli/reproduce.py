@@ -18,14 +18,14 @@ __all__ = ["reproduce"]
 
 def reproduce(
     paper: Annotated[
-        str | None, Argument(help="A paper's name, or a folder with its recipe.toml; without one: a list.")
+        str | None, Argument(help="A paper's name, or a folder with its recipe.toml; leave it out to list the papers.")
     ] = None,
     table: Annotated[str | None, Option(help="Only this table; by default everything.")] = None,
     figure: Annotated[str | None, Option(help="Only this figure.")] = None,
     data: Annotated[list[str] | None, Option(help="Only this data set; repeat.")] = None,
     protocol: Annotated[list[str] | None, Option(help="Only under this protocol; repeat.")] = None,
-    seeds: Annotated[int | None, Option(help="Seeds 0 to this less 1; by default the recipe's.")] = None,
-    rounds: Annotated[int | None, Option(help="For a quick look: rounds of every run.")] = None,
+    seeds: Annotated[int | None, Option(help="Number of seeds (0, 1, …); by default the recipe's.")] = None,
+    rounds: Annotated[int | None, Option(help="Rounds of every run, for a quick look.")] = None,
     jobs: options.Jobs = None,
     write: Annotated[
         bool, Option("--write", help="Write RESULTS.md, its picture and results.json beside the paper's recipe.")
@@ -38,9 +38,9 @@ def reproduce(
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
-    """Published figures beside obtained ones: as JSON, as Markdown and as a page that works without a network.
+    """Reproduce a paper: its figures beside ours, as JSON, Markdown and an HTML page that works offline.
 
-    Runs that are finished are kept: an interrupted reproduction goes on when the same command is given again.
+    Finished runs are kept: give the same command again to continue an interrupted reproduction.
     """
     from homebody.studies.papers import find_paper, list_papers, read_paper
 

@@ -23,13 +23,13 @@ def run(
     settings: options.Settings = None,
     plain: Annotated[bool, options.of_recipe("fused")] = False,
     out: options.Out = Path("runs"),
-    resume: Annotated[Path | None, Option(help="Go on with this run's folder; takes no method.")] = None,
+    resume: Annotated[Path | None, Option(help="Continue the run in this folder; give no method.")] = None,
     trust_code: options.TrustCode = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a method and print its test metrics, at the round chosen on validation, with ε and costs.
 
-    bytes_up and bytes_down are means per client and round. A run that was killed goes on with --resume.
+    bytes_up and bytes_down are means per client and round. --resume continues a run that was killed.
     """
     from homebody import run as runs
     from homebody.cli.progress import watching
@@ -39,7 +39,7 @@ def run(
     from homebody.report.terminal import print_result
 
     if (method is None) == (resume is None):
-        raise HomebodyError("Give a method to run (see `homebody methods`), or --resume RUN; not both, not neither.")
+        raise HomebodyError("Give either a method to run (see `homebody methods`) or --resume RUN.")
     if resume is not None:
         _refuse_others()
         if trust_code:
@@ -49,13 +49,15 @@ def run(
     else:
         assert method is not None
         if trust_code:
-            raise HomebodyError("--trust-code is for --resume: a method that is named here is trusted.")
+            raise HomebodyError(
+                "--trust-code is for --resume: leave it out, because a method given on the command line is trusted."
+            )
         trust(method)
         fields = parse_fields(method, settings or [])
         recipe = given.recipe(method, fields=fields, seed=seed, fused=not plain)
         if (recipe.stages or recipe.budget) and issubclass(find(method), Reference):
             raise HomebodyError(
-                f"{method} is a centralised reference: it collects raw data, ε is ∞, and no stage or budget holds it."
+                f"{method} is a centralised reference that collects raw data, so ε is ∞: leave out stages and budgets."
             )
         with watching(f"{recipe.short_method} seed {seed}", quiet=as_json, select=recipe.selects()) as watcher:
             result = runs.execute(recipe, out, watcher)
@@ -69,20 +71,20 @@ def _refuse_others() -> None:
         typed = context.get_parameter_source(name) == ParameterSource.COMMANDLINE
         if typed and name not in ("resume", "trust_code", "as_json"):
             option = next(p.opts[-1] for p in context.command.params if p.name == name)
-            raise HomebodyError(f"--resume goes on with the run's own recipe: leave out {option}.")
+            raise HomebodyError(f"--resume continues with the run's own recipe: leave out {option}.")
 
 
 @options.recipe_options
 def compare(
     given: options.Given,
     methods: Annotated[list[str], Argument(help="Names from `homebody methods`, or path/to/file.py:Class.")],
-    seeds: Annotated[int, Option(help="Run each method with seeds 0 to this less 1.")] = 3,
+    seeds: Annotated[int, Option(help="Number of seeds (0, 1, …) to run each method with.")] = 3,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
 ) -> None:
-    """Mean and deviation over seeds, and whether a method really differs from the best one.
+    """Compare methods: mean and deviation over seeds, and whether each differs significantly from the best.
 
-    Methods meet the same splits and candidates, so users are compared in pairs (NDCG@10, sign-flip test, Holm).
+    All methods use the same splits and candidates, so users are compared in pairs (NDCG@10, sign-flip test, Holm).
     """
     from homebody.cli.progress import watching
     from homebody.report.comparison import summarise_runs
@@ -103,7 +105,7 @@ def compare(
 
 
 def show(run: Annotated[Path, Argument(help="A run's folder.")], as_json: options.Json = False) -> None:
-    """What was run, how it went round by round, what it told whom, and what came of it."""
+    """Show a run: its recipe, its metrics by round, what it disclosed to whom, and its result."""
     from homebody.report import RunFolder
     from homebody.report.terminal import print_run
 

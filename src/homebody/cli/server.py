@@ -14,9 +14,9 @@ from homebody.federation.server.plan import ServerPlan
 
 __all__ = ["app", "keys"]
 
-app = Typer(help="Train over real devices: the server's side.", no_args_is_help=True)
+app = Typer(help="Train over real devices: run the server.", no_args_is_help=True)
 
-keys = Typer(help="Make keys, and say whose may take part.", no_args_is_help=True)
+keys = Typer(help="Create keys, and choose whose may take part.", no_args_is_help=True)
 
 Dir = Annotated[Path, Argument(help="The server's folder.", metavar="DIR")]
 Hosts = Annotated[
@@ -28,8 +28,8 @@ Hosts = Annotated[
 @app.command()
 @options.from_settings(ServerPlan)
 def init(
-    folder: Annotated[Path, Argument(help="A folder that is empty, or not there yet.", metavar="DIR")],
-    method: Annotated[str, Option(help="What to train, by name; `homebody methods` lists them.")],
+    folder: Annotated[Path, Argument(help="A folder that is empty or does not exist.", metavar="DIR")],
+    method: Annotated[str, Option(help="The method to train; `homebody methods` lists them.")],
     given: options.Given,
     items: Annotated[
         str | None,
@@ -39,31 +39,35 @@ def init(
     settings: options.Settings = None,
     stages: Annotated[list[str] | None, options.of_recipe("stages")] = None,
     rounds: Annotated[int | None, options.of_recipe("rounds", min=1)] = None,
-    cohort: Annotated[int | None, Option(help="People drawn for a round; by default all who are there.", min=1)] = None,
-    seed: Annotated[int, Option(help="Of negatives and cohorts; noise that protects comes from the system.")] = 0,
+    cohort: Annotated[
+        int | None, Option(help="People drawn for each round; by default everyone connected.", min=1)
+    ] = None,
+    seed: Annotated[
+        int, Option(help="The seed of negatives and cohorts; privacy noise comes from the system's generator.")
+    ] = 0,
     budget: Annotated[str | None, options.of_recipe("budget")] = None,
     delta: Annotated[float, options.of_recipe("delta")] = 1e-6,
     evaluate_every: Annotated[
-        int, Option(help="Devices measure after every so many rounds, which is charged; 0: never.", min=0)
+        int, Option(help="Devices evaluate every this many rounds, which the ledger charges; 0: never.", min=0)
     ] = 1,
     held_out: Annotated[
-        str | None, Option(help="What devices hold out to measure: latest (the default), latest-first or random.")
+        str | None, Option(help="What devices hold out for evaluation: latest (the default), latest-first or random.")
     ] = None,
     person_features: Annotated[
         list[str] | None,
         Option(
             "--person-feature",
             help="A feature that people may have, and its values: gender=F,M, hobbies=many:chess,golf or "
-            "age=number:MEAN:SPREAD; repeat. Of a dataset by name, its own are known.",
+            "age=number:MEAN:SPREAD; repeat. A named dataset declares its own.",
         ),
     ] = None,
     views: Annotated[
         list[str] | None,
-        Option("--view", help="A view of people that apps on devices hold, and its numbers: taste=30; repeat."),
+        Option("--view", help="A view that apps on devices hold, and the size of its vectors: taste=30; repeat."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make a server: its plan, its database, its catalogue and its keys."""
+    """Create a server: its plan, its database, its catalogue and its keys."""
     from homebody.federation.server.admin import make
     from homebody.recipe import Recipe, parse_fields
 
@@ -93,9 +97,9 @@ def init(
 @app.command()
 def start(
     folder: Dir,
-    once: Annotated[bool, Option("--once", help="End when the training does, and print what came of it.")] = False,
+    once: Annotated[bool, Option("--once", help="Exit when training ends, and print the result.")] = False,
 ) -> None:
-    """Run the server: it trains, goes on where it stood if it was killed, and then hands out the model."""
+    """Run the server: it trains, resumes if it was stopped, and then serves the final model."""
     from homebody.federation.server.supervisor import supervise
 
     _check_extra()
@@ -104,7 +108,7 @@ def start(
 
 @app.command()
 def status(folder: Dir, as_json: options.Json = False) -> None:
-    """What the server does, who may take part, what was told so far, and what was refused."""
+    """Show what the server is doing, who may take part, what was disclosed so far, and what was refused."""
     from homebody.federation.server.admin import report, running
     from homebody.federation.server.plan import opened
 
@@ -115,7 +119,7 @@ def status(folder: Dir, as_json: options.Json = False) -> None:
 
 @app.command()
 def readmit(folder: Dir, which: Annotated[str, Argument(help="The device's name or its key's fingerprint.")]) -> None:
-    """Ask a device again that was set aside for broken answers, also while the server runs."""
+    """Readmit a device that was set aside for broken answers. The server may be running."""
     from homebody.federation.server.plan import opened
 
     with opened(folder) as (_, records):
@@ -129,7 +133,7 @@ def items(
     source: Annotated[str, Argument(help="A CSV or Parquet file (id, name), or a dataset's name.")],
     as_json: options.Json = False,
 ) -> None:
-    """Add items to the catalogue, also while the server trains; those it knows are left alone."""
+    """Add items to the catalogue; known items are unchanged. The server may be running."""
     from homebody.federation.server.admin import read_items
     from homebody.federation.server.plan import opened
 
@@ -144,8 +148,8 @@ def items(
 
 
 @app.command()
-def backup(folder: Dir, file: Annotated[Path, Argument(help="A file that is not there yet.")]) -> None:
-    """Copy the server's state into one SQLite file, also while it runs."""
+def backup(folder: Dir, file: Annotated[Path, Argument(help="The file to write; it must not exist.")]) -> None:
+    """Back up the server's state to one SQLite file. The server may be running."""
     from homebody.federation.server.admin import backup
     from homebody.federation.server.plan import opened
 
@@ -155,10 +159,10 @@ def backup(folder: Dir, file: Annotated[Path, Argument(help="A file that is not 
 
 
 @app.command()
-def restore(folder: Dir, file: Annotated[Path, Argument(help="What `homebody server backup` wrote.")]) -> None:
-    """Bring a backup into a server whose database is empty.
+def restore(folder: Dir, file: Annotated[Path, Argument(help="A file that `homebody server backup` wrote.")]) -> None:
+    """Restore a backup into a server whose database is empty.
 
-    What was charged after the backup is not in it: the ledger would state too small an ε for rounds that ran since.
+    Rounds that ran after the backup are missing from its ledger, so the ε it states would be too small for them.
     """
     from homebody.federation.server.admin import restored
 
@@ -184,11 +188,11 @@ def _check_extra() -> None:
 
 @keys.command("init")
 def make_keys(
-    folder: Annotated[Path, Argument(help="Where to put them; made if it is not there.", metavar="DIR")],
+    folder: Annotated[Path, Argument(help="The folder for the files; created if missing.", metavar="DIR")],
     host: Hosts = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make a server's authority, certificate and operator's secret; `homebody server init` does it by itself."""
+    """Create a server's authority, certificate and operator's secret. `homebody server init` does this for you."""
     from homebody.federation.service.certificates import make_authority
 
     files = [str(file) for file in make_authority(folder, host or ())]
@@ -198,10 +202,10 @@ def make_keys(
 
 @keys.command("device")
 def make_device_key(
-    folder: Annotated[Path, Argument(help="Where to put it; made if it is not there.", metavar="DIR")],
+    folder: Annotated[Path, Argument(help="The folder for the key; created if missing.", metavar="DIR")],
     as_json: options.Json = False,
 ) -> None:
-    """Make a device's key; `homebody client init` does it by itself."""
+    """Create a device's key. `homebody client init` does this for you."""
     from homebody.federation.service.certificates import make_device_key
 
     options.made_key(make_device_key(folder), "server", as_json)
@@ -211,9 +215,11 @@ def make_device_key(
 def add_key(
     folder: Dir,
     public_key: Annotated[Path, Argument(help="The file device.pub that the device made, or reports.pub of a proxy.")],
-    name: Annotated[str, Option(help="What to call the device here.")],
-    people: Annotated[int, Option(help="How many people live with it, for good: each is a client.", min=1)] = 1,
-    proxy: Annotated[bool, Option("--proxy", help="It is a proxy: it may bring reports.")] = False,
+    name: Annotated[str, Option(help="A name for the device on this server.")],
+    people: Annotated[
+        int, Option(help="How many people use the device; each is a client. It cannot be changed later.", min=1)
+    ] = 1,
+    proxy: Annotated[bool, Option("--proxy", help="The key is a proxy's: it may bring reports.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Let a device take part, also while the server runs: each of its people gets a number. Or let a proxy bring
@@ -244,9 +250,9 @@ def add_key(
 def remove_key(
     folder: Dir,
     which: Annotated[str, Argument(help="The device's name or fingerprint, or the proxy's name.")],
-    proxy: Annotated[bool, Option("--proxy", help="It is a proxy.")] = False,
+    proxy: Annotated[bool, Option("--proxy", help="Remove a proxy, not a device.")] = False,
 ) -> None:
-    """Let a device take part no more; its numbers are not given again. Or take in nothing more from a proxy."""
+    """Remove a device or a proxy. A removed device takes no further part, and its client numbers are not reused."""
     from homebody.federation.server.plan import opened
 
     with opened(folder) as (_, records):

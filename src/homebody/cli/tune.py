@@ -23,18 +23,21 @@ def tune(
     method: Annotated[str, options.METHOD],
     trials: Annotated[int, Option(help="Settings to try; the first is the defaults.")] = 8,
     search: Annotated[
-        list[str] | None, Option(help="Where to look: field=low:high, field=low:high:log or field=a,b,c; repeat.")
+        list[str] | None,
+        Option(help="The range of a field: field=low:high, field=low:high:log or field=a,b,c; repeat."),
     ] = None,
-    settings: Annotated[list[str] | None, Option("--set", help="field=value, the same in every trial; repeat.")] = None,
-    seed: Annotated[int, Option(help="Of the first run of each trial, and of the draw.")] = 0,
+    settings: Annotated[
+        list[str] | None, Option("--set", help="A field that is fixed in every trial, field=value; repeat.")
+    ] = None,
+    seed: Annotated[int, Option(help="The seed of the search and of each trial's first run.")] = 0,
     seeds: Annotated[int, Option(help="Runs of each trial; validation is averaged.")] = 1,
-    jobs: Annotated[int | None, Option(help="Trials at a time; by default as many as processors.")] = None,
+    jobs: Annotated[int | None, Option(help="Trials in parallel; by default one per processor.")] = None,
     out: options.Out = Path("runs"),
     as_json: options.Json = False,
 ) -> None:
-    """Try settings of a method's fields, and choose one on validation; test metrics are shown of that one alone.
+    """Search a method's settings and choose the best on validation; test metrics are shown for that one only.
 
-    The same command goes on where it was stopped or killed, and more --trials add to those that are done.
+    The same command continues an interrupted search; with more --trials it adds to the finished ones.
     """
     from homebody.methods import find, trust
     from homebody.recipe import parse_fields

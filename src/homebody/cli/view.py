@@ -13,7 +13,7 @@ from homebody.errors import several
 
 __all__ = ["app"]
 
-app = Typer(help="An app: it holds one view of a device's people, apart from the others.", no_args_is_help=True)
+app = Typer(help="Run an app that holds one view of a device's people, separate from other apps.", no_args_is_help=True)
 
 App = Annotated[Path, Argument(help="The app's folder.", metavar="APP")]
 
@@ -24,7 +24,7 @@ def init(
     invitation: Annotated[Path, Argument(help="The file that `homebody client views add` wrote.")],
     as_json: options.Json = False,
 ) -> None:
-    """Create an app from a device's invitation; only the user who runs this enters its folder."""
+    """Create an app from a device's invitation. Only the user who runs this can open its folder."""
     from homebody.federation.app.folder import AppFolder, AppSettings
 
     settings = AppSettings.read(invitation)
@@ -40,10 +40,10 @@ def init(
 @app.command("import")
 def import_features(
     folder: App,
-    file: Annotated[Path, Argument(help="CSV or Parquet: a row for each person, their name and features.")],
+    file: Annotated[Path, Argument(help="A CSV or Parquet file with one row per person: name and features.")],
     as_json: options.Json = False,
 ) -> None:
-    """Take people's features from a file, in the place of what was known of those people."""
+    """Import people's features from a file; they replace what the app knew about those people."""
     from homebody.federation.app.features import read_features
     from homebody.federation.app.folder import AppFolder
 
@@ -69,11 +69,11 @@ def start(folder: App) -> None:
 @app.command()
 def ledger(
     folder: App,
-    person: Annotated[str | None, Option("--person", help="One person alone.")] = None,
+    person: Annotated[str | None, Option("--person", help="Only this person.")] = None,
     delta: Annotated[float, Option("--delta", help="The δ to state ε at.")] = 1e-6,
     as_json: options.Json = False,
 ) -> None:
-    """List what the device showed this app, and the ε of what that tells of people's other views."""
+    """List what the device showed this app, and the ε spent by people's other views."""
     from homebody.federation.app.disclosures import disclosure
     from homebody.federation.app.folder import AppFolder
 

@@ -32,19 +32,31 @@ class ProxySettings:
     ('127.0.0.1', 9445)
     """
 
-    next: str = option(doc="Whom to pass reports to: the server's intake or another proxy, https://…")
+    next: str = option(doc="The next hop, https://…: the server's address for reports, or another proxy.")
     listen: str = option("127.0.0.1:9445", "Where to listen, HOST:PORT; 0.0.0.0:PORT for other machines too.")
-    hold: float = option(60.0, "Seconds that the first report waits for others.", low=0, high=7 * 86_400, unit="second")
-    least_devices: int = option(10, "Devices that must have reported before anything goes out.", low=1, high=1_000_000)
-    most: int = option(1000, "Reports that a person may send in an epoch, at most.", low=1, high=1_000_000)
+    hold: float = option(
+        60.0,
+        "Seconds to hold the first report of a batch, to mix it with others.",
+        low=0,
+        high=7 * 86_400,
+        unit="second",
+    )
+    least_devices: int = option(
+        10, "Devices that must have reported before a batch is forwarded.", low=1, high=1_000_000
+    )
+    most: int = option(1000, "The most reports that a person may send in an epoch.", low=1, high=1_000_000)
     """The server may allow fewer."""
-    lead: float = option(5.0, "Seconds to close an epoch ahead of the next hop.", low=0, high=3_600, unit="second")
+    lead: float = option(
+        5.0, "Close an epoch this many seconds before the next hop does.", low=0, high=3_600, unit="second"
+    )
     """What is left then still arrives."""
-    batch: int = setting(2048, "Reports in a batch, at most.", low=1, high=16_384)
-    most_held: int = option(5_000_000, "Reports to hold on the disk, at most.", low=1, high=10**9)
+    batch: int = setting(2048, "The most reports in a batch.", low=1, high=16_384)
+    most_held: int = option(5_000_000, "The most reports to hold on disk.", low=1, high=10**9)
     """More are refused until some are passed on."""
-    queue: int = setting(32 << 20, "Bytes of requests in memory, at most; more are refused.", low=2 << 20, high=1 << 34)
-    tls: bool = option(True, "Encrypt; to leave it out, listen on this machine alone.", option="--tls/--no-tls")
+    queue: int = setting(32 << 20, "The most bytes of requests in memory; more are refused.", low=2 << 20, high=1 << 34)
+    tls: bool = option(
+        True, "Encrypt connections. --no-tls needs an address of this machine alone.", option="--tls/--no-tls"
+    )
     next_ca: bool = setting(
         False, "Check the next hop's certificate against next-ca.pem, not against the system's authorities."
     )

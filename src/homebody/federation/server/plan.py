@@ -51,24 +51,28 @@ class ServerPlan:
     listen: str = option(
         "127.0.0.1:9092", "Where to listen for devices, HOST:PORT; 0.0.0.0:PORT for other machines too."
     )
-    metrics: str = option("127.0.0.1:9464", "Where /metrics and /health answer; '' for nowhere.")
+    metrics: str = option("127.0.0.1:9464", "Where to serve /metrics and /health, HOST:PORT; '' for nowhere.")
     database: str = option(
-        "server.sqlite", "A file in DIR, postgresql://…, or env:NAME for an address in the environment."
+        "server.sqlite", "A file in DIR, postgresql://…, or env:NAME to read the address from a variable."
     )
-    link: str = option("", "Join a link that runs elsewhere with this server's keys, HOST:PORT.")
+    link: str = option("", "Use a SuperLink that runs elsewhere with this server's keys, HOST:PORT.")
     """A SuperLink; without one, the server starts its own."""
-    reports: str = option("", "Where proxies bring reports, HOST:PORT, for a method that shuffles; '' for nowhere.")
+    reports: str = option(
+        "", "Where to take in proxies' reports, HOST:PORT, for a method that shuffles; '' for nowhere."
+    )
     reports_wait: float = option(
         30.0,
-        "Seconds after a round's deadline for reports: longer than the proxy holds them.",
+        "Seconds to wait for reports after a round's deadline; more than the proxy's --hold.",
         low=0,
         high=86_400,
         unit="second",
     )
-    tls: bool = option(True, "Encrypt; to leave it out, listen on this machine alone.", option="--tls/--no-tls")
+    tls: bool = option(
+        True, "Encrypt connections. --no-tls needs an address of this machine alone.", option="--tls/--no-tls"
+    )
     deadline: float = option(60.0, "Seconds that a round waits for answers.", low=1, high=86_400, unit="second")
     quorum: float = option(
-        0.5, "The share of a round that must answer, or it is abandoned and tried again.", above=0, high=1
+        0.5, "The share of a round's people who must answer; with fewer, the round is repeated.", above=0, high=1
     )
     least: int = option(1, "People that must be connected before a round begins.", low=1, min=1)
     half: bool = option(False, "Send numbers in 16 bits instead of 32.")
@@ -76,7 +80,7 @@ class ServerPlan:
     most_faults: int = option(5, "Broken answers of one device before it is set aside.", low=1, min=1)
     longest: int = option(
         LONGEST,
-        "Interactions of a person that count, the latest: devices reckon a task with so many.",
+        "The most interactions of a person that are used, the latest ones. Devices size a task by it.",
         low=1,
         high=MOST_INTERACTIONS,
         unit="interaction",
