@@ -30,7 +30,7 @@ class Section:
         return re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
 
     def paste(self, folder: Path, data: Path, warm: Nest, *, ports: tuple[int, ...], columns: int = 80) -> list[str]:
-        """Run the commands in this folder as they stand, but for ports that are free; what each block printed.
+        """Run the commands in this folder as they stand, on free ports. Returns what each block printed.
 
         `homebody` is a program that starts warm.
         """

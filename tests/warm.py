@@ -1,8 +1,8 @@
 """Processes of Homebody that begin without importing anything: most of what a start costs is imports.
 
 A process that has imported all of Homebody, and compiled what is compiled, forks whenever it is asked to start a
-command. Commands that it started fork likewise where they would start a part of theirs. What comes of it is a process
-as any other: it has its own memory, files and locks, and is killed by itself.
+command. Commands that it started also fork where they would start a process. The result is a process like
+any other: it has its own memory, files and locks, and is killed alone.
 
 All workers of the tests share the warm process. Whoever wants a process connects to its socket, sends the command and
 the three standard files, and gets the number of the process and, at its end, its exit code. Where that connection ends
@@ -74,7 +74,7 @@ PAUSES = {
     "homebody.federation.proxy.forward": {"_LONGEST_PAUSE": 0.5},
     "homebody.federation.server.letters": {"LOOK_SECONDS": 0.2},
 }
-"""Seconds that somebody waits: those who are killed all the time would mostly wait."""
+"""Shorter waits: processes that tests kill all the time would mostly wait."""
 PR_SET_NAME = 15
 ENDS = ("p2cread", "c2pwrite", "errwrite")
 """What `subprocess` calls the standard files of a process that it starts."""
@@ -133,7 +133,7 @@ class _Started(subprocess.Popen[Any]):
         return self.returncode
 
     def _heard(self, timeout: float | None) -> bool:
-        """Whether it is known how the process ended; wait so long for it."""
+        """Whether the process has ended; waits up to `timeout` seconds for that."""
         with self._listening:
             if self.returncode is not None:
                 return True
@@ -162,7 +162,7 @@ class Nest:
     def run(
         self, args: Sequence[str], *, capture_output: bool = False, check: bool = False, **given: Any
     ) -> subprocess.CompletedProcess[Any]:
-        """As `subprocess.run`, likewise."""
+        """As `subprocess.run`, for the same commands."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} if capture_output else {}
         process = self.popen(args, **given, **pipes)
         with process:
@@ -227,13 +227,13 @@ def _send(line: socket.socket, what: Mapping[str, Any], files: Sequence[int] = (
 
 
 def _received(line: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        piece = line.recv(size - len(found))
+    content = b""
+    while len(content) < size:
+        piece = line.recv(size - len(content))
         if not piece:
             raise EOFError
-        found += piece
-    return found
+        content += piece
+    return content
 
 
 class _Forked(subprocess.Popen[bytes]):
@@ -241,8 +241,8 @@ class _Forked(subprocess.Popen[bytes]):
 
     def _execute_child(self, *given: Any) -> None:
         plain = super()._execute_child  # type: ignore[misc]
-        one = inspect.signature(plain).bind(*given).arguments
-        entry = _entry(list(map(str, one["args"]))) if isinstance(one["args"], list) else None
+        asked = inspect.signature(plain).bind(*given).arguments
+        entry = _entry(list(map(str, asked["args"]))) if isinstance(asked["args"], list) else None
         if entry is None:
             plain(*given)
             return
@@ -250,13 +250,13 @@ class _Forked(subprocess.Popen[bytes]):
         sys.stderr.flush()
         pid = os.fork()
         if not pid:
-            _become(entry, one)
+            _become(entry, asked)
         self.pid, self._child_created = pid, True
-        self._close_pipe_fds(*(one[end] for end in PIPES))  # type: ignore[attr-defined]
+        self._close_pipe_fds(*(asked[end] for end in PIPES))  # type: ignore[attr-defined]
 
 
 def _entry(args: list[str]) -> tuple[str, list[str]] | None:
-    """The module whose `main` is called, and the arguments: of a part of Homebody that another starts."""
+    """The module whose `main` is called, and its arguments, for a part of Homebody that another part starts."""
     if args[:2] != [sys.executable, "-P"]:
         return None
     if args[2] == "-m":
@@ -265,7 +265,7 @@ def _entry(args: list[str]) -> tuple[str, list[str]] | None:
 
 
 def _asked_for(args: list[str]) -> tuple[str, list[str]]:
-    """Likewise of what a test starts, which may also be code of its own: `-c` stands for the module then."""
+    """As `_entry`, for what a test starts. That may also be code: `-c` then stands for the module."""
     program, *words = args
     if Path(program).name == "homebody":
         return "homebody.cli", words
@@ -277,30 +277,30 @@ def _asked_for(args: list[str]) -> tuple[str, list[str]]:
     return (words[1], words[2:]) if words[0] == "-m" else ("-c", words[1:])
 
 
-def _become(entry: tuple[str, list[str]], one: Mapping[str, Any]) -> NoReturn:
-    """The process that was asked for; it never returns to what it was forked from, whose objects stay untouched."""
+def _become(entry: tuple[str, list[str]], asked: Mapping[str, Any]) -> NoReturn:
+    """Become the process that was asked for. It never returns, and leaves the objects of its parent untouched."""
     code = 1
     try:
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if one.get("process_group") is not None and one["process_group"] >= 0:
-            os.setpgid(0, one["process_group"])
+        if asked.get("process_group") is not None and asked["process_group"] >= 0:
+            os.setpgid(0, asked["process_group"])
         for target, name in enumerate(ENDS):
-            if one[name] >= 0:
-                os.dup2(one[name], target)
-        keep = {0, 1, 2, *one["pass_fds"]}
+            if asked[name] >= 0:
+                os.dup2(asked[name], target)
+        keep = {0, 1, 2, *asked["pass_fds"]}
         for number in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
             if number not in keep:
                 try:
                     os.close(number)
                 except OSError:
                     continue
-        if one["cwd"] is not None:
-            os.chdir(one["cwd"])
-        if one["env"] is not None:
+        if asked["cwd"] is not None:
+            os.chdir(asked["cwd"])
+        if asked["env"] is not None:
             os.environ.clear()
-            os.environ.update(one["env"])
+            os.environ.update(asked["env"])
         module, arguments = entry
         name = module if module != "homebody.cli" else " ".join(["hb", *arguments[:1]])
         ctypes.CDLL(None).prctl(PR_SET_NAME, name.rpartition(".")[2][:15].encode())
@@ -326,7 +326,7 @@ def _become(entry: tuple[str, list[str]], one: Mapping[str, Any]) -> NoReturn:
 
 
 def _compile(method: str) -> None:
-    """As a simulation does on its way, and a device for its toy."""
+    """Compile the kernels of a method, as a simulation and a device do."""
     from homebody.data import load
     from homebody.data.partitions import leave_one_out
     from homebody.federation import wire
@@ -408,7 +408,7 @@ class _Brood:
         session.close()
 
     def _deserted(self, line: socket.socket) -> None:
-        """Whoever wanted this process has gone: so does it, before anybody gets another."""
+        """Kill a process whose client has gone, before anybody gets another."""
         if line in self._children:
             self._selector.unregister(line)
             os.kill(self._children[line], signal.SIGKILL)

@@ -199,8 +199,8 @@ def rounded(update: Update, rng: Rng, scale: float, most: float | None = None) -
     (whole,) = _rounded(flat, keys, tuple(starts.tolist()), scale, limit)
     out: Update = {}
     for (name, part), start, end in zip(parts.items(), starts[:-1], starts[1:], strict=True):
-        own, value = whole[int(start) : int(end)].reshape(part.shape), update[name]
-        out[name] = Rows(value.index, own, value.size) if isinstance(value, Rows) else own
+        numbers, value = whole[int(start) : int(end)].reshape(part.shape), update[name]
+        out[name] = Rows(value.index, numbers, value.size) if isinstance(value, Rows) else numbers
     return out
 
 

@@ -1,6 +1,6 @@
 """Exact draws of Skellam noise: the difference of two Poisson variables of the same mean.
 
-They are made of random bits by whole-number arithmetic alone, from a table that is computed in whole numbers too.
+A draw turns random bits into noise by whole-number arithmetic alone. Its table is computed in whole numbers too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNIT = 1 << 10
 _WIDEST = 1 << 32
 """A larger variance is drawn as a sum: a table for it would not fit into caches, nor be computed in a second."""
 _LOST = 130
-"""A table ends where less than 2 to this power, negative, is left."""
+"""A table ends where a probability of less than 2⁻¹³⁰ is left."""
 
 
 def skellam(rng: Rng, units: int, *shape: int) -> Tensor:

@@ -292,10 +292,10 @@ class TestWhatTheServerSees:
         """Its own mask and those with the lost come off. The masks with other survivors stay."""
         for number, message in seen().answers["masked"].items():
             own, terms = secrets_of(number), seen().terms
-            assert commitment(terms.digest, number, own.own) == seen().collector._known.commitments[number]
+            assert commitment(terms.digest, number, own.own_seed) == seen().collector._known.commitments[number]
             total = MaskedSum(terms.entries, terms.width)
             total.add_packed(message[9:-96])
-            total.subtract(derive(own.own, terms.digest, "own mask", number, number))
+            total.subtract(derive(own.own_seed, terms.digest, "own mask", number, number))
             for other in seen().parties:
                 if other == number:
                     continue

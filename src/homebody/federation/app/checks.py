@@ -1,4 +1,4 @@
-"""What an app checks of a question before it computes: compiled loops would read and write beside a table."""
+"""What an app checks of a question before it computes: compiled loops do not check bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = {"index": torch.int64, "place": torch.int64, "weight": torch.float32, "
 
 
 def check_samples(batch: Batch, rows: int) -> None:
-    """Refuse samples that do not fit together, or name rows that an item tower of so many rows does not have."""
+    """Refuse samples that do not fit together, or that name rows beyond the item tower's."""
     fit = {name: getattr(value, "dtype", None) for name, value in batch.items()} == _KINDS
     if fit:
         index, place, weight, real = (batch[name] for name in _KINDS)
@@ -27,7 +27,7 @@ def check_samples(batch: Batch, rows: int) -> None:
 
 
 def check_towers(shared: Tree, tower: Tower, view: str, inputs: int, rows: int | None = None) -> None:
-    """Refuse towers of another shape: the view's own has so many inputs, the item tower so many rows, if known."""
+    """Refuse towers of another shape. inputs: of the view's tower. rows: of the item tower, if known."""
     first = shared.get("item/first")
     rows = len(first) if rows is None and isinstance(first, Tensor) and first.dim() else rows
     wanted = {

@@ -19,28 +19,28 @@ def disclosure(app: AppFolder, person: str | None = None, delta: float = 1e-6) -
     people = app.people()
     if person is not None and person not in people:
         raise unknown_name("person", person, people)
-    found = {
+    summary = {
         "view": app.settings.view,
         "running": app.runs(),
         "delta": delta,
         "people": [_of_person(app, name, delta) for name in people if person in (None, name)],
     }
-    return cast(dict[str, Any], jsonable(found))
+    return cast(dict[str, Any], jsonable(summary))
 
 
 def _of_person(app: AppFolder, person: str, delta: float) -> dict[str, Any]:
     ledger, seen = app.ledger(person), app.seen(person)
     charged = ledger.releases()
 
-    def series(one: SeenQuestion) -> tuple[str, str]:
-        return one.run, one.what
+    def series(question: SeenQuestion) -> tuple[str, str]:
+        return question.run, question.what
 
     lines = []
     for (run, what), several in groupby(sorted(seen, key=series), key=series):
-        own = list(several)
-        totals = {name: sum(getattr(one, name) for one in own) for name in ("items", "received", "sent")}
-        line = {"run": run, "what": what, "first": own[0].release, "last": own[-1].release, "questions": len(own)}
-        lines.append({**line, **totals, "at": own[-1].at})
+        questions = list(several)
+        totals = {name: sum(getattr(entry, name) for entry in questions) for name in ("items", "received", "sent")}
+        ends = {"first": questions[0].release, "last": questions[-1].release, "questions": len(questions)}
+        lines.append({"run": run, "what": what, **ends, **totals, "at": questions[-1].at})
     return {
         "person": person,
         "features": sorted(app.features(person)),

@@ -17,7 +17,7 @@ __all__ = ["read_features"]
 def read_features(path: Path) -> dict[str, dict[str, str]]:
     """Each person's features by name, as texts: the server's model says how they are written in numbers.
 
-    The id is in a column of a usual name, such as user or id, otherwise in the first. An empty cell says nothing.
+    The id is in a column of a usual name, such as user or id, otherwise in the first. An empty cell is no feature.
     """
     table = raw_table(path)
     if table.height == 0:
@@ -31,13 +31,13 @@ def read_features(path: Path) -> dict[str, dict[str, str]]:
     if (twice := people.filter(people.is_duplicated())).len():
         raise HomebodyError(f"{path} has several rows about the user '{twice[0]}': leave one row for each.")
     columns = {name: _texts(FileColumn(table[name], "feature", path)) for name in names}
-    found = {
+    features = {
         person: {name: values[row] for name, values in columns.items() if values[row]}
         for row, person in enumerate(people.to_list())
     }
-    if not any(found.values()):
+    if not any(features.values()):
         raise HomebodyError(f"{path} has no value in any column but '{key}', so it says nothing about anybody.")
-    return found
+    return features
 
 
 def _texts(column: FileColumn) -> list[str]:

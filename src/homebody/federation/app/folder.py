@@ -27,7 +27,7 @@ __all__ = ["AppFolder", "AppSettings", "SeenQuestion"]
 FILE = "app.sqlite"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 KEPT_TOWERS = 2
-"""Of each person and run, beside the one that may be gone back to."""
+"""Towers kept for each person and run, besides the one of a round that may be gone back to."""
 _TABLES = """
 CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE person (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
@@ -72,8 +72,8 @@ class AppSettings(NamedTuple):
     def read(cls, file: Path) -> Self:
         """The settings in a device's invitation."""
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            settings = cls(**{name: found[name] for name in cls._fields})
+            invitation = json.loads(file.read_text(encoding="utf-8"))
+            settings = cls(**{name: invitation[name] for name in cls._fields})
         except OSError as error:
             raise HomebodyError(f"{file} cannot be read: {error.strerror or error}.") from error
         except (ValueError, KeyError, TypeError) as error:
@@ -109,7 +109,7 @@ class AppFolder:
 
     @classmethod
     def create(cls, path: Path, settings: AppSettings) -> Self:
-        """Make an app in a folder that is empty or not there, whole or not at all."""
+        """Create an app in a folder that is empty or does not exist, completely or not at all."""
         if not NAME.fullmatch(settings.view):
             raise HomebodyError(f"The name of a view is a letter, then letters, digits, _ or -, not '{settings.view}'.")
         fresh = not path.exists()
@@ -142,7 +142,7 @@ class AppFolder:
         return AppSettings(**{name: json.loads(value) for name, value in rows})
 
     def describe(self, people: Mapping[str, Mapping[str, str]]) -> None:
-        """Take these people's features in the place of what was known of them, all or none."""
+        """Replace these people's features, all or none."""
         with self._database.transaction():
             for person, features in people.items():
                 number = self._number(person)
@@ -168,12 +168,12 @@ class AppFolder:
 
     def tower(self, person: str, run: str, before: int) -> Tree | None:
         """A person's tower after the latest round before this one; None: it has not been trained."""
-        found = self._database.execute(
+        row = self._database.execute(
             "SELECT t.content FROM tower t JOIN person p ON p.number = t.person WHERE p.name = ? AND t.run = ? "
             "AND t.step < ? ORDER BY t.step DESC LIMIT 1",
             (person, run, before),
         ).fetchone()
-        return None if found is None else wire.decode_tree(bytes(found[0]))
+        return None if row is None else wire.decode_tree(bytes(row[0]))
 
     def put_tower(self, person: str, run: str, step: int, tower: Tree, keep: int | None) -> None:
         """Keep a person's tower after a round. Towers of later rounds are dropped: those are being done again.
@@ -190,15 +190,15 @@ class AppFolder:
             rows = self._database.execute(
                 "SELECT step FROM tower WHERE person = ? AND run = ? ORDER BY step DESC", (number, run)
             ).fetchall()
-            steps = [one for (one,) in rows]
-            wanted = {*steps[:KEPT_TOWERS], *[one for one in steps if keep is not None and one <= keep][:1]}
+            steps = [row[0] for row in rows]
+            wanted = {*steps[:KEPT_TOWERS], *[old for old in steps if keep is not None and old <= keep][:1]}
             self._database.executemany(
                 "DELETE FROM tower WHERE person = ? AND run = ? AND step = ?",
-                [(number, run, one) for one in steps if one not in wanted],
+                [(number, run, old) for old in steps if old not in wanted],
             )
 
     def drop_towers(self, keep: Collection[str]) -> int:
-        """Drop everyone's towers except those of these runs; how many were dropped."""
+        """Drop everyone's towers except those of these runs. Returns how many were dropped."""
         runs = [run for (run,) in self._database.execute("SELECT DISTINCT run FROM tower").fetchall()]
         if not (old := [(run,) for run in runs if run not in keep]):
             return 0
@@ -247,12 +247,12 @@ class AppFolder:
 
     def _number(self, person: str) -> int:
         name = one_line(person, "A person's name", 200)
-        found = self._database.execute("SELECT number FROM person WHERE name = ?", (name,)).fetchone()
-        if found is not None:
-            return int(found[0])
-        (many,) = self._database.execute("SELECT COUNT(*) FROM person").fetchone()
-        self._database.execute("INSERT INTO person (number, name) VALUES (?, ?)", (many, name))
-        return int(many)
+        row = self._database.execute("SELECT number FROM person WHERE name = ?", (name,)).fetchone()
+        if row is not None:
+            return int(row[0])
+        (count,) = self._database.execute("SELECT COUNT(*) FROM person").fetchone()
+        self._database.execute("INSERT INTO person (number, name) VALUES (?, ?)", (count, name))
+        return int(count)
 
     def __enter__(self) -> Self:
         return self

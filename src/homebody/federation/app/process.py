@@ -1,7 +1,7 @@
 """The process of an app: reach the device, answer its questions, and come back after any failure.
 
 An app reads its own features, the item tower, its own tower and the samples. It sends its raw gradient to the device,
-which clips it: no app is believed to have done so.
+which clips it: the device does not rely on an app to do so.
 """
 
 from __future__ import annotations
@@ -140,9 +140,9 @@ class App:
         """The letter to send back; a refusal says why."""
         try:
             question = AppQuestion.read(letter)
-            own = self.folder.settings.view
-            if question.view != own:
-                raise wire.Malformed(f"This is the app of the view '{own}'.")
+            view = self.folder.settings.view
+            if question.view != view:
+                raise wire.Malformed(f"This is the app of the view '{view}'.")
             update = self._answer(question)
             reply = wire.encode_letter({"to": wire.digest(letter)}, {"update": wire.encode_tree(update)})
             sizes = (_items(question.batch), len(letter), len(reply), now())
@@ -165,20 +165,20 @@ class App:
         training = question.do == "gradient"
         local = self.folder.tower(person, run, question.step if training else question.step + 1)
         local = method.init_local(question.shared, Rng.of(0)) if local is None else local
-        known = {_named(one, name, question.schema): value for one, value in self.folder.features(person).items()}
+        known = {_named(column, name, question.schema): value for column, value in self.folder.features(person).items()}
         coded = question.schema.encoded([known], question.n_items)["users"]
-        features = {column: torch.from_numpy(one.values)[0] for column, one in coded.columns.items()}
+        features = {column: torch.from_numpy(codes.values)[0] for column, codes in coded.columns.items()}
         catalogue = question.schema.catalogue(question.n_items)
-        own = {one: catalogue.people[one] for one in catalogue.views.get(name, ())}
+        columns = {column: catalogue.people[column] for column in catalogue.views.get(name, ())}
         rows = None if training else row_count(views.items(catalogue))
-        check_towers(question.shared, views.tower, name, input_width(list(own.values())), rows)
+        check_towers(question.shared, views.tower, name, input_width(list(columns.values())), rows)
         if not training:
             nothing = torch.zeros(0, dtype=torch.int64)
             data = Data(nothing, nothing.bool(), nothing, catalogue, features)
             return {"scores": _alone(method, name).probabilities(question.shared, local, data)[name]}
         check_samples(question.batch, len(question.shared["item/first"]))
         self._charge(method, question)
-        batch = {**question.batch, f"{name}/input": inputs(own, features)}
+        batch = {**question.batch, f"{name}/input": inputs(columns, features)}
         gradient = views.view(name, question.shared, local, batch)
         check_finite(gradient, "The gradients of this question")
         if local:
@@ -188,12 +188,12 @@ class App:
         return {part: value for part, value in gradient.items() if part in question.parts}
 
     def _charge(self, method: Method, question: AppQuestion) -> None:
-        """What the rounds tell this app of the other views, before it sees more of it.
+        """Charge what a round tells this app of the other views, before the app uses it.
 
         A question that comes again is the same release, whatever the device ranks with by then.
         """
         cohort = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, question.n_items)
-        charges = [one for one in releases(method, cohort) if one.observer == "views"]
+        charges = [charge for charge in releases(method, cohort) if charge.observer == "views"]
         release = f"{question.run}/{question.release}@{question.ask}"
         if charges:
             self.folder.charge(question.person, release, charges, wire.digest(replace(question, ranks="").content()))

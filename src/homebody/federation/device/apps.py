@@ -1,4 +1,4 @@
-"""The views of a device's people that are apps: what is asked of them, and what becomes of their answers."""
+"""The views of a device's people that are apps: asks the apps, and counts the outcomes."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def asking(home: Home, where: Path | None, log: Callable[..., None]) -> Iterator
 
 
 class Apps:
-    """Asks apps through the desk, and counts in the home what came of it. Without a desk every app is away."""
+    """Asks apps through the desk, and counts the outcomes in the home. Without a desk every app counts as away."""
 
     def __init__(self, home: Home, desk: Desk | Relay | None, log: Callable[..., None]) -> None:
         self._home, self._desk, self._log = home, desk, log
         self._unknown: set[str] = set()
 
     def names(self, method: Method, catalogue: Catalogue) -> list[str]:
-        """The views that this method trains and that apps hold. An app of another view is not asked, which is said."""
+        """The views that this method trains and that apps hold. An app of another view is not asked, but logged."""
         views = views_of(method)
         if views is None:
             return []
@@ -64,9 +64,9 @@ class Apps:
         batch: Batch,
         leaves: Tree,
     ) -> dict[str, Update]:
-        """Each app's gradients for these samples; zeros of an app that is left out.
+        """Each app's gradients for these samples; zeros for an app that is left out.
 
-        about: the fields of the question that say what it is for. leaves: by their names, what a person sends.
+        about: the fields of the question that say what it is for. leaves: what a person sends, by name.
         """
         views = views_of(method)
         assert views is not None
@@ -82,7 +82,7 @@ class Apps:
                 do="gradient",
                 view=name,
                 parts=list(quiet[name]),
-                shared=_own(shared, name),
+                shared=_visible(shared, name),
                 batch=samples,
                 schema=_of_view(schema, name, items=False),
             )
@@ -93,7 +93,7 @@ class Apps:
     def scores(
         self, about: Mapping[str, Any], method: Method, shared: Tree, schema: FeatureSchema
     ) -> dict[str, Tensor]:
-        """Each app's scores of all items; of an app that is left out, all items alike."""
+        """Each app's scores of all items; an app that is left out scores all items alike."""
         n_items = about["n_items"]
         alike = torch.full((n_items,), 1.0 / n_items)
         queries = {}
@@ -104,7 +104,7 @@ class Apps:
                 do="scores",
                 view=name,
                 parts=[],
-                shared=_own(shared, name),
+                shared=_visible(shared, name),
                 batch={},
                 schema=_of_view(schema, name, items=True),
             )
@@ -113,12 +113,12 @@ class Apps:
         return {name: replies[name].update["scores"] if name in replies else alike for name in queries}
 
     def _ranks(self) -> str:
-        """The run whose model the device ranks with: apps keep towers of it."""
+        """The run whose model the device ranks with: apps keep its towers."""
         model = self._home.models.ranking()
         return str(json.loads(model.description)["run"]) if model else ""
 
     def _ask(self, queries: Mapping[str, Query]) -> dict[str, AppReply]:
-        """The answers of those who answered; what came of every question is counted."""
+        """The replies of the apps that answered. The outcome of every question is counted."""
         known: list[KnownView] = self._home.views.all()
         away = {name: AppReply("away", {}, "Its app is not there.") for name in queries}
         replies = self._desk.ask(queries, known) if self._desk is not None else away
@@ -137,7 +137,7 @@ def unknown_view(name: str, trained: Mapping[str, object]) -> str:
     )
 
 
-def _own(shared: Tree, view: str) -> Tree:
+def _visible(shared: Tree, view: str) -> Tree:
     """What an app may see of the shared parameters: the item tower and its own."""
     return {name: value for name, value in shared.items() if name.startswith(("item/", f"{view}/"))}
 
@@ -145,5 +145,5 @@ def _own(shared: Tree, view: str) -> Tree:
 def _of_view(schema: FeatureSchema, view: str, *, items: bool) -> FeatureSchema:
     """The schema of one view's features, and of the items if they are ranked."""
     people = {name: code for name, code in schema.people.items() if code.view == view}
-    own = replace(schema, people=people)
-    return own if items else replace(own, items={}, numbers={})
+    narrowed = replace(schema, people=people)
+    return narrowed if items else replace(narrowed, items={}, numbers={})

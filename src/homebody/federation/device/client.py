@@ -54,7 +54,7 @@ def take_part(folder: Path, where: Path | None = None, view_seconds: float = SEC
             if desk is not None:
                 desk.close()
     if device.stuck and not stop.is_set():
-        # No thread can be stopped from outside: what it holds and burns ends with this program, and with nothing else.
+        # A thread cannot be stopped from outside: only the end of the program frees what it uses.
         log("starting anew", reason="The work for a letter took longer than this device allows.")
         sys.stdout.flush()
         os.execv(sys.executable, sys.orig_argv)
@@ -107,7 +107,7 @@ class _Client:
                     until = time.monotonic() + letter.ttl
                     self._reply(letter, self._device.answer(letter.body, until), until)
             except (LinkDown, Refused) as error:
-                # A letter may have been lost on its way: whoever joins anew is asked anew.
+                # A letter may have been lost on its way: a device that joins again is asked again.
                 self._joined = False
                 self._away(_why(error))
 

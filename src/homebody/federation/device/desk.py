@@ -1,4 +1,4 @@
-"""The desk of a device: where the apps of its people come to, and are asked.
+"""The desk of a device: the apps of its people connect to it, and it asks them.
 
 The desk listens on a Unix socket outside the device's folder. It knows an app by the user of its process, which the
 system states, and by a token. An app that is away, slow or sends nonsense is left out of the round: the device goes on
@@ -39,11 +39,11 @@ LARGEST = 1e6
 """The largest number that a gradient may hold: those of towers are below 100."""
 HELLO_SECONDS = 5.0
 RELAY = wire.encode_letter({"relay": 1})
-"""What another process of the device's says first."""
+"""The first message of another process of the device."""
 PENDING = 4
-"""Connections of one user that have not said hello yet."""
+"""The most connections of one user that have not said hello yet."""
 LONGEST_PATH = 107
-"""Bytes of a socket's path that the system takes."""
+"""The most bytes of a socket's path that the system accepts."""
 
 
 def usual_socket(folder: Path) -> Path:
@@ -99,7 +99,7 @@ class Query(NamedTuple):
 
 
 class Relayed(NamedTuple):
-    """A question that another process of the device's asks through the desk, and checks the answer to."""
+    """A question from another process of the device, which checks the answer itself."""
 
     letter: bytes
     longest: int
@@ -128,8 +128,8 @@ class _Seat(NamedTuple):
 class Desk:
     """Asks the apps of one device.
 
-    seconds: how long all apps together may take to answer one question. An app that is not there is waited for as long,
-    once: after that it is not waited for until it comes back.
+    seconds: how long all apps together may take to answer one question. The desk waits as long for an
+    app that is not there, but only once: after that it does not wait until the app has come back.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Desk:
             threading.Thread(target=self._greet, args=(connection,), name="greeting", daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
-        """Find out which app this is; whoever belongs to no known user is not listened to."""
+        """Find out which app this is; a process of an unknown user is refused before it is read."""
         try:
             uid = peer_user(connection)
             with self._known() as known:
@@ -235,7 +235,7 @@ class Desk:
         self._log("view joined", view=name)
 
     def _relay(self, connection: socket.socket, known: Sequence[KnownView]) -> None:
-        """Ask apps for another process of the device's, such as one that ranks."""
+        """Ask apps on behalf of another process of the device, such as one that ranks."""
         with connection:
             header, parts = wire.decode_letter(receive(connection, QUESTION_BYTES, HELLO_SECONDS))
             longest = header["longest"]
@@ -254,7 +254,7 @@ class Desk:
     def ask(self, queries: Mapping[str, Query | Relayed], known: Sequence[KnownView]) -> dict[str, AppReply]:
         """Ask these views' apps, all at once, and wait until the time is up.
 
-        known: the apps as they are registered now. An app that was removed or added anew since it came is away.
+        known: the apps as they are registered now. An app removed or added again since it connected counts as away.
         """
         with self._asking:
             return self._ask_all(queries, {view.name: view for view in known})
@@ -265,10 +265,10 @@ class Desk:
         until = time.monotonic() + self.seconds
         replies: dict[str, AppReply] = {}
 
-        def one(name: str) -> None:
+        def ask_view(name: str) -> None:
             replies[name] = self._ask(queries[name], registered[name], until)
 
-        threads = [threading.Thread(target=one, args=(name,), name=f"view {name}", daemon=True) for name in queries]
+        threads = [threading.Thread(target=ask_view, args=[name], name=f"view {name}", daemon=True) for name in queries]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -291,7 +291,7 @@ class Desk:
         return AppReply("away", {}, "Its app is not there.")
 
     def _seat(self, view: KnownView, until: float) -> _Seat | None:
-        """The app of a view, waited for unless it was missed before."""
+        """The app of a view; waits for it unless it was missed before."""
 
         with self._changed:
             while (left := until - time.monotonic()) > 0:

@@ -5,7 +5,7 @@
 
 An answer is written down before it is given, together with the state that came with it; the person's ledger is charged
 before the work. So a device may be killed at any moment. Asked the same again, it gives the same answer, which
-discloses nothing new; an answer that it never gave, it computes again.
+discloses nothing new; it computes an answer again only if it never gave it.
 
 Whether a person answers is decided before their history is read: by who takes part, by budgets, and by the letter.
 After the charge every outcome leaves through the channel, a failure as the zero update. If the method states a finite ε
@@ -94,7 +94,7 @@ class Device:
         self.home, self._log, self._reporter = home, log, reporter
         self._apps = Apps(home, desk, log)
         self._clock, self._sleep = clock, sleep
-        # What was computed last, each beside what it was computed from.
+        # The latest results, each with what it was computed from.
         self._household: tuple[object, Household, list[Person]] | None = None
         self._shared: tuple[object, Tree] | None = None
         self._zero: tuple[object, Update] | None = None
@@ -188,7 +188,7 @@ class Device:
         return {**self._status(task.shared), "declined": declined}, answers
 
     def _describes(self, task: Task) -> bool:
-        """Whether all that the method needs to know of features is here: a greeting brings none."""
+        """Whether the device has the features that the method needs: a greeting brings none."""
         here = not task.features or self.home.items.schema(task.features) is not None
         return here or not {"user features", "item features"} & {*task.acting.needs}
 
@@ -263,15 +263,15 @@ class Device:
         assert content is not None
         shared, method = self._read_shared(task, content), task.acting
         channel, shuffle = method.uplink, method.uplink.facts.shuffle
-        own = method
+        charged = method
         if shuffle is not None:
             # A device cannot know that others report honestly, so it counts on no shuffle.
             stages = (stage for stage in channel.stages if stage is not shuffle)
-            own = replace(method, uplink=channel.with_stages(*stages))  # type: ignore[type-var]
+            charged = replace(method, uplink=channel.with_stages(*stages))  # type: ignore[type-var]
         # Charged as somebody who is always drawn: a device cannot know who else could have been.
         cohort = Cohort(np.zeros(1, dtype=np.int64), "all", 1, 1, task.n_items)
         try:
-            charges = releases(own, cohort) if task.do == "train" else measuring(own.uplink, cohort)
+            charges = releases(charged, cohort) if task.do == "train" else measuring(charged.uplink, cohort)
             about = (task.do, task.described(), task.phase, task.n_items)
             if self._zero is None or self._zero[0] != about:
                 if task.do == "evaluate":
@@ -346,9 +346,9 @@ class Device:
             return self._work_with_apps(task, assignment, household, user, people[user].name)
         if task.do == "evaluate":
             return self._measured(task, household, user, shared), state
-        update, kept = self._in_time(lambda: household.train(method, shared, user, Rng(torch.tensor(task.key))))
+        update, local = self._in_time(lambda: household.train(method, shared, user, Rng(torch.tensor(task.key))))
         base = task.shared if method.scoring.parameters == "base" else None
-        content = wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(kept)})
+        content = wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(local)})
         return update, PrivateState(task.step, base, content)
 
     def _work_with_apps(
@@ -363,12 +363,12 @@ class Device:
             return self._measured(task, household, user, shared), None
         batch = self._in_time(lambda: household.samples(method, user, Rng(torch.tensor(task.key))))
         apps = self._apps.gradients(about, method, shared, schema, batch, assignment.zero)
-        update, kept = self._in_time(
+        update, local = self._in_time(
             lambda: household.train_views(method, shared, user, batch, apps, assignment.zero.keys())
         )
-        if not kept:
+        if not local:
             return update, None
-        content = wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(kept)})
+        content = wire.encode_letter({"phase": task.phase}, {"state": wire.encode_tree(local)})
         return update, PrivateState(task.step, None, content)
 
     def _measured(self, task: Task, household: Household, user: int, shared: Tree) -> Update:
@@ -429,12 +429,12 @@ class Device:
         try:
             written = {slot for message in outbox.messages(ask) for slot in message.people}
             left, most = [slot for slot in slots if slot not in written], max(1, MESSAGE_REPORTS // task.epoch.k)
-            for some in (left[at : at + most] for at in range(0, len(left), most)):
-                message = self._reporter.message(task.epoch, b"".join(slots[slot] for slot in some))
-                outbox.put_message(ask, some, message)
-            for kept in outbox.messages(ask):
-                self._reporter.send(kept.bytes, until, partial(outbox.keeps, ask, kept))
-                reported.update(kept.people)
+            for group in (left[at : at + most] for at in range(0, len(left), most)):
+                content = self._reporter.message(task.epoch, b"".join(slots[slot] for slot in group))
+                outbox.put_message(ask, group, content)
+            for message in outbox.messages(ask):
+                self._reporter.send(message.bytes, until, partial(outbox.keeps, ask, message))
+                reported.update(message.people)
         except HomebodyError as error:
             self._log("declined", release=task.release, reason=_reason(error))
         parts = {str(task.first + slot): wire.encode_tree({}) for slot in slots if slot in reported}

@@ -21,11 +21,11 @@ def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, An
     """What was sent about a person and what it disclosed, at this δ, or the budget's, or the default. The values fit
     into JSON: ∞ is a text. A ledger that was tampered with is refused. ε is 0 before the first charge."""
     person, budget = home.people.find(who), None
-    found: dict[str, Any] = {"person": person.name, "slot": person.slot, "active": person.active}
-    found["sent"] = _sent(home.outbox.sent(person))
+    record: dict[str, Any] = {"person": person.name, "slot": person.slot, "active": person.active}
+    record["sent"] = _sent(home.outbox.sent(person))
     if not home.ledger_file(person).exists():
         empty: dict[str, Any] = {"rows": 0, "releases": 0, "hash": None, "lines": []}
-        return {**found, "delta": delta, "ledger": empty, "certified": [], "budget": None}
+        return {**record, "delta": delta, "ledger": empty, "certified": [], "budget": None}
 
     from homebody.privacy import Budget
     from homebody.privacy.budget import check_delta
@@ -43,7 +43,7 @@ def disclosure(home: Home, who: Who, delta: float | None = None) -> dict[str, An
     entries = ledger.entries()
     releases = list(releases_of(entries))
     whole = {
-        **found,
+        **record,
         "delta": delta,
         "ledger": {
             "rows": len(entries),
@@ -72,28 +72,28 @@ def _kind(release: str) -> tuple[str, int]:
 
 def _by_kind(releases: list[Release]) -> list[Release]:
     """A device's releases, series by series, named without run and digest."""
-    found = []
+    rows = []
     for place, release in enumerate(releases):
         run, _, rest = release.name.partition("/")
         name, at, digest = rest.partition("@")
         kind, number = _kind(name)
         again = digest.partition("#")[2]
         shown = f"{kind}/{number}{f'#{again}' if again else ''}" if at and number else release.name
-        found.append(((run, kind), place, replace(release, name=shown)))
-    return [release for *_, release in sorted(found, key=lambda one: one[:2])]
+        rows.append(((run, kind), place, replace(release, name=shown)))
+    return [release for *_, release in sorted(rows, key=lambda row: row[:2])]
 
 
 def _sent(marks: list[SentAnswer]) -> dict[str, Any]:
     """The answers: totals, one line for each series, and each answer."""
 
-    def stage(mark: SentAnswer) -> tuple[str, str]:
+    def series(mark: SentAnswer) -> tuple[str, str]:
         return mark.run, _kind(mark.release)[0]
 
     lines = []
-    for (run, phase), several in groupby(sorted(marks, key=stage), key=stage):
-        own = list(several)
-        line = {"run": run, "phase": phase, "first": own[0].release, "last": own[-1].release}
-        lines.append({**line, **_totals(own), "at": own[-1].at})
+    for (run, phase), several in groupby(sorted(marks, key=series), key=series):
+        answers = list(several)
+        line = {"run": run, "phase": phase, "first": answers[0].release, "last": answers[-1].release}
+        lines.append({**line, **_totals(answers), "at": answers[-1].at})
     return {**_totals(marks), "lines": lines, "each": [mark._asdict() for mark in marks]}
 
 

@@ -97,9 +97,9 @@ class History:
         rows = read_rows(path, whose, given, item_limit=ITEM_LIMIT, name_limit=NAME_LIMIT)
         names = [whose] if whose is not None else _chosen_users(path, rows, only)
         with self._store.writing(data=True) as db:
-            known = {one.name: one for one in self._people.all()}
+            known = {member.name: member for member in self._people.all()}
             new = tuple(self._people.add(name) for name in names if name not in known)
-            slots = {one.name: one.slot for one in (*known.values(), *new) if one.name in set(names)}
+            slots = {member.name: member.slot for member in (*known.values(), *new) if member.name in set(names)}
             fresh, repeated, left_out = self._sort_out(rows, slots, whose)
             db.executemany("INSERT INTO interaction (person, item, time, rating) VALUES (?, ?, ?, ?)", fresh)
         return Imported(len(fresh), repeated, left_out, new)
@@ -168,7 +168,7 @@ class History:
 
         Items that the catalogue does not know are left out. Times and ratings are left out unless every interaction
         has one. The notes report both. n_items: only the first items of the catalogue, which may have grown since;
-        longest: only so many of a person's latest interactions.
+        longest: only this many of a person's latest interactions.
         """
         import numpy as np
         import polars as pl
@@ -177,24 +177,24 @@ class History:
 
         with self._store.reading():
             people = self._people.active() if people is None else people
-            rows = [self._store.read(_KNOWN, (person.slot,)) for person in people]
+            histories = [self._store.read(_KNOWN, (person.slot,)) for person in people]
             unknown = [dict(self._store.read(_UNKNOWN, (person.slot,))) for person in people]
             catalogue = self._items.all()[:n_items]
-        known = sum(map(len, rows))
+        known = sum(map(len, histories))
         notes = _unknown_items(unknown, known)
         complete = []
         for column, label in ((1, "Times"), (2, "Ratings")):
-            missing = sum(row[column] is None for own in rows for row in own)
+            missing = sum(row[column] is None for history in histories for row in history)
             complete.append(not missing and known > 0)
             if 0 < missing < known:
                 have = "has" if missing == 1 else "have"
                 notes.append(f"{label} are left out: {missing:,} of {known:,} interactions {have} none.")
-        kept = [[row for row in own if row[0] < len(catalogue)] for own in rows]
-        kept = kept if longest is None else [own[-longest:] for own in kept]
-        flat = [row for own in kept for row in own]
+        histories = [[row for row in history if row[0] < len(catalogue)] for history in histories]
+        histories = histories if longest is None else [history[-longest:] for history in histories]
+        flat = [row for history in histories for row in history]
         return Population(
             "home",
-            np.cumsum([0, *map(len, kept)], dtype=np.int64),
+            np.cumsum([0, *map(len, histories)], dtype=np.int64),
             np.array([row[0] for row in flat], dtype=np.int32),
             n_items=len(catalogue),
             # // rounds fractions down, also below 0.
@@ -290,10 +290,10 @@ def _chosen_users(path: Path, rows: HistoryRows, only: Sequence[str]) -> list[st
 
 def _unknown_items(unknown: Sequence[dict[str, int]], known: int) -> list[str]:
     """The note about interactions with items that the catalogue does not know, if there are any."""
-    count = sum(sum(own.values()) for own in unknown)
+    count = sum(sum(counts.values()) for counts in unknown)
     if not count:
         return []
-    are, items = "is" if count == 1 else "are", several(len({item for own in unknown for item in own}), "item")
+    are, items = "is" if count == 1 else "are", several(len({item for counts in unknown for item in counts}), "item")
     return [
         f"{count:,} of {known + count:,} interactions {are} with {items} that the catalogue does not know: left out."
     ]

@@ -99,22 +99,22 @@ def _texts(column: FileColumn, limit: int) -> pl.Series:
 
 def _times(column: FileColumn) -> Sequence[int | float | None]:
     """Numbers as they are written; dates as seconds since 1970; None for an empty cell."""
-    found, there = _or_nothing(column, FileColumn.times)
-    if found.dtype.is_temporal():
-        micro = [None if moment is None else int(moment) for moment in found.dt.epoch("us").to_list()]
-        return [one if one is None else one // 10**6 if one % 10**6 == 0 else one / 10**6 for one in micro]
-    far = (found > TIME_LIMIT) | (found < -TIME_LIMIT)
+    times, bare = _read_present(column, FileColumn.times)
+    if times.dtype.is_temporal():
+        micro = [None if moment is None else int(moment) for moment in times.dt.epoch("us").to_list()]
+        return [at if at is None else at // 10**6 if at % 10**6 == 0 else at / 10**6 for at in micro]
+    far = (times > TIME_LIMIT) | (times < -TIME_LIMIT)
     column.refuse(far.fill_null(False), f"times of at most {TIME_LIMIT}")
-    if column.values.dtype == pl.String and found.dtype.is_float():
+    if column.values.dtype == pl.String and times.dtype.is_float():
         # Whole numbers among others stay whole: a float does not hold all of them.
-        exact = there.cast(pl.Int64, strict=False).to_list()
-        return [some if whole is None else whole for whole, some in zip(exact, found.to_list(), strict=True)]
-    return list(found.to_list())
+        exact = bare.cast(pl.Int64, strict=False).to_list()
+        return [time if whole is None else whole for whole, time in zip(exact, times.to_list(), strict=True)]
+    return list(times.to_list())
 
 
 def _ratings(column: FileColumn) -> Sequence[float | None]:
-    found, _ = _or_nothing(column, FileColumn.numbers)
-    return list(found.cast(pl.Float64).to_list())
+    ratings, _ = _read_present(column, FileColumn.numbers)
+    return list(ratings.cast(pl.Float64).to_list())
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,13 @@ class _Present(FileColumn):
         self.whole.refuse(marks.scatter(self.places.filter(bad), True), needs, remedy)
 
 
-def _or_nothing(column: FileColumn, read: Callable[[FileColumn], pl.Series]) -> tuple[pl.Series, pl.Series]:
+def _read_present(column: FileColumn, read: Callable[[FileColumn], pl.Series]) -> tuple[pl.Series, pl.Series]:
     """The values that `read` finds in the rows that are not empty, null elsewhere; and the bare column."""
     bare = column.bare()
     places = bare.is_not_null().arg_true().cast(pl.Int64)
     if len(places) == 0:
         return pl.Series([None] * len(bare), dtype=pl.Int64), bare
-    found = read(_Present(bare.drop_nulls(), column.role, column.path, column, places))
-    rows = pl.DataFrame({"row": places, "found": found})
+    values = read(_Present(bare.drop_nulls(), column.role, column.path, column, places))
+    rows = pl.DataFrame({"row": places, "value": values})
     everyone = pl.int_range(len(bare), eager=True).alias("row").to_frame()
-    return everyone.join(rows, on="row", how="left", maintain_order="left")["found"], bare
+    return everyone.join(rows, on="row", how="left", maintain_order="left")["value"], bare

@@ -48,7 +48,7 @@ class Household(Clients):
 
     stream = DeviceRng
     app_scores: Mapping[str, Tensor] | None = None
-    """The scores of all items by views that are apps, of the person who is ranked for; None: no view is an app."""
+    """Each app's scores of all items, for the person who is ranked for; None: no view is an app."""
 
     @classmethod
     def of(
@@ -61,7 +61,7 @@ class Household(Clients):
     ) -> Self:
         """These people with their interactions with the first items of the catalogue.
 
-        Where devices measure, the last two interactions of each person are held out. longest: only so many of a
+        Where devices measure, the last two interactions of each person are held out. longest: only this many of a
         person's latest interactions; None: all.
         """
         population = home.history.population(people, n_items, longest)
@@ -98,9 +98,10 @@ class Household(Clients):
 
     def train(self, method: Method, shared: Tree, user: int, rng: Rng) -> tuple[Update, Tree]:
         """One person's round: the update after the channel, and the private state. Both are finite, or it raises."""
-        update, kept, _ = self._work(method, shared, np.array([user]), None, self._own(rng))
-        _refuse_not_finite(kept if method.uplink.stages else {**kept, **{f"update/{n}": u for n, u in update.items()}})
-        return _unstacked(update), _unstacked(kept)
+        update, state, _ = self._work(method, shared, np.array([user]), None, self._own(rng))
+        sent = {} if method.uplink.stages else {f"update/{name}": value for name, value in update.items()}
+        _refuse_not_finite({**state, **sent})
+        return _unstacked(update), _unstacked(state)
 
     def samples(self, method: Method, user: int, rng: Rng) -> Batch:
         """What one person learns from in this round."""
@@ -124,18 +125,18 @@ class Household(Clients):
         views, local = views_of(method), self._own_towers(method, shared, user)
         assert views is not None
         update: Update = {}
-        kept: Tree = {}
+        state: Tree = {}
         for name in views.people(self.catalogue):
-            own = apps.get(name)
-            if own is None:
-                own = views.view(name, shared, local, batch)
-                kept |= views.stepped(name, local, own) if local else {}
-            update |= {f"{name}/{part}": value for part, value in own.items() if f"{name}/{part}" in leaves}
-        _refuse_not_finite({**kept, **update})
-        return method.uplink.device(update, SystemRng()), kept
+            gradient = apps.get(name)
+            if gradient is None:
+                gradient = views.view(name, shared, local, batch)
+                state |= views.stepped(name, local, gradient) if local else {}
+            update |= {f"{name}/{part}": value for part, value in gradient.items() if f"{name}/{part}" in leaves}
+        _refuse_not_finite({**state, **update})
+        return method.uplink.device(update, SystemRng()), state
 
     def _own_towers(self, method: Method, shared: Tree, user: int) -> Tree:
-        """A person's private state; what it lacks, because an app held it before, begins anew."""
+        """A person's private state; what it lacks, because an app held it before, starts afresh."""
         users = np.array([user])
         held = _unstacked(self._store.get(users)) if self._store.holds(users)[0] else {}
         begun = method.init_local(shared, Rng.of(0))
@@ -153,10 +154,9 @@ class Household(Clients):
         views = views_of(method)
         if self.app_scores is None or views is None:
             return super()._scores(method, shared, users, data, items, now)
-        own = views.probabilities(
-            shared, self._own_towers(method, shared, int(users[0])), self._client_data(*(part[0] for part in data))
-        )
-        return torch.stack([self.app_scores.get(name, score)[items] for name, score in own.items()]).sum(0)[None]
+        towers = self._own_towers(method, shared, int(users[0]))
+        scores = views.probabilities(shared, towers, self._client_data(*(part[0] for part in data)))
+        return torch.stack([self.app_scores.get(name, score)[items] for name, score in scores.items()]).sum(0)[None]
 
     def measure(self, method: Method, shared: Tree, user: int) -> dict[str, float]:
         """The metrics of one person on their held-out items; empty where nothing is held out."""
@@ -169,9 +169,9 @@ class Household(Clients):
         return summarise([Block(users, scores, asked)], self._cutoffs).metrics
 
     def _leave(self, channel: Channel, update: Update, streams: Rng, *, summed: bool) -> Update:
-        own = _unstacked(written(update))
-        _refuse_not_finite(own)
-        left: Update = tree_map(lambda leaf: leaf[None], channel.device(own, SystemRng()))
+        message = _unstacked(written(update))
+        _refuse_not_finite(message)
+        left: Update = tree_map(lambda leaf: leaf[None], channel.device(message, SystemRng()))
         return left
 
 

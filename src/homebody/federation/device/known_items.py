@@ -64,6 +64,6 @@ class KnownItems:
             db.execute("INSERT INTO sheet VALUES (?, ?)", (digest, content))
 
     def schema(self, digest: str = "") -> bytes | None:
-        """The schema of features, if the device has one, and if it has this digest where one is given."""
+        """The schema of features, or None if the device has none or, where a digest is given, another."""
         rows = self._store.read("SELECT bytes FROM sheet WHERE ? IN ('', digest)", (digest,))
         return rows[0][0] if rows else None

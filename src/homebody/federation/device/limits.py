@@ -38,14 +38,14 @@ def estimate(method: Method, catalogue: Catalogue, longest: int, people: int) ->
     (True, True, True)
     """
     try:
-        one = method.uplink.work(method.work(catalogue, longest))
+        work = method.uplink.work(method.work(catalogue, longest))
     except (RuntimeError, OverflowError, MemoryError) as error:  # sizes that have no number of bytes
         raise TooLarge("The task takes more memory than any device has, and this device allows less.") from error
     n_items = catalogue.n_items
     return Work(
-        memory=one.memory + ITEM_BYTES * n_items + 400 * longest * people,
-        operations=people * (one.operations + ITEM_OPERATIONS * longest) + ITEM_OPERATIONS * n_items + 100 * CALL,
-        bytes=people * one.bytes,
+        memory=work.memory + ITEM_BYTES * n_items + 400 * longest * people,
+        operations=people * (work.operations + ITEM_OPERATIONS * longest) + ITEM_OPERATIONS * n_items + 100 * CALL,
+        bytes=people * work.bytes,
     )
 
 

@@ -66,11 +66,11 @@ class Reporter:
         self._http.close()
 
     def confirm(self, epoch: Epoch, until: float = math.inf) -> None:
-        """Refuse an epoch that the proxy knows otherwise: a server that gave every device a key or a model of its own
-        could tell their reports apart by it."""
-        said = self._persist("GET", f"/v1/epochs/{epoch.id.hex()}", None, until)
+        """Refuse an epoch that differs from the proxy's: a server that gave every device a key or a model of its own
+        could tell their reports apart."""
+        reply = self._persist("GET", f"/v1/epochs/{epoch.id.hex()}", None, until)
         try:
-            same = Epoch.read(said).agrees(epoch)
+            same = Epoch.read(reply).agrees(epoch)
         except BadEpoch:
             same = False
         if not same:
@@ -100,11 +100,11 @@ class Reporter:
         while not self._silent() and wanted() and time.monotonic() < until:
             wait = pause
             try:
-                status, said, after = self._once(method, path, body)
+                status, reply, after = self._once(method, path, body)
                 if status == 200:
-                    return said
+                    return reply
                 why = WHY.get(status, f"it answered {status}")
-                if status < 500 and (status != 429 or said.get("limit") is True):
+                if status < 500 and (status != 429 or reply.get("limit") is True):
                     raise NotReported(f"The proxy took nothing: {why}.")
                 wait = max(pause, after)
             except httpx.HTTPError as error:
@@ -132,11 +132,11 @@ class Reporter:
                 if len(text) > LONGEST_ANSWER:
                     raise httpx.RemoteProtocolError("too long an answer")
         try:
-            said = json.loads(text)
+            reply = json.loads(text)
         except (ValueError, RecursionError):
-            said = {}
+            reply = {}
         after = answer.headers.get("retry-after", "")
-        return answer.status_code, said if isinstance(said, dict) else {}, float(after) if after.isdecimal() else 0.0
+        return answer.status_code, reply if isinstance(reply, dict) else {}, float(after) if after.isdecimal() else 0.0
 
     def _rest(self, seconds: float, until: float) -> None:
         end = min(until, time.monotonic() + seconds)

@@ -145,7 +145,7 @@ class HomeStore:
 
     @contextmanager
     def writing(self, *, data: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of its writes are on the disk when it ends, or none. One inside another is a part of that.
+        """A transaction: when it ends, all of its writes are on the disk, or none. A nested one is part of the outer.
         data: the transaction counts as one of `changes`."""
         if self.connection.in_transaction:
             yield self.connection

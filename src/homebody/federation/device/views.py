@@ -80,7 +80,7 @@ class KnownViews:
         return [KnownView(*row) for row in self._store.read(f"SELECT {columns} FROM view ORDER BY name")]
 
     def remove(self, name: str) -> None:
-        """Take an app's view away: it is asked no more."""
+        """Remove an app's view: the app is not asked any more."""
         with self._store.writing() as db:
             known = [view.name for view in self.all()]
             if name not in known:
@@ -88,7 +88,7 @@ class KnownViews:
             db.execute("DELETE FROM view WHERE name = ?", (name,))
 
     def count(self, name: str, outcome: Outcome) -> None:
-        """Count what came of a question to an app."""
+        """Count the outcome of a question to an app."""
         with self._store.writing() as db:
             db.execute(f"UPDATE view SET {outcome} = {outcome} + 1 WHERE name = ?", (name,))
 

@@ -88,7 +88,7 @@ class _Known:
 
 
 class _Coming:
-    """What comes in one exchange, until the last answer is there."""
+    """What has come in the present exchange, until its last answer."""
 
     def __init__(self, terms: Terms) -> None:
         self.keys: set[bytes] = set()
@@ -119,25 +119,25 @@ class Collector:
         self.result: OpenedSum | None = None
 
     def ask(self) -> Ask | None:
-        """What to send next, or None where the sum is there."""
+        """What to send next, or None once the sum is open."""
         if self.result is not None:
             return None
-        known, common, own = self._known, b"", dict.fromkeys(self._roster, b"")
+        known, common, rest = self._known, b"", dict.fromkeys(self._roster, b"")
         match exchange := EXCHANGES[self._place]:
             case "shares":
                 common = self._list()
                 graph = self._listing.graph
                 signed = {number: SIGNED.pack(number, signature) for number, (_, signature) in known.keys.items()}
-                own = {number: b"".join(signed[other] for other in graph.neighbours(number)) for number in known.keys}
+                rest = {number: b"".join(signed[other] for other in graph.neighbours(number)) for number in known.keys}
             case "masked":
-                own = self._inboxes()
+                rest = self._inboxes()
             case "survivors":
-                common, own = pack_numbers(known.survivors), dict.fromkeys(known.survivors, b"")
+                common, rest = pack_numbers(known.survivors), dict.fromkeys(known.survivors, b"")
             case "open":
                 enough = itertools.islice(sorted(known.signatures.items()), self.terms.quorum)
                 common = b"".join(SIGNED.pack(number, signature) for number, signature in enough)
-                own = dict.fromkeys(known.signatures, b"")
-        return Ask(exchange, common, own, self.terms.quorum)
+                rest = dict.fromkeys(known.signatures, b"")
+        return Ask(exchange, common, rest, self.terms.quorum)
 
     def take(self, answers: Answers) -> None:
         """Read the answers to what `ask` gave, one after the other, until there are no more."""
@@ -207,7 +207,7 @@ class Collector:
         self._known.signatures[number] = signature
 
     def _read_opened(self, holder: int, content: bytes, _: bytes) -> None:
-        survivors, graph, found = set(self._known.survivors), self._listing.graph, []
+        survivors, graph, shares = set(self._known.survivors), self._listing.graph, []
         owners = {*graph.neighbours(holder), holder}.intersection(self._known.commitments)
         for owner, own_mask, share in OPENED.unpack(content, "opened shares"):
             if owner not in owners:
@@ -216,8 +216,8 @@ class Collector:
                 raise BadMessage("The answer opens the secret of a party that stays closed.")
             if (value := int.from_bytes(share, "little")) >= shamir.PRIME:
                 raise BadMessage("A share in the answer is too large to be one.")
-            found.append((owner, value))
-        for owner, value in found:
+            shares.append((owner, value))
+        for owner, value in shares:
             self._coming.opened.setdefault(owner, {})[graph.holders(owner)[holder]] = value
 
     def _list(self) -> bytes:
@@ -305,8 +305,8 @@ class Collector:
         cursor.end()
         if place >= len(EXCHANGES):
             raise BadMessage("The stored state of a secure sum names an exchange that there is not.")
-        found = cls(terms, dict(_ROSTER.unpack(roster, "devices")))
-        found._place, found._known = (
+        collector = cls(terms, dict(_ROSTER.unpack(roster, "devices")))
+        collector._place, collector._known = (
             place,
             _Known(
                 {row[0]: (row[1], row[2]) for row in _KEYS.unpack(keys, "round keys")},
@@ -317,8 +317,8 @@ class Collector:
                 dict(SIGNED.unpack(signatures, "signatures of the survivors")),
             ),
         )
-        found.faults = {number: why.decode(errors="replace") for number, why in _blobs(faults).items()}
-        return found
+        collector.faults = {number: why.decode(errors="replace") for number, why in _blobs(faults).items()}
+        return collector
 
 
 def talk(collector: Collector) -> Generator[Ask, Answers, OpenedSum]:
@@ -330,15 +330,15 @@ def talk(collector: Collector) -> Generator[Ask, Answers, OpenedSum]:
 
 
 def _blobs(body: bytes) -> dict[int, bytes]:
-    cursor, found = Unpacker(body, "The stored state of a secure sum"), dict[int, bytes]()
+    cursor, blobs = Unpacker(body, "The stored state of a secure sum"), dict[int, bytes]()
     while not cursor.ended:
         number = cursor.number()
-        found[number] = cursor.blob()
-    return found
+        blobs[number] = cursor.blob()
+    return blobs
 
 
 def _choices(points: list[int], count: int) -> Iterable[list[int]]:
-    """Choices of so many points: the first ones; then without one of them each; then others, always the same."""
+    """Choices of so many points, always the same: the first; those without one of the first each; then others."""
     yield points[:count]
     if len(points) == count:
         return

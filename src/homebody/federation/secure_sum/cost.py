@@ -17,8 +17,8 @@ def cost(
 ) -> dict[str, Any]:
     """Neighbours, shares, odds, noise and bytes of a secure sum in which everyone answers, for people and programs.
 
-    >>> found = cost(1000, entries=54_000, width=4)
-    >>> found["degree"], found["threshold"], found["exchanges"][2]
+    >>> figures = cost(1000, entries=54_000, width=4)
+    >>> figures["degree"], figures["threshold"], figures["exchanges"][2]
     (96, 37, {'exchange': 'masked', 'sent': 216105, 'received': 8256})
     """
     chosen = {"least": LEAST if least is None else least, "colluding": COLLUDING if colluding is None else colluding}

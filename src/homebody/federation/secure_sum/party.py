@@ -3,7 +3,7 @@
 | in the paper | here |
 |---|---|
 | c_u, s_u | `_Secrets.seal`, `_Secrets.mask` |
-| b_u | `_Secrets.own`, the seed of the mask that is a party's alone |
+| b_u | `_Secrets.own_seed`, the seed of the mask that is a party's alone |
 | U₁, U₂, U₃ | the list of parties; the senders of shares; the survivors |
 | t | `Terms.quorum`; for shares `Design.threshold`, which is the same where everyone masks with everyone |
 """
@@ -55,7 +55,7 @@ _STATE = b"HBP1"
 class _Secrets(NamedTuple):
     seal: bytes
     mask: bytes
-    own: bytes
+    own_seed: bytes
     drawn: bytes
     """The key that random coefficients are drawn with."""
 
@@ -268,10 +268,10 @@ class Party:
         graph = listing.graph
         holders, drawn = graph.holders(self.number), bytes_to_draw(graph.design.threshold)
         random = stream(secrets.drawn, 2 * drawn)
-        masks = split(secrets.mask, coefficients(random[:drawn]), holders.values())
-        owns = split(secrets.own, coefficients(random[drawn:]), holders.values())
-        rows = [commitment(self.terms.digest, self.number, secrets.own)]
-        for holder, *pair in zip(holders, masks, owns, strict=True):
+        key_shares = split(secrets.mask, coefficients(random[:drawn]), holders.values())
+        seed_shares = split(secrets.own_seed, coefficients(random[drawn:]), holders.values())
+        rows = [commitment(self.terms.digest, self.number, secrets.own_seed)]
+        for holder, *pair in zip(holders, key_shares, seed_shares, strict=True):
             if holder != self.number:
                 plain = b"".join(share.to_bytes(SHARE_BYTES, "little") for share in pair)
                 rows.append(
@@ -287,8 +287,8 @@ class Party:
                 f"The list names {several(len(listing.devices), 'party', 'parties')}: this device takes part among "
                 f"{self._fewest:,} or more."
             )
-        own = (self.identity, public_half(secrets.seal), public_half(secrets.mask))
-        if own != tuple(part.get(self.number) for part in (listing.devices, listing.seal, listing.mask)):
+        given = (self.identity, public_half(secrets.seal), public_half(secrets.mask))
+        if given != tuple(part.get(self.number) for part in (listing.devices, listing.seal, listing.mask)):
             raise BadMessage("The list does not name this device with the round keys that it gave.")
         if self._known is not None:
             for number, device in listing.devices.items():
@@ -321,7 +321,7 @@ class Party:
             )
         total = MaskedSum(self.terms.entries, self.terms.width)
         total.add_numbers(numbers)
-        total.add(derive(secrets.own, self.terms.digest, "own mask", self.number, self.number))
+        total.add(derive(secrets.own_seed, self.terms.digest, "own mask", self.number, self.number))
         for other in senders:
             low, high = min(self.number, other), max(self.number, other)
             key = derive(self._agree(secrets, listing, "mask", other), self.terms.digest, "mask", low, high)
@@ -377,7 +377,7 @@ class Party:
         return {number for number, _ in self._boxes()}
 
     def _held(self, secrets: _Secrets, listing: Listing, sender: int, box: bytes) -> tuple[bytes, bytes] | None:
-        """Shares of the two secrets of this neighbour; None if they were not sealed rightly, so that others must do."""
+        """Shares of the two secrets of this neighbour; None if they cannot be unsealed: then others must suffice."""
         try:
             plain = self._cipher(secrets, listing, sender, self.number).decrypt(_NONCE, box, None)
         except InvalidTag:
@@ -390,7 +390,7 @@ class Party:
         graph = listing.graph
         drawn = bytes_to_draw(graph.design.threshold)
         random = stream(secrets.drawn, 2 * drawn)[drawn:]
-        (share,) = split(secrets.own, coefficients(random), [graph.holders(self.number)[self.number]])
+        (share,) = split(secrets.own_seed, coefficients(random), [graph.holders(self.number)[self.number]])
         return b"", share.to_bytes(SHARE_BYTES, "little")
 
     def _cipher(self, secrets: _Secrets, listing: Listing, sender: int, receiver: int) -> ChaCha20Poly1305:
