@@ -479,7 +479,7 @@ def test_phases_of_one_name_are_an_error() -> None:
         def phases(self) -> tuple[Phase, ...]:
             return (Phase("main"), Phase("main", Second()))
 
-    with pytest.raises(HomebodyError, match="names of their own, not main, main"):
+    with pytest.raises(HomebodyError, match="need different names, not main, main"):
         fit(Twice(), Clients(), rounds=1)
 
 

@@ -111,8 +111,8 @@ def write_new(folder: Path, files: dict[str, bytes]) -> list[Path]:
             path.unlink(missing_ok=True)
         if isinstance(error, FileExistsError):
             raise HomebodyError(
-                f"{error.filename} is there already, and whoever trusts it would be locked out: choose another folder, "
-                "or take it away first."
+                f"{error.filename} already exists, and replacing it would lock out whoever trusts it: choose another "
+                "folder, or remove the file first."
             ) from error
         raise HomebodyError(f"The keys cannot be written to {folder}: {error.strerror}.") from error
     return list(paths)

@@ -443,7 +443,7 @@ def _check(method: Method, rounds: int, evaluate_every: int) -> None:
         raise HomebodyError(f"evaluate-every must be 0 (never) or more, not {evaluate_every}.")
     names = [phase.name for phase in method.phases]
     if len(set(names)) != len(names):
-        raise HomebodyError(f"The phases of a method need names of their own, not {', '.join(names)}.")
+        raise HomebodyError(f"The phases of a method need different names, not {', '.join(names)}.")
 
 
 def _enter(loop: _Loop, part: _Part) -> None:

@@ -163,7 +163,9 @@ def _insist_on_same(folder: RunFolder, now: dict[str, Any]) -> None:
     then = folder.read_json("environment.json")
     for name, meaning in (("data_fingerprint", "The data"), ("method_fingerprint", "The method's file")):
         if now[name] != then.get(name):
-            raise HomebodyError(f"{meaning} changed since {folder.path} was begun: the two do not belong together.")
+            raise HomebodyError(
+                f"{meaning} changed since {folder.path} was started, so it cannot be resumed: start a new run."
+            )
 
 
 def population_of(recipe: Recipe, watcher: Watcher = QUIET) -> Population:
@@ -213,7 +215,9 @@ def prepare(recipe: Recipe, watcher: Watcher = QUIET) -> tuple[Method | Referenc
         raise HomebodyError(f"A cohort has 1 to {members} clients with this data, not {recipe.cohort}.")
     if isinstance(method, Method):
         if any(phase.public for phase in method.phases) and not split.public.any():
-            raise HomebodyError(f"{recipe.method} learns from public people here, and nobody is: give --public 0.1.")
+            raise HomebodyError(
+                f"{recipe.method} needs people whose data is public, and there are none: give --public 0.1."
+            )
         # This refuses charges that cannot be stated, and a budget that is smaller than one round.
         planned = _planned(recipe, method, split)
         charged = [charges for charges, _ in planned]
@@ -233,7 +237,7 @@ def _refuse_unrated(recipe: Recipe, population: Population) -> None:
             "leave out --set output=explicit, or name their column with --rating-col."
         )
     if recipe.split.partition(":")[0] == "impressions":
-        raise HomebodyError("What was shown has no ratings to predict: choose another split than impressions.")
+        raise HomebodyError("Impressions have no ratings to predict: choose another split.")
 
 
 def _planned(recipe: Recipe, method: Method, split: Split) -> list[tuple[Sequence[Charge], int]]:

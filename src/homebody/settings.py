@@ -264,7 +264,7 @@ class Range:
                 f"A range goes from a lower number to a higher one, not from {self.low} to {self.high}."
             )
         if self.log and self.low <= 0:
-            raise HomebodyError(f"A range in logarithms begins above 0, not at {self.low}.")
+            raise HomebodyError(f"A logarithmic range must start above 0, not at {self.low}.")
 
     def __str__(self) -> str:
         return f"{self.low:.12g}:{self.high:.12g}" + (":log" if self.log else "")
@@ -315,7 +315,7 @@ def common_params(owner: Any, other: Any) -> dict[str, Any]:
 def proper_share(name: str, value: float) -> None:
     """Refuse a share that leaves nothing to one of two parts."""
     if value in (0.0, 1.0):
-        raise HomebodyError(f"{name} must leave something to either part, so above 0 and under 1: not {value:g}.")
+        raise HomebodyError(f"{name} must be above 0 and under 1, not {value:g}.")
 
 
 def check_params(owner: Any) -> None:

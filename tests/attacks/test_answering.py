@@ -366,7 +366,7 @@ def test_work_that_takes_too_long_is_given_up_and_leaves_as_zeros(
         assert (header["declined"], len(parts)) == ([], 1)
         assert len(wire.decode_tree(parts["0"])["item"].index) == 0
         assert attacker.device.stuck  # the client starts anew: no thread can be stopped
-        assert "start anew" in attacker.send(attacker.letter())[0]["refused"]
+        assert "restarting" in attacker.send(attacker.letter())[0]["refused"]
     finally:
         free.set()
 

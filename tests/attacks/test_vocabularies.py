@@ -290,7 +290,7 @@ def test_a_run_belongs_to_the_vocabulary_that_it_began_with(tmp_path: Path) -> N
     [
         ({"city": "hash:0"}, "The vocabulary of 'city' is found, VALUE,VALUE"),
         ({"city": "range:0:1"}, "'city' of .* must hold numbers"),
-        ({"*": "hash:9"}, "can be taken as found alone"),
+        ({"*": "hash:9"}, "takes only the vocabulary 'found'"),
         ({"town": "hash:9"}, "There is no feature 'town'"),
         ({"city": "file:/no/such/file"}, "cannot be read"),
         ({"city": "private:0"}, "needs ε above 0"),

@@ -84,9 +84,7 @@ class TestRows:
 
     def test_contradicting_rows_are_refused(self, people: Population, file: Path, said: list[str]) -> None:
         text = "user,age\n5,1\n5,2\n9,3\n7,1\n7,2\n9,4\n7,2\n"
-        with pytest.raises(
-            HomebodyError, match=r"different things about the user '9' in several rows \(2 such users\)"
-        ):
+        with pytest.raises(HomebodyError, match=r"several different rows about the user '9' \(2 such users\)"):
             users_of(people, file, text, said)
 
     def test_contradictions_about_strangers_do_not_matter(
@@ -102,7 +100,7 @@ class TestRows:
             ("user\n7\n", "only the column 'user'"),
             ("user,user_id,age\n7,7,1\n", r"several columns that could be the user \('user', 'user_id'\)"),
             ("user,age\n,1\n", "must hold a user in every row, but row 1 has nothing"),
-            ("user,age\nx,1\ny,2\n", "knows none of the population's users: the first of its is called 'x', and the"),
+            ("user,age\nx,1\ny,2\n", "describes none of the population's users: its first user is 'x', and the"),
             ("user,age\n7,1.5\n9,2.5\n12,old\n", r"numeric column 'age' of .* must hold numbers, but row 3 has 'old' "),
         ],
     )
@@ -255,7 +253,7 @@ class TestKinds:
         assert found is not None
         assert found.table["year"].to_list() == [["1990"], None, ["2000"], ["1990"]]
         assert found.kinds == {"year": "multi-hot"}
-        with pytest.raises(HomebodyError, match="no feature 'x' to be text: toy has none"):
+        with pytest.raises(HomebodyError, match="no feature 'x' to declare as text: toy has no features"):
             attach(people, kinds={"x": "text"})
 
 
@@ -335,7 +333,10 @@ class TestImpressions:
             ("impression,user,item,clicked\n", "there are no impressions"),
             ("impression,user,item,clicked\n1,7,a,2\n", "must hold 1 or 0 .* but row 1 has '2'"),
             ("impression,user,item,clicked\n1,7,a,\n", "must hold 1 or 0 .* but row 1 has nothing"),
-            ("impression,user,item,clicked\n1,7,a,1\n1,9,b,0\n", r"impression '1' of .* is of 2 users \(1 such imp"),
+            (
+                "impression,user,item,clicked\n1,7,a,1\n1,9,b,0\n",
+                r"impression '1' of .* belongs to 2 users \(1 such imp",
+            ),
             ("impression,user,item,clicked\n1,7,a,1\n1,7,b,1\n", "No impression of .* can be used"),
             ("impression,user,item,clicked,click\n1,7,a,1,1\n", "several columns that could be the clicked"),
         ],

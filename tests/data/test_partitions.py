@@ -63,7 +63,7 @@ def made(population: Population, way: str, **options: object) -> Split:
     try:
         return split(population, way, **options)  # type: ignore[arg-type]
     except HomebodyError as error:
-        if "leaves nothing" in str(error) or "leaves nobody" in str(error):
+        if "leaves nothing" in str(error) or "leaves no user" in str(error):
             reject()
         raise
 
@@ -479,20 +479,20 @@ MANY = [list(range(10))] * 10
         ("ratio:tset=0.1", MANY, "There is no setting of the split ratio 'tset'; did you mean 'test'"),
         ("ratio:test=some", MANY, r"The split takes test as a share such as test=0.2, not 'test=some'\."),
         ("ratio:test", MANY, "The split takes test as a share such as test=0.2, not 'test'"),
-        ("ratio:test=0.6,valid=0.4", MANY, "must leave something to train on: together they reach 1"),
-        ("cold-items:test=0.9", MANY, "must leave something to train on: together they reach 1"),
+        ("ratio:test=0.6,valid=0.4", MANY, "leave nothing to train on: give shares whose sum is below 1"),
+        ("cold-items:test=0.9", MANY, "leave nothing to train on: give shares whose sum is below 1"),
         ("leave-one-out:test=0.2", MANY, "The split leave-one-out has no settings: leave out ':test=0.2'"),
         ("cold-user", MANY, "There is no split 'cold-user'; did you mean 'cold-users'"),
         ("rato:test=0.2", MANY, "There is no split 'rato'; did you mean 'ratio'"),
         ("", MANY, "There is no split ''"),
-        ("impressions", MANY, "toy has no impressions to ask about; give some with --impressions FILE"),
+        ("impressions", MANY, "toy has no impressions, which this split needs; give a file with --impressions FILE"),
         ("held-out-users", [[1, 2]] * 2, "toy has 2 users: too few to hold 2 out"),
         ("held-out-users:test=0.5,valid=0.49", MANY, "toy has 10 users: too few to hold 10 out"),
         ("cold-users", [[1, 2]] * 2, "toy has 2 users: too few to hold 2 out"),
         ("held-out-users", [[1]] * 9, "The split held-out-users leaves nothing of toy for validation"),
         ("ratio", [[1, 2, 3]] * 3, "The split ratio leaves nothing of toy for validation: it has too few"),
         ("ratio:test=0.01", MANY, "The split ratio:test=0.01 leaves nothing of toy for test: it has too few"),
-        ("ratio", [[]] * 3, "The split ratio leaves nobody of toy with anything to train on"),
+        ("ratio", [[]] * 3, "The split ratio leaves no user of toy with an interaction to train on"),
     ],
 )
 def test_what_cannot_be_split_is_refused_in_a_sentence(way: str, histories: list[list[int]], said: str) -> None:

@@ -148,7 +148,7 @@ def test_other_content_than_was_published_is_refused(
     toy: Dataset, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(DATASETS, "ml-100k", replace(toy, sums={**toy.sums, "u.user": "0" * 64}))
-    with pytest.raises(HomebodyError, match="what came is not the published file"):
+    with pytest.raises(HomebodyError, match="the downloaded file is not the published one"):
         get("ml-100k")
     assert left_in(cache) == []
 
@@ -427,7 +427,9 @@ def test_an_archive_is_fetched_whole_and_held_against_its_sum(
     official.served = len(official.body)
     unknown = replace(DATASETS["ml-25m"], url=official.url)
     monkeypatch.setitem(DATASETS, "ml-25m", unknown)
-    with pytest.raises(HomebodyError, match=r"what came is not the published file.* put it as ml-25m\.zip in FOLDER"):
+    with pytest.raises(
+        HomebodyError, match=r"the downloaded file is not the published one.* put it as ml-25m\.zip in FOLDER"
+    ):
         get("ml-25m")
     assert left_in(cache) == []
     sums = {"ml-25m.zip": hashlib.sha256(official.body).hexdigest()}

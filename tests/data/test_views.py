@@ -85,7 +85,7 @@ class TestFiles:
             ("user,x,y\n7,0.5,1.5\n8,2.5\n", "'taste.y' of .* must hold a number in every row, but row 2 has nothing"),
             ("user,x,y\n7,0.5,1.5\n8,2.5,3,4\n", "a row has more values than the header has columns"),
             ("user,x\n7,0.5\n7,0.5\n8,1.5\n", "several rows about the user '7' .1 such user.: leave one row"),
-            ("user,x\n70,0.5\n80,1.5\n", "knows none of the population's users"),
+            ("user,x\n70,0.5\n80,1.5\n", "describes none of the population's users"),
             ("user\n7\n8\n", "has only the column 'user'"),
             ("user,x\n", "describes nobody"),
         ],

@@ -75,7 +75,7 @@ def test_a_declaration_fixes_the_kind() -> None:
         "c": "numeric",
         "d": "text",
     }
-    with pytest.raises(HomebodyError, match="'a' is said to be text, and its vocabulary is for categorical"):
+    with pytest.raises(HomebodyError, match="'a' is declared as text, but its vocabulary is for categorical"):
         kinds_of({"a": "hash:4"}, {"a": "text"})
 
 

@@ -217,8 +217,8 @@ def test_profiles_are_set_read_and_taken_back(home: Home, shared: Tree) -> None:
         "'spy' is no job that training knows; it counts as unknown.",
     ]
     assert call("ann", "--forget", "shoe", "--forget", "job") == (0, "ann: age=55\n")
-    assert "says nothing of 'shoe'" in call("ann", "--forget", "shoe")[1]
-    assert "set and taken back at once" in call("ann", "--forget", "age", "--set", "age=3")[1]
+    assert "ann has no feature 'shoe' to remove" in call("ann", "--forget", "shoe")[1]
+    assert "in both --set and --forget" in call("ann", "--forget", "age", "--set", "age=3")[1]
     assert "no person 'eve'" in call("eve", "--set", "age=3")[1]
     home.people.opt_out("ann", delete_history=True)
     assert home.people.profile("ann") == {}
@@ -255,7 +255,7 @@ def test_what_cannot_be_is_refused_when_a_server_is_made(tmp_path: Path) -> None
             [],
             ["gender=F,M"],
         )
-    with pytest.raises(HomebodyError, match="says twice what a feature of people is"):
+    with pytest.raises(HomebodyError, match="--person-feature gives a feature twice"):
         make(tmp_path / "d", ServerPlan(Recipe("privrec", "devices")), None, [], ["gender=F,M", "gender=F"])
     with pytest.raises(HomebodyError, match="devices measure rankings alone: leave out --set output=explicit"):
         make(tmp_path / "e", ServerPlan(Recipe("privrec", "devices", fields={"output": "explicit"})), None, [])

@@ -310,7 +310,7 @@ def test_far_more_reports_than_people_can_send_are_not_believed(
     if believed:
         fit(one, mixer, rounds=1)
         return
-    with pytest.raises(Abandoned, match="99 reports arrived of people who send 84 at most"):
+    with pytest.raises(Abandoned, match="99 reports arrived, but these people send at most 84"):
         fit(one, mixer, rounds=1)
     assert one.records.load() is None
 
@@ -455,7 +455,7 @@ def test_a_device_without_a_proxy_takes_no_part_and_says_why(mixed: Callable[...
     device = Device(one.homes[0], one.log)
     answer, _ = wire.decode_letter(device.answer(wire.encode_letter(runtime(one, mixer)._greeting().header())))
     assert "go through a proxy, and this device has none" in answer["refused"]
-    assert "make it anew, with `homebody client init … --proxy" in one.said("refused")[0]["reason"]
+    assert "create a new device with `homebody client init … --proxy" in one.said("refused")[0]["reason"]
 
 
 def test_an_epoch_for_what_goes_through_no_proxy_is_refused(mixed: Callable[..., Any]) -> None:
@@ -511,7 +511,9 @@ def test_a_round_that_devices_declined_says_so_and_who_is_left_alone(mixed: Call
 def test_reports_that_do_not_arrive_are_asked_about(mixed: Callable[..., Any]) -> None:
     one, mixer, _ = mixed()
     mixer.holding = True
-    with pytest.raises(Abandoned, match="or does it wait for more devices than there are, and is this server's"):
+    with pytest.raises(
+        Abandoned, match="next hop is this server's address for reports, and that its settings hold and least_devices"
+    ):
         fit(one, mixer, rounds=1)
 
 

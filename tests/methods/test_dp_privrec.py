@@ -564,7 +564,8 @@ def test_public_people_are_drawn_from_those_who_train() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "said"), [(-0.1, "from 0 to under 1"), (1.0, "from 0 to under 1"), (0.001, "0 of 300"), (0.999, "300 of")]
+    ("share", "said"),
+    [(-0.1, "at least 0 and under 1"), (1.0, "at least 0 and under 1"), (0.001, "0 of 300"), (0.999, "300 of")],
 )
 def test_a_share_that_leaves_nobody_is_refused(share: float, said: str) -> None:
     with pytest.raises(HomebodyError, match=said):

@@ -162,7 +162,7 @@ def test_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("share", [0, 1])
 def test_a_share_that_leaves_a_part_empty_is_refused(share: float) -> None:
-    with pytest.raises(HomebodyError, match="support must leave something to either part"):
+    with pytest.raises(HomebodyError, match="support must be above 0 and under 1"):
         NNSelf(support=share)
 
 

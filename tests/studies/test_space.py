@@ -87,7 +87,7 @@ class TestSpace:
             ("rate=2:1", "A range goes from a lower number to a higher one, not from 2.0 to 1.0."),
             ("rate=1:1", "A range goes from"),
             ("rate=0:inf", "A range goes from"),
-            ("rate=0:1:log", "A range in logarithms begins above 0, not at 0.0."),
+            ("rate=0:1:log", "A logarithmic range must start above 0, not at 0.0."),
             ("rate=0.1:1:lin", "rate is searched from low:high or low:high:log, not '0.1:1:lin'."),
             ("rate=1:2:log:3", "rate is searched from"),
             ("rate=-1:1", "rate must be at least 0, not -1.0."),

@@ -198,12 +198,12 @@ def profile(
 
     said = options.pairs(settings, "--set")
     if both := sorted(said.keys() & set(forget or [])):
-        raise HomebodyError(f"'{both[0]}' is set and taken back at once: leave out --set or --forget.")
+        raise HomebodyError(f"'{both[0]}' is in both --set and --forget: leave one out.")
     with _home(folder) as home:
         known = home.people.profile(person)
         for name in forget or []:
             if name not in known:
-                raise HomebodyError(f"{person} says nothing of '{name}', so there is nothing to take back.")
+                raise HomebodyError(f"{person} has no feature '{name}' to remove.")
         content = home.items.schema()
         notes = [] if content is None else FeatureSchema.read(content).notes(said)
         if said or forget:

@@ -66,7 +66,9 @@ def attach(
     for name in wanted:
         if name not in present:
             if not present:
-                raise HomebodyError(f"There is no feature '{name}' to be {wanted[name]}: {population.name} has none.")
+                raise HomebodyError(
+                    f"There is no feature '{name}' to declare as {wanted[name]}: {population.name} has no features."
+                )
             raise unknown_name("feature", name, present)
     population = replace(population, user_features=users, item_features=items, contexts=contexts, item_names=names)
     return population if impressions is None else _attach_impressions(population, Path(impressions), say)
@@ -198,8 +200,8 @@ def _matched(
     if strangers == len(place):
         example = 0 if known is None else known[0]
         raise HomebodyError(
-            f"{path} knows none of the population's {role}s: the first of its is called '{ids[0]}', and the "
-            f"first of the population's '{example}'."
+            f"{path} describes none of the population's {role}s: its first {role} is '{ids[0]}', and the population's "
+            f"first is '{example}'."
         )
     if strangers:
         say(f"{path.name} has {several(strangers, 'row')} about {role}s that have no interactions; left out.")
@@ -212,7 +214,7 @@ def _matched(
     if repeated.height:
         many = repeated[" place"].n_unique()
         raise HomebodyError(
-            f"{path} says different things about the {role} '{repeated[' id'][0]}' in several rows ({many:,} such "
+            f"{path} has several different rows about the {role} '{repeated[' id'][0]}' ({many:,} such "
             f"{role}{'' if many == 1 else 's'}); leave one row for each."
         )
     if distinct.height < rows.height:
@@ -307,7 +309,7 @@ def _refuse_shared(rows: pl.DataFrame, path: Path) -> None:
     shared = people.filter(pl.col("called") > 1)
     if shared.height:
         raise HomebodyError(
-            f"The impression '{shared['impression'][0]}' of {path} is of {shared['called'][0]} users "
+            f"The impression '{shared['impression'][0]}' of {path} belongs to {shared['called'][0]} users "
             f"({several(shared.height, 'such impression')}); give each its own number."
         )
 

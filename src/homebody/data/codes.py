@@ -254,7 +254,7 @@ def encode_one(
     for name in given:
         if name not in codes:
             if not codes:
-                raise HomebodyError(f"This data knows no {what}, so it cannot take '{name}': leave it out.")
+                raise HomebodyError(f"This data has no {what}, so '{name}' cannot be used: leave it out.")
             raise unknown_name(what, name, codes)
     coded = {name: code.of(name, given.get(name)) for name, code in codes.items()}
     return {name: numbers for name, (numbers, _) in coded.items()}, tuple(note for _, note in coded.values() if note)

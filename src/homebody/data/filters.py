@@ -150,8 +150,8 @@ class _Left:
             self._core(value)
         if len(self.item) == 0:
             raise HomebodyError(
-                f"The filter {name}={value:g} leaves nobody of {self.whole.name}'s {self.whole.n_users:,} users; "
-                "ask for less, or leave it out."
+                f"The filter {name}={value:g} removes all {self.whole.n_users:,} users of {self.whole.name}; "
+                "lower it, or leave it out."
             )
 
     def _by_rating(self, least: float) -> None:

@@ -211,7 +211,7 @@ def _impressions(kept: Kept, settings: Mapping[str, float]) -> Parts:
     shown = kept.population.impressions
     if shown is None or not len(shown.users):
         raise HomebodyError(
-            f"{kept.population.name} has no impressions to ask about; give some with --impressions FILE."
+            f"{kept.population.name} has no impressions, which this split needs; give a file with --impressions FILE."
         )
     clicks = np.concatenate([[0], np.cumsum(shown.clicked)])[shown.indptr]
     mixed = (np.diff(clicks) > 0) & (np.diff(clicks) < np.diff(shown.indptr))
@@ -283,7 +283,9 @@ def _parse(way: str) -> tuple[str, dict[str, float]]:
         elif not (fewest and settings[key] < 1):
             raise HomebodyError(f"The split's {key} must be a share between 0 and 1, not {text}.")
     if settings.get("test", 0.0) + settings.get("valid", 0.0) >= 1 and "test" in settings:
-        raise HomebodyError("The split's test and valid must leave something to train on: together they reach 1.")
+        raise HomebodyError(
+            "The split's test and valid shares leave nothing to train on: give shares whose sum is below 1."
+        )
     return name, settings
 
 
@@ -357,7 +359,7 @@ def _left_out(done: Split) -> list[str]:
     """A note about users without training items; a split that leaves nothing to train on or evaluate is refused."""
     name, way = done.population.name, done.way
     if not (done.learn & (done.lengths > 0)).any():
-        raise HomebodyError(f"The split {way} leaves nobody of {name} with anything to train on.")
+        raise HomebodyError(f"The split {way} leaves no user of {name} with an interaction to train on.")
     asked = {
         held: bool(len(done.shown[held]) if done.shown is not None else (done.sizes(held) > 0).any())
         for held in ("valid", "test")

@@ -259,7 +259,7 @@ def _fill(dataset: Dataset, fresh: Path, scratch: Path, say: Callable[[str], Non
 
 def _insist(dataset: Dataset, folder: Path) -> None:
     if not dataset.complete(folder):
-        raise FetchFailed("what came is not the published file")
+        raise FetchFailed("the downloaded file is not the published one")
 
 
 def _known(name: str) -> Dataset:

@@ -139,7 +139,7 @@ class Split:
     def published(self, share: float) -> Split:
         """The same with the data of some of those who train made public, drawn by the seed: so many of all people."""
         if not 0 <= share < 1:
-            raise HomebodyError(f"The share of people whose data is public is from 0 to under 1, not {share:g}.")
+            raise HomebodyError(f"The share of public people must be at least 0 and under 1, not {share:g}.")
         if not share:
             return self
         some = np.flatnonzero(self.learn & (self.lengths > 0))
@@ -147,7 +147,8 @@ class Split:
         chosen = some[np.argsort(keys, kind="stable")[: round(share * self.n_users)]]
         if not 0 < len(chosen) < len(some):
             raise HomebodyError(
-                f"A share of {share:g} makes {len(chosen)} of {len(some):,} people public: give another."
+                f"A share of {share:g} makes {len(chosen)} of {len(some):,} people public: "
+                "choose one that makes some of them public, not all."
             )
         public = np.zeros(self.n_users, dtype=np.bool_)
         public[chosen] = True

@@ -172,7 +172,9 @@ def kinds_of(vocabularies: Mapping[str, str], kinds: Mapping[str, str]) -> dict[
             continue
         said[name] = kind = _kind(vocabulary)
         if kinds.get(name, kind) != kind:
-            raise HomebodyError(f"'{name}' is said to be {kinds[name]}, and its vocabulary is for {kind}: change one.")
+            raise HomebodyError(
+                f"'{name}' is declared as {kinds[name]}, but its vocabulary is for {kind}: change one of them."
+            )
     return {**kinds, **said}
 
 
@@ -190,9 +192,7 @@ def declare(population: Population, vocabularies: Mapping[str, str]) -> Populati
     given = {name: parse(name, text) for name, text in vocabularies.items()}
     everyone = given.pop(ALL, None)
     if everyone is not None and not isinstance(everyone, Found):
-        raise HomebodyError(
-            f"{ALL} stands for all features, which can be taken as found alone, not {vocabularies[ALL]}."
-        )
+        raise HomebodyError(f"{ALL} means all features and takes only the vocabulary 'found', not {vocabularies[ALL]}.")
     users, items, contexts = population.user_features, population.item_features, population.contexts
     tables = [table for table in (users, items, contexts) if table is not None]
     for name, vocabulary in given.items():
@@ -202,7 +202,9 @@ def declare(population: Population, vocabularies: Mapping[str, str]) -> Populati
                 raise HomebodyError(f"There is no feature '{name}' to declare: {population.name} has none.")
             raise unknown_name("feature", name, known)
         if isinstance(vocabulary, Counted) and items is not None and name in items.names:
-            raise HomebodyError(f"'{name}' describes items, and people are counted: take another vocabulary for it.")
+            raise HomebodyError(
+                f"'{name}' describes items, but a private vocabulary counts people: choose another vocabulary for it."
+            )
     return replace(
         population,
         user_features=_with(users, given, everyone),

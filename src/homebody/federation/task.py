@@ -107,7 +107,7 @@ class Task:
         numbers = [*self.people, *self.cutoffs, self.step, self.n_items, self.first]
         numbers += [] if self.keep is None else [self.keep]
         if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
-            raise wire.Malformed("The letter has numbers that are none.")
+            raise wire.Malformed("The letter has counts that are not whole numbers from 0.")
         sizes = all(
             (
                 all(-(2**63) <= word < 2**63 for word in (self.key, self.clients_key, self.seed)),
@@ -240,4 +240,6 @@ def telemetry(method: Method, cutoffs: Sequence[int]) -> dict[str, wire.Expected
     try:
         return wire.shapes(method.uplink.device(measurements({}, cutoffs), Rng.of(0)))
     except HomebodyError as error:
-        raise HomebodyError(f"What devices measure cannot leave this way: {error} Or measure never.") from error
+        raise HomebodyError(
+            f"Devices cannot send their metrics through these stages: {error} Or turn evaluation off."
+        ) from error

@@ -208,7 +208,7 @@ def _exactly(connection: socket.socket, count: int, until: float | None) -> byte
 def peer_user(connection: socket.socket) -> int:
     """The user whose process is at the other end, as the system knows it."""
     if not hasattr(socket, "SO_PEERCRED"):
-        raise HomebodyError("This system does not say whose process is at the other end of a socket: use Linux.")
+        raise HomebodyError("This system cannot tell which user is at the other end of a socket: use Linux.")
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(found)[1])
 

@@ -86,10 +86,10 @@ def encode_letter(header: Mapping[str, Any], parts: Mapping[str, bytes] | None =
 def decode_letter(letter: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Its header and its parts; refused where the lengths do not add up."""
     if len(letter) < _PREFIX.size:
-        raise Malformed("The letter is too short to be one.")
+        raise Malformed("The letter is too short.")
     magic, version, length = _PREFIX.unpack_from(letter)
     if magic != MAGIC:
-        raise Malformed("This is no letter of Homebody's.")
+        raise Malformed("This is not a letter of Homebody.")
     if version != VERSION:
         raise OtherVersion(f"The letter is of wire version {version}, and this side reads {VERSION}: update the older.")
     start = _PREFIX.size + length
@@ -99,9 +99,9 @@ def decode_letter(letter: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
         known = json.loads(letter[_PREFIX.size : start], parse_constant=_no_constant, object_pairs_hook=_once)
         header, sizes = known["header"], known["parts"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Malformed("The header is not the JSON it should be.") from error
+        raise Malformed("The header is malformed.") from error
     if not isinstance(header, dict) or not isinstance(sizes, dict):
-        raise Malformed("The header is not the JSON it should be.")
+        raise Malformed("The header is malformed.")
     if not all(type(size) is int and size >= 0 for size in sizes.values()):
         raise Malformed("A part's length is no whole number.")
     if start + sum(sizes.values()) != len(letter):

@@ -95,7 +95,7 @@ def _refuse_misplaced(training: Split, unit: str, said: Iterable[str]) -> None:
         if name in known[unit] or not near or owner[near[0]] == unit:
             continue
         it = "it" if near[0] == name else f"'{near[0]}'"
-        others = f"{have} {', '.join(sorted(known[unit]))}" if known[unit] else f"this data knows no {what}"
+        others = f"{have} {', '.join(sorted(known[unit]))}" if known[unit] else f"this data has no {what}"
         raise HomebodyError(f"There is no {what} '{name}': {it} {WHOSE[owner[near[0]]]}, and {others}.")
 
 

@@ -556,7 +556,7 @@ def test_an_app_talks_to_no_other_user_than_its_devices(room: Room) -> None:
         wait_until(lambda: room.said("away"), "the app goes away")
         stop.set()
         thread.join()
-    assert "Another user" in room.said("away")[0]["reason"]
+    assert "A process of another user listens" in room.said("away")[0]["reason"]
     assert not room.said("view joined")
 
 

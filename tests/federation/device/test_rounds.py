@@ -203,7 +203,7 @@ def test_another_answer_to_the_same_is_refused_while_the_first_is_here(home: Hom
     finish(home, "ann", 1)
     finish(home, "ann", 1)
     assert len(home.outbox.sent("ann")) == 1
-    with pytest.raises(HomebodyError, match="train/1 was answered in other words"):
+    with pytest.raises(HomebodyError, match="train/1 already has a different answer"):
         home.outbox.finish("ann", "r", "train/1", "d", 1, None, b"other state", b"other answer")
     assert home.models.state("ann", "r") == PrivateState(1, None, b"state 1")
     assert home.outbox.answer("ann", "r", "train/1", "d") == b"answer"

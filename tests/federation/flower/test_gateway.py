@@ -427,7 +427,7 @@ def test_a_port_that_is_taken_is_said(ground: Any) -> None:
         [*command, "--secret", ground.folder / "secret"], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 2
-    assert done.stderr.startswith(f"homebody: Nobody can listen on 127.0.0.1:{ground.port}: ")
+    assert done.stderr.startswith(f"homebody: The service cannot listen on 127.0.0.1:{ground.port}: ")
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -43,7 +43,7 @@ def test_a_proxy_is_made_and_told_who_may_send(tmp_path: Path) -> None:
     assert (said["devices"], said["proxies"], said["held"], said["running"]) == (2, 1, 0, False)
     assert json.loads(typed("forbid", folder, keys[0], "--json").output) == {"removed": 1, "senders": 2}
     assert "may send: 1 device, 1 proxy;" in typed("status", folder).output
-    with pytest.raises(HomebodyError, match="key of nobody who may send"):
+    with pytest.raises(HomebodyError, match="is not registered with the proxy"):
         CliRunner().invoke(app, ["proxy", "forbid", str(folder), str(keys[0])], catch_exceptions=False)
 
 
@@ -76,7 +76,7 @@ def test_certificates_of_ones_own(tmp_path: Path) -> None:
         (["--next", "https://"], "next hop is an address"),
         (["--next", "https://host:99999"], "next hop is an address"),
         (["--next", "https://host/path"], "next hop is an address"),
-        (["--next", "https://a:b@host"], "holds no name or password"),
+        (["--next", "https://a:b@host"], "must not contain a user name or password"),
         (["--next", "http://example.org"], "pass reports on with https"),
         (["--next", NEXT, "--listen", "nowhere"], "address to listen on"),
         (["--next", NEXT, "--listen", "0.0.0.0:1", "--no-tls"], "leave out --no-tls"),
@@ -84,11 +84,11 @@ def test_certificates_of_ones_own(tmp_path: Path) -> None:
         (["--next", NEXT, "--least-devices", "0"], "least_devices must be at least 1, not 0"),
         (["--next", NEXT, "--most", "0"], "most must be at least 1, not 0"),
         (["--next", NEXT, "--cert", "x"], "go together"),
-        (["--next", NEXT, "--cert", "x", "--key", "y"], "no certificate and its key"),
+        (["--next", NEXT, "--cert", "x", "--key", "y"], "not a certificate and its key"),
         (["--next", NEXT, "--next-ca", "missing.pem"], "cannot be read"),
         (["--next", NEXT, "--next-ca", __file__], "no certificate of an authority"),
-        (["--next", "http://localhost:1", "--next-ca", __file__], "goes with https"),
-        (["--next", NEXT, "--host", "a b"], "is no host"),
+        (["--next", "http://localhost:1", "--next-ca", __file__], "needs an address at https"),
+        (["--next", NEXT, "--host", "a b"], "is not a host"),
     ],
 )
 def test_what_makes_no_sense_is_said_and_leaves_nothing(tmp_path: Path, words: list[str], sentence: str) -> None:
@@ -134,12 +134,12 @@ def test_a_key_signs_and_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert public.read_text() == f"homebody-reports {known.hex()}\n"
     with pytest.raises(HomebodyError, match="must not leave its device"):
         read_report_pub(private)
-    with pytest.raises(HomebodyError, match="holds no key that signs"):
+    with pytest.raises(HomebodyError, match="is not a key that signs"):
         read_report_key(public)
-    with pytest.raises(HomebodyError, match="is there already"):
+    with pytest.raises(HomebodyError, match="already exists"):
         make_report_key(tmp_path / "device")
     with pytest.raises(HomebodyError, match="cannot be read"):
         read_report_pub(tmp_path / "none")
     (tmp_path / "x").write_bytes(b"\xff" * 100_000)
-    with pytest.raises(HomebodyError, match="no public key for reports"):
+    with pytest.raises(HomebodyError, match="not a public key for reports"):
         read_report_pub(tmp_path / "x")

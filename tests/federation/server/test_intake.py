@@ -490,6 +490,6 @@ def test_an_intake_that_cannot_listen_says_so(process: Process, what: str) -> No
         check=False,
     )
     assert again.returncode == 2
-    sentence = "names no address for them" if what == "none" else "Nobody can listen on 127.0.0.1"
+    sentence = "names no address for them" if what == "none" else "The service cannot listen on 127.0.0.1"
     assert sentence in again.stderr
     assert MOST_REPORTS * REPORT_BYTES < MOST_BYTES

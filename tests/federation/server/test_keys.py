@@ -75,7 +75,7 @@ def test_what_stands_beside_a_key_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ca.pem", "server.key", "secret"])
 def test_nothing_is_written_over(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"mine")
-    with pytest.raises(HomebodyError, match=f"{name} is there already"):
+    with pytest.raises(HomebodyError, match=f"{name} already exists"):
         make_authority(tmp_path)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [(name, b"mine")]
 
@@ -83,10 +83,10 @@ def test_nothing_is_written_over(tmp_path: Path, name: str) -> None:
 def test_a_devices_key_is_not_written_over(tmp_path: Path) -> None:
     public = make_device_key(tmp_path)
     before = public.read_bytes()
-    with pytest.raises(HomebodyError, match=r"device\.key is there already"):
+    with pytest.raises(HomebodyError, match=r"device\.key already exists"):
         make_device_key(tmp_path)
     (tmp_path / "device.key").unlink()
-    with pytest.raises(HomebodyError, match=r"device\.pub is there already"):
+    with pytest.raises(HomebodyError, match=r"device\.pub already exists"):
         make_device_key(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["device.pub"]
     assert public.read_bytes() == before
@@ -111,7 +111,7 @@ def test_nothing_half_written_remains(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("host", ["", "a b", "server:9092", "https://server", "-a.org", "a..b", "x" * 64, "münchen"])
 def test_what_is_no_host_is_refused(tmp_path: Path, host: str) -> None:
-    with pytest.raises(HomebodyError, match="is no host"):
+    with pytest.raises(HomebodyError, match="is not a host"):
         make_authority(tmp_path / "keys", [host])
     assert not (tmp_path / "keys").exists()
 

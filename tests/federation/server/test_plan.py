@@ -58,8 +58,8 @@ def test_where_a_server_listens_and_is_found(listen: str, host: str, port: int, 
         ({"reports": 9093}, "The server's reports must be a text, not 9093."),
         ({"reports_wait": -1}, "The server's reports_wait must be at least 0 seconds, not -1."),
         ({"database": 5}, "The server's database must be a text, not 5."),
-        ({"database": " "}, "The server's database must be named"),
-        ({"run": ""}, "The server's run must be named"),
+        ({"database": " "}, "The server's database is empty: give a name."),
+        ({"run": ""}, "The server's run is empty: give a name."),
         ({"tls": "no"}, "The server's tls must be true or false, not 'no'."),
         ({"half": 1}, "The server's half must be true or false, not 1."),
         ({"deadline": "60"}, "The server's deadline must be a number, not '60'."),
@@ -169,7 +169,7 @@ def test_a_shuffle_counts_on_those_who_are_certain_to_report(
     fewer = replace(recipe, stages=["one-bit:epsilon=1,k=1", "shuffle:users=1"])
     assert replace(plan, recipe=fewer).method().uplink.stages[1] == replace(shuffle, users=1)
     more = replace(recipe, stages=["one-bit:epsilon=1,k=1", f"shuffle:users={among + 1}"])
-    with pytest.raises(HomebodyError, match=f"among {among + 1} people where {among} are enough for a round"):
+    with pytest.raises(HomebodyError, match=f"counts on {among + 1} people, but {among} are enough for a round"):
         replace(plan, recipe=more).method()
 
 
@@ -206,7 +206,7 @@ def test_where_the_database_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert ServerPlan(RECIPE, database="postgresql://x/y").database_in(tmp_path) == "postgresql://x/y"
     plan = ServerPlan(RECIPE, database="env:HOMEBODY_TEST_URL")
     monkeypatch.delenv("HOMEBODY_TEST_URL", raising=False)
-    with pytest.raises(HomebodyError, match="in the environment's HOMEBODY_TEST_URL, which is not set"):
+    with pytest.raises(HomebodyError, match="given by the environment variable HOMEBODY_TEST_URL, which is not set"):
         plan.database_in(tmp_path)
     monkeypatch.setenv("HOMEBODY_TEST_URL", "postgresql://secret@x/y")
     assert plan.database_in(tmp_path) == "postgresql://secret@x/y"

@@ -397,7 +397,7 @@ class TestBackups:
     def test_a_backup_is_not_written_over_anything(self, tmp_path: Path) -> None:
         records = Records(connect(None))
         (tmp_path / "copy.sqlite").write_text("mine")
-        with pytest.raises(HomebodyError, match="is there already"):
+        with pytest.raises(HomebodyError, match="already exists"):
             backup(records, tmp_path / "copy.sqlite")
         assert (tmp_path / "copy.sqlite").read_text() == "mine"
         with pytest.raises(HomebodyError, match="No backup can be written to"):
@@ -413,8 +413,8 @@ class TestBackups:
         for name, sentence in (
             ("nowhere", "There is no backup"),
             ("text", r"The backup .*text cannot be opened"),
-            ("empty", "is no backup of a Homebody server"),
-            ("other", "is no backup of a Homebody server"),
+            ("empty", "is not a backup of a Homebody server"),
+            ("other", "is not a backup of a Homebody server"),
         ):
             with pytest.raises(HomebodyError, match=sentence) as caught:
                 restore(tmp_path / name, database)

@@ -125,7 +125,7 @@ class App:
         try:
             connection.connect(settings.socket)
             if peer_user(connection) != settings.device_user:
-                raise _Refused("Another user than the device's listens at its socket: this app says nothing there.")
+                raise _Refused("A process of another user listens at the device's socket: this app does not answer it.")
             with suppress(Vanished):  # a device that does not know this user refuses before it reads
                 send(connection, hello(settings.view, settings.token), SEND_SECONDS)
             header, _ = wire.decode_letter(receive(connection, HELLO_BYTES, SEND_SECONDS))

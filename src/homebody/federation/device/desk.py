@@ -363,7 +363,7 @@ class Relay:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.connect(str(self._where))
                 if peer_user(connection) != os.geteuid():
-                    raise HomebodyError(f"Another user than the device's listens at {self._where}: stop that process.")
+                    raise HomebodyError(f"A process of another user listens at {self._where}: stop that process.")
                 send(connection, RELAY, self._seconds)
                 send(connection, asked, self._seconds)
                 header, answers = wire.decode_letter(receive(connection, most, self._seconds))

@@ -120,15 +120,15 @@ class Device:
             proxied = task.acting.uplink.facts.shuffled
             if proxied and self._reporter is None:
                 raise HomebodyError(
-                    "Reports of this method go through a proxy, and this device has none: make it anew, with "
-                    "`homebody client init … --proxy https://HOST:PORT`; a device that is there cannot be given one."
+                    "Reports of this method go through a proxy, and this device has none: create a new device with "
+                    "`homebody client init … --proxy https://HOST:PORT`; an existing one cannot be given a proxy."
                 )
             if (task.epoch is not None) != (proxied and task.do in ("train", "evaluate")):
                 raise wire.Malformed(
                     "The letter has no epoch for what goes through a proxy, or one for something else."
                 )
             if self.stuck:
-                raise HomebodyError("The device is about to start anew: ask again.")
+                raise HomebodyError("The device is restarting: ask again.")
             # From here on other errors may name a person or a folder, which must not leave the device.
             sayable, otherwise = (wire.Malformed, TooLarge, OutOfTime), "The device cannot answer this now."
             about = {"do": task.do, "release": task.release}
@@ -199,21 +199,21 @@ class Device:
             pairs = [(str(item), str(name)) for item, name in items]
             first = int(first)
         except (ValueError, TypeError, RecursionError, OverflowError) as error:
-            raise wire.Malformed("The list of items is not the JSON it should be.") from error
+            raise wire.Malformed("The list of items is malformed.") from error
         refuse_larger(Work(memory=ITEM_BYTES * (first + len(pairs))), self.home.settings)
         try:
             self.home.items.add(first, pairs)
         except HomebodyError as error:
             if error.__cause__ is not None:  # the disk's fault, not the letter's
                 raise
-            raise wire.Malformed("The items do not go on from the catalogue that this device knows.") from error
+            raise wire.Malformed("The new items do not fit the catalogue that this device has.") from error
 
     def _take_in(self, task: Task, parts: Mapping[str, bytes], people: int) -> str:
         """Keep the parts of a letter, each once it has been checked. Returns the name of a part that is missing."""
         items, models = self.home.items, self.home.models
         if "features" in parts:
             if not task.features or wire.digest(parts["features"]) != task.features:
-                raise wire.Malformed("The sheet of features is not the one that the letter names.")
+                raise wire.Malformed("The feature schema is not the one that the letter names.")
             FeatureSchema.read(parts["features"])
             items.put_schema(task.features, parts["features"])
         if task.features and items.schema(task.features) is None:
@@ -307,7 +307,7 @@ class Device:
         begun = outbox.begun(slot, task.run, release, task.ask) and ledger.knows(name)
         again = begun and task.ask not in outbox.answered(slot, task.run, release)
         if budget and not again and not Budget.parse(budget).allows(ledger, assignment.charges):
-            raise OverBudget("It would spend more than this person allows.")
+            raise OverBudget("The task would exceed this person's privacy budget.")
         outbox.begin(slot, task.run, release, task.ask)
         code = f"{task.method}, homebody {__version__}"
         ledger.charge(name, assignment.charges, repeat=again, number=task.step, code=code)
@@ -338,7 +338,7 @@ class Device:
         method, user = task.acting, [person.slot for person in people].index(slot)
         household.begin(method, Rng(torch.tensor(task.clients_key)))
         if not household.split.lengths[user]:
-            raise HomebodyError("Nothing is known here of what this person did.")
+            raise HomebodyError("This person has no history on this device.")
         state = self.home.models.state(slot, task.run, task.step if task.do == "train" else task.step + 1)
         if state is not None:
             household.restore(self.home, user, state, task.phase, shared)
@@ -376,7 +376,7 @@ class Device:
         method = task.acting
         metrics = self._in_time(lambda: household.measure(method, shared, user))
         if not all(map(math.isfinite, metrics.values())):
-            raise HomebodyError("What was measured is not finite.")
+            raise HomebodyError("The measured metrics are not finite.")
         return method.uplink.device(measurements(metrics, task.cutoffs), SystemRng())
 
     def _in_time(self, work: Callable[[], T], times: int = 1) -> T:

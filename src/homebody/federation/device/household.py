@@ -216,7 +216,7 @@ def _refuse_not_finite(tree: Tree) -> None:
     """Refuse numbers that are not finite: no channel bounds them, and a state that holds one never recovers."""
     for value in tree.values():
         if not bool(torch.isfinite(value.value if isinstance(value, Rows) else value).all()):
-            raise HomebodyError("The round led out of the finite numbers.")
+            raise HomebodyError("The round produced numbers that are not finite.")
 
 
 def _unstacked(stacked: Tree) -> Tree:

@@ -82,7 +82,7 @@ class Outbox:
             slot = self._people.participant(who)
             given = self.answer(slot, run, release, digest)
             if given is not None and given != answer:
-                raise HomebodyError(f"{release} was answered in other words; only that answer may be given again.")
+                raise HomebodyError(f"{release} already has a different answer; only that answer may be sent again.")
             if state is not None:  # a person who is measured before they ever trained has none
                 self._models.put_state(slot, run, step, base, state)
             if given is not None:

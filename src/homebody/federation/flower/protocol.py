@@ -130,7 +130,7 @@ class Wire:
         self._base = f"{'http' if ca is None else 'https'}://{address}"
         parts = split_address(address)
         if parts is None:
-            raise HomebodyError(f"'{address}' is no address: give HOST:PORT.")
+            raise HomebodyError(f"'{address}' is not an address: give HOST:PORT.")
         if ca is None and not is_loopback(parts[0]):
             raise HomebodyError(f"{parts[0]} is another machine: give the certificate of its authority (ca.pem).")
         self._client = httpx.Client(

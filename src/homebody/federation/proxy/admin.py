@@ -56,7 +56,7 @@ def _certificates(
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
         except (OSError, ssl.SSLError) as error:
-            raise HomebodyError(f"{cert} and {key} are no certificate and its key: {error}.") from error
+            raise HomebodyError(f"{cert} and {key} are not a certificate and its key: {error}.") from error
         return {"server.pem": read_file(cert), "server.key": read_file(key)}
     from homebody.federation.service.certificates import make_certificates
 
@@ -95,7 +95,7 @@ def forbid(folder: Path, files: Sequence[Path]) -> int:
         with store.transaction():
             for file, key in keys.items():
                 if not store.forbid(key):
-                    raise HomebodyError(f"{file} is the key of nobody who may send to {folder}.")
+                    raise HomebodyError(f"The key {file} is not registered with the proxy {folder}.")
         return len(store.senders())
 
 

@@ -89,7 +89,7 @@ class Proxy:
             raise web.Refusal(400, "malformed", "The envelope holds no report.")
         sender = self._writer.senders.get(self._mark(key))
         if sender is None or sender.proxy != (kind == "batch"):
-            raise web.Refusal(401, "unknown sender", "Whoever signed this is not registered here.")
+            raise web.Refusal(401, "unknown sender", "The sender is not registered with this proxy.")
         return VerifiedMessage(key, sender, envelope)
 
     def _refusal(self, outcome: str, message: VerifiedMessage, k: int) -> web.Refusal:

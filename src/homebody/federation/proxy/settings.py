@@ -66,7 +66,7 @@ class ProxySettings:
         if split_address(self.listen) is None:
             raise HomebodyError(f"An address to listen on is HOST:PORT, such as 127.0.0.1:9445, not '{self.listen}'.")
         if not self.tls and not is_loopback(self.host):
-            raise HomebodyError(f"{self.host} is not on this machine alone: leave out --no-tls.")
+            raise HomebodyError(f"Other machines can reach {self.host}: leave out --no-tls.")
         self._check_next()
 
     def _check_next(self) -> None:
@@ -82,11 +82,13 @@ class ProxySettings:
                 f"The next hop is an address such as https://server.example.org:9443, not '{self.next}'."
             )
         if parts.username is not None:
-            raise HomebodyError("The next hop's address holds no name or password: a proxy signs what it passes on.")
+            raise HomebodyError(
+                "The next hop's address must not contain a user name or password: a proxy signs its batches."
+            )
         if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
             raise HomebodyError(f"{parts.hostname} is not on this machine: pass reports on with https://, not http://.")
         if self.next_ca and parts.scheme != "https":
-            raise HomebodyError(f"An authority for the next hop goes with https://, not with '{self.next}'.")
+            raise HomebodyError(f"An authority for the next hop needs an address at https://, not '{self.next}'.")
 
     @property
     def host(self) -> str:

@@ -75,7 +75,7 @@ def make(
     for address in filter(None, (plan.listen, plan.address, plan.reports)):
         host = address.rpartition(":")[0].strip("[]")
         if not plan.tls and not is_loopback(host):
-            raise HomebodyError(f"{host} is not on this machine alone: leave out --no-tls.")
+            raise HomebodyError(f"Other machines can reach {host}: leave out --no-tls.")
     catalogue, of_items, of_people = ([], None, None) if items is None else read_catalogue(items)
     schema = _schema(method, plan, of_items, of_people, people, views)
     if folder.exists() and not folder.is_dir():
@@ -157,7 +157,7 @@ def declare(
     of_items, of_people = (_encoded(table, unit, texts) for table, unit in ((items, "items"), (people, "users")))
     named = dict(person_code(text) for text in given)
     if len(named) < len(given):
-        raise HomebodyError("--person-feature says twice what a feature of people is; leave one out.")
+        raise HomebodyError("--person-feature gives a feature twice; leave one out.")
     taken = {code.view for code in of_people.codes.values()}
     for text in views:
         name, codes = view_codes(text)
@@ -334,7 +334,7 @@ def restored(folder: Path, file: Path) -> int:
 def backup(records: Records, to: Path) -> None:
     """Write the state of one moment into a new file; writers are not blocked."""
     if to.exists():
-        raise HomebodyError(f"{to} is there already: a backup is not written over another.")
+        raise HomebodyError(f"{to} already exists: choose another file for the backup.")
     records.ledger().close()  # its tables are there, and its chain is whole
     try:
         with tempfile.TemporaryDirectory(prefix=".backup-", dir=to.parent) as folder:
@@ -363,7 +363,7 @@ def restore(source: Path, database: Database) -> Records:
             raise HomebodyError(f"The backup {source} cannot be read: {error.strerror or error}.") from error
         with closing(connect(scratch, what="backup", name=str(source))) as copy, database.transaction():
             if not copy.version(COMPONENT):
-                raise HomebodyError(f"{source} is no backup of a Homebody server.")
+                raise HomebodyError(f"{source} is not a backup of a Homebody server.")
             Records(copy).ledger().close()  # an old one is brought forward, and its chain is whole
             Records(database).ledger().close()
             for table in TABLES:

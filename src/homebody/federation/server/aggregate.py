@@ -146,14 +146,14 @@ class ProxyRoute:
         if arrived < self._k * needed:
             raise Abandoned(
                 f"{several(arrived, 'report')} arrived before their epoch closed, and {self._k * needed:,} must: "
-                "does the proxy run, does it hold them for too long, or does it wait for more devices than there are, "
-                "and is this server's intake its next?"
+                "check that the proxy runs, that its next hop is this server's address for reports, and that its "
+                "settings hold and least_devices are low enough."
             )
         most = self._k * (asked + max(1, int(SPARE * asked)))
         if arrived > most:
             raise Abandoned(
-                f"{several(arrived, 'report')} arrived of people who send {self._k * asked:,} at most: a proxy lets "
-                "somebody send too much, or makes reports up."
+                f"{several(arrived, 'report')} arrived, but these people send at most {self._k * asked:,}: a proxy "
+                "accepts too many reports from someone, or forges reports."
             )
         tree, start = {}, 0
         for name, form in sorted(self._wanted.items()):

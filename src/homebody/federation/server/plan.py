@@ -95,7 +95,7 @@ class ServerPlan:
                 raise HomebodyError(f"An address is HOST:PORT, such as 127.0.0.1:9092, not '{what}'.")
         for name in ("database", "run"):
             if not getattr(self, name).strip():
-                raise HomebodyError(f"The server's {name} must be named: it is empty.")
+                raise HomebodyError(f"The server's {name} is empty: give a name.")
         if self.metrics and not is_loopback(self.metrics.rpartition(":")[0].strip("[]")):
             raise HomebodyError(
                 f"/metrics on {self.metrics} could be read by anybody: serve it on 127.0.0.1, and ask through a proxy."
@@ -128,9 +128,7 @@ class ServerPlan:
 
         self.recipe.check()
         if ":" in self.recipe.method:
-            raise HomebodyError(
-                f"Devices run methods that come with Homebody, not a file of one's own such as {self.recipe.method}."
-            )
+            raise HomebodyError(f"Devices run methods that come with Homebody, not your own file {self.recipe.method}.")
         method = self.recipe.build()
         if not isinstance(method, Method):
             raise HomebodyError(f"{self.recipe.method} collects raw data: it cannot be trained on devices.")
@@ -169,8 +167,8 @@ class ServerPlan:
             return method
         if shuffle.users is not None and shuffle.users > self.shuffled_among:
             raise HomebodyError(
-                f"Reports cannot count as shuffled among {shuffle.users} people where {self.shuffled_among} are enough "
-                "for a round: raise --least and --quorum, or lower users."
+                f"The shuffle stage counts on {shuffle.users} people, but {self.shuffled_among} are enough for a "
+                "round: raise --least and --quorum, or lower users."
             )
         known = replace(shuffle, users=shuffle.users or self.shuffled_among)
         stages = (known if stage is shuffle else stage for stage in channel.stages)
@@ -200,8 +198,8 @@ class ServerPlan:
             raise HomebodyError(NOBODY_PUBLIC)
         if recipe.calibrate:
             raise HomebodyError(
-                "How much noise spends a budget is found before a server is made, with `homebody account calibrate`: "
-                "leave out calibrate, and give the stage its noise."
+                "The noise for a budget is computed before a server is created, with `homebody account gaussian "
+                "--epsilon …`: leave out calibrate, and give the stage its noise."
             )
         for what, name, known in (
             ("protocol", recipe.protocol, get_args(Protocol)),

@@ -385,7 +385,7 @@ def database_in(folder: Path, named: str) -> Path | str:
     if named.startswith("env:"):
         name = named.removeprefix("env:")
         if not os.environ.get(name):
-            raise HomebodyError(f"The server's database is in the environment's {name}, which is not set.")
+            raise HomebodyError(f"The server's database is given by the environment variable {name}, which is not set.")
         return os.environ[name]
     return named if "://" in named else folder / named
 
@@ -406,4 +406,4 @@ def check_text(what: str, text: str, least: int = 1) -> None:
     if not least <= len(text) <= LONGEST:
         raise HomebodyError(f"{what} has {least} to {LONGEST} characters, not {len(text)}.")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise HomebodyError(f"{what} must be text, without zeros or halves of characters: {text!r} is not.")
+        raise HomebodyError(f"{what} must be text without null characters or lone surrogates: {text!r} is not.")

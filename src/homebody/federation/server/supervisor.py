@@ -112,7 +112,7 @@ class _Supervisor:
             return
         code = None if self._intake is None else self._intake.poll()
         if code == 2:
-            raise HomebodyError(f"Reports cannot be taken in on {self._plan.reports}; its own words are above.")
+            raise HomebodyError(f"The server cannot take in reports on {self._plan.reports}; the error is above.")
         if self._intake is None or code is not None:
             if code is not None:
                 log("intake ended", code=code)
@@ -122,7 +122,7 @@ class _Supervisor:
     def _refuse_link(self) -> None:
         """Stop if the link ended because of something that a person must correct: it would end again."""
         if self._link is not None and self._link.poll() == 2:
-            raise HomebodyError(f"The link cannot be started on {self._plan.listen}; its own words are above.")
+            raise HomebodyError(f"The link cannot be started on {self._plan.listen}; the error is above.")
 
     def _start(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         """A child holds the lock too: the next supervisor waits until the last child of this one has ended."""

@@ -110,7 +110,7 @@ def _name(host: str) -> x509.GeneralName:
         label = r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"
         if not re.fullmatch(rf"(\*\.)?{label}(\.{label})*", host) or len(host) > 253:
             raise HomebodyError(
-                f"'{host}' is no host: give a name such as server.example.org, or an IP address, without a port."
+                f"'{host}' is not a host: give a name such as server.example.org, or an IP address, without a port."
             ) from None
         return x509.DNSName(host)
 

@@ -47,7 +47,9 @@ def read_report_key(path: Path) -> tuple[bytes, bytes]:
     """The public key (32 bytes) and the secret that signs (64 bytes)."""
     match = _SECRET.fullmatch(read_file(path, _LONGEST))
     if not match:
-        raise HomebodyError(f"{path} holds no key that signs reports: it is one line, homebody-reports-secret and hex.")
+        raise HomebodyError(
+            f"{path} is not a key that signs reports, which is one line: homebody-reports-secret and hex."
+        )
     return signing_keys(bytes.fromhex(match[1].decode()))
 
 
@@ -58,5 +60,7 @@ def read_report_pub(path: Path) -> bytes:
         raise HomebodyError(f"{path} is a private key, which must not leave its device: give the .pub file beside it.")
     match = _PUBLIC.fullmatch(text)
     if not match:
-        raise HomebodyError(f"{path} is no public key for reports: it is one line, homebody-reports and 64 hex digits.")
+        raise HomebodyError(
+            f"{path} is not a public key for reports, which is one line: homebody-reports and 64 hex digits."
+        )
     return bytes.fromhex(match[1].decode())

@@ -123,9 +123,7 @@ async def read_body(request: Request, limit: int, share: Share) -> bytes:
     except TimeoutError:
         raise Refusal(408, "too slow", "The body took too long to come; send it again.", retry_after=1) from None
     except Overload:
-        raise Refusal(
-            429, "overload", "More has come in than can be dealt with now; send it again later.", retry_after=1
-        ) from None
+        raise Refusal(429, "overload", "The service is overloaded; send it again later.", retry_after=1) from None
     except ClientDisconnect:
         raise Gone from None
     finally:
@@ -202,7 +200,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise HomebodyError(f"Nobody can listen on {host}:{port}: {reason}; choose another address.") from error
+        raise HomebodyError(f"The service cannot listen on {host}:{port}: {reason}; choose another address.") from error
 
 
 def server(
@@ -224,7 +222,7 @@ def server(
     """
     host = str(listening.getsockname()[0])
     if (cert is None or key is None) and not is_loopback(host):
-        raise HomebodyError(f"{host} can be reached by others: it takes a certificate and its key.")
+        raise HomebodyError(f"Other machines can reach {host}: give a certificate and its key.")
     # Warnings are of strangers' malformed requests: as many as they please.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     private: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
@@ -256,7 +254,7 @@ def serve(app: Any, listening: socket.socket, keys: Path | None, counted: Callab
         answering = server(app, listening, cert=cert, key=key, counted=counted)
         answering.run(sockets=[listening])
     if not answering.started:
-        raise HomebodyError("The service could not start; its own words are above.")
+        raise HomebodyError("The service could not start; the error is above.")
 
 
 class _Server(uvicorn.Server):
