@@ -1,9 +1,9 @@
-"""Whole numbers for a secure sum: how fine they are, how updates are rounded to them, and modulo what they are added.
+"""Whole numbers for a secure sum: their step, how updates are rounded to them, and the modulus of their sum.
 
-A masked number tells nothing only if it is as likely to be any number there is, so a secure sum adds whole numbers
-modulo 2^(8·width): its ring. An update is scaled to steps and each of its numbers rounded up or down at random, so that
-the mean stays. That may lengthen the update. Noise is measured against the longest that it may become
-(`longest`; Kairouz, Liu and Steinke 2021, proposition 22 with β = e^−½): a longer one is rounded again.
+A masked number tells nothing only if every value is equally likely, so a secure sum adds whole numbers modulo
+2^(8·width): its ring. An update is scaled to steps and each of its numbers rounded up or down at random, so that the
+mean stays. That may lengthen the update. Noise is measured against the greatest length allowed (`longest`; Kairouz, Liu
+and Steinke 2021, proposition 22 with β = e^−½): a longer update is rounded again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def finest(people: int, width: int = 4) -> int:
 
 
 def reach_of_noise(variance: float, entries: int) -> float:
-    """What none of so many Skellam variables of this variance exceeds, but with probability `WRAPS`.
+    """A bound that any of so many Skellam variables of this variance exceeds with probability `WRAPS` at most.
 
     By Bernstein's inequality: P(|X| ≥ t) ≤ 2 exp(−t²/(2(variance + t/3))).
     """
@@ -88,7 +88,7 @@ def reach_of_noise(variance: float, entries: int) -> float:
 class Ring:
     """Whole numbers modulo 2^(8·width), in which messages are masked and added.
 
-    `encode` and `decode` go between a message and one vector of the ring: its tensors in the order of their names.
+    `encode` turns a message into one vector, its tensors in the order of their names; `decode` is the inverse.
 
     >>> ring = Ring.fitted(reach=300, step=0.5)
     >>> ring.width
@@ -107,7 +107,7 @@ class Ring:
     whole: bool = False
     """Whether messages are whole steps already; if not, `encode` rounds them and `decode` gives plain numbers."""
     largest: float = math.inf
-    """What the numbers of a message are cut off at before they are rounded."""
+    """Numbers of a message beyond this are cut off before they are rounded."""
 
     @classmethod
     def fitted(cls, reach: float, step: float, *, whole: bool = False, largest: float = math.inf) -> Ring:
@@ -183,8 +183,8 @@ def entries_of(tree: Update) -> int:
 def rounded(update: Update, rng: Rng, scale: float, most: float | None = None) -> Update:
     """An update times `scale` in whole numbers of 32 bits, rounded at random; runs under vmap.
 
-    most: its largest norm after that. It is rounded again while it is longer, and toward zero after ten draws. `Rows`
-    stay so: a number that is 0 stays 0.
+    most: its largest norm after rounding. A longer update is rounded again, after ten draws toward zero. `Rows` stay
+    `Rows`: a number that is 0 stays 0.
 
     >>> rounded({"w": torch.tensor([0.5, -3.0])}, Rng.of(1), 2.0)["w"].tolist()
     [1, -6]

@@ -34,7 +34,7 @@ __all__ = ["SecureSum", "Skellam"]
 LEAST, COLLUDING = 2 / 3, 0.1
 """The share of a secure sum's parties that must answer, and the share that may collude with the server, by default."""
 COMPLETE = 128
-"""Up to so many parties of a secure sum mask with one another all; with more, each masks with a few neighbours."""
+"""Up to this many parties, all mask with one another; with more, each masks with a few neighbours."""
 SEMI_HONEST = (
     f"In a secure sum of more than {COMPLETE} parties each masks with a few neighbours: that holds against a server "
     "that follows the protocol, and not against one that departs from it."
@@ -45,12 +45,12 @@ of the two differ by a factor of 1 + 1 / (3 × the variance)."""
 
 
 def threshold(parties: int, least: float) -> int:
-    """How many of so many parties must answer, if this share must."""
+    """How many parties must answer, if this share of them must."""
     return max(1, math.ceil(least * parties - 1e-9))
 
 
 def honest(parties: int, least: float, colluding: float) -> int:
-    """How many parties at least add noise to a sum that the server does not know.
+    """The least number of parties whose noise in a sum the server does not know.
 
     >>> honest(100, 2 / 3, 0.1), honest(100, 1, 0), honest(1, 2 / 3, 0.1)
     (57, 100, 1)
@@ -76,9 +76,9 @@ def check_shares(least: float, colluding: float) -> None:
 class Skellam(Stage):
     """Noise that the parties of a round add between them, of z × the ℓ2 sensitivity, in every coordinate of the sum.
 
-    It comes after a clip and before a `SecureSum`. The update becomes whole numbers of steps, rounded at random, and so
-    is what leaves the device. Behind the secure sum the noise holds against the server too. Without one, the server
-    reads each message, and what is charged is the noise of one party.
+    It comes after a clip and before a `SecureSum`. The update is rounded at random to whole numbers of steps, and
+    its message holds whole numbers. Behind the secure sum the noise holds against the server too. Without a secure sum,
+    the server reads each message, and what is charged is the noise of one party.
 
     Parties and people are the same in a simulation. `Channel.among` says how many there are in a round; until then the
     noise is that of one party alone, which is all of it.
@@ -136,8 +136,8 @@ class Skellam(Stage):
     def noise_of_many(self, sums: Tree, devices: int, rng: Rng) -> Tree:
         """These sums of whole numbers with the noise of so many parties, in whole numbers too.
 
-        The sum of Skellam variables is one. In a simulation, where the noise of several is drawn at once and its
-        variance is large, it is a normal variable, rounded.
+        The sum of Skellam variables is a Skellam variable. A simulation draws the noise of several at once; where its
+        variance is large, it draws a rounded normal variable instead.
         """
         units = devices * self.units(entries_of(sums))
         out: Tree = {}
@@ -180,7 +180,7 @@ class Skellam(Stage):
         return self._charges(cohort, self.z, known)
 
     def _charges(self, cohort: Cohort, multiplier: float, to_clients: float | None = None) -> list[Charge]:
-        # Any number of entries, and as few steps as there may be: more of them are charged no more.
+        # For any number of entries, and the fewest steps there may be: more steps cost no more.
         event = SkellamRelease(multiplier, self._times * COARSEST, 0, self.relation, sampling(cohort))
         events = {
             "server": replace(event, sampling=Sampling()),
@@ -191,7 +191,7 @@ class Skellam(Stage):
 
     @property
     def _times(self) -> int:
-        """By how many updates' length one person moves a sum."""
+        """How many times the length of an update one person moves a sum."""
         return 1 if self.relation == "add-remove" else 2
 
     @property
@@ -207,12 +207,12 @@ class SecureSum(Stage):
 
     The sum itself is exact: without noise ε stays ∞. With Skellam noise before it, which the devices add between them,
     ε is finite against the server too. Whole tables are summed, since which rows a device sends would tell what it
-    touched. A simulation just sums. Parties of a real one add whole numbers: `Channel.ring` says which.
+    touched. A simulation just sums. Parties of a real sum add whole numbers, as `Channel.ring` defines them.
     """
 
     range: float | None = None
-    """What no number of an update exceeds: larger ones are cut off. By default nothing is, and the clip's norm is the
-    range of the whole numbers that parties add."""
+    """Numbers of an update beyond this are cut off. By default none are, and the clip's norm is the range of the whole
+    numbers that parties add."""
     least: float | None = None
     """The share of a round's parties that must answer: by default that of Skellam noise, or `LEAST`."""
     colluding: float | None = None
@@ -272,5 +272,5 @@ class SecureSum(Stage):
         return {name: real(value).nan_to_num(0.0, most, -most).clamp(-most, most) for name, value in whole.items()}
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
-        """What noise in the sum tells; without any, what the stages before it say stands."""
+        """The charges of noise in the sum; without noise, those of the stages before apply."""
         return self.noise.charges_of_sum(cohort) if self.noise else ()

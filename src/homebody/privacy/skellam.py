@@ -32,8 +32,8 @@ _LOST = 130
 def skellam(rng: Rng, units: int, *shape: int) -> Tensor:
     """Skellam variables of mean 0 and variance units / UNIT, drawn exactly; runs under vmap.
 
-    A table has the cumulative distribution in 128 bits. 64 random bits are looked up in it, and where they are those of
-    a boundary, 64 more decide. It is exact to 2⁻¹⁰⁷ in total variation a draw, the largest table has 2²⁰·⁷ entries.
+    A table holds the cumulative distribution in 128 bits. 64 random bits are looked up in it; if they equal those of a
+    boundary, 64 more decide. A draw is exact to 2⁻¹⁰⁷ in total variation. The largest table has 2²⁰·⁷ entries.
 
     >>> skellam(Rng.of(0), 5 * UNIT, 4).dtype
     torch.int64
@@ -56,7 +56,7 @@ def _keyed(keys: Tensor, units: int, count: int) -> tuple[Tensor, ...]:
 
 
 def _from_system(units: int, count: int) -> npt.NDArray[np.int64]:
-    """Drawn from the operating system's bits. Of 2⁴⁹ draws one or so needs more than 64."""
+    """Drawn from the operating system's bits. About one draw in 2⁴⁹ needs more than 64 of them."""
     out = np.empty(count, dtype=np.int64)
     spare = 64
     while True:
@@ -71,7 +71,7 @@ class Table(NamedTuple):
     high: npt.NDArray[np.uint64]
     low: npt.NDArray[np.uint64]
     guide: npt.NDArray[np.int64]
-    """The first place whose `high` begins with so much, by 12 bits."""
+    """The first place whose `high` reaches a prefix, for each prefix of 12 bits."""
     smallest: int
 
 

@@ -88,7 +88,7 @@ def odds(listed: int, staying: int, colluding: int, degree: int, threshold: int)
 
 
 def _tail(listed: int, marked: int, degree: int) -> list[Fraction]:
-    """P(at least so many neighbours of a party are marked), for 0, 1 and so on up to one more than there are."""
+    """P(at least k neighbours of a party are marked), for k from 0 to degree + 1."""
     others = listed - 1
     ways = [comb(marked, count) * comb(others - marked, degree - count) for count in range(degree + 1)]
     total, tails = comb(others, degree), [0]
@@ -98,7 +98,7 @@ def _tail(listed: int, marked: int, degree: int) -> list[Fraction]:
 
 
 def _disconnected(listed: int, staying: int, colluding: int, degree: int) -> Fraction:
-    """At most the probability that the honest parties which stay are not connected.
+    """An upper bound of the probability that the honest parties which stay are not connected.
 
     A ring on which everyone knows degree / 2 on either side falls apart only where degree / 2 in a row are missing, in
     two places.

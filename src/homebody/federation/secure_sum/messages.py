@@ -1,7 +1,7 @@
 """What parties and server send one another, as bytes.
 
-Rows are a party's number and fields of fixed length, in the order of the numbers. What does not have this form is
-refused. What a party sends is signed (`signatures.py`).
+Rows are a party's number and fields of fixed length, in the order of the numbers. Any other form is refused.
+What a party sends is signed (`signatures.py`).
 
 | exchange | the server sends | a party answers with |
 |---|---|---|
@@ -34,11 +34,11 @@ EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 
 KEYS_BYTES = 2 * 32
 SEALED_BYTES = 2 * SHARE_BYTES + 16
-"""Of two shares, sealed."""
+"""Two shares, sealed."""
 DIGEST_BYTES = 32
 SIGNATURE_BYTES = 96
 IDENTITY_BYTES = 49
-"""Of a device's public key: a compressed point of P-384."""
+"""A device's public key: a compressed point of P-384."""
 HEAD = struct.Struct("<4sBI")
 OVERHEAD = HEAD.size + SIGNATURE_BYTES
 """Bytes of a signed message beside its content."""
@@ -238,7 +238,7 @@ def _listing(terms: Terms, body: bytes) -> Listing:
 
 
 def commitment(attempt: bytes, number: int, secret: bytes) -> bytes:
-    """What a party says beforehand of the seed of its own mask, so that a wrong share of it shows."""
+    """A party's commitment to the seed of its own mask, so that a wrong share of it is noticed."""
     return hashlib.sha256(
         b"".join([b"homebody secure sum 1, own mask\0", attempt, COUNT.pack(number), secret])
     ).digest()

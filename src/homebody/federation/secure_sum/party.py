@@ -48,7 +48,7 @@ __all__ = ["FEWEST", "Party"]
 FEWEST = 3
 """Fewer parties are refused: in a sum of two, each would learn the other's vector."""
 _NONCE = bytes(12)
-"""Of sealed shares: a key is derived for one message."""
+"""The nonce of sealed shares: each key is used for one message only."""
 _STATE = b"HBP1"
 
 
@@ -62,7 +62,7 @@ class _Secrets(NamedTuple):
 
 @dataclass(frozen=True)
 class _Answered:
-    """An exchange that is over: it is answered so again, and in no other way."""
+    """An exchange that was answered: the same question gets the same answer, another is refused."""
 
     digest: bytes
     question: bytes
@@ -186,7 +186,7 @@ class Party:
         return answer
 
     def forget(self) -> None:
-        """Remove the secrets of the round. What was answered is answered so again, and nothing else."""
+        """Remove the secrets of the round. Only questions that were answered are answered again."""
         self._seed = None
         self._round_keys.clear()
         self._agreed.clear()

@@ -1,7 +1,7 @@
-"""Shares of a secret, of which so many give it back and fewer tell nothing (Shamir 1979).
+"""Shares of a secret: a threshold of them gives it back, fewer tell nothing (Shamir 1979).
 
-The secret is the value at 0 of a random polynomial modulo a prime, and a share its value at 1, 2 and so on. Numbers at
-which it is evaluated are small, so that a value is computed in whole numbers and reduced once.
+The secret is the value at 0 of a random polynomial modulo a prime, and a share its value at 1, 2 and so on. These
+points are small, so a value is computed in whole numbers and reduced once.
 """
 
 from __future__ import annotations

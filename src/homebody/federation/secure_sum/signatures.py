@@ -1,8 +1,8 @@
-"""How what a party sends is signed.
+"""How a party signs its messages.
 
-It is `HBS1`, the exchange, the party's number, the content, and a signature (ECDSA, P-384, of `device.key`) over the
-terms, the list of parties, the exchange, the number and the content. The terms name run and attempt, so that nothing of
-another attempt passes. What the server sends is not signed: a party believes nothing in it but what other parties have
+A message is `HBS1`, the exchange, the party's number, the content, and a signature (ECDSA, P-384, of `device.key`) over
+the terms, the list of parties, the exchange, the number and the content. The terms name run and attempt, so a message
+of another attempt is refused. What the server sends is not signed: a party believes only what other parties have
 signed, and the digest of the list is in every signature after the first exchange.
 """
 
