@@ -80,10 +80,16 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("text", "sentence"),
         [
-            ("user,x,y\n7,0.5,1.5\n8,NaN,2.5\n", "'taste.x' of .* must hold a number in every row, but row 2"),
-            ("user,x,y\n7,0.5,1.5\n8,inf,2.5\n9,1.5,2.5\n", "must hold numbers, but row 2 has 'inf'"),
-            ("user,x,y\n7,0.5,1.5\n8,2.5\n", "'taste.y' of .* must hold a number in every row, but row 2 has nothing"),
-            ("user,x,y\n7,0.5,1.5\n8,2.5,3,4\n", "a row has more values than the header has columns"),
+            (
+                "user,x,y\n7,0.5,1.5\n8,NaN,2.5\n",
+                "'taste.x' of .* must hold no NaN and nothing infinite, but row 2 has 'NaN'",
+            ),
+            ("user,x,y\n7,0.5,1.5\n8,inf,2.5\n9,1.5,2.5\n", "'taste.x' .* nothing infinite, but row 2 has 'inf'"),
+            ("user,x\n7,0.5\n8,inf\n", "'taste.x' .* nothing infinite, but row 2 has 'inf'"),
+            ("user,x\n7,3\n8,3\n9,-Infinity\n", "row 3 has '-Infinity'"),
+            ("user,x,y\n7,0.5,1.5\n8,,2.5\n", "'taste.x' of .* must hold a number in every row, but row 2 has nothing"),
+            ("user,x,y\n7,0.5,1.5\n8,2.5\n", "row 2 has 2 cells, and the header has 3"),
+            ("user,x,y\n7,0.5,1.5\n8,2.5,3,4\n", "row 2 has 4 cells, and the header has 3"),
             ("user,x\n7,0.5\n7,0.5\n8,1.5\n", "several rows about the user '7' .1 such user.: leave one row"),
             ("user,x\n70,0.5\n80,1.5\n", "describes none of the population's users"),
             ("user\n7\n8\n", "has only the column 'user'"),
@@ -94,6 +100,17 @@ class TestFiles:
         with pytest.raises(HomebodyError, match=sentence) as error:
             attach_view(people, "taste", written(tmp_path, text))
         assert "\n" not in str(error.value)
+
+    def test_a_column_declared_as_codes_may_hold_the_word(self, people: Population, tmp_path: Path) -> None:
+        file = written(tmp_path, "user,x\n7,Infinity\n8,Ulm\n")
+        found = attach_view(people, "shop", file, kinds={"shop.x": "categorical"}).user_features
+        assert found is not None
+        assert found.table["shop.x"].to_list() == ["Infinity", "Ulm", None]
+
+    def test_cells_are_counted_as_they_are_quoted(self, people: Population, tmp_path: Path) -> None:
+        found = attach_view(people, "shop", written(tmp_path, 'user,x\n7,"a, b"\n8,"c\n""d"""\n')).user_features
+        assert found is not None
+        assert found.table["shop.x"].to_list() == ["a, b", 'c\n"d"', None]
 
     @pytest.mark.parametrize(
         ("given", "sentence"),

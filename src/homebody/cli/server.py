@@ -79,7 +79,10 @@ def init(
     lines = [f"A server for {method} is in {folder}; its catalogue has {several(server['items'], 'item')}."]
     if features := server.get("features"):
         whose = (f"{', '.join(names) or 'nothing'} of {whom}" for whom, names in features.items())
-        lines.append(f"The model takes in {' and '.join(whose)}; what people say of themselves stays on their devices.")
+        lines.append(
+            f"The feature schema for devices has {' and '.join(whose)}; the method's settings say which of them its model reads. "
+            "What people say of themselves stays on their devices."
+        )
     if plan.tls:
         lines.append(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its device.pub:")
     lines.append(f"  homebody keys add {folder} device.pub --name NAME --people N")

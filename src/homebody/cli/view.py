@@ -47,13 +47,15 @@ def import_features(
     from homebody.federation.app.features import read_features
     from homebody.federation.app.folder import AppFolder
 
-    people = read_features(file)
+    notes: list[str] = []
+    people = read_features(file, notes.append)
     with AppFolder(folder) as app:
         app.describe(people)
     names = sorted({name for features in people.values() for name in features})
     options.answer(
-        {"people": len(people), "features": names},
+        {"people": len(people), "features": names, "notes": notes},
         as_json,
+        *notes,
         f"{several(len(people), 'person', 'people')} described by {several(len(names), 'feature')}.",
     )
 

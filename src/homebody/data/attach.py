@@ -12,10 +12,10 @@ import polars as pl
 
 from homebody.data.columns import FileColumn, known_kinds, listed, names_of_items, single, unmark_all, usual
 from homebody.data.population import Features, Impressions, Kind, Population
-from homebody.data.table import USUAL_NAMES, raw_table
+from homebody.data.table import USUAL_NAMES, even_table, raw_table
 from homebody.errors import HomebodyError, several, unknown_name
 
-__all__ = ["attach", "attach_view", "with_view"]
+__all__ = ["attach", "attach_view", "id_column", "with_view"]
 
 Role = Literal["user", "item"]
 Say = Callable[[str], None]
@@ -80,8 +80,8 @@ def attach_view(
     """The population with a view from a file: a row for each person, their id and the view's features.
 
     The file is read as one of users' features. Its columns are named after the view: `x` of the view `taste` is
-    `taste.x`, also in `kinds`. A person may be missing: nothing is known of their view. A number may not, and nobody
-    may stand twice.
+    `taste.x`, also in `kinds`. A person may be missing: nothing is known of their view. A number may not, nobody may
+    stand twice, and each row has as many cells as the header.
 
     >>> import tempfile, numpy as np
     >>> two = Population("toy", np.array([0, 1, 2]), np.array([0, 0], dtype=np.int32), 1, user_ids=pl.Series([7, 9]))
@@ -92,10 +92,10 @@ def attach_view(
     ([None, 31.5], {'taste.x': 'taste'})
     """
     say = say or (lambda message: None)
-    table = raw_table(path)
+    table = even_table(path)
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so the view '{name}' describes nobody.")
-    key = _id_column(path, table.columns, "user", say)
+    key = id_column(path, table.columns, "user", say)
     ids = FileColumn(table[key], "user", path).ids()
     twice = ids.is_duplicated()
     if twice.any():
@@ -106,6 +106,10 @@ def attach_view(
     table = table.drop(key)
     table.columns = [f"{name}.{column}" for column in table.columns]
     wanted = {column: kind for column, kind in known_kinds(kinds or {}).items() if column in table.columns}
+    for column in table.columns:
+        if wanted.get(column, "numeric") == "numeric":  # in a column that is declared as codes or text it is a word
+            remedy = "; leave out the rows of people without this view"
+            FileColumn(table[column], "feature", path).refuse_not_finite(remedy)
     chosen = _guessed(path, table, wanted, "user", say)
     columns = []
     for column, kind in chosen.items():
@@ -148,7 +152,7 @@ def _described(
     table = raw_table(path)
     if table.height == 0:
         raise HomebodyError(f"{path} has no rows below its header, so it says nothing about any {role}.")
-    key = _id_column(path, table.columns, role, say)
+    key = id_column(path, table.columns, role, say)
     ids = FileColumn(table[key], role, path).ids()
     table = table.drop(key)
     kinds = _guessed(path, table, wanted, role, say)
@@ -165,7 +169,8 @@ def _described(
     return Features(rows, kinds), titles
 
 
-def _id_column(path: Path, present: list[str], role: Role, say: Say) -> str:
+def id_column(path: Path, present: list[str], role: Role, say: Say) -> str:
+    """The column of the ids: by its usual name, otherwise the first, which is said."""
     matches = usual(present, USUAL_NAMES[role]) or usual(present, ("id",))
     key = single(path, role, matches, "rename all but one")
     if key is None:

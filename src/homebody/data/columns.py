@@ -79,13 +79,13 @@ class FileColumn:
             return text.set(text.is_in(MISSING), None)
         return values
 
-    def refuse(self, bad: pl.Series, needs: str, remedy: str = "") -> None:
-        """Raise if any row is marked, showing the first."""
+    def refuse(self, bad: pl.Series, needs: str, remedy: str = "", *, as_written: bool = False) -> None:
+        """Raise if any row is marked, showing the first. as_written: a spelling of nothing, such as NaN, is shown."""
         row = bad.arg_max()
         if row is None or not bad[row]:
             return
         value = self.values[row]
-        shown = "nothing" if self.bare()[row] is None else f"'{value}'"
+        shown = f"'{value}'" if as_written or self.bare()[row] is not None else "nothing"
         count = int(bad.sum())
         raise HomebodyError(
             f"The {self.role} column '{self.values.name}' of {self.path} must hold {needs}, but row "
@@ -134,6 +134,22 @@ class FileColumn:
         numbers = _as_numbers(values)
         self.refuse(numbers.is_null() & values.is_not_null(), "numbers", remedy)
         return numbers
+
+    def refuse_not_finite(self, remedy: str = "") -> None:
+        """Refuse a cell that reads as NaN or as an infinite number; an empty one may be.
+
+        >>> FileColumn(pl.Series("x", ["1", "", "-inf"]), "feature", Path("a.csv")).refuse_not_finite()
+        Traceback (most recent call last):
+            ...
+        homebody.errors.HomebodyError: The feature column 'x' of a.csv must hold no NaN and nothing infinite, but row 3
+        has '-inf' (1 such row, counted from 1, header aside).
+        """
+        values = self.values
+        if values.dtype.is_nested() or not (values.dtype.is_float() or values.dtype in (pl.String, pl.Categorical)):
+            return
+        text = values if values.dtype.is_float() else values.cast(pl.String).str.strip_chars()
+        bad = ~text.cast(pl.Float64, strict=False).is_finite()
+        self.refuse(bad.fill_null(False), "no NaN and nothing infinite", remedy, as_written=True)
 
     def flags(self) -> pl.Series:
         """Yes or no, written as 1 or 0, true or false.

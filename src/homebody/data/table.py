@@ -5,13 +5,15 @@ Its other columns may be features: of users, of items or of interactions.
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,7 @@ from homebody.data.columns import FileColumn, known_kinds, listed, names_of_item
 from homebody.data.population import Features, Kind, Population, build
 from homebody.errors import HomebodyError, several
 
-__all__ = ["USUAL_NAMES", "choose_columns", "describe", "raw_table", "read_table"]
+__all__ = ["USUAL_NAMES", "choose_columns", "describe", "even_table", "raw_table", "read_table"]
 
 SEPARATORS = (",", "\t", ";")
 USUAL_NAMES = {
@@ -102,6 +104,30 @@ def raw_table(path: Path, choose: Callable[[list[str]], list[str]] | None = None
     return _read(path, separator, present if choose is None else choose(present))
 
 
+def even_table(path: Path) -> pl.DataFrame:
+    """All columns of a file, as `raw_table` reads them; a row with more or fewer cells than the header is refused."""
+    if not _is_parquet(path):
+        _refuse_ragged(path, _separator(path))
+    return raw_table(path)
+
+
+def _refuse_ragged(path: Path, separator: str) -> None:
+    try:
+        with _bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+            lines = csv.reader(text, delimiter=separator)
+            wanted = len(next(filter(None, lines), []))
+            for row, cells in enumerate(lines, start=1):
+                if cells and len(cells) != wanted:  # an empty line has no id, and is refused for that
+                    raise HomebodyError(
+                        f"{path} cannot be read as a table: row {row} has {several(len(cells), 'cell')}, and the "
+                        f"header has {wanted:,}; give each row as many cells as the header."
+                    )
+    except UnicodeDecodeError as error:
+        raise HomebodyError(f"{path} is not UTF-8 text; save it as UTF-8 CSV or as Parquet.") from error
+    except (OSError, EOFError, csv.Error) as error:
+        raise HomebodyError(f"{path} cannot be read: {error}.") from error
+
+
 def _is_parquet(path: Path) -> bool:
     """By the name, or failing that by the first bytes, which also prove that the file can be opened."""
     if path.is_dir():
@@ -121,16 +147,21 @@ def _is_parquet(path: Path) -> bool:
 
 
 def _separator(path: Path) -> str:
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
     try:
-        with gzip.open(path) if packed else path.open("rb") as text:
+        with _bytes(path) as text:
             first = text.readline(1 << 20).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise HomebodyError(f"{path} is not UTF-8 text; save it as UTF-8 CSV or as Parquet.") from error
     except (OSError, EOFError) as error:
         raise HomebodyError(f"{path} cannot be read: {error}.") from error
     return max(SEPARATORS, key=first.count)
+
+
+def _bytes(path: Path) -> BinaryIO:
+    """A file to read, unpacked if it is gzipped."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path) if packed else path.open("rb"))
 
 
 def _header(path: Path, separator: str | None) -> list[str]:

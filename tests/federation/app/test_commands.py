@@ -56,6 +56,8 @@ def test_an_app_is_invited_made_filled_and_listed(device: Path, tmp_path: Path) 
     assert (about["socket"], about["device_user"]) == (str(device.with_name("device.socket")), uid)
     with pytest.raises(HomebodyError, match="is there already"):
         call("client", "views", "add", device, "hobby", "--uid", uid, "--same-user", "--invitation", file)
+    with pytest.raises(HomebodyError, match="has a view 'taste' already"):
+        call("client", "views", "add", device, "taste", "--uid", uid, "--same-user", "--invitation", file)
 
     folder = tmp_path / "app"
     assert "The app of the view 'taste'" in call("view", "init", folder, file)
@@ -103,10 +105,12 @@ def test_the_ledger_of_an_app_shows_what_it_saw(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("user,x\nann,nan\n", "must hold no NaN and nothing infinite"),
+        ("user,x\nann,nan\n", "'x' of .* must hold no NaN and nothing infinite, but row 1 has 'nan'"),
+        ("user,x,y\n1,0.5,1\n2,1\n3,1,2\n", "row 2 has 2 cells, and the header has 3"),
+        ("x,y\n1,2\n1,3\n", "several rows about the user '1'"),
         ("user,x\nann,1\nbob,-inf\n", "row 2 has '-inf'"),
         ("user,x\nann,1\nann,2\n", "several rows about the user 'ann'"),
-        ("user,x\nann,1,2\n", "cannot be read"),
+        ("user,x\nann,1,2\n", "cannot be read as a table: row 1 has 3 cells, and the header has 2"),
         ("user\nann\n", "only the column 'user'"),
         ("user,x\nann,\n", "no value in any column but 'user'"),
         ("user,x\n", "no rows below its header"),
@@ -119,6 +123,15 @@ def test_files_of_features_that_are_refused(tmp_path: Path, text: str, why: str)
     file.write_text(text)
     with pytest.raises(HomebodyError, match=why):
         read_features(file)
+
+
+def test_a_first_column_that_is_taken_for_ids_is_said(tmp_path: Path) -> None:
+    AppFolder.create(tmp_path / "app", AppSettings("taste", "/nowhere", 0, "secret")).close()
+    file = tmp_path / "view.csv"
+    file.write_text("who,x\nann,1\nbob,2\n")
+    note = "view.csv has no column called user, so its first, 'who', is taken for it."
+    assert call("view", "import", tmp_path / "app", file) == f"{note}\n2 people described by 1 feature.\n"
+    assert json.loads(call("view", "import", tmp_path / "app", file, "--json"))["notes"] == [note]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"view": 1, "socket": "x", "device_user": 0, "token": "y"}'])
@@ -165,6 +178,17 @@ def test_a_server_declares_views_and_carries_the_codes_of_texts(tmp_path: Path, 
     assert schema.people["taste.1"] == Code("number", view="taste")
     assert schema.items["name"].text
     assert {"#em", "emm", "mma", "ma#"} <= set(schema.items["name"].values)
+
+
+def test_a_number_of_items_goes_to_devices_and_is_not_said_to_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "items.csv"
+    file.write_text("id,name,genres,year\na,Emma,Drama|War,1815.5\nb,Ulysses,Drama,1922\nc,Dubliners,War,1914\n")
+    words = ("--method", "fl-mv-dssm", "--items", file, "--view", "taste=1", "--rounds", 1)
+    said = call("server", "init", tmp_path / "server", *words)
+    assert "The feature schema for devices has taste.1 of people and genres, year, name of items" in said
+    assert "takes in" not in said
+    catalogue = schema_of(tmp_path / "server").catalogue(3)
+    assert set(plan().method().items(catalogue)) == {"name", "genres"}  # type: ignore[attr-defined]
 
 
 def test_a_method_that_reads_no_texts_gets_none(tmp_path: Path, items: Path) -> None:

@@ -324,6 +324,25 @@ def test_ranking_drops_no_tower(room: Room, shared: Tree) -> None:
     assert runs_of(folder) == {"feedbeef00", "feedbeef01"}
 
 
+def test_a_feature_that_the_model_cannot_read_is_logged_once(room: Room, shared: Tree) -> None:
+    room.add("taste")
+    room.apps["taste"] = AppFolder.create(
+        room.folder / "taste",
+        AppSettings("taste", str(usual_socket(room.home.path)), os.getuid(), room.tokens["taste"]),
+    )
+    room.apps["taste"].describe({"ann": {"1": "abc", "2": "-1.5", "colour": "red"}})
+    device = room.open()
+    room.start("taste")
+    wait_until(lambda: room.desk is not None and "taste" in room.desk._seats, "the app joins")
+    for step in (1, 2):
+        device.answer(letter(shared, step=step))
+    assert len(room.said("answered")) >= 2
+    wrong, strange = sorted(one["reason"] for one in room.said("feature ignored"))
+    assert "'taste.1' is a number in the server's model, and somebody's value is not" in wrong
+    assert "no feature 'taste.colour'" in strange
+    assert "abc" not in json.dumps(room.logs)
+
+
 def test_the_device_works_on_a_view_that_is_no_app(room: Room, shared: Tree) -> None:
     room.home.people.describe("ann", KNOWN["profile"])
     room.add("taste")

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +98,7 @@ class App:
     def __init__(self, folder: AppFolder, log: Callable[..., None] = lambda event, **facts: None) -> None:
         self.folder, self._log = folder, log
         self._methods: dict[str, Method] = {}
+        self._noted: set[str] = set()
 
     def run(self, stop: threading.Event) -> None:
         """Be there for the device, and come back whenever the connection breaks."""
@@ -166,6 +167,10 @@ class App:
         local = self.folder.tower(person, run, question.step if training else question.step + 1)
         local = method.init_local(question.shared, Rng.of(0)) if local is None else local
         known = {_named(column, name, question.schema): value for column, value in self.folder.features(person).items()}
+        for reason in _ignored(known, question.schema):
+            if reason not in self._noted:  # said once, not every round
+                self._noted.add(reason)
+                self._log("feature ignored", reason=reason)
         coded = question.schema.encoded([known], question.n_items)["users"]
         features = {column: torch.from_numpy(codes.values)[0] for column, codes in coded.columns.items()}
         catalogue = question.schema.catalogue(question.n_items)
@@ -220,6 +225,26 @@ def _alone(method: Method, view: str) -> ViewMethod:
 def _named(column: str, view: str, schema: FeatureSchema) -> str:
     """What the server's model calls a column: `1` of the view `taste` is `taste.1`."""
     return column if column in schema.people else f"{view}.{column}"
+
+
+def _ignored(known: Mapping[str, str], schema: FeatureSchema) -> list[str]:
+    """Why features of a person are not read. A log is no place for their values."""
+    reasons = []
+    for name, value in known.items():
+        if (code := schema.people.get(name)) is None:
+            reasons.append(f"The server's model has no feature '{name}': what is imported of it is not read.")
+            continue
+        try:
+            _, unknown = code.of(name, value)
+        except HomebodyError:
+            reasons.append(
+                f"'{name}' is a number in the server's model, and somebody's value is not: it counts as unknown until "
+                "`homebody view import` gives a number."
+            )
+            continue
+        if unknown:
+            reasons.append(f"Somebody's value of '{name}' is one that the server's model does not know: it is ignored.")
+    return reasons
 
 
 def _items(batch: Any) -> int:

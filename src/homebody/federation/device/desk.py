@@ -61,6 +61,7 @@ def invite(home: Home, name: str, uid: int, file: Path, *, same_user: bool = Fal
 
     Returns whether the file belongs to that user. Nobody but its owner can read it.
     """
+    home.views.refuse_taken(name)
     if file.exists():
         raise HomebodyError(f"{file} is there already: give another with --invitation.")
     token = home.views.add(name, uid, same_user=same_user)

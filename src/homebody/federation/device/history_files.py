@@ -124,9 +124,9 @@ class _Present(FileColumn):
     whole: FileColumn
     places: pl.Series
 
-    def refuse(self, bad: pl.Series, needs: str, remedy: str = "") -> None:
+    def refuse(self, bad: pl.Series, needs: str, remedy: str = "", *, as_written: bool = False) -> None:
         marks = pl.repeat(False, len(self.whole.values), eager=True)
-        self.whole.refuse(marks.scatter(self.places.filter(bad), True), needs, remedy)
+        self.whole.refuse(marks.scatter(self.places.filter(bad), True), needs, remedy, as_written=as_written)
 
 
 def _read_present(column: FileColumn, read: Callable[[FileColumn], pl.Series]) -> tuple[pl.Series, pl.Series]:

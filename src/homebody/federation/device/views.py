@@ -54,14 +54,19 @@ class KnownViews:
         token = secrets.token_hex(32)
         with self._store.writing() as db:
             known = self.all()
-            if any(view.name == name for view in known):
-                raise HomebodyError(
-                    f"This device has a view '{name}' already: give this one another name, or remove the other."
-                )
+            self.refuse_taken(name)
             if not same_user:
                 self._refuse_same_user(name, uid, known)
             db.execute("INSERT INTO view (name, uid, token) VALUES (?, ?, ?)", (name, uid, _digest(token)))
         return token
+
+    def refuse_taken(self, name: str) -> None:
+        """Refuse the name of a view that this device has."""
+        if any(view.name == name for view in self.all()):
+            raise HomebodyError(
+                f"This device has a view '{name}' already: give this one another name, or remove the other with "
+                "`homebody client views remove`."
+            )
 
     def _refuse_same_user(self, name: str, uid: int, known: list[KnownView]) -> None:
         remedy = "give each a user of its own, or add --same-user if they need not be isolated"
