@@ -359,6 +359,7 @@ def test_work_that_takes_too_long_is_given_up_and_leaves_as_zeros(
     attacker: Attacker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = threading.Event()
+    attacker.send(attacker.letter())  # from now on the device knows what nothing looks like: only work takes time
     monkeypatch.setattr(Household, "train", lambda *given: free.wait(PATIENCE))
     attacker.home.configure(limits={"seconds": 0.05})
     try:

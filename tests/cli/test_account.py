@@ -73,6 +73,9 @@ def test_secure_sum(answer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     shown = capsys.readouterr().out
     assert "neighbours of a party" in shown
     assert "2^-40.2" in shown
+    assert answer("secure-sum", "--parties", "3")["quorum"] == 3  # devices refuse fewer
+    assert run(monkeypatch, "secure-sum", "--parties", "2") == 2
+    assert "takes 3 parties or more" in capsys.readouterr().err
     assert run(monkeypatch, "secure-sum", "--parties", "100", "--least", "0.5") == 2
     assert "let least be above 0.55" in capsys.readouterr().err
 

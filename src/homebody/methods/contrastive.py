@@ -45,7 +45,7 @@ class Contrastive(Method):
 
     uplink: Channel = Channel()
     factors: int = param(64, "size of an item's vector, and of a sequence's", low=1, search=(16, 32, 64))
-    learning_rate: float = param(0.1, "step on the device", low=0, search=Range(0.01, 1, log=True))
+    learning_rate: float = param(0.1, "learning rate on the device", low=0, search=Range(0.01, 1, log=True))
     meta_rate: float = param(1.0, "the server's step towards the mean", low=0, search=Range(0.1, 2, log=True))
     steps: int = param(20, "steps of SGD on a device in a round", low=1)
     windows: int = param(4, "windows of the history in a step", low=1)

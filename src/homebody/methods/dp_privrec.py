@@ -48,7 +48,7 @@ class DPPrivRec(PrivRec):
         "private", "what protects stage 1; public needs --public", choices=("private", "noiseless", "public")
     )
     pretrain_steps: int = param(20, "steps of SGD on a device in a round of stage 1", low=1)
-    pretrain_rate: float = param(0.1, "step on the device in stage 1", low=0, search=Range(0.01, 1, log=True))
+    pretrain_rate: float = param(0.1, "learning rate on the device in stage 1", low=0, search=Range(0.01, 1, log=True))
     windows: int = param(4, "windows of the history in a step of stage 1", low=1)
     window: int = param(10, "T, items in a window", low=2)
     segment: int = param(3, "items in a masked segment, at most half of the window", low=1)

@@ -44,9 +44,12 @@ class DPLCF(Method):
     """Item neighbours from histories that each device reports once, through randomised response."""
 
     uplink: Channel = Channel(RandomisedResponse(epsilon=2.5))
-    neighbours: int = param(50, "how many an item has", low=1, search=(20, 50, 100, 200))
+    neighbours: int = param(50, "neighbours that an item keeps", low=1, search=(20, 50, 100, 200))
     shrinkage: float = param(
-        20.0, "added below the similarity, in standard errors of an estimated count", low=0, search=Range(2, 50)
+        20.0,
+        "added to the denominator of the similarity, in standard errors of an estimated count",
+        low=0,
+        search=Range(2, 50),
     )
 
     about: ClassVar[About] = About(

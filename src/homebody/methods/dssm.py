@@ -54,7 +54,7 @@ class DSSM(Reference):
     gamma: float = param(10.0, "γ: by how much cosines are multiplied", low=0, search=Range(1, 20, log=True))
     negatives: int = param(4, "negatives drawn for each positive", low=1, search=Range(1, 20, log=True))
     batch_size: int = param(20, "interactions in a step, each with its negatives", low=1)
-    learning_rate: float = param(0.001, "Adam's step", low=0, search=Range(1e-4, 0.01, log=True))
+    learning_rate: float = param(0.001, "Adam's learning rate", low=0, search=Range(1e-4, 0.01, log=True))
     widths: str = param("64,32,16", "units of each layer of a tower")
 
     needs: ClassVar[tuple[str, ...]] = ("user features", "item features")

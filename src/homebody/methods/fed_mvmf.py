@@ -59,7 +59,7 @@ class FedMVMF(Method):
     view_weight: float = param(1.0, "λ₁ of people's views", low=0, search=Range(0.1, 100, log=True))
     item_weight: float = param(10.0, "λ₁ of items' features", low=0, search=Range(0.1, 100, log=True))
     regularisation: float = param(50.0, "λ₂", low=1e-9, search=Range(0.01, 100, log=True))
-    learning_rate: float = param(0.05, "Adam's step", low=0, search=Range(0.005, 0.5, log=True))
+    learning_rate: float = param(0.05, "Adam's learning rate", low=0, search=Range(0.005, 0.5, log=True))
     beta1: float = param(0.9, "β₁: what Adam's mean gradient keeps a round", low=0, high=1, check=adam_decay)
     beta2: float = param(0.99, "β₂: what Adam's mean squared gradient keeps a round", low=0, high=1, check=adam_decay)
     eps: float = param(1e-8, "ε: added to the root of Adam's mean squared gradient", low=1e-30)

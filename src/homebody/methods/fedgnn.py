@@ -55,7 +55,7 @@ class FedGNN(Method):
 
     uplink: Channel = Channel()
     factors: int = param(32, "size of a user's and of an item's embedding", low=1, search=(16, 32, 64))
-    learning_rate: float = param(0.1, "local step on everything", low=0, search=Range(0.02, 0.3, log=True))
+    learning_rate: float = param(0.1, "learning rate of all local steps", low=0, search=Range(0.02, 0.3, log=True))
     item_rate: float = param(
         1.0,
         "the server's step on item rows is the mean × number of items × this",

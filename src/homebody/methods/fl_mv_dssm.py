@@ -75,15 +75,17 @@ class FLMVDSSM(Method):
 
     uplink: Channel = Channel(Views(0.5))
     views: str = param("", "views that train, such as profile,taste; empty: every view of the data")
-    aggregate_users: bool = param(True, "whether user towers are aggregated; false: they stay home (SEMI)")
+    aggregate_users: bool = param(True, "whether user towers are aggregated; false: they stay on the device (SEMI)")
     gamma: float = param(4.0, "γ: by how much cosines are multiplied", low=0, search=Range(1, 20, log=True))
     negatives: int = param(10, "negatives drawn for each positive", low=1, search=Range(1, 20, log=True))
     batch_size: int = param(20, "positives in a client's round; 0: all it has", low=0)
     learning_rate: float = param(
-        0.2, "the device's step on towers that stay home", low=0, search=Range(0.02, 2, log=True)
+        0.2, "the device's learning rate for towers that stay on it", low=0, search=Range(0.02, 2, log=True)
     )
-    server_rate: float = param(0.001, "the step of the server's Adam", low=0, search=Range(1e-4, 0.1, log=True))
-    weighting: str = param("clients", "what counts alike: clients, or their samples", choices=("clients", "samples"))
+    server_rate: float = param(0.001, "learning rate of the server's Adam", low=0, search=Range(1e-4, 0.1, log=True))
+    weighting: str = param(
+        "clients", "what has equal weight in the mean: clients, or their samples", choices=("clients", "samples")
+    )
     widths: str = param("64,32,16", "units of each layer of a tower")
     features: str = param("", "items' features it reads, such as title,genres; empty: all but numbers")
 

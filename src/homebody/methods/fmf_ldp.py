@@ -56,12 +56,14 @@ class FMFLDP(Method):
     """Implicit matrix factorisation from one-bit reports of single gradient entries."""
 
     uplink: Channel = Channel(OneBit(epsilon=2.5, k=100), Shuffle())
-    decoder: str = param("improved", "what the server makes of the reports", choices=("improved", "published"))
+    decoder: str = param("improved", "how the server decodes reports", choices=("improved", "published"))
     factors: int = param(5, "F: size of a user's and of an item's vector", low=2, search=(3, 5, 8))
     confidence: float = param(4.0, "α: extra weight of an interaction", low=0, search=Range(0.1, 40, log=True))
     regularisation: float = param(1e-6, "λ", low=1e-12)
-    learning_rate: float = param(1e-3, "published: γ of the server's steps", low=0, search=Range(1e-5, 1, log=True))
-    steps: int = param(20, "published: of the server on one epoch's reports", low=1)
+    learning_rate: float = param(
+        1e-3, "published: γ, the server's learning rate", low=0, search=Range(1e-5, 1, log=True)
+    )
+    steps: int = param(20, "published: the server's steps on one epoch's reports", low=1)
     init_scale: float = param(0.1, "published: spread of the first V", low=1e-9, search=Range(0.01, 1, log=True))
     ridge: float = param(0.1, "improved: regularisation of ranking", low=1e-9, search=Range(0.01, 1, log=True))
 

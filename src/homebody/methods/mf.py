@@ -33,7 +33,7 @@ class MF(Reference):
     """Matrix factorisation on everyone's histories, by Adam on log-loss with sampled negatives."""
 
     factors: int = param(32, "size of a user's and of an item's vector", low=1, search=(16, 32, 64))
-    learning_rate: float = param(0.002, "Adam's step", low=0, search=Range(0.0003, 0.01, log=True))
+    learning_rate: float = param(0.002, "Adam's learning rate", low=0, search=Range(0.0003, 0.01, log=True))
     negatives: int = param(4, "negatives drawn for each positive, anew each pass", low=1)
     batch_size: int = param(256, "samples in a step", low=1)
     regularisation: float = param(

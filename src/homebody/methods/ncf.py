@@ -54,7 +54,7 @@ class NCF(Reference):
     model: str = param("neumf", "gmf, mlp, or neumf: both", search=("gmf", "mlp", "neumf"))
     factors: int = param(32, "size of GMF's vectors", low=1, search=(8, 16, 32))
     layers: str = param("64,32,16,8", "widths of the MLP, from its input (two vectors side by side) to its last layer")
-    learning_rate: float = param(0.001, "Adam's step", low=0, search=Range(0.0003, 0.01, log=True))
+    learning_rate: float = param(0.001, "Adam's learning rate", low=0, search=Range(0.0003, 0.01, log=True))
     negatives: int = param(4, "negatives drawn for each positive, anew each pass", low=1)
     batch_size: int = param(1024, "samples in a step", low=1)
     init_scale: float = param(0.01, "standard deviation of the initial embeddings", low=0)

@@ -196,7 +196,7 @@ def _some(described: Described, place: Tensor) -> Described:
 class FOFLSelf(PrivRec):
     """A network on items' own rows, and a start from which each device adapts it quickly."""
 
-    features: str = param("none", "features it takes in, such as age,genres; none: items' own rows")
+    features: str = param("none", "features to use, such as age,genres; none: items' own rows")
 
     about: ClassVar[About] = replace(
         PrivRec.about,

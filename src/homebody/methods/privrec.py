@@ -46,12 +46,12 @@ class PrivRec(Method):
     """A network on features of people and items, and a start from which each device adapts it quickly."""
 
     uplink: Channel = Channel()
-    features: str = param("", "features it takes in, such as age,genres; empty: all but texts; none: items' own rows")
+    features: str = param("", "features to use, such as age,genres; empty: all but texts; none: items' own rows")
     factors: int = param(64, "size of a feature's vector", low=1, search=(16, 32, 64))
     hidden: str = param("64", "widths of the hidden layers", check=read_widths)
-    activation: str = param("relu", "of the hidden layers", choices=("relu", "sigmoid"))
+    activation: str = param("relu", "activation of the hidden layers", choices=("relu", "sigmoid"))
     output: str = param("implicit", "what is predicted: clicks, or ratings", choices=("implicit", "explicit"))
-    learning_rate: float = param(0.3, "α_1, step on the device", low=0, search=Range(0.01, 1, log=True))
+    learning_rate: float = param(0.3, "α_1, learning rate on the device", low=0, search=Range(0.01, 1, log=True))
     meta_rate: float = param(1.0, "α_2, the server's step towards the mean", low=0, search=Range(0.1, 2, log=True))
     item_rate: float = param(
         1.0, "the step on an item's own row is the learning rate × this", low=0, search=Range(0.01, 10, log=True)
@@ -64,8 +64,8 @@ class PrivRec(Method):
     )
     epochs: int = param(5, "E_2, passes over a device's data in a round", low=1, search=Range(5, 100, log=True))
     adapt_epochs: int = param(20, "passes when a device adapts before it ranks; 0: as many as in training", low=0)
-    adapt_rate: float = param(0.1, "step when it adapts; 0: as in training", low=0)
-    adapt_items: int = param(0, "how many of a person's latest interactions it adapts to; 0: all", low=0)
+    adapt_rate: float = param(0.1, "learning rate when a device adapts; 0: as in training", low=0)
+    adapt_items: int = param(0, "latest interactions of a person to adapt to; 0: all", low=0)
     batch_size: int = param(32, "interactions in a step, each with its negatives; 0: all in one step", low=0)
     negatives: int = param(4, "negatives drawn for each interaction, anew each pass", low=1, search=Range(1, 8))
     init_scale: float = param(0.3, "standard deviation of the initial rows", low=0, search=Range(0.01, 1, log=True))

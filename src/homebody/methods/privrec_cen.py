@@ -47,16 +47,16 @@ SCORES_AT_ONCE = 1 << 21
 class PrivRecCEN(Reference):
     """A network on features of people and items, trained on everyone's histories; each person adapts it."""
 
-    features: str = param("", "features it takes in, such as age,genres; empty: all but texts; none: items' own rows")
+    features: str = param("", "features to use, such as age,genres; empty: all but texts; none: items' own rows")
     factors: int = param(64, "size of a feature's vector", low=1, search=(16, 32, 64))
     hidden: str = param("64,64,64,64", "widths of the hidden layers", check=read_widths)
-    activation: str = param("relu", "of the hidden layers", choices=("relu", "sigmoid"))
-    learning_rate: float = param(0.001, "Adam's step", low=0, search=Range(0.0001, 0.01, log=True))
+    activation: str = param("relu", "activation of the hidden layers", choices=("relu", "sigmoid"))
+    learning_rate: float = param(0.001, "Adam's learning rate", low=0, search=Range(0.0001, 0.01, log=True))
     batch_size: int = param(256, "interactions in a step, each with its negatives", low=1)
     negatives: int = param(4, "negatives drawn for each interaction, anew each pass", low=1, search=Range(1, 8))
     adapt_epochs: int = param(10, "passes when someone adapts; 0: nobody does", low=0, search=Range(1, 100, log=True))
-    adapt_rate: float = param(0.1, "step when they adapt", low=0, search=Range(0.01, 1, log=True))
-    adapt_items: int = param(0, "how many of a person's latest interactions they adapt to; 0: all", low=0)
+    adapt_rate: float = param(0.1, "learning rate when someone adapts", low=0, search=Range(0.01, 1, log=True))
+    adapt_items: int = param(0, "latest interactions of a person to adapt to; 0: all", low=0)
     adapt_batch: int = param(32, "interactions in such a step; 0: all in one step", low=0)
     init_scale: float = param(0.1, "standard deviation of the initial rows", low=0, search=Range(0.01, 1, log=True))
 

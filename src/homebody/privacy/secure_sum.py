@@ -24,6 +24,7 @@ import torch
 from homebody.core import Cohort, Total, Tree, Update, Work
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, Relation, Sampling, SkellamRelease
+from homebody.privacy.mechanisms import EVERYONE
 from homebody.privacy.ring import COARSEST, entries_of, fitting, longest, rounded
 from homebody.privacy.skellam import UNIT, skellam
 from homebody.privacy.stages import Facts, Stage, check_number, dense, noised, real, sampling
@@ -170,24 +171,22 @@ class Skellam(Stage):
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """Without a secure sum: the server, and whoever it tells, knows each message."""
-        return self._charges(cohort, self.z / math.sqrt(honest(cohort.size, self.least, self.colluding)))
+        share = self.z / math.sqrt(honest(cohort.size, self.least, self.colluding))
+        drawn = {who: EVERYONE if who == "server" else sampling(cohort) for who in OBSERVERS}
+        return [Charge(who, "user", self._release(share, drawn[who])) for who in OBSERVERS]
 
     def charges_of_sum(self, cohort: Cohort) -> Sequence[Charge]:
-        """Behind a secure sum. A client that takes part knows its own noise, so for clients one party colludes."""
+        """Behind a secure sum. A client that takes part knows its own noise, so for clients one party colludes; and it
+        learns who else takes part, so that drawing people hides nothing from it."""
         parties, known = honest(cohort.size, self.least, self.colluding), self.z
         if cohort.size > 1 and honest(cohort.size, self.least, 0.0) == parties:
             known *= math.sqrt((parties - 1) / parties)
-        return self._charges(cohort, self.z, known)
+        to = {"server": self._release(self.z), "clients": self._release(known)}
+        return [Charge(who, "user", to.get(who, self._release(self.z, sampling(cohort)))) for who in OBSERVERS]
 
-    def _charges(self, cohort: Cohort, multiplier: float, to_clients: float | None = None) -> list[Charge]:
+    def _release(self, multiplier: float, drawn: Sampling = EVERYONE) -> SkellamRelease:
         # For any number of entries, and the fewest steps there may be: more steps cost no more.
-        event = SkellamRelease(multiplier, self._times * COARSEST, 0, self.relation, sampling(cohort))
-        events = {
-            "server": replace(event, sampling=Sampling()),
-            "clients": replace(event, multiplier=multiplier if to_clients is None else to_clients),
-            "public": event,
-        }
-        return [Charge(who, "user", events[who]) for who in OBSERVERS]
+        return SkellamRelease(multiplier, self._times * COARSEST, 0, self.relation, drawn)
 
     @property
     def _times(self) -> int:

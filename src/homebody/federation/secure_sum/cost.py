@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from homebody.errors import HomebodyError
 from homebody.federation.secure_sum.graph import design
-from homebody.federation.secure_sum.messages import Terms, traffic
+from homebody.federation.secure_sum.messages import FEWEST, Terms, traffic
 from homebody.privacy.secure_sum import COLLUDING, LEAST, SEMI_HONEST, honest
 
 __all__ = ["cost"]
@@ -22,12 +23,14 @@ def cost(
     (96, 37, {'exchange': 'masked', 'sent': 216105, 'received': 8256})
     """
     chosen = {"least": LEAST if least is None else least, "colluding": COLLUDING if colluding is None else colluding}
+    if parties < FEWEST:
+        raise HomebodyError(f"A secure sum takes {FEWEST} parties or more, not {parties:,}: devices refuse fewer.")
     terms = Terms("-", "-", parties, entries, width, **chosen)
     graph = design(parties, terms.quorum, terms.colluders)
     lost = "Odds are those of a sum that loses as many parties as it may. If it loses more, nothing is opened."
     return {
         "parties": parties,
-        "quorum": terms.quorum,
+        "quorum": max(FEWEST, terms.quorum),
         "colluders": terms.colluders,
         "degree": graph.degree,
         "threshold": graph.threshold,

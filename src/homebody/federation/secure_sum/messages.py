@@ -27,7 +27,10 @@ from homebody.federation.secure_sum.graph import Graph, design
 from homebody.federation.secure_sum.shamir import SHARE_BYTES
 from homebody.privacy.secure_sum import check_shares, threshold
 
-__all__ = ["EXCHANGES", "BadMessage", "Exchange", "Listing", "RowForm", "Terms", "Unpacker", "traffic"]
+__all__ = ["EXCHANGES", "FEWEST", "BadMessage", "Exchange", "Listing", "RowForm", "Terms", "Unpacker", "traffic"]
+
+FEWEST = 3
+"""Fewer parties are refused: in a sum of two, each would learn the other's vector."""
 
 Exchange = Literal["keys", "shares", "masked", "survivors", "open"]
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)

@@ -26,6 +26,7 @@ from homebody.federation.secure_sum.masks import KEY_BYTES, MaskedSum, agree, de
 from homebody.federation.secure_sum.messages import (
     COUNT,
     EXCHANGES,
+    FEWEST,
     IDENTITY_BYTES,
     OPENED,
     SEALED,
@@ -43,10 +44,8 @@ from homebody.federation.secure_sum.shamir import PRIME, SHARE_BYTES, bytes_to_d
 from homebody.federation.secure_sum.signatures import identity_of, sign, verify
 from homebody.privacy.ring import Numbers
 
-__all__ = ["FEWEST", "Party"]
+__all__ = ["Party"]
 
-FEWEST = 3
-"""Fewer parties are refused: in a sum of two, each would learn the other's vector."""
 _NONCE = bytes(12)
 """The nonce of sealed shares: each key is used for one message only."""
 _STATE = b"HBP1"
