@@ -80,8 +80,8 @@ def init(
     if features := server.get("features"):
         whose = (f"{', '.join(names) or 'nothing'} of {whom}" for whom, names in features.items())
         lines.append(
-            f"The feature schema for devices has {' and '.join(whose)}; the method's settings say which of them its model reads. "
-            "What people say of themselves stays on their devices."
+            f"The feature schema for devices has {' and '.join(whose)}; the method's settings say which of "
+            "them its model reads. What people say of themselves stays on their devices."
         )
     if plan.tls:
         lines.append(f"Give {folder / 'keys' / 'ca.pem'} to every device, and get its device.pub:")

@@ -134,6 +134,14 @@ def test_a_first_column_that_is_taken_for_ids_is_said(tmp_path: Path) -> None:
     assert json.loads(call("view", "import", tmp_path / "app", file, "--json"))["notes"] == [note]
 
 
+def test_a_text_among_numbers_is_said(tmp_path: Path) -> None:
+    file, said = tmp_path / "view.csv", list[str]()
+    file.write_text("user,x,y,town\nann,0.5,1,Ulm\nbob,abc,2,7\neve,-2,,Bonn\n")
+    assert read_features(file, said.append)["bob"] == {"x": "abc", "y": "2", "town": "7"}
+    (note,) = said
+    assert note.startswith("view.csv: most of 'x' are numbers, but row 2 has 'abc';")
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"view": 1, "socket": "x", "device_user": 0, "token": "y"}'])
 def test_a_file_that_is_no_invitation_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "invitation"
