@@ -149,7 +149,7 @@ def test_info_shows_how_active_people_are(files: Path) -> None:
         (["--filter", "core=2", "--filter", "core=3"], "--filter gives 'core' twice"),
         (["--filter", "cor=2"], "no filter 'cor'; did you mean 'core'"),
         (["--kind", "=text"], "--kind takes NAME=VALUE, not '=text'"),
-        (["--kind", "age=numeric"], "There is no feature 'age' to be numeric: loans has none"),
+        (["--kind", "age=numeric"], "There is no feature 'age' to declare as numeric: loans has no features"),
         (["--user-features", "nowhere.csv"], "There is no file nowhere.csv"),
     ],
 )

@@ -182,7 +182,7 @@ def test_people_who_may_be_missing_are_not_counted_on(mixed: Callable[..., Any])
     one, _, _ = mixed(quorum=0.5)
     cohort = Cohort(np.arange(7), "all", 7, 7)
     assert releases(one.plan.method(), cohort)[0].event == ShuffledReports(2.0, K, 4)
-    with pytest.raises(HomebodyError, match="shuffled among 5 people where 4 are enough"):
+    with pytest.raises(HomebodyError, match="counts on 5 people, but 4 are enough for a round"):
         replace(one.plan, recipe=replace(PLAN, stages=["one-bit:epsilon=2,k=3", "shuffle:users=5"])).method()
 
 
