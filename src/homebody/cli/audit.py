@@ -139,11 +139,10 @@ class Target(NamedTuple):
 
 def _assumed(target: Target) -> list[str]:
     """What a secure sum of the run shows to whom, and what that rests on; nothing without one."""
-    from homebody.core import Method
     from homebody.privacy.assumptions import assumptions
 
-    method, parties = target.fitted.method, target.recipe.cohort or len(target.runtime.available())
-    return list(assumptions(method.uplink, parties)) if isinstance(method, Method) else []
+    parties = target.recipe.cohort or len(target.runtime.available())
+    return list(assumptions(target.fitted.method.uplink, parties))
 
 
 Attacked = tuple[dict[str, Any], Callable[[dict[str, Any], str], None]]

@@ -8,8 +8,8 @@ from homebody.privacy.secure_sum import COMPLETE, HELPER, SEMI_HONEST, threshold
 __all__ = ["OWN_NOISE", "ROSTER", "assumptions"]
 
 ROSTER = (
-    "Assumed: the parties are devices of other people. A server that invents parties knows what they add. A roster of devices "
-    "that somebody other than the server signed says who they are."
+    "Assumed: the parties are devices of other people. A server that invents parties knows what they add. A roster of "
+    "devices that somebody other than the server signed says who they are."
 )
 OWN_NOISE = (
     "This device has no key for rosters, so it cannot know whether the parties of a secure sum are other people's "
