@@ -13,9 +13,9 @@ from torch.func import vmap
 from homebody.core import Cohort, Total, Tree, Update, Work, ships, written
 from homebody.errors import HomebodyError
 from homebody.privacy.events import OBSERVERS, Charge, NonPrivate, Observer
-from homebody.privacy.ring import Numbers, Ring, finest, fitting, longest, reach_of_noise
+from homebody.privacy.ring import Numbers, Ring, finest, fitting, longest, reach_of_gaussian, reach_of_noise
 from homebody.privacy.skellam import UNIT
-from homebody.privacy.stages import Facts, Stage, mapped, summable
+from homebody.privacy.stages import Facts, Gaussian, Stage, mapped, summable
 from homebody.rng import Rng
 
 __all__ = ["Channel"]
@@ -106,6 +106,22 @@ before it.
         fitted = replace(noise, parties=parties)
         return self.with_stages(*(fitted if stage is noise else stage for stage in self.stages))
 
+    def noised_elsewhere(self) -> Channel:
+        """This channel for a sum to which the helper has added the noise: its server half adds none.
+
+        >>> import torch
+        >>> from homebody.privacy import Clip, Gaussian, SecureSum
+        >>> channel = Channel(Clip(1), SecureSum(helper=True), Gaussian(z=1)).noised_elsewhere()
+        >>> steps = {"w": torch.tensor([0, 3 << 18])}
+        >>> channel.server(Total(steps, 5), Rng.of(0)).sum["w"].tolist()
+        [0.0, 3.0]
+        """
+        if not self.facts.helped:
+            return self
+        return self.with_stages(
+            *(replace(stage, added=True) if isinstance(stage, Gaussian) else stage for stage in self.stages)
+        )
+
     def ring(self, entries: int, people: int) -> Ring:
         """The whole numbers in which parties add up messages of so many numbers, with the updates of so many people.
 
@@ -137,7 +153,8 @@ before it.
                 "secure-sum:range=4."
             )
         if facts.grid:
-            return Ring.fitted(people * largest / facts.grid.step, facts.grid.step, whole=True)
+            noise_steps = reach_of_gaussian(2.0**facts.grid.depth, entries) if facts.helped else 0.0
+            return Ring.fitted(people * largest / facts.grid.step + noise_steps, facts.grid.step, whole=True)
         steps = finest(people)
         return Ring.fitted(people * (steps + 1), largest / steps, largest=largest)
 

@@ -25,6 +25,7 @@ import numpy as np
 from homebody.privacy.events import (
     Event,
     GaussianRelease,
+    HelpedRelease,
     LaplaceRelease,
     NonPrivate,
     PureRelease,
@@ -138,6 +139,12 @@ def _term(event: Event, notes: set[str]) -> tuple[Term, int]:
     sampling, rate = _usable(event, notes)
     match event:
         case GaussianRelease():
+            return GaussianTerm(event.multiplier, sampling), 1
+        case HelpedRelease():
+            notes.add(
+                "Gaussian noise is added by a helper. It holds against the server while server and helper do not "
+                "collude."
+            )
             return GaussianTerm(event.multiplier, sampling), 1
         case LaplaceRelease() if sampling.kind == "fixed":
             return PureTerm(amplified(1 / event.multiplier, rate)), 1

@@ -26,7 +26,7 @@ from homebody.privacy.accountant import Bound
 from homebody.privacy.budget import check_delta
 from homebody.privacy.ledger import DELTA
 from homebody.privacy.papers import PAPERS, paper
-from homebody.privacy.secure_sum import SEMI_HONEST
+from homebody.privacy.secure_sum import HELPER, SEMI_HONEST
 from homebody.privacy.specs import ASK_ROWS, parse_channel, split_stage, with_noise
 from homebody.reference import Reference
 from homebody.report.record import RunFolder, jsonable
@@ -142,6 +142,7 @@ def _gathered(
     outside = [SELECTION, *([] if central else [MEMBERSHIP, *environment.get("outside", [UNRECORDED])])]
     stages = [] if central else _stages(recipe)
     outside += [PARTICIPANTS, SEMI_HONEST] if any(stage["stage"] == "skellam" for stage in stages) else []
+    outside += [HELPER] if any(stage["settings"].get("helper") for stage in stages) else []
     outside += [SIMULATED] if simulated and not central else []
     outside += [FOLDER]
     stated = {
@@ -296,7 +297,7 @@ def _stages(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What each message passes on its way out, as the recipe says it."""
     specs = list(recipe.get("stages") or [])
     channel = parse_channel(with_noise(specs) if recipe.get("calibrate") else specs)
-    out, stages = [], iter(channel.stages)
+    out, stages, helped = [], iter(channel.stages), channel.facts.helped
     for spec in specs:
         name, _ = split_stage(spec)
         if name == ASK_ROWS:
@@ -304,10 +305,12 @@ def _stages(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
             continue
         stage = next(stages)
         values = {field.name: getattr(stage, field.name) for field in fields(cast(Any, stage)) if field.compare}
-        settings = {name: value for name, value in values.items() if value is not None}
+        settings = {
+            key: value for key, value in values.items() if value is not None and (key, value) != ("helper", False)
+        }
         if "sensitivity" in settings and hasattr(stage, "scale"):
             settings["scale"] = stage.scale
-        out.append({"stage": name, "settings": settings, "means": _means(name, settings)})
+        out.append({"stage": name, "settings": settings, "means": _means(name, {**settings, "helped": helped})})
     return out
 
 
@@ -319,8 +322,9 @@ def _means(name: str, values: Mapping[str, Any]) -> str:
         what = "each tensor of its update" if isinstance(norm, Mapping) else "its update"
         return f"Each device scales {what} down to an ℓ{values['order']} norm of at most {most}."
     if name == "gaussian":
+        who = "The helper" if values["helped"] else "The server"
         return (
-            f"The server adds Gaussian noise of standard deviation {values['scale']:g} to every coordinate of the sum: "
+            f"{who} adds Gaussian noise of standard deviation {values['scale']:g} to every coordinate of the sum: "
             f"{values['z']:g} × the ℓ2 sensitivity of {values['sensitivity']:g} ({values['relation']})."
         )
     if name == "laplace":
@@ -366,10 +370,11 @@ def _means(name: str, values: Mapping[str, Any]) -> str:
             f"than {values['colluding']:.0%} tell the server their noise."
         )
     if name == "secure-sum":
+        opened = " A helper opens it, one sum a round, and learns no update either." if "helper" in values else ""
         cut = f" Numbers beyond ±{values['range']:g} are cut off." if "range" in values else ""
         return (
             "The server learns the sum over the cohort and no single update; a simulation declares it, and just sums."
-            f"{cut}"
+            f"{opened}{cut}"
         )
     if name == ASK_ROWS:
         return "Each device tells the server which rows of the shared tables it works on, and downloads only those."

@@ -23,14 +23,24 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from homebody.errors import HomebodyError
+from homebody.federation.secure_sum import FEWEST, IDENTITY_BYTES, SIGNATURE_BYTES
 from homebody.federation.secure_sum.graph import Graph, design
 from homebody.federation.secure_sum.shamir import SHARE_BYTES
 from homebody.privacy.secure_sum import check_shares, threshold
 
-__all__ = ["EXCHANGES", "FEWEST", "BadMessage", "Exchange", "Listing", "RowForm", "Terms", "Unpacker", "traffic"]
-
-FEWEST = 3
-"""Fewer parties are refused: in a sum of two, each would learn the other's vector."""
+__all__ = [
+    "EXCHANGES",
+    "FEWEST",
+    "IDENTITY_BYTES",
+    "SIGNATURE_BYTES",
+    "BadMessage",
+    "Exchange",
+    "Listing",
+    "RowForm",
+    "Terms",
+    "Unpacker",
+    "traffic",
+]
 
 Exchange = Literal["keys", "shares", "masked", "survivors", "open"]
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
@@ -39,9 +49,6 @@ KEYS_BYTES = 2 * 32
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 """Two shares, sealed."""
 DIGEST_BYTES = 32
-SIGNATURE_BYTES = 96
-IDENTITY_BYTES = 49
-"""A device's public key: a compressed point of P-384."""
 HEAD = struct.Struct("<4sBI")
 OVERHEAD = HEAD.size + SIGNATURE_BYTES
 """Bytes of a signed message beside its content."""
