@@ -293,6 +293,8 @@ def refuse_unfit(method: Method, *, proxied: bool = False) -> None:
             "Skellam noise is a share of a secure sum's, and without one it is next to no noise: put `secure-sum` "
             "after it, or add laplace on the device."
         )
+    if method.uplink.facts.sum is not None and method.uplink.facts.sum.helper:
+        raise HomebodyError("Devices do not add up with a helper yet: leave out helper=true, and use skellam noise.")
     if method.uplink.facts.secret:
         method.uplink.ring(1, people=1)  # its numbers have a range
     if method.uplink.asks_rows:
