@@ -23,6 +23,7 @@ from homebody.core import Cohort, Method, Rows, Tree, Update, releases
 from homebody.errors import HomebodyError, several
 from homebody.federation.wire import report_numbers
 from homebody.privacy import Channel
+from homebody.privacy.assumptions import assumptions
 from homebody.privacy.reports import parse_counts_name
 from homebody.privacy.ring import entries_of
 from homebody.privacy.stages import summable
@@ -90,6 +91,8 @@ class Inspection:
     """Empty unless devices ask for rows."""
     reports: ClientReports | None = None
     """Each one-bit report of the message; None: it has none."""
+    assumes: tuple[str, ...] = ()
+    """What a secure sum shows to whom, and what that rests on; empty without one."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -136,6 +139,7 @@ def inspect(method: Method, simulator: Simulator, user: int, *, cohort: int | No
         (*(_told_by(request) for request, _ in requests), *_given_away(update, acting.uplink)),
         tuple(request for request, _ in requests),
         take_apart(acting, simulator, shared, user, rng.fold("round", 1), update),
+        assumptions(acting.uplink, drawn),
     )
 
 

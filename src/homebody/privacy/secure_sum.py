@@ -175,15 +175,15 @@ class Skellam(Stage):
 
     def charges(self, cohort: Cohort) -> Sequence[Charge]:
         """Without a secure sum: the server, and whoever it tells, knows each message."""
-        share = self.z / math.sqrt(honest(cohort.size, self.least, self.colluding))
+        share = self.z / math.sqrt(honest(cohort.parties, self.least, self.colluding))
         drawn = {who: EVERYONE if who == "server" else sampling(cohort) for who in OBSERVERS}
         return [Charge(who, "user", self._release(share, drawn[who])) for who in OBSERVERS]
 
     def charges_of_sum(self, cohort: Cohort) -> Sequence[Charge]:
         """Behind a secure sum. A client that takes part knows its own noise, so for clients one party colludes; and it
         learns who else takes part, so that drawing people hides nothing from it."""
-        parties, known = honest(cohort.size, self.least, self.colluding), self.z
-        if cohort.size > 1 and honest(cohort.size, self.least, 0.0) == parties:
+        parties, known = honest(cohort.parties, self.least, self.colluding), self.z
+        if cohort.parties > 1 and honest(cohort.parties, self.least, 0.0) == parties:
             known *= math.sqrt((parties - 1) / parties)
         to = {"server": self._release(self.z), "clients": self._release(known)}
         return [Charge(who, "user", to.get(who, self._release(self.z, sampling(cohort)))) for who in OBSERVERS]

@@ -24,6 +24,7 @@ from homebody.federation.device.outbox import Outbox
 from homebody.federation.device.people import People, Who
 from homebody.federation.device.settings import HomeSettings, limit_fields
 from homebody.federation.device.store import HomeStore
+from homebody.federation.device.sums import Sums
 from homebody.federation.device.views import KnownViews
 from homebody.federation.secure_sum import FEWEST
 from homebody.files import touch
@@ -35,7 +36,7 @@ __all__ = ["Home"]
 
 
 class Home:
-    """One device: people, history, items, models, outbox and views, over one store.
+    """One device: people, history, items, models, outbox, views and secure sums, over one store.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -63,6 +64,7 @@ class Home:
         self.models = Models(self.store, self.people)
         self.outbox = Outbox(self.store, self.people, self.models)
         self.views = KnownViews(self.store)
+        self.sums = Sums(self.store)
         self._ledgers: dict[int, Ledger] = {}
 
     @classmethod

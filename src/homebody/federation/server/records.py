@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from homebody.errors import HomebodyError
 
@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from homebody.privacy import Ledger
     from homebody.progress import Progress, Round
 
-__all__ = ["COMPONENT", "FILE", "Records", "RegisteredDevice", "RegisteredProxy", "check_text", "database_in"]
+__all__ = [
+    "COMPONENT",
+    "FILE",
+    "Records",
+    "RegisteredDevice",
+    "RegisteredProxy",
+    "StoredSum",
+    "check_text",
+    "database_in",
+]
 
 FILE = "server.toml"
 """The plan in a server's folder."""
@@ -61,6 +70,7 @@ _STEPS = (
     "CREATE TABLE proxy (public_key BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, added TEXT NOT NULL);",
     "CREATE TABLE sheet (number INTEGER PRIMARY KEY, content BLOB NOT NULL);",
     "CREATE TABLE fault (fingerprint TEXT PRIMARY KEY, count INTEGER NOT NULL, set_aside TEXT);",
+    "CREATE TABLE secure_sum (attempt TEXT PRIMARY KEY, people TEXT NOT NULL, state BLOB, result BLOB);",
 )
 # Parameters are noise to a compressor: PostgreSQL would only lose time.
 _IN_POSTGRESQL = (f"{_SCHEMA}ALTER TABLE checkpoint_part ALTER COLUMN content SET STORAGE EXTERNAL;\n", *_STEPS[1:])
@@ -93,6 +103,17 @@ class RegisteredProxy:
     name: str
     added: str
     """When, in UTC."""
+
+
+class StoredSum(NamedTuple):
+    """An attempt at a secure sum, as far as it is."""
+
+    people: dict[int, int]
+    """How many of each device's people are in the sum, by the device's first number."""
+    state: bytes | None
+    """`Collector.state`, until the sum is open."""
+    result: bytes | None
+    """The sum, once it is open."""
 
 
 class Records:
@@ -265,6 +286,25 @@ class Records:
             return None
         users, sampling, size, population = row
         return Cohort(np.frombuffer(users, dtype="<i8").astype(np.int64), sampling, size, population)
+
+    def put_sum(self, attempt: str, people: Mapping[int, int], state: bytes | None, result: bytes | None) -> None:
+        """Keep how far an attempt at a secure sum is, in place of every other attempt: its state, or its result.
+
+        people: how many of each device's people are in the sum, by the device's first number.
+        """
+        with self.database.transaction():
+            self.database.execute("DELETE FROM secure_sum WHERE attempt <> ?", (attempt,))
+            row: dict[str, Any] = {"people": json.dumps(people), "state": state, "result": result}
+            self.database.put("secure_sum", "attempt", attempt=attempt, **row)
+
+    def sum(self, attempt: str) -> StoredSum | None:
+        """How far an attempt at a secure sum is."""
+        row = self.database.one("SELECT people, state, result FROM secure_sum WHERE attempt = ?", attempt)
+        if row is None:
+            return None
+        people, *blobs = row
+        known = {int(first): count for first, count in json.loads(people).items()}
+        return StoredSum(known, *(None if blob is None else bytes(blob) for blob in blobs))
 
     def due(self) -> bool:
         """A round with real devices is never run twice for want of a checkpoint."""
