@@ -200,7 +200,8 @@ class Correspondence:
 
         if where:
             write(where)
-            self._log("sent", kind=task.kind, release=task.release, devices=len(waiting))
+            about = {} if task.sum is None else {"exchange": task.sum.exchange}
+            self._log("sent", kind=task.kind, release=task.release, devices=len(waiting), **about)
         while (waiting or gone) and (left := end - time.monotonic()) > 0:
             if gone:
                 possible = answered + sum(weights[node] for node in {*waiting.values(), *gone})
