@@ -284,5 +284,5 @@ def test_one_key_registered_twice_is_one_party_only(town: Callable[..., Any], pe
     runtime.available()
     shared = method.init_shared(runtime.catalogue, Rng.of(0))
     opened = runtime.open("train/1", Cohort(users, "all", 5, 5), shared)
-    with pytest.raises(HomebodyError, match="device"):
+    with pytest.raises(HomebodyError, match="needs as many different devices"):
         runtime.collect(method, shared, opened.cohort, Rng.of(0), 1)
